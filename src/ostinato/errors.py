@@ -1,0 +1,60 @@
+"""Every error that Ostinato raises on purpose.
+
+All derive from :class:`OstinatoError`, so ``except ost.OstinatoError`` catches whatever is the
+caller's to mend. A message names what was asked, what was expected and what to do about it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CaptureError",
+    "DeviceUnavailableError",
+    "GraphError",
+    "InputError",
+    "ModelFormatError",
+    "OstinatoError",
+    "PlanError",
+    "SessionStateError",
+    "UnsupportedOpError",
+    "VariableError",
+]
+
+
+class OstinatoError(Exception):
+    """Base class of all errors raised by Ostinato."""
+
+
+class GraphError(OstinatoError):
+    """A graph is malformed: operands that do not fit, duplicate leaf names, no outputs."""
+
+
+class InputError(OstinatoError, ValueError):
+    """An input or param is unknown, missing, or of the wrong shape or dtype. Nothing has run."""
+
+
+class VariableError(OstinatoError, ValueError):
+    """A symbolic size is unknown, out of bounds or contradictory. Nothing has run."""
+
+
+class PlanError(OstinatoError):
+    """An execution plan is inconsistent or its memory has been released."""
+
+
+class UnsupportedOpError(OstinatoError, NotImplementedError):
+    """A device or a front end has no rule for some nodes; the message lists every one."""
+
+
+class DeviceUnavailableError(OstinatoError):
+    """The device is not present here, or the packages that drive it are not installed."""
+
+
+class CaptureError(OstinatoError):
+    """Something was attempted that a graph capture cannot hold."""
+
+
+class SessionStateError(OstinatoError):
+    """A session was used after it was finished."""
+
+
+class ModelFormatError(OstinatoError):
+    """A model file is damaged, hostile, or newer than this version can read."""
