@@ -1,0 +1,435 @@
+"""Nodes, values, and the graph that holds them.
+
+A graph only grows: nodes are appended after the nodes they read, so the node list is always in
+topological order. Passes build new graphs (see :mod:`ostinato.passes`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
+from ostinato.errors import GraphError
+from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy, check_shape
+from ostinato.ir.types import TensorType
+from ostinato.variables import Expr, Symbol, symbols
+
+if TYPE_CHECKING:
+    from ostinato.ir.op import Attr, Op
+    from ostinato.variables import Dim
+
+__all__ = ["BaseGraph", "Node", "Value"]
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One application of an op.
+
+    Attributes:
+        op: the op, whose class holds the rules.
+        inputs: the values read.
+        attrs: the op's static arguments.
+        label: the name that error messages and reports use.
+        source: ``file:line`` of the user's call, or ``""``.
+        outputs: the values produced.
+    """
+
+    op: Op
+    inputs: tuple[Value, ...]
+    attrs: dict[str, Attr]
+    label: str
+    source: str = ""
+    outputs: tuple[Value, ...] = ()
+
+    def __str__(self) -> str:
+        operands = ", ".join(str(v.type) for v in self.inputs)
+        return f"{self.op.name} {self.label!r} ({operands})"
+
+
+class Value:
+    """A tensor of the graph: one result of one node. It supports Python's operators."""
+
+    __slots__ = ("graph", "id", "index", "node", "type")
+
+    def __init__(self, graph: BaseGraph, node: Node, index: int, id: int, type: TensorType) -> None:
+        self.graph = graph
+        self.node = node
+        self.index = index
+        self.id = id
+        self.type = type
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.type.shape)
+
+    @property
+    def name(self) -> str:
+        """The leaf's name, else the node's label."""
+        return str(self.node.attrs.get("name") or self.node.label)
+
+    def __repr__(self) -> str:
+        return f"<Value %{self.id} {self.node.op.name} : {self.type}>"
+
+    def __bool__(self) -> bool:
+        raise GraphError(
+            f"%{self.id} ({self.type}) has no value while the graph is built; "
+            "use where(condition, x, y) instead of a Python condition"
+        )
+
+    def __iter__(self) -> Iterator[Value]:
+        raise GraphError(f"%{self.id} ({self.type}) cannot be iterated; use split or take")
+
+    def _op(self, name: str, *operands: Any) -> Value:
+        return getattr(self.graph, name)(*operands)  # type: ignore[no-any-return]
+
+    def __add__(self, other: Any) -> Value:
+        return self._op("add", self, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return self._op("add", other, self)
+
+    def __sub__(self, other: Any) -> Value:
+        return self._op("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return self._op("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Value:
+        return self._op("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Value:
+        return self._op("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Value:
+        return self._op("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return self._op("divide", other, self)
+
+    def __floordiv__(self, other: Any) -> Value:
+        return self._op("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Value:
+        return self._op("floor_divide", other, self)
+
+    def __mod__(self, other: Any) -> Value:
+        return self._op("remainder", self, other)
+
+    def __rmod__(self, other: Any) -> Value:
+        return self._op("remainder", other, self)
+
+    def __pow__(self, other: Any) -> Value:
+        return self._op("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Value:
+        return self._op("pow", other, self)
+
+    def __matmul__(self, other: Any) -> Value:
+        return self._op("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Value:
+        return self._op("matmul", other, self)
+
+    def __neg__(self) -> Value:
+        return self._op("neg", self)
+
+    def __abs__(self) -> Value:
+        return self._op("abs", self)
+
+    def __invert__(self) -> Value:
+        return self._op("bitwise_invert", self)
+
+    def __and__(self, other: Any) -> Value:
+        return self._op("bitwise_and", self, other)
+
+    def __rand__(self, other: Any) -> Value:
+        return self._op("bitwise_and", other, self)
+
+    def __or__(self, other: Any) -> Value:
+        return self._op("bitwise_or", self, other)
+
+    def __ror__(self, other: Any) -> Value:
+        return self._op("bitwise_or", other, self)
+
+    def __xor__(self, other: Any) -> Value:
+        return self._op("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Any) -> Value:
+        return self._op("bitwise_xor", other, self)
+
+    def __lshift__(self, other: Any) -> Value:
+        return self._op("bitwise_left_shift", self, other)
+
+    def __rshift__(self, other: Any) -> Value:
+        return self._op("bitwise_right_shift", self, other)
+
+    def __lt__(self, other: Any) -> Value:
+        return self._op("less", self, other)
+
+    def __le__(self, other: Any) -> Value:
+        return self._op("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Value:
+        return self._op("greater", self, other)
+
+    def __ge__(self, other: Any) -> Value:
+        return self._op("greater_equal", self, other)
+
+    # Values are compared by identity: they are keys of dictionaries everywhere in the compiler.
+    # Elementwise equality is `equal(x, y)`.
+
+
+@dataclass(eq=False)
+class BaseGraph:
+    """The node list, its leaves and its outputs; the op methods come from the vocabulary.
+
+    Attributes:
+        name: the graph's name in reports.
+        nodes: all nodes, each after the nodes it reads.
+        inputs, params, states: leaves by name.
+        outputs: results by name, in order.
+        assignments: by state name, the value that the state holds after the run.
+    """
+
+    name: str = "graph"
+    nodes: list[Node] = field(default_factory=list)
+    inputs: dict[str, Value] = field(default_factory=dict)
+    params: dict[str, Value] = field(default_factory=dict)
+    states: dict[str, Value] = field(default_factory=dict)
+    outputs: dict[str, Value] = field(default_factory=dict)
+    assignments: dict[str, Value] = field(default_factory=dict)
+    param_values: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    _variables: dict[str, Symbol] = field(default_factory=dict)
+    _next_id: int = 0
+    _label: str = ""
+
+    # -- leaves -----------------------------------------------------------------------------
+
+    def input(self, name: str, shape: Sequence[Dim], dtype: Any = FLOAT32) -> Value:
+        """A tensor given at each run.
+
+        Raises:
+            GraphError: the name is taken, or the shape or dtype makes no sense.
+        """
+        return self._leaf(self.inputs, INPUT, name, shape, dtype)
+
+    def param(
+        self, name: str, shape: Sequence[Dim], dtype: Any = FLOAT32, *, value: Any = None
+    ) -> Value:
+        """A weight: written once, used by many runs. ``value`` is what it holds until written.
+
+        Raises:
+            GraphError: the name is taken, the shape or dtype makes no sense, or ``value`` differs.
+        """
+        shape = check_shape(f"param {name!r}", shape)
+        if any(not isinstance(d, int) for d in shape):
+            raise GraphError(f"param {name!r}: the shape of a param is fixed, got {shape}")
+        result = self._leaf(self.params, PARAM, name, shape, dtype)
+        if value is not None:
+            array = as_numpy(value)
+            if array.shape != shape or DType.parse(array.dtype) != result.dtype:
+                del self.params[name]
+                raise GraphError(
+                    f"param {name!r} is {result.type}, its value is {array.dtype}{array.shape}"
+                )
+            self.param_values[name] = array
+        return result
+
+    def state(self, name: str, shape: Sequence[Dim], dtype: Any = FLOAT32, init: Any = 0) -> Value:
+        """A tensor that lives from run to run; see :meth:`assign`.
+
+        Raises:
+            GraphError: the name is taken, the shape is symbolic, or ``init`` does not broadcast.
+        """
+        shape = check_shape(f"state {name!r}", shape)
+        if any(not isinstance(d, int) for d in shape):
+            raise GraphError(f"state {name!r}: the shape of a state is fixed, got {shape}")
+        parsed = DType.parse(dtype)
+        try:
+            start = np.broadcast_to(np.asarray(init).astype(parsed.numpy), shape)
+        except ValueError as error:
+            raise GraphError(f"state {name!r}: init does not fit {shape}: {error}") from None
+        return self._leaf(self.states, STATE, name, shape, parsed, init=start)
+
+    def constant(self, array: Any, dtype: Any = None) -> Value:
+        """A tensor known while compiling. Python scalars become float32, int64 or bool."""
+        if dtype is None and isinstance(array, bool | int | float):
+            dtype = _SCALAR_DTYPES[type(array)]
+        value = as_numpy(array, None if dtype is None else DType.parse(dtype))
+        type_ = TensorType(DType.parse(value.dtype), value.shape)
+        if value.flags.writeable:
+            value = value.copy()
+            value.flags.writeable = False
+        return self._append(CONSTANT, (), {"array": value}, (type_,))[0]
+
+    def assign(self, state: Value, value: Value) -> None:
+        """Make ``state`` hold ``value`` after the run.
+
+        Raises:
+            GraphError: the first is no state of this graph, is assigned already, or types differ.
+        """
+        self._own("assign", (state, value))
+        name = state.name
+        if self.states.get(name) is not state:
+            raise GraphError(f"assign: {state!r} is not a state of graph {self.name!r}")
+        if name in self.assignments:
+            raise GraphError(f"assign: state {name!r} has a value assigned already")
+        if state.type != value.type:
+            raise GraphError(f"assign: state {name!r} is {state.type}, the value is {value.type}")
+        self.assignments[name] = value
+
+    def set_outputs(self, outputs: Sequence[Value] | Mapping[str, Value]) -> None:
+        """Choose the graph's results: values in order, or by name.
+
+        Values given without names take a leaf's name, else ``output_<position>``.
+
+        Raises:
+            GraphError: something listed is no value of this graph.
+        """
+        if isinstance(outputs, Value):
+            outputs = [outputs]
+        if not isinstance(outputs, Mapping):
+            outputs = {f"output_{i}": value for i, value in enumerate(outputs)}
+        self._own("set_outputs", tuple(outputs.values()))
+        self.outputs = {str(name): value for name, value in outputs.items()}
+
+    # -- nodes ------------------------------------------------------------------------------
+
+    def apply(self, op: Op, operands: Sequence[Value], attrs: dict[str, Attr]) -> tuple[Value, ...]:
+        """Append one node.
+
+        Raises:
+            GraphError: the operands do not fit; names the op, the operands and the source line.
+        """
+        self._own(op.name, operands)
+        try:
+            types = op.infer(*(v.type for v in operands), **attrs)
+        except GraphError as error:
+            shown = ", ".join(str(v.type) for v in operands)
+            at = _user_source()
+            where = f" at {at}" if at else ""
+            label = f" (node {self._label!r})" if self._label else ""
+            raise GraphError(f"{op.name}({shown}): {error}{label}{where}") from None
+        return self._append(op, tuple(operands), attrs, types)
+
+    @contextmanager
+    def labelled(self, label: str) -> Iterator[None]:
+        """Nodes appended inside carry ``label``: a front end's own name for what it converts."""
+        outer, self._label = self._label, label
+        try:
+            yield
+        finally:
+            self._label = outer
+
+    @property
+    def variables(self) -> dict[str, Symbol]:
+        """Every Variable that a shape or an attribute of this graph mentions, by name."""
+        return dict(self._variables)
+
+    def values(self) -> Iterator[Value]:
+        """Every value, in order of definition."""
+        for node in self.nodes:
+            yield from node.outputs
+
+    def results(self) -> list[Value]:
+        """What a run must produce: the outputs, then the values assigned to states."""
+        return [*self.outputs.values(), *self.assignments.values()]
+
+    def __str__(self) -> str:
+        from ostinato.ir.text import format_graph
+
+        return format_graph(self)
+
+    # -- machinery --------------------------------------------------------------------------
+
+    def _leaf(
+        self,
+        table: dict[str, Value],
+        op: Op,
+        name: str,
+        shape: Sequence[Dim],
+        dtype: Any,
+        **attrs: Attr,
+    ) -> Value:
+        if not isinstance(name, str) or not name:
+            raise GraphError(f"{op.name}: a name is a non-empty string, got {name!r}")
+        for kind, leaves in (
+            ("input", self.inputs),
+            ("param", self.params),
+            ("state", self.states),
+        ):
+            if name in leaves:
+                raise GraphError(f"{op.name} {name!r}: the graph has {_article(kind)} of that name")
+        type_ = TensorType(DType.parse(dtype), check_shape(f"{op.name} {name!r}", shape))
+        (value,) = self._append(op, (), {"name": name, **attrs}, (type_,))
+        table[name] = value
+        return value
+
+    def _append(
+        self,
+        op: Op,
+        operands: tuple[Value, ...],
+        attrs: dict[str, Attr],
+        types: tuple[TensorType, ...],
+    ) -> tuple[Value, ...]:
+        for type_ in types:
+            self._note_variables(type_.shape)
+        for attr in attrs.values():
+            self._note_variables(attr if isinstance(attr, tuple) else (attr,))
+        label = self._label or f"{op.name}_{len(self.nodes)}"
+        node = Node(op, operands, attrs, label, _user_source())
+        first = self._next_id
+        node.outputs = tuple(Value(self, node, i, first + i, t) for i, t in enumerate(types))
+        self._next_id += len(types)
+        self.nodes.append(node)
+        return node.outputs
+
+    def _note_variables(self, dims: Sequence[Any]) -> None:
+        for dim in dims:
+            if isinstance(dim, Expr):
+                for symbol in symbols(dim):
+                    known = self._variables.setdefault(symbol.name, symbol)
+                    if known != symbol:
+                        raise GraphError(
+                            f"Variable {symbol.name!r} has bounds {symbol.min}..{symbol.max} here "
+                            f"and {known.min}..{known.max} elsewhere in graph {self.name!r}"
+                        )
+
+    def _own(self, what: str, operands: Sequence[Any]) -> None:
+        for value in operands:
+            if not isinstance(value, Value):
+                raise GraphError(f"{what}: expected a Value of the graph, got {value!r}")
+            if value.graph is not self:
+                raise GraphError(
+                    f"{what}: {value!r} belongs to graph {value.graph.name!r}, not {self.name!r}"
+                )
+
+
+_SCALAR_DTYPES: dict[type, DType] = {bool: BOOL, int: INT64, float: FLOAT32}
+_PACKAGE = __name__.partition(".")[0]
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+def _user_source() -> str:
+    """``file:line`` of the innermost frame outside this package."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame = frame.f_back  # type: ignore[assignment]
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""

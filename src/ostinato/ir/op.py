@@ -1,0 +1,63 @@
+"""What an operation is: one class holds all the rules of one op."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from ostinato.errors import GraphError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.ir.graph import Value
+    from ostinato.ir.types import TensorType
+
+__all__ = ["Attr", "Op"]
+
+#: What an attribute may hold: bool, int, float, str, DType, a Dim, None, or a tuple of those.
+Attr: TypeAlias = Any
+
+
+class Op(ABC):
+    """One operation of the vocabulary. Instances carry no state: a node's attributes are its own.
+
+    Attributes:
+        name: the canonical name in the IR and in the text form.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        """The types of the results.
+
+        Raises:
+            GraphError: the operands or attributes do not fit; the message says what was expected
+                (the caller adds the op's name, the operands and the source line).
+        """
+
+    @abstractmethod
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        """The results, computed with the array namespace ``xp``: an array, or a tuple of them.
+
+        The rule never mutates an array and never names NumPy, so that it serves the oracle, the
+        array-namespace backends and (for elementwise ops) the code generators alike.
+        """
+
+    def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
+        """The same computation in simpler ops built on the graph ``g``; ``None`` for a primitive."""
+        return None
+
+    def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Any:
+        """Floating point operations, as a dim; zero for pure data movement."""
+        return 0
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    @staticmethod
+    def expect(condition: bool, message: str) -> None:
+        """Raise :class:`GraphError` with ``message`` unless ``condition`` holds."""
+        if not condition:
+            raise GraphError(message)

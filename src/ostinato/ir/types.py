@@ -1,0 +1,39 @@
+"""The type of a value: an element type and a shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostinato.variables import bounds, prod
+
+if TYPE_CHECKING:
+    from ostinato.dtypes import DType
+    from ostinato.variables import Dim
+
+__all__ = ["TensorType"]
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A dtype and a shape whose dimensions are ints or expressions of Variables."""
+
+    dtype: DType
+    shape: tuple[Dim, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> Dim:
+        """How many elements, as a dim."""
+        return prod(self.shape)
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes at the largest value of every Variable."""
+        return bounds(self.size)[1] * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype.short}[{','.join(map(str, self.shape))}]"

@@ -1,0 +1,26 @@
+"""``Graph``: the node list together with the vocabulary's methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.dtypes import DType
+from ostinato.ir.graph import BaseGraph, Value
+from ostinato.ops.vocabulary import Vocabulary
+
+__all__ = ["Graph"]
+
+
+class Graph(BaseGraph, Vocabulary[Value]):
+    """A typed graph under construction (SPEC section 1).
+
+    >>> g = Graph("example")
+    >>> x = g.input("x", (2, 4))
+    >>> g.set_outputs([g.exp(x) + 1])
+
+    Args:
+        name: the graph's name in reports.
+    """
+
+    def dtype_of(self, operand: Any) -> DType | None:
+        return operand.dtype if isinstance(operand, Value) else None
