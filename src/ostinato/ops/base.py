@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ostinato.dtypes import BOOL, FLOAT32, DType, promote
 from ostinato.errors import GraphError

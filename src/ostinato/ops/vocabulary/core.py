@@ -49,7 +49,7 @@ class VocabularyCore(ABC, Generic[T]):
         return self.constant(operand)
 
 
-def _weak_dtype(scalar: bool | int | float, known: Sequence[DType]) -> DType:
+def _weak_dtype(scalar: bool | float, known: Sequence[DType]) -> DType:
     if isinstance(scalar, bool):
         return BOOL
     kinds = [d for d in known if not d.is_bool]
