@@ -1,0 +1,267 @@
+"""The loop IR: what a generated kernel computes, in terms that any renderer can print as code.
+
+Scalar expressions (:class:`Load`, :class:`Apply`, …) form a DAG whose nodes are compared by
+identity, so a shared operand is computed once. Statements write memory or feed a reduction. A
+:class:`LoopNest` runs *stages* one after another for every point of its outer axes; stages share
+the outer loops, which is how softmax, the norms and whole row-wise chains become one kernel.
+
+Index expressions are :mod:`ostinato.variables` expressions over the axes, over the graph's
+Variables, and over *data symbols*, which stand for integers read from memory (gathers, scatters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ostinato.dtypes import DType
+from ostinato.ir.op import Attr
+from ostinato.variables import Dim, Symbol, bounds
+
+__all__ = [
+    "Accumulator",
+    "Apply",
+    "Arg",
+    "Binding",
+    "Guard",
+    "IndexValue",
+    "Literal_",
+    "Load",
+    "LoopNest",
+    "Reduce",
+    "Ref",
+    "Scalar",
+    "Scan",
+    "Stage",
+    "Statement",
+    "Store",
+    "Temp",
+    "extent_of",
+    "max_extent",
+    "operands",
+]
+
+# -- scalar expressions ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Binding:
+    """Gives a data symbol its value: an integer expression, already within the symbol's bounds."""
+
+    symbol: Symbol
+    value: Scalar
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """An element of an argument, or of a temp (numbered after the arguments).
+
+    Attributes:
+        buffer: the argument's position.
+        index: the element's offset from the argument's first element.
+        dtype: the element type of the buffer.
+        bindings: the data symbols that ``index`` mentions.
+    """
+
+    buffer: int
+    index: Dim
+    dtype: DType
+    bindings: tuple[Binding, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Literal_:  # noqa: N801  (``Literal`` is typing's)
+    """A number known while compiling."""
+
+    value: bool | int | float
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class IndexValue:
+    """An index expression as a number: iota, and the run-time value of a dim."""
+
+    index: Dim
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Apply:
+    """An elementwise op of the vocabulary, whose rule also emits its code.
+
+    The operands have the op's operand dtype already; the result is rounded to ``dtype``.
+    """
+
+    op: str
+    operands: tuple[Scalar, ...]
+    dtype: DType
+    attrs: tuple[tuple[str, Attr], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Guard:
+    """``body`` where every condition is ``>= 0``, else ``otherwise``.
+
+    ``body`` may load from addresses that are valid only under the conditions: it is evaluated
+    under a mask, and reads nothing where the mask is off.
+    """
+
+    conditions: tuple[Dim, ...]
+    body: Scalar
+    otherwise: Scalar
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Ref:
+    """The result of an earlier reduction of the same outer point."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Accumulator:
+    """Inside a contraction's epilogue: the finished sum at ``(batch, m, n)``."""
+
+    dtype: DType
+
+
+Scalar: TypeAlias = Load | Literal_ | IndexValue | Apply | Guard | Ref | Accumulator
+
+# -- statements ------------------------------------------------------------------------------
+
+Update: TypeAlias = Literal["set", "add", "mul", "min", "max"]
+Reduction: TypeAlias = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """Writes ``value`` (or combines it, by ``update``) to an element of an argument or temp.
+
+    Attributes:
+        conditions: nothing is written unless every one is ``>= 0`` (an out-of-range scatter).
+    """
+
+    buffer: int
+    index: Dim
+    value: Scalar
+    bindings: tuple[Binding, ...] = ()
+    update: Update = "set"
+    conditions: tuple[Dim, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce:
+    """Folds ``value`` over the stage's axes into the register ``name``.
+
+    ``value`` has the accumulator's dtype; for argmax and argmin the register holds the int64
+    ``index`` of the first extreme element (NaN counts as the extreme, as in NumPy).
+    """
+
+    name: str
+    op: Reduction
+    value: Scalar
+    dtype: DType
+    index: Dim = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """A running sum or product along the stage's last axis, stored at every step.
+
+    ``value`` has the accumulator's dtype and is rounded to the buffer's on the way out.
+    """
+
+    op: Literal["sum", "prod"]
+    value: Scalar
+    dtype: DType
+    buffer: int
+    index: Dim
+    exclusive: bool = False
+
+
+Statement: TypeAlias = Store | Reduce | Scan
+
+# -- kernels ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arg:
+    """A kernel's argument: ``dtype`` elements, read and/or written."""
+
+    dtype: DType
+    reads: bool = True
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class Temp:
+    """Memory private to the thread that runs an outer point, ``elements`` long."""
+
+    dtype: DType
+    elements: int
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Loops over ``axes`` (outermost first) around some statements; no axes: they run once."""
+
+    axes: tuple[Symbol, ...]
+    statements: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LoopNest:
+    """Stages, run in order for every point of the outer axes.
+
+    Attributes:
+        args: the buffers, in the order of the kernel's ``buffers``.
+        temps: per-thread rows, numbered after the arguments.
+        axes: the outer axes, outermost first; together they are the parallel range.
+        lane_axis: an innermost outer axis that becomes vector lanes, in blocks of ``block``; then
+            every stage computes one vector of points at a time and its own axes are plain loops.
+            ``None``: each stage's last axis becomes vector lanes instead (rows).
+        block: elements of ``lane_axis`` per step of the parallel range.
+        stages: what runs for each point.
+        variables: the graph's Variables in the order of ``vars``.
+        parallel: whether outer points may run at the same time and in any order.
+    """
+
+    args: tuple[Arg, ...]
+    axes: tuple[Symbol, ...]
+    stages: tuple[Stage, ...]
+    temps: tuple[Temp, ...] = ()
+    lane_axis: Symbol | None = None
+    block: int = 1024
+    variables: tuple[Symbol, ...] = ()
+    parallel: bool = True
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch for the temps, each starting at a multiple of 64."""
+        return sum(-(-t.elements * t.dtype.itemsize // 64) * 64 for t in self.temps)
+
+
+def operands(scalar: Scalar) -> Iterator[Scalar]:
+    """The expressions that ``scalar`` is made of, those of its bindings included."""
+    match scalar:
+        case Load():
+            for binding in scalar.bindings:
+                yield binding.value
+        case Apply():
+            yield from scalar.operands
+        case Guard():
+            yield scalar.body
+            yield scalar.otherwise
+
+
+def extent_of(symbol: Symbol) -> Dim:
+    """How many values an axis takes."""
+    return symbol.max + 1 if symbol.extent is None else symbol.extent
+
+
+def max_extent(symbol: Symbol) -> int:
+    """How many values an axis takes at the largest value of every Variable."""
+    return bounds(extent_of(symbol))[1]
