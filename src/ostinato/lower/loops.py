@@ -26,9 +26,9 @@ __all__ = [
     "Binding",
     "Guard",
     "IndexValue",
-    "Literal_",
     "Load",
     "LoopNest",
+    "Number",
     "Reduce",
     "Ref",
     "Scalar",
@@ -71,7 +71,7 @@ class Load:
 
 
 @dataclass(frozen=True, eq=False)
-class Literal_:  # noqa: N801  (``Literal`` is typing's)
+class Number:
     """A number known while compiling."""
 
     value: bool | int | float
@@ -128,7 +128,7 @@ class Accumulator:
     dtype: DType
 
 
-Scalar: TypeAlias = Load | Literal_ | IndexValue | Apply | Guard | Ref | Accumulator
+Scalar: TypeAlias = Load | Number | IndexValue | Apply | Guard | Ref | Accumulator
 
 # -- statements ------------------------------------------------------------------------------
 
