@@ -37,6 +37,7 @@ __all__ = [
     "prod",
     "provably_less",
     "provably_nonnegative",
+    "recombine",
     "remainder",
     "substitute",
     "symbols",
@@ -488,7 +489,9 @@ def coefficient(dim: Dim, symbol: Symbol) -> tuple[Dim, Dim] | None:
         if symbol in monomial:
             others = list(monomial)
             others.remove(symbol)
-            if any(symbol == a or (not isinstance(a, Symbol) and _mentions(a, symbol)) for a in others):
+            if any(
+                symbol == a or (not isinstance(a, Symbol) and _mentions(a, symbol)) for a in others
+            ):
                 return None
             scale[tuple(others)] = factor
         elif any(not isinstance(a, Symbol) and _mentions(a, symbol) for a in monomial):
@@ -496,6 +499,20 @@ def coefficient(dim: Dim, symbol: Symbol) -> tuple[Dim, Dim] | None:
         else:
             rest[monomial] = factor
     return _collapse(scale, scale.pop((), 0)), _collapse(rest, dim.const)
+
+
+def recombine(dim: Dim) -> Dim:
+    """``dim`` with every ``c * (x // c) + x % c`` put together again as ``x``."""
+    if isinstance(dim, int):
+        return dim
+    for monomial, factor in dim.terms:
+        for position, atom in enumerate(monomial):
+            if isinstance(atom, Remainder):
+                others = monomial[:position] + monomial[position + 1 :]
+                whole = _quotient_of(dim, atom, others, factor)
+                if whole is not None:
+                    return recombine(whole)
+    return dim
 
 
 # -- the canonical form's machinery -----------------------------------------------------------
@@ -614,6 +631,17 @@ def _nested_quotient(a: Dim, b: int) -> Dim | None:
     if factor != 1 or len(monomial) != 1 or not isinstance(atom, Quotient) or atom.right.terms:
         return None
     return floor_div(atom.left, atom.right.const * b)
+
+
+def _quotient_of(dim: Expr, rest: Remainder, others: Monomial, factor: int) -> Dim | None:
+    """``dim`` with the remainder's term and its quotient's merged, if it has both."""
+    scale = Expr({others: factor}, 0) if others else factor
+    quotient = scale * rest.right * Expr({(Quotient(rest.left, rest.right),): 1}, 0)
+    if not isinstance(quotient, Expr) or len(quotient.terms) != 1:
+        return None
+    if quotient.terms[0] not in dim.terms:
+        return None
+    return dim - quotient - scale * _atom(rest) + scale * rest.left
 
 
 def _collect(dim: Dim, found: set[Symbol]) -> None:
