@@ -1,0 +1,172 @@
+"""The CPU backend's native core: memory, threads, and prepared programs of kernel calls.
+
+A kernel is a function of machine code at an address, called as::
+
+    void kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+                char *scratch);
+
+It processes rows ``begin`` to ``end`` of its extent; distinct rows may run on distinct threads.
+``buffers[i]`` is the first byte of argument ``i``, ``vars[j]`` the value of variable ``j``, and
+``scratch`` is private to the thread and 64-byte aligned. A *symbolic* quantity is given as the
+address of ``int64_t f(const int64_t *vars)``.
+
+What is checked here is what can be: counts, sizes, offsets, contiguity, writability. That an
+address is a kernel, and that the kernel stays within its arguments, is the compiler's promise. Of an
+array only the bytes count; names, shapes and element types are checked by the layer above.
+
+``Slot``, ``Argument`` and ``Step`` exist for type checkers only: the extension does not have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, final
+
+from typing_extensions import Buffer  # of collections.abc from Python 3.12; read by checkers only
+
+__all__ = ["MAX_VARS", "Arena", "BoundCall", "Program", "ThreadPool", "memcpy_kernel"]
+
+Slot: TypeAlias = Buffer | tuple[int, bool] | tuple[int, bool, int]
+"""Memory that steps refer to by its number.
+
+A C-contiguous buffer (an :class:`Arena`, an array) is *fixed*: the program keeps it exported, and
+so alive. A tuple ``(nbytes, written)`` is *external*: each run brings a buffer of at least
+``nbytes`` bytes for it, writable if ``written``. ``(nbytes, written, nbytes_address)`` is external
+with a size that depends on the variables; ``nbytes`` is then its maximum.
+"""
+
+Argument: TypeAlias = tuple[int, int]
+"""``(slot, byte_offset)``."""
+
+Step: TypeAlias = (
+    tuple[int, Sequence[Argument], int, int, int, int]
+    | tuple[int, Sequence[Argument], int, int, int, int, bool]
+)
+"""``(kernel_address, args, extent, extent_address, grain, scratch_bytes[, threaded])``.
+
+The kernel runs over ``[0, extent)``, or over the extent that the function at ``extent_address``
+gives when that is not 0; an extent of 0 or less runs nothing. An extent of at most ``grain``, or a
+step that is not ``threaded`` (default: it is), runs in one piece on the calling thread. Otherwise
+the threads of the pool share it in pieces whose lengths are multiples of ``grain``, the last one
+excepted.
+"""
+
+MAX_VARS: int
+"""The most variables that a program can have."""
+
+memcpy_kernel: int
+"""Address of a kernel that copies bytes ``[begin, end)`` of argument 1 to argument 0."""
+
+@final
+class Arena:
+    """Zeroed memory, page aligned, exported as a writable buffer of bytes.
+
+    It is given back to the system when nothing uses it any more: no reference, view or program.
+    From 2 MiB on it is aligned to, and where the system allows it made of, huge pages.
+
+    Raises:
+        ValueError: ``nbytes`` is negative.
+        MemoryError: the system has no such memory.
+    """
+
+    def __new__(cls, nbytes: int, *, huge_pages: bool = True) -> Arena: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def address(self) -> int:
+        """Address of the first byte; a valid one even when there are no bytes."""
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+
+@final
+class ThreadPool:
+    """Threads that share out the steps of programs; ``threads`` counts the calling thread.
+
+    Threads are started by the first step worth sharing; between steps they spin for some 30
+    microseconds, then sleep. One step at a time has them: a step that finds them busy with another
+    program's runs on its caller alone. After ``os.fork`` the child starts threads of its own.
+    They end when neither a reference nor a program holds the pool.
+
+    Raises:
+        ValueError: ``threads`` is not in 1..1024.
+    """
+
+    def __new__(cls, threads: int) -> ThreadPool: ...
+    @property
+    def threads(self) -> int:
+        """How many threads share the work, the calling one included."""
+    @property
+    def workers(self) -> int:
+        """How many threads have been started so far."""
+
+@final
+class Program:
+    """A prepared list of kernel calls. Nothing is allocated per run, and the GIL is released.
+
+    Runs of one program on several threads take turns. Variables are 0 until set.
+
+    Args:
+        pool: whose threads share the steps.
+        slots: the memory that steps refer to.
+        steps: what to run, in order.
+        n_vars: how many variables kernels read.
+        owner: any object to keep alive with the program, such as the owner of the machine code.
+
+    Raises:
+        TypeError, ValueError, IndexError: naming the slot or step, and what is wrong with it.
+        MemoryError: no memory for the tables or the scratch.
+    """
+
+    def __new__(
+        cls,
+        pool: ThreadPool,
+        slots: Sequence[Slot],
+        steps: Sequence[Step],
+        n_vars: int,
+        *,
+        owner: object = None,
+    ) -> Program: ...
+    @property
+    def n_steps(self) -> int:
+        """How many steps."""
+    @property
+    def n_vars(self) -> int:
+        """How many variables."""
+    @property
+    def n_externals(self) -> int:
+        """How many buffers each run brings."""
+    def run(self, buffers: Sequence[Buffer] = (), vars: Sequence[int] | None = None) -> None:
+        """Runs all steps on ``buffers``, one per external slot in order.
+
+        ``vars`` are kept for later runs; ``None`` uses those kept. Buffers may be larger than
+        needed. A written buffer must not overlap another one.
+
+        Raises:
+            TypeError, ValueError: naming the slot or the variable. Nothing has run or changed.
+        """
+    def run_profiled(
+        self, buffers: Sequence[Buffer] = (), vars: Sequence[int] | None = None
+    ) -> list[float]:
+        """Like :meth:`run`; returns the seconds that each step took."""
+    def bind(self, buffers: Sequence[Buffer] = (), vars: Sequence[int] | None = None) -> BoundCall:
+        """Checks and holds ``buffers``; the result runs the program on them.
+
+        With ``vars``, every call uses those, and buffers need the bytes that those take. Without,
+        each call uses the program's variables of the moment, and buffers need their maximum.
+
+        Raises:
+            TypeError, ValueError: as :meth:`run`.
+        """
+    def set_vars(self, vars: Sequence[int]) -> None:
+        """Sets the variables for the runs that bring none. Runs in progress keep theirs.
+
+        Raises:
+            TypeError, ValueError: naming the variable; none has changed.
+        """
+
+@final
+class BoundCall:
+    """A program and its buffers, checked by :meth:`Program.bind` and alive as long as this is."""
+
+    def __call__(self) -> None:
+        """Runs the program: no checks, no allocation."""

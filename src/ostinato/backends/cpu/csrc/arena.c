@@ -1,0 +1,82 @@
+/* Arena: a block of zeroed memory that Python code can view and kernels can be pointed into. */
+#include "python_types.h"
+
+#include "memory.h"
+
+typedef struct {
+    PyObject_HEAD
+    memory_block block;
+} ArenaObject;
+
+static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"nbytes", "huge_pages", NULL};
+    Py_ssize_t nbytes;
+    int huge_pages = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n|$p:Arena", names, &nbytes, &huge_pages)) {
+        return NULL;
+    }
+    if (nbytes < 0) {
+        return PyErr_Format(PyExc_ValueError, "nbytes is %zd, but must not be negative", nbytes);
+    }
+    ArenaObject *self = (ArenaObject *)PyType_GenericAlloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    if (!memory_map(&self->block, (size_t)nbytes, huge_pages)) {
+        Py_DECREF(self);
+        return PyErr_Format(PyExc_MemoryError, "the system has no %zd bytes for an arena", nbytes);
+    }
+    return (PyObject *)self;
+}
+
+/* Whoever exported the buffer, a program included, holds a reference: nobody is left to use it. */
+static void arena_dealloc(ArenaObject *self) {
+    PyTypeObject *type = TYPE_OF(self);
+    memory_unmap(&self->block);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static int arena_getbuffer(ArenaObject *self, Py_buffer *view, int flags) {
+    return PyBuffer_FillInfo(view, (PyObject *)self, self->block.address,
+                             (Py_ssize_t)self->block.nbytes, 0, flags);
+}
+
+static PyObject *arena_address(ArenaObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromVoidPtr(self->block.address);
+}
+
+static PyObject *arena_nbytes(ArenaObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromSize_t(self->block.nbytes);
+}
+
+static PyObject *arena_repr(ArenaObject *self) {
+    return PyUnicode_FromFormat("Arena(%zd) at %p", (Py_ssize_t)self->block.nbytes,
+                                (void *)self->block.address);
+}
+
+static PyGetSetDef arena_getset[] = {
+    {"address", (getter)arena_address, NULL, "Address of the first byte.", NULL},
+    {"nbytes", (getter)arena_nbytes, NULL, "Length in bytes.", NULL},
+    {0},
+};
+
+static PyType_Slot arena_slots[] = {
+    {Py_tp_doc, "Arena(nbytes, *, huge_pages=True)\n--\n\n"
+                "Zeroed, page-aligned memory, exported as a writable buffer of bytes."},
+    {Py_tp_new, arena_new},
+    {Py_tp_dealloc, arena_dealloc},
+    {Py_tp_repr, arena_repr},
+    {Py_tp_getset, arena_getset},
+    {Py_bf_getbuffer, arena_getbuffer},
+    {0, NULL},
+};
+
+PyType_Spec arena_spec = {
+    .name = "ostinato.backends.cpu._core.Arena",
+    .basicsize = sizeof(ArenaObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = arena_slots,
+};

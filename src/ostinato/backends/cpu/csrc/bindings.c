@@ -1,0 +1,89 @@
+/* The buffers that a run brings for the external slots: checked, exported, released. */
+#include "python_types.h"
+
+bindings *bindings_new(Py_ssize_t n_externals) {
+    size_t count = (size_t)n_externals;
+    char *at = PyMem_Calloc(1, sizeof(bindings) + count * (sizeof(Py_buffer) + sizeof(char *)));
+    bindings *b = (bindings *)at;
+    if (b != NULL) {
+        b->views = (Py_buffer *)(at += sizeof(bindings));
+        b->addresses = (char **)(at += count * sizeof(Py_buffer));
+    }
+    return b;
+}
+
+void bindings_free(bindings *b) { PyMem_Free(b); }
+
+void bindings_release(bindings *b) {
+    while (b->held > 0) {
+        PyBuffer_Release(&b->views[--b->held]);
+    }
+}
+
+static Py_ssize_t required_nbytes(const external_slot *slot, const int64_t *vars) {
+    if (vars == NULL || slot->nbytes_of == NULL) {
+        return slot->nbytes;
+    }
+    return (Py_ssize_t)slot->nbytes_of(vars);
+}
+
+static int refuse_buffer(const external_slot *slot, PyObject *object) {
+    if (!PyObject_CheckBuffer(object)) {
+        raise_from_current(PyExc_TypeError, "slot %zd: %R is no buffer", slot->slot,
+                           (PyObject *)Py_TYPE(object));
+    } else {
+        raise_from_current(PyExc_ValueError, "slot %zd: the buffer must be C-contiguous%s",
+                           slot->slot, slot->written ? " and writable" : "");
+    }
+    return -1;
+}
+
+static int acquire_one(bindings *b, const external_slot *slot, PyObject *object,
+                       const int64_t *vars) {
+    /* A simple request is the one that an exporter may grant only for C-contiguous memory, and
+     * the only one that NumPy grants for element types the buffer protocol has no code for. */
+    Py_buffer *view = &b->views[b->held];
+    int flags = slot->written ? PyBUF_SIMPLE | PyBUF_WRITABLE : PyBUF_SIMPLE;
+    if (PyObject_GetBuffer(object, view, flags) < 0) {
+        return refuse_buffer(slot, object);
+    }
+    b->addresses[b->held++] = view->buf;
+    Py_ssize_t required = required_nbytes(slot, vars);
+    if (view->len < required) {
+        PyErr_Format(PyExc_ValueError, "slot %zd: the buffer has %zd bytes, but %zd are needed",
+                     slot->slot, view->len, required);
+        return -1;
+    }
+    return 0;
+}
+
+static int check_count(const ProgramObject *program, PyObject *buffers) {
+    Py_ssize_t count = buffers == NULL ? 0 : PySequence_Size(buffers);
+    if (count < 0) {
+        return -1;
+    }
+    if (count != program->n_externals) {
+        PyErr_Format(PyExc_ValueError,
+                     "the program has %zd external slots, but %zd buffers were given",
+                     program->n_externals, count);
+        return -1;
+    }
+    return 0;
+}
+
+int bindings_acquire(bindings *b, const ProgramObject *program, PyObject *buffers,
+                     const int64_t *vars) {
+    if (check_count(program, buffers) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < program->n_externals; i++) {
+        PyObject *object = sequence_item(buffers, i);
+        int status = object == NULL ? -1 : acquire_one(b, &program->externals[i], object, vars);
+        Py_XDECREF(object); /* the view holds its own reference */
+        if (status < 0) {
+            bindings_release(b);
+            return -1;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,204 @@
+#include "executor.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "memory.h"
+
+/* Threads write their scratch all the time: keep each on cache lines of its own. */
+#define SCRATCH_ALIGNMENT 128
+
+/* An entry of the pointer table that follows an external slot. */
+typedef struct {
+    size_t pointer;
+    size_t offset;
+} patch;
+
+struct executor {
+    pool *pool;
+    pthread_mutex_t lock; /* held by the run in progress; guards the pointer table */
+    unsigned fork_epoch;
+    size_t n_steps;
+    size_t n_externals;
+    memory_block scratch;
+    size_t scratch_stride;
+    bool unbound; /* the pointers of external slots are unknown: write all of them */
+
+    /* All of the following lie in the same allocation, behind this struct. */
+    executor_step *steps;
+    char **pointers;      /* one per argument; what kernels get as `buffers` */
+    char **bound;         /* per external: the address its pointers were written for */
+    size_t *first_patch;  /* per external, and one more: where its patches begin */
+    patch *patches;
+};
+
+/* ---- building -------------------------------------------------------------------------------- */
+
+static size_t count_patches(const executor_description *d) {
+    size_t count = 0;
+    for (size_t i = 0; i < d->n_arguments; i++) {
+        count += d->slots[d->arguments[i].slot].external >= 0;
+    }
+    return count;
+}
+
+/* One allocation for everything a run reads, so that it is freed as one and lies together. */
+static executor *allocate(const executor_description *d) {
+    size_t steps = sizeof(executor_step) * d->n_steps;
+    size_t pointers = sizeof(char *) * d->n_arguments;
+    size_t bound = sizeof(char *) * d->n_externals;
+    size_t first_patch = sizeof(size_t) * (d->n_externals + 1);
+    size_t patches = sizeof(patch) * count_patches(d);
+    char *at = calloc(1, sizeof(executor) + steps + pointers + bound + first_patch + patches);
+    executor *e = (executor *)at;
+    if (e != NULL) {
+        /* Every part is made of words of 8 bytes, so none needs padding. */
+        e->steps = (executor_step *)(at += sizeof(executor));
+        e->pointers = (char **)(at += steps);
+        e->bound = (char **)(at += pointers);
+        e->first_patch = (size_t *)(at += bound);
+        e->patches = (patch *)(at += first_patch);
+    }
+    return e;
+}
+
+/* Writes the pointers that never change, and sorts the others by their external slot. */
+static void fill_pointers(executor *e, const executor_description *d) {
+    size_t n_patches = 0;
+    for (size_t external = 0; external < d->n_externals; external++) {
+        e->first_patch[external] = n_patches;
+        for (size_t i = 0; i < d->n_arguments; i++) {
+            const executor_argument *argument = &d->arguments[i];
+            if (d->slots[argument->slot].external == (int)external) {
+                e->patches[n_patches++] = (patch){.pointer = i, .offset = argument->offset};
+            }
+        }
+    }
+    e->first_patch[d->n_externals] = n_patches;
+    for (size_t i = 0; i < d->n_arguments; i++) {
+        const executor_slot *slot = &d->slots[d->arguments[i].slot];
+        if (slot->external < 0) {
+            e->pointers[i] = slot->fixed + d->arguments[i].offset;
+        }
+    }
+}
+
+/* Scratch belongs to the executor, not to the pool: a run that finds the pool busy needs its own
+ * anyway, and a pool-wide block would have to grow under a running job. Pages that no thread
+ * touches are never backed by memory, and each thread touches its own first. */
+static bool reserve_scratch(executor *e, size_t nbytes) {
+    size_t threads = (size_t)pool_threads(e->pool);
+    size_t stride = (nbytes / SCRATCH_ALIGNMENT + 1) * SCRATCH_ALIGNMENT;
+    size_t total;
+    if (__builtin_mul_overflow(stride, threads, &total)) {
+        return false;
+    }
+    e->scratch_stride = stride;
+    return memory_map(&e->scratch, total, true);
+}
+
+executor *executor_create(const executor_description *d, pool *p) {
+    executor *e = allocate(d);
+    if (e == NULL) {
+        return NULL;
+    }
+    e->pool = p;
+    pool_refresh_after_fork(p); /* the pool may be older than this process; the executor is not */
+    if (!reserve_scratch(e, d->scratch_bytes)) {
+        free(e);
+        return NULL;
+    }
+    if (d->n_steps > 0) {
+        memcpy(e->steps, d->steps, sizeof(executor_step) * d->n_steps);
+    }
+    e->n_steps = d->n_steps;
+    e->n_externals = d->n_externals;
+    fill_pointers(e, d);
+    e->unbound = true;
+    e->fork_epoch = pool_fork_epoch();
+    pthread_mutex_init(&e->lock, NULL);
+    return e;
+}
+
+void executor_destroy(executor *e) {
+    if (e->fork_epoch == pool_fork_epoch()) { /* else the parent's thread may seem to hold it */
+        pthread_mutex_destroy(&e->lock);
+    }
+    memory_unmap(&e->scratch);
+    free(e);
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+/* Most runs come with the same arrays, or with some of the same: only what moved is written. */
+static void bind_externals(executor *e, char *const *addresses) {
+    for (size_t external = 0; external < e->n_externals; external++) {
+        char *address = addresses[external];
+        if (address == e->bound[external] && !e->unbound) {
+            continue;
+        }
+        for (size_t i = e->first_patch[external]; i < e->first_patch[external + 1]; i++) {
+            e->pointers[e->patches[i].pointer] = address + e->patches[i].offset;
+        }
+        e->bound[external] = address;
+    }
+    e->unbound = false;
+}
+
+static void run_step(executor *e, const executor_step *step, const int64_t *vars) {
+    pool_job job = {
+        .kernel = step->kernel,
+        .buffers = e->pointers + step->first_argument,
+        .vars = vars,
+        .extent = step->extent_of == NULL ? step->extent : step->extent_of(vars),
+        .grain = step->grain,
+        .scratch = e->scratch.address,
+        .scratch_stride = e->scratch_stride,
+    };
+    if (!step->threaded) {
+        job.grain = INT64_MAX; /* nothing is worth sharing */
+    }
+    pool_run(e->pool, &job);
+}
+
+static double now_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void run_timed(executor *e, const int64_t *vars, double *seconds) {
+    double before = now_seconds();
+    for (size_t i = 0; i < e->n_steps; i++) {
+        run_step(e, &e->steps[i], vars);
+        double after = now_seconds();
+        seconds[i] = after - before;
+        before = after;
+    }
+}
+
+void executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds) {
+    pthread_mutex_lock(&e->lock);
+    bind_externals(e, addresses);
+    if (seconds != NULL) {
+        run_timed(e, vars, seconds);
+    } else {
+        for (size_t i = 0; i < e->n_steps; i++) {
+            run_step(e, &e->steps[i], vars);
+        }
+    }
+    pthread_mutex_unlock(&e->lock);
+}
+
+void executor_refresh_after_fork(executor *e) {
+    if (e->fork_epoch != pool_fork_epoch()) {
+        /* A thread of the parent may have been half-way through a run: its lock and the pointers
+         * it was writing can not be trusted here. */
+        pthread_mutex_init(&e->lock, NULL);
+        e->unbound = true;
+        pool_refresh_after_fork(e->pool);
+        e->fork_epoch = pool_fork_epoch();
+    }
+}

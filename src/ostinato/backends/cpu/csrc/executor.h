@@ -1,0 +1,58 @@
+/* A prepared list of kernel calls, flattened so that running it follows no pointer it need not.
+ * Knows nothing of Python, and checks nothing: whoever builds one has checked. */
+#ifndef OSTINATO_EXECUTOR_H
+#define OSTINATO_EXECUTOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernel.h"
+#include "pool.h"
+
+typedef struct {
+    kernel_fn kernel;
+    symbolic_fn extent_of; /* NULL: the extent is the constant below */
+    int64_t extent;
+    int64_t grain;
+    size_t first_argument; /* its arguments start here in the list of all arguments */
+    bool threaded;
+} executor_step;
+
+/* An argument of a step: `offset` bytes into a slot. */
+typedef struct {
+    size_t slot;
+    size_t offset;
+} executor_argument;
+
+/* A slot is memory that steps refer to by number: fixed for the executor's life, or external,
+ * that is, given anew with each run as addresses[external]. */
+typedef struct {
+    char *fixed;
+    int external; /* -1 for a fixed slot */
+} executor_slot;
+
+typedef struct {
+    const executor_step *steps;
+    size_t n_steps;
+    const executor_argument *arguments;
+    size_t n_arguments;
+    const executor_slot *slots;
+    size_t n_externals;
+    size_t scratch_bytes; /* the most that any step needs */
+} executor_description;
+
+typedef struct executor executor;
+
+/* Copies the description. The pool must outlive the executor. NULL when out of memory. */
+executor *executor_create(const executor_description *description, pool *p);
+void executor_destroy(executor *e);
+
+/* Runs all steps in order; allocates nothing. Runs of one executor on several threads take turns.
+ * Where `seconds` is not NULL, the time of each step goes there. */
+void executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds);
+
+/* To be called before a run when this process may be a fork; see pool_refresh_after_fork. */
+void executor_refresh_after_fork(executor *e);
+
+#endif

@@ -1,0 +1,62 @@
+#include "memory.h"
+
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* The size of a huge page on x86-64 and on arm64 with 4 KiB pages. Where it differs, the worst
+ * that happens is an alignment nobody needed. */
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static size_t round_up(size_t value, size_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+static char *map_pages(size_t nbytes) {
+    void *address =
+        mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return address == MAP_FAILED ? NULL : address;
+}
+
+/* mmap promises page alignment only, and a huge page must start on a huge-page boundary: map one
+ * huge page too many, then give back what lies before and after the aligned part. */
+static char *map_huge_aligned(size_t nbytes) {
+    char *start = map_pages(nbytes + HUGE_PAGE);
+    if (start == NULL) {
+        return NULL;
+    }
+    size_t before = (HUGE_PAGE - (uintptr_t)start % HUGE_PAGE) % HUGE_PAGE;
+    if (before > 0) {
+        munmap(start, before);
+    }
+    munmap(start + before + nbytes, HUGE_PAGE - before);
+    return start + before;
+}
+
+bool memory_map(memory_block *block, size_t nbytes, bool huge_pages) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (nbytes > SIZE_MAX / 2) {
+        return false; /* keeps the roundings below from overflowing */
+    }
+    bool huge = huge_pages && nbytes >= HUGE_PAGE;
+    size_t reserved = round_up(nbytes > 0 ? nbytes : 1, page);
+    char *address = huge ? map_huge_aligned(reserved) : map_pages(reserved);
+    if (address == NULL) {
+        return false;
+    }
+#ifdef MADV_HUGEPAGE
+    if (huge) {
+        /* Advice only: a kernel without huge pages refuses it and the memory works all the same. */
+        (void)madvise(address, reserved, MADV_HUGEPAGE);
+    }
+#endif
+    *block = (memory_block){.address = address, .nbytes = nbytes, .reserved = reserved};
+    return true;
+}
+
+void memory_unmap(memory_block *block) {
+    if (block->address != NULL) {
+        munmap(block->address, block->reserved);
+        *block = (memory_block){0};
+    }
+}

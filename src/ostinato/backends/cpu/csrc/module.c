@@ -1,0 +1,73 @@
+/* The extension module ostinato.backends.cpu._core: its types and its one ready-made kernel. */
+#include "python_types.h"
+
+/* A copy step of a program: bytes [begin, end) of argument 1 to argument 0. memmove, because a
+ * plan may ask for the copy of a buffer onto itself. */
+static void memcpy_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+                          char *scratch) {
+    (void)vars;
+    (void)scratch;
+    memmove(buffers[0] + begin, buffers[1] + begin, (size_t)(end - begin));
+}
+
+static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
+    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *type == NULL ? -1 : PyModule_AddType(module, *type);
+}
+
+static int add_address(PyObject *module, const char *name, void *address) {
+    PyObject *value = PyLong_FromVoidPtr(address);
+    int status = value == NULL ? -1 : PyModule_AddObjectRef(module, name, value);
+    Py_XDECREF(value);
+    return status;
+}
+
+static int core_exec(PyObject *module) {
+    core_state *state = PyModule_GetState(module);
+    if (add_type(module, &arena_spec, &state->arena_type) < 0 ||
+        add_type(module, &thread_pool_spec, &state->pool_type) < 0 ||
+        add_type(module, &program_spec, &state->program_type) < 0 ||
+        add_type(module, &bound_call_spec, &state->bound_call_type) < 0 ||
+        PyModule_AddIntMacro(module, MAX_VARS) < 0) {
+        return -1;
+    }
+    return add_address(module, "memcpy_kernel", (void *)(uintptr_t)memcpy_kernel);
+}
+
+static int core_traverse(PyObject *module, visitproc visit, void *arg) {
+    core_state *state = PyModule_GetState(module);
+    Py_VISIT(state->arena_type);
+    Py_VISIT(state->pool_type);
+    Py_VISIT(state->program_type);
+    Py_VISIT(state->bound_call_type);
+    return 0;
+}
+
+static int core_clear(PyObject *module) {
+    core_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->arena_type);
+    Py_CLEAR(state->pool_type);
+    Py_CLEAR(state->program_type);
+    Py_CLEAR(state->bound_call_type);
+    return 0;
+}
+
+static void core_free(void *module) { (void)core_clear(module); }
+
+static PyModuleDef_Slot core_slots[] = {
+    {Py_mod_exec, core_exec},
+    {0, NULL},
+};
+
+static PyModuleDef core_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "ostinato.backends.cpu._core",
+    .m_doc = "The CPU backend's native core: memory, threads, and programs of kernel calls.",
+    .m_size = sizeof(core_state),
+    .m_slots = core_slots,
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&core_module); }

@@ -1,0 +1,403 @@
+/* How work is handed out, and why a slow thread can hurt nobody
+ * -------------------------------------------------------------
+ * The owner of a job (the thread in pool_run) writes the job's description into the pool and then
+ * publishes a *ticket*: one 64-bit atomic that holds the job's generation and the number of chunks
+ * not yet claimed. Everybody, the owner included, claims a chunk by swapping (g, r) for (g, r-1).
+ *
+ *   - The owner waits for claimed chunks only. It claims as long as there is something to claim, so
+ *     a worker that sleeps, or that the system took off its core, delays nobody by not showing up.
+ *   - A worker that wakes late sees r == 0 or another generation; its swap fails and it has touched
+ *     nothing but the pool itself, which outlives it (pool_destroy joins).
+ *   - A worker can not pick up a chunk under a stale description. It reads the description between
+ *     loading (g, r) and swapping it. If the swap succeeds, chunk r of job g was unclaimed until
+ *     then, so job g was not over, so its owner had not begun to write the next description.
+ *     If it fails, what was read is thrown away (the fields are atomics: the race is harmless).
+ *   - 48 bits of generation do not wrap in the life of a machine, so (g, r) never comes back.
+ *
+ * Sleeping uses a mutex and condition variables, which exist wherever there are threads. */
+#include "pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define REMAINING_BITS 16
+#define REMAINING_MASK (((uint64_t)1 << REMAINING_BITS) - 1)
+
+/* Enough chunks that the last one to finish costs a few percent; few enough that claiming them
+ * (a contended atomic, ~0.1 us) stays cheap. Times POOL_MAX_THREADS it must fit REMAINING_BITS. */
+#define CHUNKS_PER_THREAD 16
+
+/* How long a thread watches for the next event before it sleeps. Steps of a program follow each
+ * other within microseconds; waking a sleeper costs about as much as this. */
+#define SPIN_NANOSECONDS 30000
+
+/* Two lines: adjacent-line prefetchers make neighbours share. */
+#define CACHE_LINE 128
+
+/* The description of the current job. Written by the owner only; see above for who reads it. */
+typedef struct {
+    _Atomic(kernel_fn) kernel;
+    _Atomic(char *const *) buffers;
+    _Atomic(const int64_t *) vars;
+    _Atomic int64_t extent;
+    _Atomic int64_t chunk;
+    _Atomic int64_t chunks;
+    _Atomic(char *) scratch;
+    _Atomic size_t scratch_stride;
+} published_job;
+
+/* The same, as one thread knows it. */
+typedef struct {
+    pool_job job;
+    int64_t chunk; /* rows per chunk */
+    int64_t chunks;
+} shared_job;
+
+typedef struct {
+    pool *pool;
+    int index; /* 1..threads-1; the owner is 0 */
+    pthread_t thread;
+} worker;
+
+struct pool {
+    /* Each of these three is written by threads that do not care about the other two. */
+    alignas(CACHE_LINE) _Atomic uint64_t ticket;
+    alignas(CACHE_LINE) published_job published;
+    alignas(CACHE_LINE) _Atomic int64_t finished; /* chunks completed by workers, of this job */
+
+    alignas(CACHE_LINE) _Atomic bool busy; /* some thread owns the workers */
+    _Atomic bool stop;
+    _Atomic bool owner_asleep;
+    _Atomic int sleepers;
+    pthread_mutex_t mutex;
+    pthread_cond_t work_published;
+    pthread_cond_t work_finished;
+
+    int threads;
+    bool spawned; /* tried to start the workers; not tried again when the system refuses some */
+    _Atomic int workers;
+    unsigned fork_epoch;
+    worker members[]; /* threads - 1 of them */
+};
+
+/* ---- fork ------------------------------------------------------------------------------------ */
+
+/* Global because fork is: the handler runs in the child before anything else can. */
+static _Atomic unsigned fork_epoch;
+static pthread_once_t fork_handler_once = PTHREAD_ONCE_INIT;
+
+static void count_fork(void) { atomic_fetch_add(&fork_epoch, 1); }
+
+static void install_fork_handler(void) { (void)pthread_atfork(NULL, NULL, count_fork); }
+
+unsigned pool_fork_epoch(void) { return atomic_load_explicit(&fork_epoch, memory_order_relaxed); }
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+static inline void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory"); /* `yield` is a no-op on most cores; isb does wait */
+#endif
+}
+
+static int64_t now_nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+typedef bool (*condition)(pool *p, int64_t argument);
+
+/* Watches for the condition for SPIN_NANOSECONDS. Reading the clock costs as much as many pauses,
+ * and a pause takes 10 to 150 cycles depending on the core: so count time, but not every turn. */
+static bool spin_until(condition holds, pool *p, int64_t argument) {
+    int64_t deadline = 0;
+    for (unsigned turn = 0;; turn++) {
+        if (holds(p, argument)) {
+            return true;
+        }
+        relax();
+        if (turn % 32 == 31) {
+            int64_t now = now_nanoseconds();
+            if (deadline == 0) {
+                deadline = now + SPIN_NANOSECONDS;
+            } else if (now >= deadline) {
+                return false;
+            }
+        }
+    }
+}
+
+/* ---- doing chunks ---------------------------------------------------------------------------- */
+
+static void run_chunk(const shared_job *shared, int64_t index, int thread) {
+    const pool_job *job = &shared->job;
+    int64_t begin = index * shared->chunk;
+    int64_t end = job->extent - begin <= shared->chunk ? job->extent : begin + shared->chunk;
+    char *scratch = job->scratch + (size_t)thread * job->scratch_stride;
+    job->kernel(job->buffers, job->vars, begin, end, scratch);
+}
+
+/* Claims and runs chunks of the ticket's generation until none is left; returns how many. */
+static int64_t run_chunks(pool *p, const shared_job *shared, uint64_t ticket, int thread) {
+    uint64_t generation = ticket >> REMAINING_BITS;
+    int64_t completed = 0;
+    while (ticket >> REMAINING_BITS == generation && (ticket & REMAINING_MASK) != 0) {
+        if (!atomic_compare_exchange_weak_explicit(&p->ticket, &ticket, ticket - 1,
+                                                   memory_order_acq_rel, memory_order_acquire)) {
+            continue; /* `ticket` now holds the current one */
+        }
+        run_chunk(shared, shared->chunks - (int64_t)(ticket & REMAINING_MASK), thread);
+        completed++;
+        ticket = atomic_load_explicit(&p->ticket, memory_order_acquire);
+    }
+    return completed;
+}
+
+static void run_inline(const pool_job *job) {
+    job->kernel(job->buffers, job->vars, 0, job->extent, job->scratch);
+}
+
+/* ---- the worker's side ----------------------------------------------------------------------- */
+
+static bool has_work_or_stops(pool *p, int64_t unused) {
+    (void)unused;
+    return (atomic_load(&p->ticket) & REMAINING_MASK) != 0 || atomic_load(&p->stop);
+}
+
+static void sleep_until_work(pool *p) {
+    pthread_mutex_lock(&p->mutex);
+    /* First announce, then look: the owner publishes first and then looks for sleepers, so one of
+     * the two always sees the other (both sequentially consistent). */
+    atomic_fetch_add(&p->sleepers, 1);
+    while (!has_work_or_stops(p, 0)) {
+        pthread_cond_wait(&p->work_published, &p->mutex);
+    }
+    atomic_fetch_sub(&p->sleepers, 1);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+static shared_job read_published(pool *p) {
+    published_job *from = &p->published;
+#define FIELD(name) atomic_load_explicit(&from->name, memory_order_relaxed)
+    return (shared_job){
+        .job = {.kernel = FIELD(kernel),
+                .buffers = FIELD(buffers),
+                .vars = FIELD(vars),
+                .extent = FIELD(extent),
+                .scratch = FIELD(scratch),
+                .scratch_stride = FIELD(scratch_stride)},
+        .chunk = FIELD(chunk),
+        .chunks = FIELD(chunks),
+    };
+#undef FIELD
+}
+
+static void report_finished(pool *p, int64_t completed) {
+    atomic_fetch_add(&p->finished, completed);
+    if (atomic_load(&p->owner_asleep)) {
+        /* Passing through the mutex puts this after the owner's last look at `finished`. */
+        pthread_mutex_lock(&p->mutex);
+        pthread_mutex_unlock(&p->mutex);
+        pthread_cond_signal(&p->work_finished);
+    }
+}
+
+static void *worker_main(void *argument) {
+    worker *self = argument;
+    pool *p = self->pool;
+    for (;;) {
+        if (!spin_until(has_work_or_stops, p, 0)) {
+            sleep_until_work(p);
+        }
+        if (atomic_load(&p->stop)) {
+            return NULL;
+        }
+        uint64_t ticket = atomic_load_explicit(&p->ticket, memory_order_acquire);
+        shared_job shared = read_published(p);
+        int64_t completed = run_chunks(p, &shared, ticket, self->index);
+        if (completed > 0) {
+            /* Reporting once is enough: the job can not end before its last claimant reports. */
+            report_finished(p, completed);
+        }
+    }
+}
+
+/* ---- the owner's side ------------------------------------------------------------------------ */
+
+/* Workers must not take the process's signals: handlers belong to threads that expect them. */
+static void spawn_workers(pool *p) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int started = 0;
+    while (started < p->threads - 1) {
+        worker *member = &p->members[started];
+        *member = (worker){.pool = p, .index = started + 1};
+        if (pthread_create(&member->thread, NULL, worker_main, member) != 0) {
+            break; /* out of threads: fewer workers are slower, not wrong */
+        }
+        started++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    atomic_store(&p->workers, started);
+    p->spawned = true;
+}
+
+static shared_job split(const pool *p, const pool_job *job) {
+    int64_t grains = job->extent / job->grain + (job->extent % job->grain != 0);
+    int64_t wanted = (int64_t)p->threads * CHUNKS_PER_THREAD;
+    int64_t chunk = job->grain * (grains / wanted + (grains % wanted != 0));
+    int64_t chunks = job->extent / chunk + (job->extent % chunk != 0);
+    return (shared_job){.job = *job, .chunk = chunk, .chunks = chunks};
+}
+
+static void write_published(pool *p, const shared_job *shared) {
+    published_job *to = &p->published;
+#define SET(name, value) atomic_store_explicit(&to->name, value, memory_order_relaxed)
+    SET(kernel, shared->job.kernel);
+    SET(buffers, shared->job.buffers);
+    SET(vars, shared->job.vars);
+    SET(extent, shared->job.extent);
+    SET(scratch, shared->job.scratch);
+    SET(scratch_stride, shared->job.scratch_stride);
+    SET(chunk, shared->chunk);
+    SET(chunks, shared->chunks);
+#undef SET
+    atomic_store_explicit(&p->finished, 0, memory_order_relaxed);
+}
+
+static void wake_sleepers(pool *p, int64_t wanted) {
+    int asleep = atomic_load(&p->sleepers);
+    if (asleep == 0) {
+        return;
+    }
+    /* A worker between its last look and its wait holds the mutex; after this it waits. */
+    pthread_mutex_lock(&p->mutex);
+    pthread_mutex_unlock(&p->mutex);
+    if (wanted >= asleep) {
+        pthread_cond_broadcast(&p->work_published);
+        return;
+    }
+    for (; wanted > 0; wanted--) {
+        pthread_cond_signal(&p->work_published);
+    }
+}
+
+static uint64_t publish(pool *p, const shared_job *shared) {
+    write_published(p, shared);
+    uint64_t generation = (atomic_load(&p->ticket) >> REMAINING_BITS) + 1;
+    uint64_t ticket = generation << REMAINING_BITS | (uint64_t)shared->chunks;
+    atomic_store(&p->ticket, ticket);
+    wake_sleepers(p, shared->chunks - 1);
+    return ticket;
+}
+
+static bool workers_finished(pool *p, int64_t expected) {
+    return atomic_load(&p->finished) == expected;
+}
+
+static void wait_for_workers(pool *p, int64_t expected) {
+    if (spin_until(workers_finished, p, expected)) {
+        return;
+    }
+    pthread_mutex_lock(&p->mutex);
+    atomic_store(&p->owner_asleep, true); /* announce, then look, as in sleep_until_work */
+    while (!workers_finished(p, expected)) {
+        pthread_cond_wait(&p->work_finished, &p->mutex);
+    }
+    atomic_store(&p->owner_asleep, false);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+static void run_shared(pool *p, const pool_job *job) {
+    if (!p->spawned) {
+        spawn_workers(p);
+    }
+    shared_job shared = split(p, job);
+    uint64_t ticket = publish(p, &shared);
+    int64_t mine = run_chunks(p, &shared, ticket, 0);
+    wait_for_workers(p, shared.chunks - mine);
+}
+
+void pool_run(pool *p, const pool_job *job) {
+    if (job->extent <= 0) {
+        return;
+    }
+    bool worth_sharing = p->threads > 1 && job->extent > job->grain;
+    if (!worth_sharing || atomic_exchange_explicit(&p->busy, true, memory_order_acquire)) {
+        run_inline(job);
+        return;
+    }
+    run_shared(p, job);
+    atomic_store_explicit(&p->busy, false, memory_order_release);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+/* A pool with no workers, no owner and no job. */
+static void reset(pool *p) {
+    atomic_init(&p->ticket, 0);
+    atomic_init(&p->finished, 0);
+    atomic_init(&p->busy, false);
+    atomic_init(&p->stop, false);
+    atomic_init(&p->owner_asleep, false);
+    atomic_init(&p->sleepers, 0);
+    atomic_init(&p->workers, 0);
+    pthread_mutex_init(&p->mutex, NULL);
+    pthread_cond_init(&p->work_published, NULL);
+    pthread_cond_init(&p->work_finished, NULL);
+    p->spawned = false;
+    p->fork_epoch = pool_fork_epoch();
+}
+
+pool *pool_create(int threads) {
+    pthread_once(&fork_handler_once, install_fork_handler);
+    size_t nbytes = sizeof(pool) + sizeof(worker) * (size_t)(threads - 1);
+    nbytes = (nbytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    pool *p = aligned_alloc(CACHE_LINE, nbytes);
+    if (p != NULL) {
+        p->threads = threads;
+        reset(p);
+    }
+    return p;
+}
+
+static void stop_workers(pool *p) {
+    pthread_mutex_lock(&p->mutex);
+    atomic_store(&p->stop, true);
+    pthread_cond_broadcast(&p->work_published);
+    pthread_mutex_unlock(&p->mutex);
+    for (int i = 0; i < p->workers; i++) {
+        pthread_join(p->members[i].thread, NULL);
+    }
+}
+
+void pool_destroy(pool *p) {
+    if (p->fork_epoch == pool_fork_epoch()) { /* else the workers live in another process */
+        stop_workers(p);
+        pthread_cond_destroy(&p->work_finished);
+        pthread_cond_destroy(&p->work_published);
+        pthread_mutex_destroy(&p->mutex);
+    }
+    free(p);
+}
+
+void pool_refresh_after_fork(pool *p) {
+    if (p->fork_epoch != pool_fork_epoch()) {
+        reset(p);
+    }
+}
+
+int pool_threads(const pool *p) { return p->threads; }
+
+int pool_workers(const pool *p) {
+    return p->fork_epoch == pool_fork_epoch() ? atomic_load(&p->workers) : 0;
+}

@@ -1,0 +1,49 @@
+/* A pool of threads that share out one range of work at a time. Knows nothing of Python. */
+#ifndef OSTINATO_POOL_H
+#define OSTINATO_POOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernel.h"
+
+#define POOL_MAX_THREADS 1024
+
+typedef struct pool pool;
+
+/* One kernel over [0, extent). Everything it points at stays valid until pool_run returns, and
+ * nobody looks at it afterwards. Thread t gets the scratch at scratch + t * scratch_stride. */
+typedef struct {
+    kernel_fn kernel;
+    char *const *buffers;
+    const int64_t *vars;
+    int64_t extent;
+    int64_t grain; /* the least work worth handing out; chunks are multiples of it */
+    char *scratch;
+    size_t scratch_stride;
+} pool_job;
+
+/* `threads` counts the calling thread, so a pool of 1 never starts a thread, and no pool starts
+ * one before it has something to share. NULL when out of memory. */
+pool *pool_create(int threads);
+
+/* Joins the workers and frees the pool. No run may be in progress. */
+void pool_destroy(pool *p);
+
+/* Runs the job and returns when all of it is done. Any number of threads may call this at once:
+ * one of them gets the workers, the others do their own work alone rather than wait. */
+void pool_run(pool *p, const pool_job *job);
+
+/* The thread count the pool was made with, and the number of workers alive in this process. */
+int pool_threads(const pool *p);
+int pool_workers(const pool *p);
+
+/* How many times this process has been forked off. Locks and workers taken over from the parent
+ * are dead; whoever owns some compares this number with the one it saw when it made them. */
+unsigned pool_fork_epoch(void);
+
+/* Makes a pool taken over by fork() usable: forgets the parent's workers and locks. Cheap when
+ * nothing was forked. The caller makes sure that no other thread is doing this at the same time. */
+void pool_refresh_after_fork(pool *p);
+
+#endif

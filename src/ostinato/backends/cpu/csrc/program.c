@@ -1,0 +1,252 @@
+/* Program: prepared steps, the memory they work on, and the ways to run them. */
+#include "python_types.h"
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"pool", "slots", "steps", "n_vars", "owner", NULL};
+    PyObject *pool, *slots, *steps, *owner = NULL;
+    Py_ssize_t n_vars;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOn|$O:Program", names, &pool, &slots, &steps,
+                                     &n_vars, &owner)) {
+        return NULL;
+    }
+    if (n_vars < 0 || n_vars > MAX_VARS) {
+        return PyErr_Format(PyExc_ValueError, "n_vars is %zd, but must lie in 0..%d", n_vars,
+                            MAX_VARS);
+    }
+    ProgramObject *self = (ProgramObject *)PyType_GenericAlloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->n_vars = n_vars;
+    self->owner = Py_XNewRef(owner);
+    if (program_parse(self, PyType_GetModuleState(type), pool, slots, steps) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
+    Py_VISIT(TYPE_OF(self));
+    Py_VISIT(self->pool);
+    Py_VISIT(self->owner);
+    for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
+        Py_VISIT(self->fixed[i].obj);
+    }
+    return 0;
+}
+
+/* Lets go of everything a cycle can run through. A finalizer may still get hold of the program;
+ * the missing pool tells program_execute to refuse. */
+static int program_clear(ProgramObject *self) {
+    Py_CLEAR(self->pool);
+    while (self->n_fixed > 0) {
+        PyBuffer_Release(&self->fixed[--self->n_fixed]);
+    }
+    Py_CLEAR(self->owner);
+    return 0;
+}
+
+/* No run is in progress: each holds a reference. */
+static void program_dealloc(ProgramObject *self) {
+    PyTypeObject *type = TYPE_OF(self);
+    PyObject_GC_UnTrack(self);
+    if (self->executor != NULL) {
+        executor_destroy(self->executor);
+    }
+    (void)program_clear(self);
+    PyMem_Free(self->fixed);
+    PyMem_Free(self->externals);
+    bindings_free(self->spare);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
+                    double *seconds) {
+    if (program->pool == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "this program has been garbage collected");
+        return -1;
+    }
+    executor_refresh_after_fork(program->executor); /* holding the GIL: one thread at a time */
+    Py_BEGIN_ALLOW_THREADS
+    executor_run(program->executor, b->addresses, vars, seconds);
+    Py_END_ALLOW_THREADS
+    return 0;
+}
+
+/* A run that finds the spare bindings taken is one of several at once, and allocates. */
+static bindings *take_bindings(ProgramObject *self) {
+    bindings *b = self->spare;
+    self->spare = NULL;
+    if (b == NULL && (b = bindings_new(self->n_externals)) == NULL) {
+        PyErr_NoMemory();
+    }
+    return b;
+}
+
+static void put_bindings(ProgramObject *self, bindings *b) {
+    bindings_release(b);
+    if (self->spare == NULL) {
+        self->spare = b;
+    } else {
+        bindings_free(b);
+    }
+}
+
+/* Variables are read before and set after the buffers are checked against them: a run that is
+ * refused changes nothing. The run keeps its own copy, so another thread that sets variables
+ * meanwhile can not make it overrun buffers that were checked for fewer rows. */
+static int run_checked(ProgramObject *self, PyObject *buffers, PyObject *vars, double *seconds) {
+    int64_t values[MAX_VARS];
+    if (read_vars(self, vars, values) < 0) {
+        return -1;
+    }
+    bindings *b = take_bindings(self);
+    if (b == NULL) {
+        return -1;
+    }
+    int status = bindings_acquire(b, self, buffers, values);
+    if (status == 0) {
+        memcpy(self->vars, values, sizeof(int64_t) * (size_t)self->n_vars);
+        status = program_execute(self, b, values, seconds);
+    }
+    put_bindings(self, b);
+    return status;
+}
+
+/* The arguments (buffers=(), vars=None) of run, run_profiled and bind. By hand, because the
+ * generic parser takes longer than a small program. */
+static int read_call(const char *method, PyObject *const *args, Py_ssize_t n_args,
+                     PyObject *names, PyObject *call[2]) {
+    static const char *const parameters[2] = {"buffers", "vars"};
+    call[0] = call[1] = NULL;
+    if (n_args > 2) {
+        PyErr_Format(PyExc_TypeError, "%s() takes at most 2 arguments (%zd given)", method, n_args);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n_args; i++) {
+        call[i] = args[i];
+    }
+    Py_ssize_t n_names = names == NULL ? 0 : PyTuple_Size(names);
+    for (Py_ssize_t i = 0; i < n_names; i++) {
+        PyObject *name = PyTuple_GetItem(names, i);
+        int which = PyUnicode_CompareWithASCIIString(name, parameters[0]) == 0   ? 0
+                    : PyUnicode_CompareWithASCIIString(name, parameters[1]) == 0 ? 1
+                                                                                 : -1;
+        if (which < 0 || call[which] != NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() got an unexpected or repeated argument %R", method,
+                         name);
+            return -1;
+        }
+        call[which] = args[n_args + i];
+    }
+    return 0;
+}
+
+static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssize_t n_args,
+                             PyObject *names) {
+    PyObject *call[2];
+    if (read_call("run", args, n_args, names, call) < 0 ||
+        run_checked(self, call[0], call[1], NULL) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *list_of_seconds(const double *seconds, Py_ssize_t count) {
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
+        PyObject *value = PyFloat_FromDouble(seconds[i]);
+        if (value == NULL || PyList_SetItem(list, i, value) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+static PyObject *program_run_profiled(ProgramObject *self, PyObject *const *args, Py_ssize_t n_args,
+                                      PyObject *names) {
+    PyObject *call[2];
+    if (read_call("run_profiled", args, n_args, names, call) < 0) {
+        return NULL;
+    }
+    double *seconds = PyMem_Calloc((size_t)self->n_steps, sizeof(double));
+    if (seconds == NULL) {
+        return PyErr_NoMemory();
+    }
+    PyObject *result = NULL;
+    if (run_checked(self, call[0], call[1], seconds) == 0) {
+        result = list_of_seconds(seconds, self->n_steps);
+    }
+    PyMem_Free(seconds);
+    return result;
+}
+
+static PyObject *program_bind(ProgramObject *self, PyObject *const *args, Py_ssize_t n_args,
+                              PyObject *names) {
+    PyObject *call[2];
+    if (read_call("bind", args, n_args, names, call) < 0) {
+        return NULL;
+    }
+    return bound_call_new(self, call[0], call[1]);
+}
+
+static PyObject *program_set_vars(ProgramObject *self, PyObject *vars) {
+    int64_t values[MAX_VARS];
+    if (read_vars(self, vars, values) < 0) {
+        return NULL;
+    }
+    memcpy(self->vars, values, sizeof(int64_t) * (size_t)self->n_vars);
+    Py_RETURN_NONE;
+}
+
+/* ---- the type -------------------------------------------------------------------------------- */
+
+static PyMethodDef program_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL | METH_KEYWORDS,
+     "run($self, buffers=(), vars=None)\n--\n\n"
+     "Checks the buffers of the external slots, then runs all steps."},
+    {"run_profiled", (PyCFunction)(void (*)(void))program_run_profiled,
+     METH_FASTCALL | METH_KEYWORDS,
+     "run_profiled($self, buffers=(), vars=None)\n--\n\n"
+     "Like run; returns the seconds that each step took."},
+    {"bind", (PyCFunction)(void (*)(void))program_bind, METH_FASTCALL | METH_KEYWORDS,
+     "bind($self, buffers=(), vars=None)\n--\n\n"
+     "Checks the buffers once; the returned BoundCall runs on them with no further check."},
+    {"set_vars", (PyCFunction)program_set_vars, METH_O,
+     "set_vars($self, vars)\n--\n\n"
+     "Sets the variables for the runs that bring none."},
+    {0},
+};
+
+static PyMemberDef program_members[] = {
+    {"n_steps", T_PYSSIZET, offsetof(ProgramObject, n_steps), READONLY, "How many steps."},
+    {"n_vars", T_PYSSIZET, offsetof(ProgramObject, n_vars), READONLY, "How many variables."},
+    {"n_externals", T_PYSSIZET, offsetof(ProgramObject, n_externals), READONLY,
+     "How many buffers each run brings."},
+    {0},
+};
+
+static PyType_Slot program_slots[] = {
+    {Py_tp_doc, "Program(pool, slots, steps, n_vars, *, owner=None)\n--\n\n"
+                "A prepared list of kernel calls; see the type stub for the shape of its parts."},
+    {Py_tp_new, program_new},
+    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_traverse, program_traverse},
+    {Py_tp_clear, program_clear},
+    {Py_tp_methods, program_methods},
+    {Py_tp_members, program_members},
+    {0, NULL},
+};
+
+PyType_Spec program_spec = {
+    .name = "ostinato.backends.cpu._core.Program",
+    .basicsize = sizeof(ProgramObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = program_slots,
+};

@@ -1,0 +1,271 @@
+/* Reads and checks what Program(...) is given. A program that exists can be run without a check:
+ * every argument of every step points into its slot, and every count is sane. */
+#include "python_types.h"
+
+/* What is gathered before the executor flattens it. */
+typedef struct {
+    executor_slot *slots;
+    Py_ssize_t *slot_nbytes;
+    Py_ssize_t n_slots;
+    executor_step *steps;
+    Py_ssize_t n_steps;
+    executor_argument *arguments;
+    size_t n_arguments;
+    size_t capacity;
+    size_t scratch_bytes;
+} draft;
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+/* (nbytes, written) or (nbytes, written, nbytes_address) */
+static int parse_external(ProgramObject *self, draft *d, Py_ssize_t index, PyObject *item) {
+    Py_ssize_t length = PyTuple_Size(item);
+    if (length != 2 && length != 3) {
+        PyErr_Format(PyExc_ValueError,
+                     "slot %zd: an external slot is (nbytes, written) or "
+                     "(nbytes, written, nbytes_address), not %zd items",
+                     index, length);
+        return -1;
+    }
+    int64_t nbytes;
+    if (read_int(PyTuple_GetItem(item, 0), 0, (place){"slot", index, "nbytes"}, &nbytes) < 0) {
+        return -1;
+    }
+    int written = PyObject_IsTrue(PyTuple_GetItem(item, 1));
+    if (written < 0) {
+        return -1;
+    }
+    void *nbytes_of = NULL;
+    if (length == 3 && read_address(PyTuple_GetItem(item, 2), true,
+                                    (place){"slot", index, "nbytes_address"}, &nbytes_of) < 0) {
+        return -1;
+    }
+    d->slots[index] = (executor_slot){.fixed = NULL, .external = (int)self->n_externals};
+    d->slot_nbytes[index] = (Py_ssize_t)nbytes;
+    self->externals[self->n_externals++] = (external_slot){
+        .slot = index,
+        .nbytes = (Py_ssize_t)nbytes,
+        .nbytes_of = (symbolic_fn)(uintptr_t)nbytes_of,
+        .written = written,
+    };
+    return 0;
+}
+
+/* Any contiguous buffer. It stays exported, so it can neither go away nor move. Whether kernels
+ * write to it is the planner's business: params may well be read-only arrays. */
+static int parse_fixed(ProgramObject *self, draft *d, Py_ssize_t index, PyObject *item) {
+    if (!PyObject_CheckBuffer(item)) {
+        PyErr_Format(PyExc_TypeError,
+                     "slot %zd must be a buffer, or (nbytes, written) for one that each run brings, "
+                     "not %R",
+                     index, (PyObject *)Py_TYPE(item));
+        return -1;
+    }
+    Py_buffer *view = &self->fixed[self->n_fixed];
+    if (PyObject_GetBuffer(item, view, PyBUF_SIMPLE) < 0) {
+        raise_from_current(PyExc_ValueError, "slot %zd: the buffer must be C-contiguous", index);
+        return -1;
+    }
+    self->n_fixed++;
+    d->slots[index] = (executor_slot){.fixed = view->buf, .external = -1};
+    d->slot_nbytes[index] = view->len;
+    return 0;
+}
+
+static int parse_slots(ProgramObject *self, draft *d, PyObject *slots) {
+    d->n_slots = PyTuple_Size(slots);
+    if (d->n_slots > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "too many slots");
+        return -1;
+    }
+    size_t count = (size_t)d->n_slots;
+    d->slots = PyMem_Calloc(count, sizeof *d->slots);
+    d->slot_nbytes = PyMem_Calloc(count, sizeof *d->slot_nbytes);
+    self->fixed = PyMem_Calloc(count, sizeof *self->fixed);
+    self->externals = PyMem_Calloc(count, sizeof *self->externals);
+    if (!d->slots || !d->slot_nbytes || !self->fixed || !self->externals) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < d->n_slots; i++) {
+        PyObject *item = PyTuple_GetItem(slots, i);
+        int status = PyTuple_Check(item) ? parse_external(self, d, i, item)
+                                         : parse_fixed(self, d, i, item);
+        if (status < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+static int add_argument(draft *d, executor_argument argument) {
+    if (d->n_arguments == d->capacity) {
+        size_t capacity = d->capacity == 0 ? 64 : 2 * d->capacity;
+        executor_argument *grown = PyMem_Realloc(d->arguments, capacity * sizeof *grown);
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        d->arguments = grown;
+        d->capacity = capacity;
+    }
+    d->arguments[d->n_arguments++] = argument;
+    return 0;
+}
+
+/* (slot, byte_offset). An offset at the very end is fine: that is where an empty view lies. */
+static int parse_argument(draft *d, Py_ssize_t step, Py_ssize_t index, PyObject *item) {
+    PyObject *pair = read_sequence(item, (place){"step", step, "an argument"});
+    if (pair == NULL) {
+        return -1;
+    }
+    int status = -1;
+    int64_t slot, offset;
+    if (PyTuple_Size(pair) != 2) {
+        PyErr_Format(PyExc_ValueError, "step %zd: argument %zd must be (slot, byte_offset), not %R",
+                     step, index, pair);
+    } else if (read_int(PyTuple_GetItem(pair, 0), INT64_MIN,
+                        (place){"step", step, "the slot of an argument"}, &slot) < 0 ||
+               read_int(PyTuple_GetItem(pair, 1), INT64_MIN,
+                        (place){"step", step, "the offset of an argument"}, &offset) < 0) {
+        /* the error is set */
+    } else if (slot < 0 || slot >= d->n_slots) {
+        PyErr_Format(PyExc_IndexError,
+                     "step %zd: argument %zd is in slot %lld, but the program has %zd slots", step,
+                     index, (long long)slot, d->n_slots);
+    } else if (offset < 0 || offset > d->slot_nbytes[slot]) {
+        PyErr_Format(PyExc_ValueError,
+                     "step %zd: argument %zd starts at byte %lld, but slot %lld has %zd bytes",
+                     step, index, (long long)offset, (long long)slot, d->slot_nbytes[slot]);
+    } else {
+        status = add_argument(d, (executor_argument){(size_t)slot, (size_t)offset});
+    }
+    Py_DECREF(pair);
+    return status;
+}
+
+static int parse_arguments(draft *d, Py_ssize_t step, PyObject *value) {
+    PyObject *items = read_sequence(value, (place){"step", step, "args"});
+    if (items == NULL) {
+        return -1;
+    }
+    int status = 0;
+    for (Py_ssize_t i = 0; status == 0 && i < PyTuple_Size(items); i++) {
+        status = parse_argument(d, step, i, PyTuple_GetItem(items, i));
+    }
+    Py_DECREF(items);
+    return status;
+}
+
+/* The fields of a step, as a tuple of 6 or 7 items. */
+static int parse_fields(draft *d, Py_ssize_t index, PyObject *fields) {
+    void *kernel, *extent_of;
+    int64_t extent, grain, scratch_bytes;
+#define AT(name) ((place){"step", index, name})
+    if (read_address(PyTuple_GetItem(fields, 0), false, AT("kernel_address"), &kernel) < 0 ||
+        read_int(PyTuple_GetItem(fields, 2), 0, AT("extent"), &extent) < 0 ||
+        read_address(PyTuple_GetItem(fields, 3), true, AT("extent_address"), &extent_of) < 0 ||
+        read_int(PyTuple_GetItem(fields, 4), 1, AT("grain"), &grain) < 0 ||
+        read_int(PyTuple_GetItem(fields, 5), 0, AT("scratch_bytes"), &scratch_bytes) < 0) {
+        return -1;
+    }
+#undef AT
+    int threaded = PyTuple_Size(fields) == 7 ? PyObject_IsTrue(PyTuple_GetItem(fields, 6)) : 1;
+    if (threaded < 0) {
+        return -1;
+    }
+    d->steps[index] = (executor_step){
+        .kernel = (kernel_fn)(uintptr_t)kernel,
+        .extent_of = (symbolic_fn)(uintptr_t)extent_of,
+        .extent = extent,
+        .grain = grain,
+        .first_argument = d->n_arguments,
+        .threaded = threaded,
+    };
+    if ((size_t)scratch_bytes > d->scratch_bytes) {
+        d->scratch_bytes = (size_t)scratch_bytes;
+    }
+    return parse_arguments(d, index, PyTuple_GetItem(fields, 1));
+}
+
+static int parse_step(draft *d, Py_ssize_t index, PyObject *item) {
+    PyObject *fields = read_sequence(item, (place){"step", index, "its description"});
+    if (fields == NULL) {
+        return -1;
+    }
+    int status = -1;
+    if (PyTuple_Size(fields) != 6 && PyTuple_Size(fields) != 7) {
+        PyErr_Format(PyExc_ValueError,
+                     "step %zd has %zd items, but a step is (kernel_address, args, extent, "
+                     "extent_address, grain, scratch_bytes[, threaded])",
+                     index, PyTuple_Size(fields));
+    } else {
+        status = parse_fields(d, index, fields);
+    }
+    Py_DECREF(fields);
+    return status;
+}
+
+static int parse_steps(draft *d, PyObject *steps) {
+    d->n_steps = PyTuple_Size(steps);
+    d->steps = PyMem_Calloc((size_t)d->n_steps, sizeof *d->steps);
+    if (d->steps == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < d->n_steps; i++) {
+        if (parse_step(d, i, PyTuple_GetItem(steps, i)) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static int build_executor(ProgramObject *self, const draft *d) {
+    executor_description description = {
+        .steps = d->steps,
+        .n_steps = (size_t)d->n_steps,
+        .arguments = d->arguments,
+        .n_arguments = d->n_arguments,
+        .slots = d->slots,
+        .n_externals = (size_t)self->n_externals,
+        .scratch_bytes = d->scratch_bytes,
+    };
+    self->executor = executor_create(&description, ((ThreadPoolObject *)self->pool)->pool);
+    self->spare = bindings_new(self->n_externals);
+    if (self->executor == NULL || self->spare == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->n_steps = d->n_steps;
+    return 0;
+}
+
+int program_parse(ProgramObject *self, core_state *state, PyObject *pool, PyObject *slots,
+                  PyObject *steps) {
+    if (Py_TYPE(pool) != state->pool_type) {
+        PyErr_Format(PyExc_TypeError, "pool must be a ThreadPool, not %R",
+                     (PyObject *)Py_TYPE(pool));
+        return -1;
+    }
+    self->pool = Py_NewRef(pool);
+    draft d = {0};
+    PyObject *slot_items = PySequence_Tuple(slots);
+    PyObject *step_items = slot_items == NULL ? NULL : PySequence_Tuple(steps);
+    int status = -1;
+    if (step_items != NULL && parse_slots(self, &d, slot_items) == 0 &&
+        parse_steps(&d, step_items) == 0) {
+        status = build_executor(self, &d);
+    }
+    Py_XDECREF(slot_items);
+    Py_XDECREF(step_items);
+    PyMem_Free(d.slots);
+    PyMem_Free(d.slot_nbytes);
+    PyMem_Free(d.steps);
+    PyMem_Free(d.arguments);
+    return status;
+}

@@ -1,0 +1,128 @@
+/* What the Python-facing files share: the module's types, and readers that name what they read. */
+#ifndef OSTINATO_PYTHON_TYPES_H
+#define OSTINATO_PYTHON_TYPES_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "executor.h"
+#include "pool.h"
+
+/* Under the stable ABI Py_TYPE is a function that takes nothing but a PyObject. */
+#define TYPE_OF(self) Py_TYPE((PyObject *)(self))
+
+/* Heap types, created anew by each interpreter that imports the module. */
+typedef struct {
+    PyTypeObject *arena_type;
+    PyTypeObject *pool_type;
+    PyTypeObject *program_type;
+    PyTypeObject *bound_call_type;
+} core_state;
+
+extern PyType_Spec arena_spec;
+extern PyType_Spec thread_pool_spec;
+extern PyType_Spec program_spec;
+extern PyType_Spec bound_call_spec;
+
+typedef struct {
+    PyObject_HEAD
+    pool *pool;
+} ThreadPoolObject;
+
+/* A memory slot that each run brings along. */
+typedef struct {
+    Py_ssize_t slot;       /* its number among all slots, for messages */
+    Py_ssize_t nbytes;     /* the bytes it must have, whatever the variables are */
+    symbolic_fn nbytes_of; /* or NULL: the bytes it must have for given variables */
+    bool written;
+} external_slot;
+
+/* The buffers of one run. Allocated once and used again and again. */
+typedef struct {
+    Py_ssize_t held; /* this many views are acquired */
+    Py_buffer *views;
+    char **addresses;
+} bindings;
+
+/* Runs copy the variables to their stack, which keeps them free of locks and of malloc. */
+#define MAX_VARS 64
+
+typedef struct {
+    PyObject_HEAD
+    executor *executor;
+    PyObject *pool;        /* NULL after the garbage collector broke a cycle: unusable */
+    PyObject *owner;       /* keeps the machine code alive; or NULL */
+    Py_ssize_t n_fixed;
+    Py_buffer *fixed;      /* the memory of fixed slots, exported for as long as the program lives */
+    Py_ssize_t n_externals;
+    external_slot *externals;
+    Py_ssize_t n_vars;
+    int64_t vars[MAX_VARS]; /* what runs that bring no variables use; guarded by the GIL */
+    Py_ssize_t n_steps;
+    bindings *spare;       /* for the next run; NULL while a run has it */
+} ProgramObject;
+
+typedef struct {
+    PyObject_HEAD
+    ProgramObject *program; /* NULL after the garbage collector broke a cycle: unusable */
+    bindings *bindings;
+    bool has_vars; /* else it follows the program's */
+    int64_t vars[MAX_VARS];
+} BoundCallObject;
+
+/* ---- reading arguments (arguments.c); each sets an exception and returns -1 on failure -------- */
+
+/* Where a value stands, for messages: "step 3: grain ...". */
+typedef struct {
+    const char *owner; /* "step", "slot" */
+    Py_ssize_t index;
+    const char *name; /* "grain" */
+} place;
+
+/* An int of [low, INT64_MAX]: TypeError when it is no int, ValueError outside. */
+int read_int(PyObject *value, int64_t low, place where, int64_t *out);
+
+/* The address of a function: not zero, unless `or_null`. */
+int read_address(PyObject *value, bool or_null, place where, void **out);
+
+/* A new tuple of a sequence's items, or NULL with a TypeError. */
+PyObject *read_sequence(PyObject *value, place where);
+
+/* Item `index` of a sequence, as a new reference. */
+PyObject *sequence_item(PyObject *sequence, Py_ssize_t index);
+
+/* Exactly program->n_vars ints. None, or no object at all, gives the program's own. */
+int read_vars(const ProgramObject *program, PyObject *value, int64_t *out);
+
+/* Gives a fresh exception the current one as its cause. */
+void raise_from_current(PyObject *type, const char *format, ...);
+
+/* ---- construction of programs (program_parse.c) ---------------------------------------------- */
+
+int program_parse(ProgramObject *self, core_state *state, PyObject *pool, PyObject *slots,
+                  PyObject *steps);
+
+/* ---- buffers of a run (bindings.c) ------------------------------------------------------------ */
+
+bindings *bindings_new(Py_ssize_t n_externals);
+void bindings_free(bindings *b);
+
+/* Checks and exports one buffer per external slot. With `vars` a slot needs the bytes it takes for
+ * these variables; with NULL, the bytes it takes at most. Nothing stays exported on failure. */
+int bindings_acquire(bindings *b, const ProgramObject *program, PyObject *buffers,
+                     const int64_t *vars);
+void bindings_release(bindings *b);
+
+/* ---- running (program.c, bound_call.c) -------------------------------------------------------- */
+
+PyObject *bound_call_new(ProgramObject *program, PyObject *buffers, PyObject *vars);
+
+/* Runs the program without the GIL. Fails only for a program that was garbage. */
+int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
+                    double *seconds);
+
+#endif
