@@ -326,6 +326,31 @@ class BaseGraph:
             raise GraphError(f"{op.name}({shown}): {error}{label}{where}") from None
         return self._append(op, tuple(operands), attrs, types)
 
+    def adopt(self, node: Node, operands: Sequence[Value]) -> tuple[Value, ...]:
+        """Append a copy of another graph's node; ``operands`` are its operands' counterparts here.
+
+        The types, the label and the source line are taken over as they are: a pass copies what it
+        leaves alone without inferring it again. Leaves keep their names and values.
+
+        Raises:
+            GraphError: a leaf's name is taken.
+        """
+        types = tuple(value.type for value in node.outputs)
+        results = self._append(node.op, tuple(operands), node.attrs, types, node)
+        tables: dict[Op, dict[str, Value]] = {
+            INPUT: self.inputs,
+            PARAM: self.params,
+            STATE: self.states,
+        }
+        if (table := tables.get(node.op)) is not None:
+            name = node.attrs["name"]
+            self._check_name(node.op, name)
+            table[name] = results[0]
+            values = node.outputs[0].graph.param_values
+            if node.op is PARAM and name in values:
+                self.param_values[name] = values[name]
+        return results
+
     @contextmanager
     def labelled(self, label: str) -> Iterator[None]:
         """Nodes appended inside carry ``label``: a front end's own name for what it converts."""
@@ -365,6 +390,13 @@ class BaseGraph:
         dtype: Any,
         **attrs: Attr,
     ) -> Value:
+        self._check_name(op, name)
+        type_ = TensorType(DType.parse(dtype), check_shape(f"{op.name} {name!r}", shape))
+        (value,) = self._append(op, (), {"name": name, **attrs}, (type_,))
+        table[name] = value
+        return value
+
+    def _check_name(self, op: Op, name: Any) -> None:
         if not isinstance(name, str) or not name:
             raise GraphError(f"{op.name}: a name is a non-empty string, got {name!r}")
         for kind, leaves in (
@@ -374,10 +406,6 @@ class BaseGraph:
         ):
             if name in leaves:
                 raise GraphError(f"{op.name} {name!r}: the graph has {_article(kind)} of that name")
-        type_ = TensorType(DType.parse(dtype), check_shape(f"{op.name} {name!r}", shape))
-        (value,) = self._append(op, (), {"name": name, **attrs}, (type_,))
-        table[name] = value
-        return value
 
     def _append(
         self,
@@ -385,13 +413,17 @@ class BaseGraph:
         operands: tuple[Value, ...],
         attrs: dict[str, Attr],
         types: tuple[TensorType, ...],
+        original: Node | None = None,
     ) -> tuple[Value, ...]:
         for type_ in types:
             self._note_variables(type_.shape)
         for attr in attrs.values():
             self._note_variables(attr if isinstance(attr, tuple) else (attr,))
-        label = self._label or f"{op.name}_{len(self.nodes)}"
-        node = Node(op, operands, attrs, label, _user_source())
+        if original is not None:
+            label, source = original.label, original.source
+        else:
+            label, source = self._label or f"{op.name}_{len(self.nodes)}", _user_source()
+        node = Node(op, operands, attrs, label, source)
         first = self._next_id
         node.outputs = tuple(Value(self, node, i, first + i, t) for i, t in enumerate(types))
         self._next_id += len(types)

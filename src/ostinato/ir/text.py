@@ -1,0 +1,182 @@
+"""The text form of graphs: one line a node, complete but for the values of constants.
+
+::
+
+    graph "matmul_bias_gelu" {
+      variable n in 1..512
+      %0 = input("x") : f32[n,4]
+      %1 = param("w") : f32[4,3]
+      %2 = constant<f32[] sha256:3f1b0ac2c9bcb4a1>  # 0.5
+      %3 = matmul(%0, %1) : f32[n,3]  @"encoder/fc1"
+      %4 = multiply(%3, %2) : f32[n,3]
+      output "y" = %4
+    }
+
+A label (``@"..."``) shows where a front end gave one. A constant shows the first digits of the
+SHA-256 of its bytes; :func:`graph_constants` collects the arrays that
+:func:`ostinato.ops.parser.parse_graph` then needs. The text is canonical: two graphs are the same
+graph exactly when their texts are equal, which is how :func:`graphs_equal` decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.dtypes import DType
+from ostinato.errors import GraphError
+from ostinato.ir.leaves import CONSTANT, STATE, Leaf
+from ostinato.variables import Expr
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Mapping
+
+    from ostinato.ir.graph import BaseGraph, Node
+    from ostinato.ir.op import Attr
+
+__all__ = [
+    "DIGEST_DIGITS",
+    "constant_digest",
+    "format_attr",
+    "format_attrs",
+    "format_graph",
+    "format_node",
+    "graph_constants",
+    "graphs_equal",
+    "has_given_label",
+]
+
+#: How many hexadecimal digits of a constant's SHA-256 the text shows.
+DIGEST_DIGITS = 16
+
+_AUTOMATIC_LABEL = re.compile(r"_\d+\Z")
+
+
+def format_graph(graph: BaseGraph) -> str:
+    """The whole graph, as ``str(graph)`` shows it."""
+    names = frozenset(graph.variables)
+    lines = [f"graph {json.dumps(graph.name)} {{"]
+    variables = sorted(graph.variables.values(), key=lambda symbol: symbol.name)
+    lines += [f"  variable {v.name} in {v.min}..{v.max}" for v in variables]
+    lines += [f"  {format_node(node, names)}" for node in graph.nodes]
+    for name, value in graph.assignments.items():
+        lines.append(f"  assign {json.dumps(name)} = %{value.id}")
+    for name, value in graph.outputs.items():
+        lines.append(f"  output {json.dumps(name)} = %{value.id}")
+    return "\n".join([*lines, "}"])
+
+
+def format_node(node: Node, variables: Container[str] = ()) -> str:
+    """One node's line; ``variables`` are the names that the graph's Variables have taken."""
+    results = ", ".join(f"%{value.id}" for value in node.outputs)
+    label = f"  @{json.dumps(node.label)}" if has_given_label(node) else ""
+    if node.op is CONSTANT:
+        array = node.attrs["array"]
+        comment = f"  # {_scalar(array.reshape(()))}" if array.size == 1 else ""
+        shown = constant_digest(array)[:DIGEST_DIGITS]
+        return f"{results} = constant<{node.outputs[0].type} sha256:{shown}>{label}{comment}"
+    types = ", ".join(str(value.type) for value in node.outputs)
+    return f"{results} = {node.op.name}({_arguments(node, variables)}) : {types}{label}"
+
+
+def format_attrs(attrs: Mapping[str, Attr], variables: Container[str] = ()) -> str:
+    """Attributes as ``key=value``, separated by commas."""
+    return ", ".join(f"{key}={format_attr(value, variables)}" for key, value in attrs.items())
+
+
+def format_attr(value: Attr, variables: Container[str] = ()) -> str:
+    """One attribute's value.
+
+    A word such as ``f32`` or ``inf`` that is also the name of a Variable is written ``$f32``.
+
+    Raises:
+        GraphError: an attribute never holds this.
+    """
+    if isinstance(value, tuple):
+        items = [format_attr(item, variables) for item in value]
+        return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, Expr):
+        return str(value)
+    if isinstance(value, DType):
+        text = value.short
+    elif value is None or isinstance(value, bool | int | float):
+        text = repr(value)
+    else:
+        raise GraphError(f"an attribute cannot hold {type(value).__name__} {value!r}")
+    word = text.lstrip("-")
+    return text.replace(word, f"${word}") if word in variables else text
+
+
+def constant_digest(array: np.ndarray[Any, Any]) -> str:
+    """The SHA-256 of an array's bytes in C order, in hexadecimal."""
+    return hashlib.sha256(_bytes(array).data).hexdigest()
+
+
+def graph_constants(graph: BaseGraph) -> dict[str, np.ndarray[Any, Any]]:
+    """By digest, every array that the text form leaves out (the values of params excepted)."""
+    arrays = [node.attrs["array"] for node in graph.nodes if node.op is CONSTANT]
+    arrays += [
+        state.node.attrs["init"]
+        for state in graph.states.values()
+        if _uniform(state.node.attrs["init"]) is None
+    ]
+    return {constant_digest(array): array for array in arrays}
+
+
+def graphs_equal(a: BaseGraph, b: BaseGraph) -> bool:
+    """Whether two graphs have the same nodes, leaves, labels, outputs, assignments and constants.
+
+    The values that params may carry, and source lines, are not compared.
+    """
+    return format_graph(a) == format_graph(b)
+
+
+def has_given_label(node: Node) -> bool:
+    """Whether a front end (or user) named this node, as opposed to an automatic ``add_7``."""
+    prefix = node.op.name
+    return not (
+        node.label.startswith(prefix) and _AUTOMATIC_LABEL.fullmatch(node.label, len(prefix))
+    )
+
+
+def _arguments(node: Node, variables: Container[str]) -> str:
+    if isinstance(node.op, Leaf):
+        return ", ".join(_leaf_arguments(node))
+    operands = [f"%{value.id}" for value in node.inputs]
+    return ", ".join([*operands, *([format_attrs(node.attrs, variables)] if node.attrs else [])])
+
+
+def _leaf_arguments(node: Node) -> Iterator[str]:
+    yield json.dumps(node.attrs["name"])
+    if node.op is STATE:
+        init = node.attrs["init"]
+        uniform = _uniform(init)
+        if uniform is None:
+            yield f"init=sha256:{constant_digest(init)[:DIGEST_DIGITS]}"
+        elif uniform.tobytes().strip(b"\0"):
+            yield f"init={_scalar(uniform)}"
+
+
+def _uniform(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """The one element that all elements equal (a zero for an empty array), else ``None``."""
+    if array.size == 0:
+        return np.zeros((), array.dtype)
+    first = array.reshape(-1)[:1]
+    if not any(array.strides):  # a broadcast scalar, which is what most states start from
+        return first.reshape(())
+    same = _bytes(array).reshape(array.size, -1)
+    return first.reshape(()) if (same == same[0]).all() else None
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _scalar(array: np.ndarray[Any, Any]) -> str:
+    return repr(array.astype(np.float64).item() if array.dtype.kind == "V" else array.item())
