@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from ostinato.dtypes import DType
 from ostinato.ir.op import Attr
-from ostinato.variables import Dim, Symbol, bounds
+from ostinato.variables import Dim, Symbol, bounds, ceil_div, prod
 
 __all__ = [
     "Accumulator",
@@ -40,6 +40,7 @@ __all__ = [
     "extent_of",
     "max_extent",
     "operands",
+    "parallel_extent",
 ]
 
 # -- scalar expressions ----------------------------------------------------------------------
@@ -265,3 +266,11 @@ def extent_of(symbol: Symbol) -> Dim:
 def max_extent(symbol: Symbol) -> int:
     """How many values an axis takes at the largest value of every Variable."""
     return bounds(extent_of(symbol))[1]
+
+
+def parallel_extent(nest: LoopNest) -> Dim:
+    """How many steps the parallel range of ``nest`` has: outer points, times blocks of lanes."""
+    points = prod(extent_of(axis) for axis in nest.axes)
+    if nest.lane_axis is None:
+        return points
+    return points * ceil_div(extent_of(nest.lane_axis), nest.block)

@@ -1,0 +1,397 @@
+"""Loop nests of regions without a contraction: elementwise, along rows, and over windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
+from ostinato.ir.graph import Node, Value
+from ostinato.lower.builder import KernelBuilder, cast
+from ostinato.lower.loops import (
+    Apply,
+    Guard,
+    LoopNest,
+    Number,
+    Reduce,
+    Reduction,
+    Ref,
+    Scalar,
+    Stage,
+    Statement,
+    Store,
+    extent_of,
+    max_extent,
+)
+from ostinato.lower.merge import merge_axes
+from ostinato.lower.regions import COSTLY, Region, is_row_reduction, reduced_axes
+from ostinato.lower.views import Indices, linear_index, reshape_index
+from ostinato.ops.base import Elementwise
+from ostinato.variables import Dim, Expr, Symbol, bounds, prod
+
+if TYPE_CHECKING:
+    from ostinato.lower.program import LoweredBuffer
+
+__all__ = ["block_nest", "column_nest", "map_nest", "row_nest", "symbols_of"]
+
+#: Bytes that a row kept between stages may take; longer rows are computed again.
+MAX_TEMP_BYTES = 1 << 18
+
+#: Elements of a lane axis per step of the parallel range.
+BLOCK = 4096
+
+Outputs = Sequence[tuple[Value, "LoweredBuffer"]]
+
+
+def symbols_of(indices: Iterable[Dim]) -> tuple[Symbol, ...]:
+    """The axes behind indices made by ``KernelBuilder.axes``."""
+    found = []
+    for index in indices:
+        if isinstance(index, Expr):
+            (symbol,) = index.terms[0][0]
+            assert isinstance(symbol, Symbol)
+            found.append(symbol)
+    return tuple(found)
+
+
+def block_nest(
+    build: KernelBuilder,
+    axes: Sequence[Symbol],
+    statements: Sequence[Statement],
+    variables: tuple[Symbol, ...],
+    *,
+    parallel: bool = True,
+) -> LoopNest:
+    """A nest that runs ``statements`` at every point of ``axes``, the last one as lanes."""
+    merged, done = merge_axes(axes, build.finish(statements))
+    lane = merged[-1] if merged and parallel else None
+    outer = merged[:-1] if lane is not None else merged
+    return LoopNest(
+        build.args,
+        outer,
+        (Stage((), done),),
+        tuple(build.temps),
+        lane_axis=lane,
+        block=BLOCK,
+        variables=variables,
+        parallel=parallel,
+    )
+
+
+def map_nest(
+    build: KernelBuilder, outputs: Outputs, variables: tuple[Symbol, ...]
+) -> LoopNest:
+    """The nest of a purely elementwise region."""
+    shape = max((value.shape for value, _ in outputs), key=len)
+    indices = build.axes(shape)
+    statements = [_store(build, value, buffer, shape, indices) for value, buffer in outputs]
+    return block_nest(build, symbols_of(indices), statements, variables)
+
+
+def column_nest(
+    build: KernelBuilder, anchor: Node, outputs: Outputs, variables: tuple[Symbol, ...]
+) -> LoopNest:
+    """The nest of a reduction or window whose result is stored point by point."""
+    shape = anchor.outputs[0].shape
+    indices = build.axes(shape)
+    folds, inner, by_rows = _FOLDS.get(anchor.op.name, _fold_reduction)(build, anchor, indices)
+    stores = [_store(build, value, buffer, shape, indices) for value, buffer in outputs]
+    outer = symbols_of(indices)
+    everything = build.finish([*folds, *stores])
+    axes, everything = merge_axes(outer, everything)
+    lane = None if by_rows or not axes else axes[-1]
+    inner, folded = merge_axes(inner, everything[: len(folds)])
+    return LoopNest(
+        build.args,
+        axes if lane is None else axes[:-1],
+        (Stage(inner, folded), Stage((), everything[len(folds) :])),
+        tuple(build.temps),
+        lane_axis=lane,
+        block=BLOCK if bounds(prod(map(extent_of, inner)))[1] < 64 else 256,
+        variables=variables,
+    )
+
+
+def row_nest(
+    build: KernelBuilder, region: Region, outputs: Outputs, variables: tuple[Symbol, ...]
+) -> LoopNest:
+    """The nest of a region with rows: stages that share the loop over rows."""
+    return _Rows(build, region, outputs).nest(variables)
+
+
+def _store(
+    build: KernelBuilder,
+    value: Value,
+    buffer: LoweredBuffer,
+    shape: Sequence[Dim],
+    indices: Indices,
+) -> Store:
+    at = reshape_index(value.shape, shape, indices)
+    scalar = build.at(value, at)
+    position = build.argument(buffer, writes=True)
+    return Store(position, linear_index(value.shape, at), scalar)
+
+
+# -- reductions and windows ----------------------------------------------------------------------
+
+
+def _fold(build: KernelBuilder, node: Node, name: str, value: Scalar, index: Dim = 0) -> Reduce:
+    """A reduction of ``node``'s kind, whose register becomes the node's result."""
+    op: Reduction = node.op.name  # type: ignore[assignment]
+    out = node.outputs[0]
+    if op in ("argmax", "argmin"):
+        build.results[out] = cast(Ref(name, INT64), out.dtype)
+        return Reduce(name, op, value, value.dtype, index)
+    dtype = BOOL if op in ("any", "all") else out.dtype.accumulator
+    build.results[out] = cast(Ref(name, dtype), out.dtype)
+    return Reduce(name, op, _as_bool(value) if dtype.is_bool else cast(value, dtype), dtype)
+
+
+def _as_bool(value: Scalar) -> Scalar:
+    return cast(value, BOOL)
+
+
+_Folds = tuple[list[Statement], tuple[Symbol, ...], bool]
+
+
+def _fold_reduction(build: KernelBuilder, node: Node, indices: Indices) -> _Folds:
+    (x,) = node.inputs
+    axes = reduced_axes(node)
+    kept = iter(indices)
+    full: list[Dim] = []
+    inner: list[Dim] = []
+    for position, extent in enumerate(x.shape):
+        if position in axes:
+            inner.append(build.axis(extent))
+            full.append(inner[-1])
+            if node.attrs["keepdims"]:
+                next(kept)
+        else:
+            full.append(next(kept))
+    value = build.at(x, tuple(full))
+    fold = _fold(build, node, "r0", value, linear_index([x.shape[a] for a in axes], inner))
+    return [fold], symbols_of(inner), x.ndim - 1 in axes
+
+
+def _fold_window(build: KernelBuilder, node: Node, indices: Indices) -> _Folds:
+    (x,) = node.inputs
+    attrs, out = node.attrs, node.outputs[0]
+    spatial = x.ndim - 2
+    kernel = attrs["kernel"]
+    window = [build.axis(k) for k in kernel]
+    at: list[Dim] = list(indices[:2])
+    conditions: list[Dim] = []
+    for i in range(spatial):
+        index = indices[2 + i] * attrs["stride"][i] + window[i] * attrs["dilation"][i]
+        index = index - attrs["padding"][i][0]
+        at.append(index)
+        conditions += [index, x.shape[2 + i] - 1 - index]
+    conditions = [c for c in conditions if bounds(c)[0] < 0]
+    value = build.at(x, tuple(at))
+    maximum = node.op.name == "max_pool"
+    dtype = x.dtype if maximum else x.dtype.accumulator
+    value = cast(value, dtype)
+    if conditions:
+        least = _least(dtype) if maximum else Number(0, dtype)
+        value = Guard(tuple(conditions), value, least, dtype)
+    folds: list[Statement] = [Reduce("r0", "max" if maximum else "sum", value, dtype)]
+    result: Scalar = Ref("r0", dtype)
+    if not maximum:
+        count: Scalar = Number(float(prod(kernel)), FLOAT32)  # type: ignore[arg-type]
+        counted = _counted_conditions(node, window, indices, conditions)
+        if counted:
+            one, zero = Number(1.0, FLOAT32), Number(0.0, FLOAT32)
+            folds.append(Reduce("r1", "sum", Guard(counted, one, zero, FLOAT32), FLOAT32))
+            count = Ref("r1", FLOAT32)
+        result = Apply("divide", (result, cast(count, dtype)), dtype)
+    build.results[out] = cast(result, out.dtype)
+    return folds, symbols_of(window), False
+
+
+def _counted_conditions(
+    node: Node, window: Sequence[Dim], indices: Indices, inside: list[Dim]
+) -> tuple[Dim, ...]:
+    """Under what conditions a window position counts in an average's divisor.
+
+    With ``count_include_pad`` the padding counts, but what ``ceil_mode`` adds beyond it does not.
+    """
+    attrs, (x,) = node.attrs, node.inputs
+    if not attrs["count_include_pad"]:
+        return tuple(inside)
+    beyond: list[Dim] = []
+    for i, position in enumerate(window):
+        index = indices[2 + i] * attrs["stride"][i] + position * attrs["dilation"][i]
+        beyond.append(x.shape[2 + i] + sum(attrs["padding"][i]) - 1 - index)
+    return tuple(c for c in beyond if bounds(c)[0] < 0)
+
+
+def _least(dtype: DType) -> Number:
+    if dtype.is_float:
+        return Number(float("-inf"), dtype)
+    if dtype.is_bool:
+        return Number(False, dtype)
+    return Number(-(1 << dtype.bits - 1) if dtype.is_signed else 0, dtype)
+
+
+_FOLDS: dict[str, Callable[[KernelBuilder, Node, Indices], _Folds]] = {
+    "max_pool": _fold_window,
+    "avg_pool": _fold_window,
+}
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+class _Rows:
+    """Schedules a region with rows into stages."""
+
+    def __init__(self, build: KernelBuilder, region: Region, outputs: Outputs) -> None:
+        self.build = build
+        self.region = region
+        self.outputs = outputs
+        self.members = set(region.members)
+        leader = max((n for n in region.reductions), key=lambda n: n.inputs[0].ndim)
+        shape = leader.inputs[0].shape
+        split = len(shape) - len(reduced_axes(leader))
+        self.outer_shape, self.inner_shape = shape[:split], shape[split:]
+        self.outer = build.axes(self.outer_shape)
+        self.inner = build.axes(self.inner_shape)
+        self.stage_of = self._stages()
+        self.keep_at = self._kept()
+
+    def nest(self, variables: tuple[Symbol, ...]) -> LoopNest:
+        stages: list[tuple[tuple[Symbol, ...], list[Statement]]] = []
+        inner = symbols_of(self.inner)
+        last = max(self.stage_of.values())
+        for number in range(last + 1):
+            statements = self._stage(number)
+            if statements:
+                stages.append((inner, statements))
+        stages.append(((), [self._row_store(v, b) for v, b in self.outputs if self._is_row(v)]))
+        flat = self.build.finish([s for _, statements in stages for s in statements])
+        outer, flat = merge_axes(symbols_of(self.outer), flat)
+        done: list[Stage] = []
+        start = 0
+        for axes, statements in stages:
+            part = flat[start : start + len(statements)]
+            start += len(statements)
+            if part:
+                done.append(Stage(*merge_axes(axes, part)))
+        build = self.build
+        return LoopNest(build.args, outer, tuple(done), tuple(build.temps), variables=variables)
+
+    # -- scheduling --------------------------------------------------------------------------
+
+    def _operands(self, node: Node) -> list[Node]:
+        """The members that ``node`` reads."""
+        found = []
+        for value in node.inputs:
+            while value.node.op.name in ("reshape", "broadcast_to"):
+                (value,) = value.node.inputs
+            if value.node in self.members:
+                found.append(value.node)
+        return found
+
+    def _is_reduction(self, node: Node) -> bool:
+        return is_row_reduction(node) and node in self.region.row_members
+
+    def _is_row(self, value: Value) -> bool:
+        return value.node in self.region.row_members
+
+    def _stages(self) -> dict[Node, int]:
+        """By member, the first stage in which it can be computed."""
+        stage_of: dict[Node, int] = {}
+        for node in self.region.members:
+            stage_of[node] = max(
+                (stage_of[p] + self._is_reduction(p) for p in self._operands(node)), default=0
+            )
+        return stage_of
+
+    def _kept(self) -> dict[Node, int]:
+        """By full member worth a temp, the stage that computes it.
+
+        Worth it: several stages use it, and computing it costs more than loading it again.
+        """
+        stored = {value.node for value, _ in self.outputs}
+        readers: dict[Node, list[Node]] = {}
+        for node in self.region.members:
+            for operand in self._operands(node):
+                readers.setdefault(operand, []).append(node)
+        inner = bounds(prod(self.inner_shape))[1]
+        uses: dict[Node, set[int]] = {}
+        kept: dict[Node, int] = {}
+        costs = self._costs()
+        for node in reversed(self.region.members):
+            if node in self.region.row_members:
+                continue
+            used = {self.stage_of[node]} if node in stored else set()
+            for reader in readers.get(node, []):
+                if reader in self.region.row_members:
+                    used.add(self.stage_of[reader])
+                else:
+                    used |= {kept[reader]} if reader in kept else uses[reader]
+            uses[node] = used
+            fits = inner * node.outputs[0].dtype.itemsize <= MAX_TEMP_BYTES
+            if len(used) > 1 and costs[node] >= COSTLY and fits:
+                kept[node] = min(used)
+        return kept
+
+    def _costs(self) -> dict[Node, int]:
+        costs: dict[Node, int] = {}
+        for node in self.region.members:
+            if node in self.region.row_members:
+                continue
+            own = node.op.cost if isinstance(node.op, Elementwise) else COSTLY
+            costs[node] = own + sum(costs.get(p, 0) for p in self._operands(node))
+        return costs
+
+    # -- statements --------------------------------------------------------------------------
+
+    def _at(self, value: Value) -> Indices:
+        if self._is_row(value):
+            return reshape_index(value.shape, self.outer_shape, self.outer)
+        shape = (*self.outer_shape, *self.inner_shape)
+        return reshape_index(value.shape, shape, (*self.outer, *self.inner))
+
+    def _stage(self, number: int) -> list[Statement]:
+        build = self.build
+        statements: list[Statement] = []
+        kept = [n for n, stage in self.keep_at.items() if stage == number]
+        rows: list[tuple[Node, int]] = []
+        for node in sorted(kept, key=self.region.members.index):
+            (value,) = node.outputs
+            scalar = build.at(value, self._at(value))
+            temp = build.temp(value.dtype, bounds(prod(self.inner_shape))[1])
+            offset = linear_index(self.inner_shape, self.inner)
+            statements.append(Store(temp, offset, scalar))
+            rows.append((node, temp))
+        for node in self.region.reductions:
+            if self.stage_of[node] == number:
+                (x,) = node.inputs
+                index = linear_index(self.inner_shape, self.inner)
+                scalar = build.at(x, self._operand_at(x))
+                statements.append(_fold(build, node, f"r{len(build.results)}", scalar, index))
+        for value, buffer in self.outputs:
+            if not self._is_row(value) and self.stage_of[value.node] == number:
+                at = self._at(value)
+                scalar = build.at(value, at)
+                position = build.argument(buffer, writes=True)
+                statements.append(Store(position, linear_index(value.shape, at), scalar))
+        build.forget()
+        for node, temp in rows:
+            build.kept[node.outputs[0]] = (temp, self._row_offset)
+        return statements
+
+    def _operand_at(self, value: Value) -> Indices:
+        """Indices into a reduction's operand, which need be no member."""
+        shape = (*self.outer_shape, *self.inner_shape)
+        return reshape_index(value.shape, shape, (*self.outer, *self.inner))
+
+    def _row_offset(self, indices: Indices) -> Dim:
+        return linear_index(self.inner_shape, self.inner)
+
+    def _row_store(self, value: Value, buffer: LoweredBuffer) -> Store:
+        at = self._at(value)
+        scalar = self.build.at(value, at)
+        position = self.build.argument(buffer, writes=True)
+        return Store(position, linear_index(value.shape, at), scalar)

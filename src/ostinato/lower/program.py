@@ -1,0 +1,111 @@
+"""What lowering gives: kernels, the buffers they use, and the order in which they run."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ostinato.ir.graph import Value
+    from ostinato.ir.types import TensorType
+    from ostinato.lower.attention import AttentionKernel
+    from ostinato.lower.contraction import Contraction
+    from ostinato.lower.loops import LoopNest
+    from ostinato.lower.recurrent import RecurrentKernel
+    from ostinato.lower.topk import TopK
+    from ostinato.variables import Symbol
+
+    Kernel = LoopNest | Contraction | AttentionKernel | RecurrentKernel | TopK
+
+__all__ = ["Call", "LoweredBuffer", "Program", "Role"]
+
+
+class Role(enum.Enum):
+    """Who owns a buffer's memory, and for how long."""
+
+    INPUT = "input"  #: given at each run
+    OUTPUT = "output"  #: handed to the user after each run
+    PARAM = "param"  #: written by the user, lives as long as the compiled graph
+    STATE = "state"  #: lives from run to run
+    CONSTANT = "constant"  #: known while compiling
+    PREPARED = "prepared"  #: computed from params and constants alone, once per write of a param
+    TEMP = "temp"  #: lives within one run; shares the arena
+
+
+@dataclass(eq=False)
+class LoweredBuffer:
+    """Memory for one tensor, C-ordered, sized for the largest value of every Variable.
+
+    Attributes:
+        type: dtype and shape.
+        role: see :class:`Role`.
+        name: the leaf's or output's name, else the label of the node that fills it.
+        value: the graph value that it holds, if it holds one whole.
+        data: a constant's elements.
+    """
+
+    type: TensorType
+    role: Role
+    name: str
+    value: Value | None = None
+    data: np.ndarray[Any, Any] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.max_bytes
+
+    def __repr__(self) -> str:
+        return f"<{self.role.value} {self.name} {self.type}>"
+
+
+@dataclass(eq=False)
+class Call:
+    """One kernel applied to buffers.
+
+    Attributes:
+        kernel: what to compute.
+        buffers: one per kernel argument; ``kernel.args`` says which are read and written.
+        nodes: labels of the graph nodes that it computes.
+        title: what it does, in a word or two (``"matmul+gelu"``).
+        flops: floating point operations at the largest sizes.
+    """
+
+    kernel: Kernel
+    buffers: tuple[LoweredBuffer, ...]
+    nodes: tuple[str, ...]
+    title: str
+    flops: int = 0
+
+    def reads(self) -> list[LoweredBuffer]:
+        pairs = zip(self.kernel.args, self.buffers, strict=True)
+        return [buffer for arg, buffer in pairs if arg.reads]
+
+    def writes(self) -> list[LoweredBuffer]:
+        pairs = zip(self.kernel.args, self.buffers, strict=True)
+        return [buffer for arg, buffer in pairs if arg.writes]
+
+
+@dataclass(eq=False)
+class Program:
+    """A lowered graph.
+
+    Attributes:
+        calls: run in this order, at each run.
+        prepare: run in this order whenever a param was written.
+        inputs, params, states, outputs: buffers by name, in the graph's order.
+        next_states: by state name, the buffer that holds the state's next value; the state's own
+            buffer where it is updated in place.
+        variables: the graph's Variables, in the order of the kernels' ``vars``.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    prepare: list[Call] = field(default_factory=list)
+    inputs: dict[str, LoweredBuffer] = field(default_factory=dict)
+    params: dict[str, LoweredBuffer] = field(default_factory=dict)
+    states: dict[str, LoweredBuffer] = field(default_factory=dict)
+    outputs: dict[str, LoweredBuffer] = field(default_factory=dict)
+    next_states: dict[str, LoweredBuffer] = field(default_factory=dict)
+    variables: tuple[Symbol, ...] = ()

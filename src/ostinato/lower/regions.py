@@ -1,0 +1,415 @@
+"""What runs together: grouping the nodes of a graph into regions, one kernel each.
+
+Two nodes may share a kernel when the element that one reads of the other is the one that the
+kernel computes at that very point. There are two such relations, both blind to reshapes because
+they compare positions in C order:
+
+- *same*: the reader's element at position ``p`` needs the operand's element at ``p``;
+- *row*: it needs the element at ``p // inner`` (a row's statistic, broadcast along the row).
+
+A region therefore has ``rows`` rows of ``inner`` elements. Its members are *full* (an element per
+position) or *row* (an element per row); reductions along rows lead from full to row. At most one
+member is an *anchor*: a contraction, a window or a column reduction, whose result the other
+members take as it leaves the registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ostinato.ir.graph import Node, Value
+from ostinato.ir.leaves import Leaf
+from ostinato.lower.builder import INDEX_OPS, is_pointwise
+from ostinato.lower.views import VIEWS
+from ostinato.ops.base import Elementwise
+from ostinato.variables import Dim, bounds, prod
+
+__all__ = ["ANCHORS", "FusionOptions", "Region", "form_regions", "is_row_reduction"]
+
+#: Ops whose own kernels take an epilogue of elementwise members.
+ANCHORS = frozenset({"matmul", "conv", "max_pool", "avg_pool"})
+
+_REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all", "argmax", "argmin"})
+
+#: Rules whose code is long; recomputing them is dearer than a trip through the cache.
+COSTLY = 4
+
+
+@dataclass(frozen=True)
+class FusionOptions:
+    """Which fusions are on, and their limits.
+
+    Attributes:
+        elementwise: join elementwise nodes with each other and inline them into readers.
+        epilogue: join elementwise nodes with the contraction that they follow.
+        rowwise: join reductions along rows with what surrounds them.
+        max_members: nodes in one region, to bound a kernel's compile time.
+        max_operands: buffers that one region reads.
+        max_row: elements of a row, when there are too few rows to share among threads.
+    """
+
+    elementwise: bool = True
+    epilogue: bool = True
+    rowwise: bool = True
+    max_members: int = 64
+    max_operands: int = 24
+    max_row: int = 1 << 15
+
+
+@dataclass(eq=False)
+class Region:
+    """Nodes that one kernel computes.
+
+    Attributes:
+        members: in topological order.
+        size: elements of a full member.
+        inner: elements of a row, where the region has rows.
+        row_members: the members with one element per row.
+        anchor: see the module's docstring.
+        inlined: pointwise nodes of no region of their own that this one recomputes.
+    """
+
+    members: list[Node]
+    size: Dim
+    inner: Dim | None = None
+    row_members: set[Node] = field(default_factory=set)
+    anchor: Node | None = None
+    closed: bool = False
+
+    @property
+    def reductions(self) -> list[Node]:
+        return [n for n in self.members if n is not self.anchor and n.op.name in _REDUCTIONS]
+
+
+class _Edge(NamedTuple):
+    """How a node reads the value that a computed node produces."""
+
+    producer: Node
+    row: Dim | None  # the inner size of a row edge; None for a same edge
+
+
+def is_row_reduction(node: Node) -> bool:
+    """Whether ``node`` reduces exactly the trailing axes of its operand."""
+    if node.op.name not in _REDUCTIONS:
+        return False
+    (x,) = node.inputs
+    axes = reduced_axes(node)
+    return bool(axes) and axes == tuple(range(x.ndim - len(axes), x.ndim))
+
+
+def reduced_axes(node: Node) -> tuple[int, ...]:
+    """The axes that a reduction runs over, sorted."""
+    axis = node.attrs["axis"]
+    return tuple(axis) if isinstance(axis, tuple) else (axis,)
+
+
+def form_regions(
+    nodes: Sequence[Node], results: Iterable[Value], options: FusionOptions
+) -> tuple[list[Region], list[str]]:
+    """Regions in an order in which they can run, and notes on fusions that were refused.
+
+    Views, leaves and index ops belong to no region: readers look through them.
+    """
+    former = _Former(options)
+    for node in nodes:
+        if not is_transparent(node):
+            former.add(node)
+    return former.ordered(), former.refused
+
+
+def is_transparent(node: Node) -> bool:
+    """Whether readers look through ``node``: it is a leaf, a view or made of indices alone."""
+    return isinstance(node.op, Leaf) or node.op.name in VIEWS or node.op.name in INDEX_OPS
+
+
+class _Former:
+    def __init__(self, options: FusionOptions) -> None:
+        self.options = options
+        self.refused: list[str] = []
+        self._position: dict[Node, int] = {}
+        self._ancestors: dict[Node, int] = {}  # bit sets over positions
+        self._region: dict[Node, Region] = {}
+        self._order: list[Node] = []
+
+    def add(self, node: Node) -> None:
+        """Give ``node`` a region: one of its producers', or several merged, or its own."""
+        position = len(self._order)
+        self._order.append(node)
+        self._position[node] = position
+        ancestors = 0
+        for producer in self._producers(node):
+            ancestors |= self._ancestors[producer] | 1 << self._position[producer]
+        self._ancestors[node] = ancestors
+        region = self._alone(node)
+        self._region[node] = region
+        if region.closed:
+            return
+        for operand in _fusable_operands(node):
+            edge = _edge(node, operand)
+            if edge is not None:
+                self._join(self._region[edge.producer], edge, node)
+
+    def ordered(self) -> list[Region]:
+        """Regions, each after those that it reads."""
+        regions = list(dict.fromkeys(self._region[n] for n in self._order))
+        waiting = {id(r): r for r in regions}
+        done: list[Region] = []
+
+        def visit(region: Region) -> None:
+            stack = [(region, iter(self._regions_read(region)))]
+            waiting.pop(id(region))
+            while stack:
+                current, needed = stack[-1]
+                for other in needed:
+                    if id(other) in waiting:
+                        waiting.pop(id(other))
+                        stack.append((other, iter(self._regions_read(other))))
+                        break
+                else:
+                    done.append(current)
+                    stack.pop()
+
+        for region in regions:
+            if id(region) in waiting:
+                visit(region)
+        return done
+
+    # -- one node --------------------------------------------------------------------------
+
+    def _alone(self, node: Node) -> Region:
+        options, out = self.options, node.outputs[0]
+        if is_row_reduction(node):
+            (x,) = node.inputs
+            inner = prod(x.shape[i] for i in reduced_axes(node))
+            return Region([node], prod(x.shape), inner, {node}, closed=not options.rowwise)
+        region = Region([node], prod(out.shape))
+        if node.op.name in _REDUCTIONS or node.op.name in ANCHORS:
+            region.anchor = node
+            region.closed = True  # it joins no producer; readers may join it
+        elif not is_pointwise(node):
+            region.anchor = node
+            region.closed = True
+        return region
+
+    def _producers(self, node: Node) -> list[Node]:
+        """The computed nodes whose results ``node`` needs, through views."""
+        found: list[Node] = []
+        stack = list(node.inputs)
+        while stack:
+            value = stack.pop()
+            if is_transparent(value.node):
+                stack.extend(value.node.inputs)
+            else:
+                found.append(value.node)
+        return found
+
+    def _regions_read(self, region: Region) -> list[Region]:
+        read = (self._region[p] for n in region.members for p in self._producers(n))
+        return list(dict.fromkeys(r for r in read if r is not region))
+
+    # -- joining ---------------------------------------------------------------------------
+
+    def _join(self, left: Region, edge: _Edge, node: Node) -> None:
+        right = self._region[node]
+        if left is right:
+            return
+        refusal = self._refusal(left, right, edge, node)
+        if refusal:
+            if refusal != "off":
+                self.refused.append(f"{edge.producer.label} + {node.label}: {refusal}")
+            return
+        merged = _merged(left, right, edge, node)
+        assert merged is not None
+        merged.members.sort(key=self._position.__getitem__)
+        for member in merged.members:
+            self._region[member] = merged
+
+    def _refusal(self, left: Region, right: Region, edge: _Edge, node: Node) -> str:
+        """Why the two regions stay apart; empty when they may merge."""
+        options = self.options
+        if left.anchor is not None and not _takes_epilogue(left.anchor):
+            return "off"
+        if left.anchor is not None and right.anchor is not None:
+            return "two contractions"
+        if left.anchor is not None and not options.epilogue:
+            return "off"
+        rowwise = edge.row is not None or left.inner is not None or right.inner is not None
+        if not (options.rowwise if rowwise else options.elementwise or left.anchor is not None):
+            return "off"
+        if len(left.members) + len(right.members) > options.max_members:
+            return "the kernel would grow too large"
+        merged = _merged(left, right, edge, node)
+        if merged is None:
+            return "rows of different lengths"
+        if merged.anchor is not None and merged.inner is not None:
+            return "a row's statistic after a contraction"
+        if merged.inner is not None and _too_few_rows(merged, options):
+            return "too few rows to share among threads"
+        return self._order_refusal(merged)
+
+    def _order_refusal(self, merged: Region) -> str:
+        bits = 0
+        for member in merged.members:
+            bits |= 1 << self._position[member]
+        anchor = merged.anchor
+        if anchor is not None and self._ancestors[anchor] & bits:
+            return "it feeds the contraction"
+        between = 0
+        for member in merged.members:
+            between |= self._ancestors[member]
+        between &= ~bits
+        first = min(self._position[m] for m in merged.members)
+        between >>= first + 1
+        position = first + 1
+        while between:
+            step = (between & -between).bit_length() - 1
+            position += step
+            between >>= step + 1
+            if self._ancestors[self._order[position]] & bits:
+                return "something outside runs between them"
+            position += 1
+        return self._foreign_refusal(merged)
+
+    def _foreign_refusal(self, merged: Region) -> str:
+        """Members must read each other at the same point only."""
+        members = set(merged.members)
+        operands: set[Value] = set()
+        for node in merged.members:
+            for operand in node.inputs:
+                base = _through_views(operand)
+                if base not in members:
+                    operands.add(operand)
+                    continue
+                edge = _edge(node, operand) if operand in _fusable_operands(node) else None
+                if edge is None or not _consistent(merged, edge, node):
+                    return "one reads the other at other positions"
+        if len(operands) > self.options.max_operands:
+            return "too many operands"
+        return ""
+
+
+def _takes_epilogue(anchor: Node) -> bool:
+    return anchor.op.name in ANCHORS or anchor.op.name in _REDUCTIONS
+
+
+def _fusable_operands(node: Node) -> Sequence[Value]:
+    """The operands that a node reads position by position."""
+    if isinstance(node.op, Elementwise) or is_row_reduction(node):
+        return node.inputs
+    return ()
+
+
+def _through_views(value: Value) -> Node:
+    while value.node.op.name in VIEWS:
+        value = value.node.inputs[0]
+    return value.node
+
+
+def _edge(node: Node, operand: Value) -> _Edge | None:
+    """How ``node`` reads the computed node behind ``operand``; ``None`` if neither same nor row."""
+    target = node.inputs[0].shape if not isinstance(node.op, Elementwise) else node.outputs[0].shape
+    row = _broadcast_rows(operand.shape, target)
+    if row is None:
+        return None
+    value = operand
+    while value.node.op.name in ("reshape", "broadcast_to"):
+        (source,) = value.node.inputs
+        if value.node.op.name == "broadcast_to":
+            more = _broadcast_rows(source.shape, value.shape)
+            if more is None:
+                return None
+            row = row * more
+        value = source
+    if is_transparent(value.node) or value.index != 0:
+        return None
+    return _Edge(value.node, None if row == 1 else row)
+
+
+def _broadcast_rows(source: Sequence[Dim], target: Sequence[Dim]) -> Dim | None:
+    """How often each element of ``source`` repeats in a row when broadcast to ``target``.
+
+    1 when the shapes are the same; ``None`` when more than trailing dims are broadcast.
+    """
+    padded = (1,) * (len(target) - len(source)) + tuple(source)
+    split = len(target)
+    while split and padded[split - 1] == 1:
+        split -= 1
+    if tuple(padded[:split]) != tuple(target[:split]):
+        return None
+    return prod(target[split:])
+
+
+
+def _merged(left: Region, right: Region, edge: _Edge, node: Node) -> Region | None:
+    """The two regions as one, or ``None`` when their rows do not agree.
+
+    ``node``, of ``right``, reads the edge's producer, of ``left``. A region without rows may lie
+    at the full or at the row level of the other.
+    """
+    producer_row = edge.producer in left.row_members
+    node_row = node in right.row_members and node.op.name not in _REDUCTIONS
+    if edge.row is not None:
+        return _merged_by_row_edge(left, right, edge.row, producer_row, node_row)
+    if left.inner is None and right.inner is None:
+        if left.size != right.size:
+            return None
+        return _union(left, right, left.size, None, set())
+    if left.inner is not None and right.inner is not None:
+        if (left.size, left.inner) != (right.size, right.inner) or producer_row != node_row:
+            return None
+        return _union(left, right, left.size, left.inner, left.row_members | right.row_members)
+    rowed, flat, at_row = (
+        (left, right, producer_row) if left.inner is not None else (right, left, node_row)
+    )
+    rows = set(rowed.row_members)
+    if at_row:
+        rows |= set(flat.members)
+    return _union(left, right, rowed.size, rowed.inner, rows)
+
+
+def _merged_by_row_edge(
+    left: Region, right: Region, inner: Dim, producer_row: bool, node_row: bool
+) -> Region | None:
+    if node_row:
+        return None
+    if left.inner is not None and (not producer_row or left.inner != inner):
+        return None
+    if right.inner is not None and right.inner != inner:
+        return None
+    size = right.size
+    rows = set(right.row_members)
+    if left.inner is not None:
+        if left.size != size:
+            return None
+        rows |= left.row_members
+    else:
+        if left.size * inner != size:
+            return None
+        rows |= set(left.members)
+    return _union(left, right, size, inner, rows)
+
+
+def _union(left: Region, right: Region, size: Dim, inner: Dim | None, rows: set[Node]) -> Region:
+    anchor = left.anchor or right.anchor
+    members = left.members + right.members
+    return Region(members, size, inner, rows, anchor, left.closed and right.closed)
+
+
+def _consistent(region: Region, edge: _Edge, node: Node) -> bool:
+    """Whether an edge between members fits the levels that the region gives them."""
+    producer_row = edge.producer in region.row_members
+    reads_full = node not in region.row_members or node.op.name in _REDUCTIONS
+    if node is region.anchor:
+        return False
+    if edge.row is None:
+        return producer_row != reads_full
+    return producer_row and reads_full and edge.row == region.inner
+
+
+def _too_few_rows(region: Region, options: FusionOptions) -> bool:
+    assert region.inner is not None
+    _, inner = bounds(region.inner)
+    _, size = bounds(region.size)
+    return inner > options.max_row and size < 64 * inner
