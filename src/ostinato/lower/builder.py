@@ -7,7 +7,7 @@ computed on the spot; everything else is loaded from its buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import BOOL, INT64, DType
@@ -19,7 +19,6 @@ from ostinato.lower.loops import (
     IndexValue,
     Load,
     Number,
-    Ref,
     Scalar,
     Statement,
     Temp,
@@ -40,12 +39,12 @@ class KernelBuilder:
     """Collects what one kernel needs.
 
     Args:
-        buffer_of: gives the buffer of a value that this kernel does not compute itself.
+        stored: the buffer of each value that is in memory.
         members: the nodes that this kernel computes on the spot.
     """
 
     def __init__(
-        self, buffer_of: Callable[[Value], LoweredBuffer], members: Container[Node] = ()
+        self, stored: Mapping[Value, LoweredBuffer], members: Container[Node] = ()
     ) -> None:
         self.buffers: list[LoweredBuffer] = []
         self.temps: list[Temp] = []
@@ -53,7 +52,7 @@ class KernelBuilder:
         self.results: dict[Value, Scalar] = {}
         #: rows in temps, each with its temp and how a value's indices become an offset in the row
         self.kept: dict[Value, tuple[int, Callable[[Indices], Dim]]] = {}
-        self._buffer_of = buffer_of
+        self._stored = stored
         self._members = members
         self._access: list[list[bool]] = []
         self._memo: dict[tuple[Value, Indices], Scalar] = {}
@@ -136,7 +135,7 @@ class KernelBuilder:
             offset = int(number.value)
             return min(max(offset + size if wrap and offset < 0 else offset, 0), max(size - 1, 0))
         if wrap:
-            number = _from_end(number, size)
+            number = self.from_end(number, size)
         zero, last = Number(0, INT64), IndexValue(size - 1, INT64)
         clamped = Apply("maximum", (Apply("minimum", (number, last), INT64), zero), INT64)
         return self.bind(clamped, max(bounds(size)[1] - 1, 0), extent=size)
@@ -148,6 +147,13 @@ class KernelBuilder:
         return Expr({(symbol,): 1}, 0)
 
     @staticmethod
+    def from_end(number: Scalar, size: Dim) -> Scalar:
+        """``number``, negative values counted from ``size``."""
+        negative = Apply("less", (number, Number(0, INT64)), BOOL)
+        shifted = Apply("add", (number, IndexValue(size, INT64)), INT64)
+        return Apply("where", (negative, shifted, number), INT64)
+
+    @staticmethod
     def as_int64(scalar: Scalar) -> Scalar:
         return cast(scalar, INT64)
 
@@ -157,6 +163,8 @@ class KernelBuilder:
         if value in self.kept:
             temp, offset = self.kept[value]
             return Load(temp, offset(indices), value.dtype)
+        if value in self._stored:
+            return self._load(value, indices)
         node = value.node
         if node.op.name in VIEWS:
             return self.at(*source_index(node, indices))
@@ -164,14 +172,11 @@ class KernelBuilder:
             return Number(node.attrs["array"].reshape(()).item(), value.dtype)
         if node.op.name in INDEX_OPS:
             return INDEX_OPS[node.op.name](self, node, indices)
-        if node in self._members:
-            rule = POINTWISE.get(node.op.name, _elementwise)
-            return rule(self, node, indices)
-        return self._load(value, indices)
+        assert node in self._members, f"{node} is neither stored nor computed here"
+        return POINTWISE.get(node.op.name, _elementwise)(self, node, indices)
 
     def _load(self, value: Value, indices: Indices) -> Scalar:
-        buffer = self._buffer_of(value)
-        position = self.argument(buffer, reads=True)
+        position = self.argument(self._stored[value], reads=True)
         index = linear_index(value.shape, indices)
         return Load(position, index, value.dtype, self.bindings_of(index))
 
@@ -188,12 +193,6 @@ def cast(scalar: Scalar, dtype: DType) -> Scalar:
     if isinstance(scalar, Number) and dtype.is_integer and scalar.dtype.is_integer:
         return Number(scalar.value, dtype)
     return Apply("cast", (scalar,), dtype, (("dtype", dtype),))
-
-
-def _from_end(number: Scalar, size: Dim) -> Scalar:
-    negative = Apply("less", (number, Number(0, INT64)), BOOL)
-    shifted = Apply("add", (number, IndexValue(size, INT64)), INT64)
-    return Apply("where", (negative, shifted, number), INT64)
 
 
 def _elementwise(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:

@@ -21,7 +21,6 @@ from ostinato.lower.loops import (
     Statement,
     Store,
     extent_of,
-    max_extent,
 )
 from ostinato.lower.merge import merge_axes
 from ostinato.lower.regions import COSTLY, Region, is_row_reduction, reduced_axes

@@ -1,0 +1,363 @@
+"""Matrix products and convolutions as contractions over packed panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ostinato.dtypes import DType
+from ostinato.ir.graph import Node, Value
+from ostinato.ir.types import TensorType
+from ostinato.lower.builder import KernelBuilder, cast
+from ostinato.lower.contraction import Contraction, tile_for
+from ostinato.lower.loops import (
+    Accumulator,
+    Apply,
+    Guard,
+    Load,
+    LoopNest,
+    Number,
+    Reduce,
+    Ref,
+    Scalar,
+    Stage,
+    Store,
+)
+from ostinato.lower.merge import merge_axes
+from ostinato.lower.nests import BLOCK, Outputs, block_nest, symbols_of
+from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.views import Indices, linear_index, reshape_index, unravel
+from ostinato.ops.base import broadcast_shapes
+from ostinato.variables import (
+    Dim,
+    Expr,
+    Symbol,
+    axis,
+    bounds,
+    ceil_div,
+    coefficient,
+    prod,
+    symbols,
+)
+
+__all__ = [
+    "Product",
+    "RegisterFile",
+    "conv_product",
+    "depthwise_nest",
+    "is_depthwise",
+    "matmul_product",
+]
+
+@dataclass(frozen=True)
+class RegisterFile:
+    """What a contraction's tile is sized for.
+
+    Attributes:
+        vector_bytes: width of a vector register.
+        count: how many of them there are.
+    """
+
+    vector_bytes: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A matmul or convolution in the contraction's terms.
+
+    Attributes:
+        node: the graph's node.
+        batch: sizes of the independent products, outermost first.
+        m, n: rows and columns of each.
+        k: sizes of the axes summed over.
+        groups: sizes of the panel groups: how many different right operands there are.
+        a: the left operand, which is read in place.
+        a_at: the indices into ``a`` of ``(batch, m, k)``.
+        b: the right operand, which is packed.
+        b_at: the indices into ``b`` of ``(group, k, n)``.
+        group_of: the group's indices for a batch point.
+        out_at: the indices into the node's result of ``(batch, m, n)``.
+        bias: added to every element of its column (a convolution's output channel).
+    """
+
+    node: Node
+    batch: tuple[Dim, ...]
+    m: Dim
+    n: Dim
+    k: tuple[Dim, ...]
+    groups: tuple[Dim, ...]
+    a: Value
+    a_at: Callable[[Indices, Dim, Indices], Indices]
+    b: Value
+    b_at: Callable[[Indices, Indices, Dim], Indices]
+    group_of: Callable[[Indices], Indices]
+    out_at: Callable[[Indices, Dim, Dim], Indices]
+    bias: Value | None = None
+
+    @property
+    def acc(self) -> DType:
+        return self.node.outputs[0].dtype.accumulator
+
+    def tile(self, registers: RegisterFile) -> tuple[int, int]:
+        """Rows and columns of the register tile."""
+        return tile_for(
+            registers.vector_bytes, registers.count, self.acc, bounds(self.m)[1], bounds(self.n)[1]
+        )
+
+    # -- packing ------------------------------------------------------------------------------
+
+    def packed_buffer(self, panel: int, role: Role) -> LoweredBuffer:
+        """Memory for the packed right operand."""
+        shape = (*self.groups, ceil_div(self.n, panel), prod(self.k), panel)
+        name = f"{self.node.label}.packed"
+        return LoweredBuffer(TensorType(self.acc, shape), role, name)
+
+    def packing(
+        self,
+        build: KernelBuilder,
+        packed: LoweredBuffer,
+        panel: int,
+        variables: tuple[Symbol, ...],
+    ) -> LoopNest:
+        """The kernel that fills the panels, zero beyond the last column."""
+        groups = build.axes(self.groups)
+        which = build.axis(ceil_div(self.n, panel))
+        k = build.axes(self.k)
+        lane = build.axis(panel)
+        column = which * panel + lane
+        value = cast(build.at(self.b, self.b_at(groups, k, column)), self.acc)
+        if not (isinstance(self.n, int) and self.n % panel == 0):
+            value = Guard((self.n - 1 - column,), value, Number(0, self.acc), self.acc)
+        position = build.argument(packed, writes=True)
+        index = linear_index(
+            packed.type.shape, (*groups, which, linear_index(self.k, k), lane)
+        )
+        axes = symbols_of((*groups, which, *k, lane))
+        return block_nest(build, axes, [Store(position, index, value)], variables)
+
+    def reads_in_place(self, build: KernelBuilder) -> bool:
+        """Whether the left operand is in memory in a form that the contraction can walk."""
+        batch, m, _, k = self._axes(build)
+        a = build.at(self.a, self.a_at(batch, m, k))
+        return isinstance(a, Load) and not a.bindings and separable(a.index, symbols_of(k))
+
+    def _axes(self, build: KernelBuilder) -> tuple[Indices, Dim, Dim, Indices]:
+        """Batch, row, column and summed axes; all but the batch's exist even with one value."""
+        k = tuple(axis(f"k{i}", extent) for i, extent in enumerate(self.k))
+        return build.axes(self.batch), axis("m", self.m), axis("n", self.n), k
+
+    # -- the product --------------------------------------------------------------------------
+
+    def contraction(
+        self,
+        build: KernelBuilder,
+        packed: LoweredBuffer,
+        tile: tuple[int, int],
+        outputs: Outputs,
+        variables: tuple[Symbol, ...],
+    ) -> Contraction:
+        """The kernel, with the region's other members as its epilogue."""
+        rows, panel = tile
+        node = self.node
+        (out,) = node.outputs
+        batch, m, n, k = self._axes(build)
+        a = build.at(self.a, self.a_at(batch, m, k))
+        assert isinstance(a, Load)
+        b = build.argument(packed, reads=True)
+        at = self.out_at(batch, m, n)
+        total: Scalar = Accumulator(self.acc)
+        if self.bias is not None:
+            bias = cast(build.at(self.bias, (at[1],)), self.acc)
+            total = Apply("add", (total, bias), self.acc)
+        build.results[out] = cast(total, out.dtype)
+        epilogue = []
+        for value, target in outputs:
+            where = reshape_index(value.shape, out.shape, at)
+            scalar = build.at(value, where)
+            position = build.argument(target, writes=True)
+            epilogue.append(Store(position, linear_index(value.shape, where), scalar))
+        (m_symbol,), (n_symbol,) = symbols_of([m]), symbols_of([n])
+        return Contraction(
+            build.args,
+            symbols_of(batch),
+            m_symbol,
+            n_symbol,
+            symbols_of(k),
+            a.buffer,
+            a.dtype,
+            a.index,
+            b,
+            linear_index(self.groups, self.group_of(batch)),
+            panel,
+            rows,
+            self.acc,
+            tuple(epilogue),
+            variables,
+        )
+
+
+# -- matmul ----------------------------------------------------------------------------------------
+
+
+def matmul_product(node: Node) -> Product:
+    """``matmul`` with NumPy's semantics: 1-D operands, broadcasting batches."""
+    a, b = node.inputs
+    (out,) = node.outputs
+    a_shape = (1, *a.shape) if a.ndim == 1 else a.shape
+    b_shape = (*b.shape, 1) if b.ndim == 1 else b.shape
+    a_batch, b_batch = a_shape[:-2], b_shape[:-2]
+    m, k, n = a_shape[-2], a_shape[-1], b_shape[-1]
+    shared = all(size == 1 for size in b_batch)
+    batch = () if shared else _broadcast(a_batch, b_batch)
+    rows = prod(a_batch) * m if shared else m
+
+    def a_at(at: Indices, row: Dim, inner: Indices) -> Indices:
+        if shared:
+            lead = reshape_index((*a_batch, m), (rows,), (row,))
+        else:
+            lead = (*_broadcast_at(a_batch, at), row)
+        return _squeezed(a, (*lead, *inner), -2)
+
+    def b_at(group: Indices, inner: Indices, column: Dim) -> Indices:
+        return _squeezed(b, (*group, *inner, column), -1)
+
+    def out_at(at: Indices, row: Dim, column: Dim) -> Indices:
+        if shared:
+            lead = (0,) * (len(b_batch) - len(a_batch))
+            lead += reshape_index((*a_batch, m), (rows,), (row,))
+        else:
+            lead = (*at, row)
+        kept = lead if a.ndim > 1 else lead[:-1]
+        return kept if b.ndim == 1 else (*kept, column)
+
+    return Product(
+        node, batch, rows, n, (k,), tuple(b_batch), a, a_at, b, b_at,
+        lambda at: (0,) * len(b_batch) if shared else _broadcast_at(b_batch, at), out_at,
+    )  # fmt: skip
+
+
+def _squeezed(value: Value, indices: Indices, position: int) -> Indices:
+    """Indices into a 1-D operand, without the dim that the product gave it."""
+    if value.ndim > 1:
+        return indices
+    return (indices[-1],) if position == -2 else (indices[-2],)
+
+
+def _broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Dim, ...]:
+    return broadcast_shapes(a, b)
+
+
+def _broadcast_at(shape: Sequence[Dim], at: Indices) -> Indices:
+    kept = at[len(at) - len(shape) :]
+    return tuple(0 if size == 1 else i for size, i in zip(shape, kept, strict=True))
+
+
+# -- convolution -----------------------------------------------------------------------------------
+
+
+def is_depthwise(node: Node) -> bool:
+    """Whether each output channel of a convolution sees one input channel."""
+    return node.inputs[1].shape[1] == 1 and node.attrs["groups"] > 1
+
+
+def conv_product(node: Node) -> Product:
+    """A convolution whose rows are output positions and whose columns are output channels.
+
+    Its padding is a ``pad`` node before it by now (:mod:`ostinato.passes.explicit_padding`).
+    """
+    x, w, *bias = node.inputs
+    (out,) = node.outputs
+    groups: int = node.attrs["groups"]
+    stride, dilation = node.attrs["stride"], node.attrs["dilation"]
+    channels, kernel = w.shape[1], w.shape[2:]
+    spatial = out.shape[2:]
+    per_group = w.shape[0] // groups
+
+    def a_at(at: Indices, row: Dim, k: Indices) -> Indices:
+        image, group = at
+        places = unravel(spatial, row)
+        return (
+            image,
+            group * channels + k[0],
+            *(
+                place * s + tap * d
+                for place, s, tap, d in zip(places, stride, k[1:], dilation, strict=True)
+            ),
+        )
+
+    def b_at(group: Indices, k: Indices, column: Dim) -> Indices:
+        return (group[0] * per_group + column, *k)
+
+    def out_at(at: Indices, row: Dim, column: Dim) -> Indices:
+        image, group = at
+        return (image, group * per_group + column, *unravel(spatial, row))
+
+    return Product(
+        node, (out.shape[0], groups), prod(spatial), per_group, (channels, *kernel), (groups,),
+        x, a_at, w, b_at, lambda at: (at[1],), out_at,
+        bias[0] if bias else None,
+    )  # fmt: skip
+
+
+def depthwise_nest(
+    build: KernelBuilder, node: Node, outputs: Outputs, variables: tuple[Symbol, ...]
+) -> LoopNest:
+    """A convolution with one input channel per output: a window sum, lanes along a row."""
+    x, w, *bias = node.inputs
+    (out,) = node.outputs
+    attrs = node.attrs
+    indices = build.axes(out.shape)
+    taps = build.axes(w.shape[2:])
+    per_group = w.shape[0] // attrs["groups"]
+    at: list[Dim] = [indices[0], indices[1] // per_group]
+    conditions: list[Dim] = []
+    for i, tap in enumerate(taps):
+        place = indices[2 + i] * attrs["stride"][i] + tap * attrs["dilation"][i]
+        place = place - attrs["padding"][i][0]
+        at.append(place)
+        conditions += [place, x.shape[2 + i] - 1 - place]
+    conditions = [c for c in conditions if bounds(c)[0] < 0]
+    acc = out.dtype.accumulator
+    term: Scalar = Apply(
+        "multiply",
+        (cast(build.at(x, tuple(at)), acc), cast(build.at(w, (indices[1], 0, *taps)), acc)),
+        acc,
+    )
+    if conditions:
+        term = Guard(tuple(conditions), term, Number(0, acc), acc)
+    total: Scalar = Ref("r0", acc)
+    if bias:
+        total = Apply("add", (total, cast(build.at(bias[0], (indices[1],)), acc)), acc)
+    build.results[out] = cast(total, out.dtype)
+    fold = Reduce("r0", "sum", term, acc)
+    stores = []
+    for value, buffer in outputs:
+        where = reshape_index(value.shape, out.shape, indices)
+        scalar = build.at(value, where)
+        position = build.argument(buffer, writes=True)
+        stores.append(Store(position, linear_index(value.shape, where), scalar))
+    axes, statements = merge_axes(symbols_of(indices), build.finish([fold, *stores]))
+    inner, folded = merge_axes(symbols_of(taps), statements[:1])
+    return LoopNest(
+        build.args,
+        axes[:-1],
+        (Stage(inner, folded), Stage((), statements[1:])),
+        tuple(build.temps),
+        lane_axis=axes[-1] if axes else None,
+        block=BLOCK,
+        variables=variables,
+    )
+
+
+def separable(index: Dim, k: Sequence[Symbol]) -> bool:
+    """Whether ``index`` is ``f(others) + g(k)`` with ``g`` affine with steps free of other axes."""
+    for symbol in k:
+        parts = coefficient(index, symbol)
+        if parts is None or (isinstance(parts[0], Expr) and _has_axis(parts[0])):
+            return False
+    return True
+
+
+def _has_axis(dim: Expr) -> bool:
+    return any(s.extent is not None for s in symbols(dim))
