@@ -11,8 +11,8 @@ It processes rows ``begin`` to ``end`` of its extent; distinct rows may run on d
 address of ``int64_t f(const int64_t *vars)``.
 
 What is checked here is what can be: counts, sizes, offsets, contiguity, writability. That an
-address is a kernel, and that the kernel stays within its arguments, is the compiler's promise. Of an
-array only the bytes count; names, shapes and element types are checked by the layer above.
+address is a kernel, and that the kernel stays within its arguments, is the compiler's promise. Of
+an array only the bytes count; names, shapes and element types are checked by the layer above.
 
 ``Slot``, ``Argument`` and ``Step`` exist for type checkers only: the extension does not have them.
 """
