@@ -3,17 +3,53 @@
 ``acc[batch, m, n] = Σ_k a[batch, m, k] · b[batch, k, n]``, then the epilogue's stores at every
 ``(batch, m, n)``. Matrix products and convolutions are both this kernel: they differ only in the
 index expressions of ``a`` and in how ``b`` was packed.
+
+The work is cut into *items*: one panel of ``b`` by one block of rows, for one batch point. A block
+is a few register tiles, so that a panel stays in cache while tiles pass over it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ostinato.dtypes import DType
-from ostinato.lower.loops import Arg, Store
-from ostinato.variables import Dim, Symbol
+from ostinato.errors import OstinatoError
+from ostinato.lower.loops import Arg, Store, extent_of, max_extent
+from ostinato.variables import (
+    Dim,
+    Symbol,
+    bounds,
+    ceil_div,
+    coefficient,
+    prod,
+    substitute,
+    symbols,
+)
 
-__all__ = ["Contraction"]
+__all__ = ["Contraction", "SumAxis", "tile_for"]
+
+_ITEM_FLOPS = 2_000_000
+"""About 20 µs of one core's work: long against the cost of handing an item out."""
+
+_BLOCK_BYTES = 16 << 10
+"""Room for the sums of one item: half a first-level cache."""
+
+_RESIDENT_BYTES = 256 << 10
+"""Panels of up to this many bytes together stay in the second-level cache."""
+
+_MAX_ROWS = 12
+"""Rows of a tile at most: each may need an address register."""
+
+_MAX_VECTORS = 4
+
+
+@dataclass(frozen=True)
+class SumAxis:
+    """A loop of the sum: ``extent`` values, ``step`` elements of ``a`` apart."""
+
+    extent: Dim
+    step: Dim
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +69,7 @@ class Contraction:
         b: the argument that holds the packed panels, in ``acc`` dtype: for each panel group,
             ``ceil(n / panel)`` panels of ``prod(k)`` rows of ``panel`` elements, zero beyond ``n``.
         b_group: which panel group serves a batch point; an expression over ``batch``.
-        panel: elements per row of a panel, a multiple of the vector length.
+        panel: elements per row of a panel, a multiple of the vector length or a power of two.
         rows: how many rows of ``a`` a register tile holds.
         acc: the accumulator's dtype.
         epilogue: stores over ``batch``, ``m`` and ``n``, in which ``Accumulator`` is the sum.
@@ -55,3 +91,143 @@ class Contraction:
     acc: DType
     epilogue: tuple[Store, ...]
     variables: tuple[Symbol, ...] = ()
+
+    # -- how ``a`` is read --------------------------------------------------------------------
+
+    @cached_property
+    def row_offset(self) -> Dim:
+        """``f(batch, m)``: where a row of ``a`` starts, in elements."""
+        return substitute(self.a_index, dict.fromkeys(self.k, 0))
+
+    @cached_property
+    def row_stride(self) -> int | None:
+        """Elements from one row of ``a`` to the next, where that is one known number."""
+        split = coefficient(self.row_offset, self.m)
+        return split[0] if split is not None and isinstance(split[0], int) else None
+
+    @cached_property
+    def sum_axes(self) -> tuple[SumAxis, ...]:
+        """``k`` as loops, outermost first; axes that one loop can walk are merged.
+
+        Raises:
+            OstinatoError: ``a_index`` is not affine in ``k``, which is a bug in its maker.
+        """
+        merged: list[SumAxis] = []
+        for symbol in self.k:
+            axis = SumAxis(extent_of(symbol), _step(self.a_index, symbol, self.k))
+            if axis.extent == 1:
+                continue
+            if merged and merged[-1].step == axis.extent * axis.step:
+                axis = SumAxis(merged.pop().extent * axis.extent, axis.step)
+            merged.append(axis)
+        return tuple(merged)
+
+    @cached_property
+    def depth(self) -> Dim:
+        """How many products a sum has: the rows of a panel."""
+        return prod(extent_of(symbol) for symbol in self.k)
+
+    # -- how the work is cut ------------------------------------------------------------------
+
+    @cached_property
+    def panels(self) -> Dim:
+        """Panels per group."""
+        return ceil_div(extent_of(self.n), self.panel)
+
+    @cached_property
+    def block(self) -> int:
+        """Rows of an item: a multiple of ``rows``, sized to be worth handing out."""
+        tiles = max(1, -(-max_extent(self.m) // self.rows))
+        worthwhile = -(-_ITEM_FLOPS // max(1, self._tile_flops))
+        fitting = _BLOCK_BYTES // (self.rows * self.panel * self.acc.itemsize)
+        per_block = max(1, min(tiles, worthwhile, fitting))
+        return self.rows * -(-tiles // -(-tiles // per_block))
+
+    @cached_property
+    def blocks(self) -> Dim:
+        """Row blocks per batch point."""
+        return ceil_div(extent_of(self.m), self.block)
+
+    @cached_property
+    def extent(self) -> Dim:
+        """The parallel range: batch points x row blocks x panels."""
+        return prod(extent_of(symbol) for symbol in self.batch) * self.blocks * self.panels
+
+    @cached_property
+    def panels_innermost(self) -> bool:
+        """Whether consecutive items share rows of ``a`` (all panels fit a cache) or a panel."""
+        panel_bytes = bounds(self.depth)[1] * self.panel * self.acc.itemsize
+        return panel_bytes * bounds(self.panels)[1] <= _RESIDENT_BYTES
+
+    @cached_property
+    def grain(self) -> int:
+        """How many consecutive items are worth handing out together."""
+        item = self._tile_flops * max(1, self.block // self.rows)
+        return max(1, _ITEM_FLOPS // max(1, item))
+
+    @cached_property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch: the sums of an item, as computed and transposed, and row offsets."""
+        sums = self.block * self.panel * self.acc.itemsize
+        return 2 * _whole_lines(sums) + _whole_lines(8 * self.block)
+
+    @cached_property
+    def _tile_flops(self) -> int:
+        return 2 * self.rows * self.panel * bounds(self.depth)[1]
+
+
+def tile_for(
+    vector_bytes: int, registers: int, acc: DType, m_hint: int, n_hint: int
+) -> tuple[int, int]:
+    """The register tile, ``(rows, panel)``, for products of about ``m_hint`` x ``n_hint``.
+
+    Args:
+        vector_bytes: the width of a vector register.
+        registers: how many vector registers there are.
+        acc: the accumulator's dtype.
+        m_hint: rows of the product, at most.
+        n_hint: columns of the product, at most.
+    """
+    lanes = max(1, vector_bytes // acc.itemsize)
+    if n_hint < lanes:
+        panel = 1 << max(0, n_hint - 1).bit_length()
+        return _even_rows(m_hint, _most_rows(registers, 1)), panel
+    shapes = [
+        (_even_rows(m_hint, _most_rows(registers, vectors)), vectors)
+        for vectors in range(1, _MAX_VECTORS + 1)
+    ]
+    rows, vectors = min(shapes, key=lambda s: (_cost(*s, lanes, m_hint, n_hint), -s[1]))
+    return rows, vectors * lanes
+
+
+def _step(index: Dim, symbol: Symbol, k: tuple[Symbol, ...]) -> Dim:
+    split = coefficient(index, symbol)
+    if split is None or not symbols(split[0]).isdisjoint(k):
+        raise OstinatoError(f"contraction: {index} is not affine in {symbol.name}")
+    return split[0]
+
+
+
+def _most_rows(registers: int, vectors: int) -> int:
+    """Rows whose sums fit beside a panel row and two temporaries."""
+    return max(1, min(_MAX_ROWS, (registers - vectors - 2) // vectors))
+
+
+def _even_rows(m: int, most: int) -> int:
+    """The rows of a tile when ``m`` rows are spread evenly over as few tiles as possible."""
+    tiles = max(1, -(-m // most))
+    return max(1, -(-m // tiles))
+
+
+def _cost(rows: int, vectors: int, lanes: int, m: int, n: int) -> int:
+    """Cycles per step of ``k`` over the whole product, up to a factor.
+
+    A tile multiplies ``rows * vectors`` vectors, for which it reads the panel row from the
+    second-level cache and one element of each row.
+    """
+    tiles = -(-m // rows) * -(-n // (vectors * lanes))
+    return tiles * max(rows * vectors, rows + 2 * vectors)
+
+
+def _whole_lines(size: int) -> int:
+    return -(-size // 64) * 64

@@ -109,7 +109,6 @@ def _reads_once(use: tuple[Node, int, bool], region_of: dict[Node, Region]) -> b
 def _is_cheap(region: Region) -> bool:
     cost = sum(n.op.cost if isinstance(n.op, Elementwise) else COSTLY for n in region.members)
     members = set(region.members)
-    loads = {
-        v for n in region.members for v in n.inputs if v.node not in members and v.node.op.name != "constant"
-    }
+    operands = {v for n in region.members for v in n.inputs if v.node not in members}
+    loads = [v for v in operands if v.node.op.name != "constant"]
     return cost < COSTLY // 2 and len(loads) <= 1

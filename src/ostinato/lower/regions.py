@@ -26,12 +26,12 @@ from ostinato.lower.views import VIEWS
 from ostinato.ops.base import Elementwise
 from ostinato.variables import Dim, bounds, prod
 
-__all__ = ["ANCHORS", "FusionOptions", "Region", "form_regions", "is_row_reduction"]
+__all__ = ["ANCHORS", "REDUCTIONS", "FusionOptions", "Region", "form_regions", "is_row_reduction"]
 
 #: Ops whose own kernels take an epilogue of elementwise members.
 ANCHORS = frozenset({"matmul", "conv", "max_pool", "avg_pool"})
 
-_REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all", "argmax", "argmin"})
+REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all", "argmax", "argmin"})
 
 #: Rules whose code is long; recomputing them is dearer than a trip through the cache.
 COSTLY = 4
@@ -80,7 +80,7 @@ class Region:
 
     @property
     def reductions(self) -> list[Node]:
-        return [n for n in self.members if n is not self.anchor and n.op.name in _REDUCTIONS]
+        return [n for n in self.members if n is not self.anchor and n.op.name in REDUCTIONS]
 
 
 class _Edge(NamedTuple):
@@ -92,7 +92,7 @@ class _Edge(NamedTuple):
 
 def is_row_reduction(node: Node) -> bool:
     """Whether ``node`` reduces exactly the trailing axes of its operand."""
-    if node.op.name not in _REDUCTIONS:
+    if node.op.name not in REDUCTIONS:
         return False
     (x,) = node.inputs
     axes = reduced_axes(node)
@@ -185,7 +185,7 @@ class _Former:
             inner = prod(x.shape[i] for i in reduced_axes(node))
             return Region([node], prod(x.shape), inner, {node}, closed=not options.rowwise)
         region = Region([node], prod(out.shape))
-        if node.op.name in _REDUCTIONS or node.op.name in ANCHORS:
+        if node.op.name in REDUCTIONS or node.op.name in ANCHORS:
             region.anchor = node
             region.closed = True  # it joins no producer; readers may join it
         elif not is_pointwise(node):
@@ -291,7 +291,7 @@ class _Former:
 
 
 def _takes_epilogue(anchor: Node) -> bool:
-    return anchor.op.name in ANCHORS or anchor.op.name in _REDUCTIONS
+    return anchor.op.name in ANCHORS or anchor.op.name in REDUCTIONS
 
 
 def _fusable_operands(node: Node) -> Sequence[Value]:
@@ -349,7 +349,7 @@ def _merged(left: Region, right: Region, edge: _Edge, node: Node) -> Region | No
     at the full or at the row level of the other.
     """
     producer_row = edge.producer in left.row_members
-    node_row = node in right.row_members and node.op.name not in _REDUCTIONS
+    node_row = node in right.row_members and node.op.name not in REDUCTIONS
     if edge.row is not None:
         return _merged_by_row_edge(left, right, edge.row, producer_row, node_row)
     if left.inner is None and right.inner is None:
@@ -400,7 +400,7 @@ def _union(left: Region, right: Region, size: Dim, inner: Dim | None, rows: set[
 def _consistent(region: Region, edge: _Edge, node: Node) -> bool:
     """Whether an edge between members fits the levels that the region gives them."""
     producer_row = edge.producer in region.row_members
-    reads_full = node not in region.row_members or node.op.name in _REDUCTIONS
+    reads_full = node not in region.row_members or node.op.name in REDUCTIONS
     if node is region.anchor:
         return False
     if edge.row is None:

@@ -13,6 +13,7 @@ from ostinato.lower.loops import LoopNest, Scan, Stage, Store, Update
 from ostinato.lower.merge import merge_axes
 from ostinato.lower.nests import BLOCK, block_nest, symbols_of
 from ostinato.lower.views import Indices, linear_index
+from ostinato.variables import axis as axis_over
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
@@ -116,8 +117,9 @@ def scan_nest(
     (x,) = node.inputs
     axis = node.attrs["axis"]
     op: Literal["sum", "prod"] = "sum" if node.op.name == "cumsum" else "prod"
+    along = axis_over("s", x.shape[axis])
     indices = list(build.axes(x.shape))
-    along = indices[axis]
+    indices[axis] = along
     inner = symbols_of([along])
     outer = symbols_of([*indices[:axis], *indices[axis + 1 :]])
     if node.attrs["reverse"]:

@@ -1,0 +1,388 @@
+"""``Graph -> Program``: every region becomes kernels over buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ostinato.errors import UnsupportedOpError
+from ostinato.lower.builder import KernelBuilder
+from ostinato.lower.inline import inline_regions
+from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
+from ostinato.lower.preparation import split_prepared
+from ostinato.lower.products import (
+    Product,
+    RegisterFile,
+    conv_product,
+    depthwise_nest,
+    is_depthwise,
+    matmul_product,
+)
+from ostinato.lower.program import Call, LoweredBuffer, Program, Role
+from ostinato.lower.regions import REDUCTIONS, FusionOptions, Region, form_regions, is_transparent
+from ostinato.lower.updates import (
+    concat_nest,
+    copy_nest,
+    dynamic_update_nest,
+    scan_nest,
+    scatter_nest,
+)
+from ostinato.variables import bounds
+
+if TYPE_CHECKING:
+    from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.lower.program import Kernel
+
+__all__ = ["LoweringOptions", "lower"]
+
+
+@dataclass(frozen=True)
+class LoweringOptions:
+    """What lowering needs to know of the device, and what it may do.
+
+    Attributes:
+        registers: the vector registers that contractions are tiled for.
+        fusion: which fusions are on.
+    """
+
+    registers: RegisterFile
+    fusion: FusionOptions = field(default_factory=FusionOptions)
+
+
+def lower(graph: BaseGraph, options: LoweringOptions) -> tuple[Program, list[str]]:
+    """Kernels and buffers for ``graph``, and notes on fusions that were refused.
+
+    Raises:
+        UnsupportedOpError: nodes for which no kernel exists, every one listed.
+    """
+    lowering = _Lowering(graph, options)
+    return lowering.program(), lowering.refused
+
+
+class _Lowering:
+    def __init__(self, graph: BaseGraph, options: LoweringOptions) -> None:
+        self.graph = graph
+        self.options = options
+        self.variables = tuple(graph.variables.values())
+        self.calls: list[Call] = []
+        self.stored: dict[Value, LoweredBuffer] = {}
+        self.refused: list[str] = []
+        self.nodes = _live(graph)
+        self.inlined: set[Node] = set()
+        self.outputs: dict[str, LoweredBuffer] = {}
+        self._claimed: dict[Value, tuple[str, Value]] = {}
+        self._needed: set[Value] = set()
+        self._in_place: dict[Node, LoweredBuffer] = {}
+
+    def program(self) -> Program:
+        self._store_leaves()
+        results = self.graph.results()
+        regions, self.refused = form_regions(self.nodes, results, self.options.fusion)
+        self.inlined = inline_regions(regions, self.nodes, results)
+        self._check_supported(regions)
+        self._find_needed(regions)
+        self._claim_outputs()
+        self._find_in_place_updates()
+        for region in regions:
+            if region.members[0] not in self.inlined:
+                self._lower_region(region)
+        self._finish_outputs()
+        next_states = self._finish_states()
+        prepare, calls = split_prepared(self.calls, self.variables)
+        by_role = {
+            role: {b.name: b for b in self.stored.values() if b.role is role}
+            for role in (Role.INPUT, Role.PARAM, Role.STATE)
+        }
+        return Program(
+            calls,
+            prepare,
+            by_role[Role.INPUT],
+            by_role[Role.PARAM],
+            by_role[Role.STATE],
+            {name: self.outputs[name] for name in self.graph.outputs},
+            next_states,
+            self.variables,
+        )
+
+    # -- what is in memory ---------------------------------------------------------------------
+
+    def _store_leaves(self) -> None:
+        graph = self.graph
+        for role, leaves in (
+            (Role.INPUT, graph.inputs),
+            (Role.PARAM, graph.params),
+            (Role.STATE, graph.states),
+        ):
+            for name, value in leaves.items():
+                self.stored[value] = LoweredBuffer(value.type, role, name, value)
+        for node in self.nodes:
+            if node.op.name == "constant" and node.attrs["array"].size != 1:
+                (value,) = node.outputs
+                data = node.attrs["array"]
+                self.stored[value] = LoweredBuffer(
+                    value.type, Role.CONSTANT, node.label, value, data
+                )
+
+    def _find_needed(self, regions: Iterable[Region]) -> None:
+        """Which computed values someone outside their region reads."""
+        region_of = {node: region for region in regions for node in region.members}
+        needed = self._needed
+        for node in self.nodes:
+            if is_transparent(node):
+                continue
+            for value in _computed_behind(node.inputs):
+                if region_of[value.node] is not region_of[node]:
+                    needed.add(value)
+        needed.update(_computed_behind(self.graph.results()))
+
+    def _claim_outputs(self) -> None:
+        """Let computed values be written straight into the output that they become.
+
+        A reshape in between does not matter: the elements are in the same order.
+        """
+        for name, output in self.graph.outputs.items():
+            value = output
+            while value.node.op.name == "reshape":
+                (value,) = value.node.inputs
+            if not is_transparent(value.node) and value not in self._claimed:
+                self._claimed[value] = (name, output)
+
+    def _find_in_place_updates(self) -> None:
+        """Updates of a state that nothing else reads are made in the state's own memory."""
+        readers: dict[Value, int] = {}
+        for node in self.nodes:
+            for value in node.inputs:
+                readers[value] = readers.get(value, 0) + 1
+        for value in self.graph.outputs.values():
+            readers[value] = readers.get(value, 0) + 1
+        for name, value in self.graph.assignments.items():
+            state, node = self.graph.states[name], value.node
+            updates = node.op.name in _UPDATES and node.inputs[0] is state
+            if updates and readers.get(state) == 1 and value not in self._claimed:
+                self._in_place[node] = self.stored[state]
+
+    def _target(self, value: Value) -> LoweredBuffer:
+        """The buffer that ``value`` is to be written to."""
+        if value.node in self._in_place:
+            return self._in_place[value.node]
+        if value not in self._claimed:
+            return LoweredBuffer(value.type, Role.TEMP, value.node.label, value)
+        name, output = self._claimed[value]
+        self.outputs[name] = LoweredBuffer(output.type, Role.OUTPUT, name, value)
+        return self.outputs[name]
+
+    def _store(self, node: Node) -> LoweredBuffer:
+        """The buffer of a node's only result, which is in memory from here on."""
+        (value,) = node.outputs
+        self.stored[value] = buffer = self._target(value)
+        return buffer
+
+    # -- regions -------------------------------------------------------------------------------
+
+    def _check_supported(self, regions: Iterable[Region]) -> None:
+        missing = [
+            node
+            for region in regions
+            if (node := region.anchor) is not None
+            and node.op.name not in _LOWERED
+            and not _is_column_reduction(node)
+        ]
+        if missing:
+            listed = "\n".join(f"  {node} {node.source}".rstrip() for node in missing)
+            raise UnsupportedOpError(f"the CPU has no kernel for these nodes:\n{listed}")
+
+    def _lower_region(self, region: Region) -> None:
+        anchor = region.anchor
+        if anchor is None:
+            build = self._builder(region)
+            outputs = self._region_outputs(region)
+            if region.inner is not None:
+                self._call(region, build, row_nest(build, region, outputs, self.variables), outputs)
+            else:
+                self._call(region, build, map_nest(build, outputs, self.variables), outputs)
+            return
+        rule = _LOWERED.get(anchor.op.name, _Lowering._lower_column)
+        rule(self, region, anchor)
+
+    def _builder(self, region: Region) -> KernelBuilder:
+        return KernelBuilder(self.stored, _Members(set(region.members), self.inlined))
+
+    def _region_outputs(self, region: Region) -> Outputs:
+        """The values that the region stores, with their buffers."""
+        values = [v for n in region.members for v in n.outputs if v in self._needed]
+        return [(value, self._target(value)) for value in values]
+
+    def _call(
+        self, region: Region, build: KernelBuilder, kernel: Kernel, outputs: Outputs
+    ) -> None:
+        self.stored.update(outputs)
+        title = "+".join(dict.fromkeys(n.op.name for n in region.members))
+        flops = sum(
+            bounds(n.op.flops([v.type for v in n.inputs], n.attrs))[1] for n in region.members
+        )
+        labels = tuple(n.label for n in region.members)
+        self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))
+
+    def _helper_call(self, node: Node, title: str, build: KernelBuilder, kernel: Kernel) -> None:
+        self.calls.append(Call(kernel, tuple(build.buffers), (node.label,), title))
+
+    # -- anchors -------------------------------------------------------------------------------
+
+    def _lower_column(self, region: Region, anchor: Node) -> None:
+        build = self._builder(region)
+        outputs = self._region_outputs(region)
+        self._call(region, build, column_nest(build, anchor, outputs, self.variables), outputs)
+
+    def _lower_conv(self, region: Region, anchor: Node) -> None:
+        if is_depthwise(anchor):
+            build = self._builder(region)
+            outputs = self._region_outputs(region)
+            self._call(region, build, depthwise_nest(build, anchor, outputs, self.variables), outputs)
+        else:
+            self._lower_product(region, conv_product(anchor))
+
+    def _lower_matmul(self, region: Region, anchor: Node) -> None:
+        self._lower_product(region, matmul_product(anchor))
+
+    def _lower_product(self, region: Region, product: Product) -> None:
+        if not product.reads_in_place(self._builder(region)):
+            self._copy(product.a)
+        tile = product.tile(self.options.registers)
+        packed = product.packed_buffer(tile[1], Role.TEMP)
+        build = KernelBuilder(self.stored, self.inlined)
+        packing = product.packing(build, packed, tile[1], self.variables)
+        self._helper_call(product.node, "pack", build, packing)
+        build = self._builder(region)
+        outputs = self._region_outputs(region)
+        kernel = product.contraction(build, packed, tile, outputs, self.variables)
+        self._call(region, build, kernel, outputs)
+
+    def _copy(self, value: Value) -> None:
+        """Bring ``value``, a view of something, into memory of its own."""
+        buffer = LoweredBuffer(value.type, Role.TEMP, f"{value.node.label}.copy", value)
+        build = KernelBuilder(self.stored, self.inlined)
+        kernel = copy_nest(build, value, buffer, self.variables)
+        self._helper_call(value.node, "copy", build, kernel)
+        self.stored[value] = buffer
+
+    def _lower_concat(self, region: Region, anchor: Node) -> None:
+        target = self._store(anchor)
+        for position, operand in enumerate(anchor.inputs):
+            if operand.type.size != 0:
+                build = KernelBuilder(self.stored, self.inlined)
+                kernel = concat_nest(build, anchor, position, target, self.variables)
+                self._helper_call(anchor, "concat", build, kernel)
+
+    def _lower_update(self, region: Region, anchor: Node) -> None:
+        x = anchor.inputs[0]
+        target = self._store(anchor)
+        if anchor not in self._in_place:
+            build = KernelBuilder(self.stored, self.inlined)
+            kernel = copy_nest(build, x, target, self.variables)
+            self._helper_call(anchor, "copy", build, kernel)
+        build = KernelBuilder(self.stored, self.inlined)
+        nest = dynamic_update_nest if anchor.op.name == "dynamic_update_slice" else scatter_nest
+        kernel = nest(build, anchor, target, self.variables)
+        self._helper_call(anchor, anchor.op.name, build, kernel)
+
+    def _lower_scan(self, region: Region, anchor: Node) -> None:
+        build = KernelBuilder(self.stored, self.inlined)
+        target = self._store(anchor)
+        kernel = scan_nest(build, anchor, target, self.variables)
+        self._helper_call(anchor, anchor.op.name, build, kernel)
+
+    # -- results -------------------------------------------------------------------------------
+
+    def _finish_outputs(self) -> None:
+        """Outputs that no kernel writes directly: leaves, views, and values listed twice."""
+        for name, value in self.graph.outputs.items():
+            if name not in self.outputs:
+                buffer = LoweredBuffer(value.type, Role.OUTPUT, name, value)
+                self.outputs[name] = buffer
+                self._copy_into(value, buffer)
+
+    def _finish_states(self) -> dict[str, LoweredBuffer]:
+        """Copy each new value over its state, after everything that reads the old one."""
+        after: dict[str, LoweredBuffer] = {}
+        moved: list[tuple[Value, LoweredBuffer]] = []
+        for name, value in self.graph.assignments.items():
+            state = self.stored[self.graph.states[name]]
+            after[name] = state
+            if value.node in self._in_place or value is self.graph.states[name]:
+                continue
+            if _reads_state(value):
+                self._copy(value)
+            moved.append((value, state))
+        for value, state in moved:
+            self._copy_into(value, state)
+        return after
+
+    def _copy_into(self, value: Value, buffer: LoweredBuffer) -> None:
+        build = KernelBuilder(self.stored, self.inlined)
+        kernel = copy_nest(build, value, buffer, self.variables)
+        self._helper_call(value.node, "copy", build, kernel)
+
+
+class _Members:
+    """The nodes that a region's kernel computes: its own, and the inlined ones."""
+
+    def __init__(self, own: set[Node], inlined: set[Node]) -> None:
+        self._own, self._inlined = own, inlined
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._own or node in self._inlined
+
+
+_UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter_nd"})
+
+_LOWERED: dict[str, Callable[[_Lowering, Region, Node], None]] = {
+    "matmul": _Lowering._lower_matmul,
+    "conv": _Lowering._lower_conv,
+    "max_pool": _Lowering._lower_column,
+    "avg_pool": _Lowering._lower_column,
+    "concat": _Lowering._lower_concat,
+    "cumsum": _Lowering._lower_scan,
+    "cumprod": _Lowering._lower_scan,
+    **dict.fromkeys(_UPDATES, _Lowering._lower_update),
+}
+
+
+def _is_column_reduction(node: Node) -> bool:
+    return node.op.name in REDUCTIONS
+
+
+def _live(graph: BaseGraph) -> list[Node]:
+    """The nodes that the results depend on, in order."""
+    needed: set[Node] = set()
+    stack = [value.node for value in graph.results()]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(value.node for value in node.inputs)
+    return [node for node in graph.nodes if node in needed]
+
+
+def _computed_behind(values: Iterable[Value]) -> list[Value]:
+    """The computed values that ``values`` are, or are views of."""
+    found: list[Value] = []
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if is_transparent(value.node):
+            stack.extend(value.node.inputs)
+        else:
+            found.append(value)
+    return found
+
+
+def _reads_state(value: Value) -> bool:
+    stack = [value]
+    while stack:
+        node = stack.pop().node
+        if node.op.name == "state":
+            return True
+        if is_transparent(node):
+            stack.extend(node.inputs)
+    return False
