@@ -146,9 +146,7 @@ class IntegerArithmetic:
         b = self.builder
         if self.lanes == 1 or self.dtype.bits == 64:
             return b.sdiv(x, y) if self.signed else b.udiv(x, y)
-        wide = vector_of(
-            ir.DoubleType() if self.dtype.bits == 32 else ir.FloatType(), self.lanes
-        )
+        wide = vector_of(ir.DoubleType() if self.dtype.bits == 32 else ir.FloatType(), self.lanes)
         to_float = b.sitofp if self.signed else b.uitofp
         from_float = b.fptosi if self.signed else b.fptoui
         return from_float(b.fdiv(to_float(x, wide), to_float(y, wide)), x.type)

@@ -25,7 +25,18 @@ from ostinato.codegen.llvm.types import (
 )
 from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, DType, promote
 
-__all__ = ["Lane", "Operand", "align", "broadcast", "intrinsic", "lane_of", "round_to", "where"]
+__all__ = [
+    "Lane",
+    "Operand",
+    "align",
+    "align_numeric",
+    "broadcast",
+    "intrinsic",
+    "is_nan",
+    "lane_of",
+    "round_to",
+    "where",
+]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -103,7 +114,7 @@ class Lane:
         return lane_of(other, self) / self
 
     def __floordiv__(self, other: Operand) -> Lane:
-        x, y = _numeric(self, other)
+        x, y = align_numeric(self, other)
         if x.dtype.is_float:
             return _float_divmod(x, y)[0]
         return x.like(x.integers.divide_floor(x.value, y.value))
@@ -112,7 +123,7 @@ class Lane:
         return lane_of(other, self) // self
 
     def __mod__(self, other: Operand) -> Lane:
-        x, y = _numeric(self, other)
+        x, y = align_numeric(self, other)
         if x.dtype.is_float:
             return _float_divmod(x, y)[1]
         return x.like(x.integers.remainder_floor(x.value, y.value))
@@ -185,14 +196,14 @@ class Lane:
         return self ^ (True if self.dtype.is_bool else -1)
 
     def __lshift__(self, other: Operand) -> Lane:
-        x, y = _numeric(self, other)
+        x, y = align_numeric(self, other)
         return x.like(x.integers.shift_left(x.value, y.value))
 
     def __rlshift__(self, other: Operand) -> Lane:
         return lane_of(other, self) << self
 
     def __rshift__(self, other: Operand) -> Lane:
-        x, y = _numeric(self, other)
+        x, y = align_numeric(self, other)
         return x.like(x.integers.shift_right(x.value, y.value))
 
     def __rrshift__(self, other: Operand) -> Lane:
@@ -257,6 +268,13 @@ def intrinsic(name: str, first: Lane, *rest: Lane) -> Lane:
     )
 
 
+def is_nan(x: Lane) -> Lane:
+    """Which lanes are NaN; none of an integer."""
+    if not x.dtype.is_float:
+        return x.flags(constant(BOOL, False, x.lanes))
+    return x.flags(x.builder.fcmp_unordered("uno", x.value, x.value))
+
+
 def where(condition: Lane, x: Operand, y: Operand) -> Lane:
     """``x`` where the bool ``condition`` holds, else ``y``."""
     if not isinstance(x, Lane) and not isinstance(y, Lane):
@@ -290,8 +308,8 @@ def _widened(lane: Lane, dtype: DType) -> Lane:
     return lane.astype(dtype)
 
 
-def _numeric(x: Operand, y: Operand) -> tuple[Lane, Lane]:
-    """Aligned operands, bools counted as int8 as NumPy does where bool has no such operation."""
+def align_numeric(x: Operand, y: Operand) -> tuple[Lane, Lane]:
+    """Like :func:`align`; bools count as int8, as in NumPy where bool lacks the operation."""
     left, right = align(x, y)
     if left.dtype.is_bool:
         return left.astype(INT8), right.astype(INT8)
@@ -341,5 +359,3 @@ def _float_divmod(x: Lane, y: Lane) -> tuple[Lane, Lane]:
     floored = where(quotient == 0.0, signed_zero, floored)
     by_zero = y == 0.0
     return where(by_zero, x / y, floored), where(by_zero, remainder, modulo)
-
-

@@ -162,9 +162,7 @@ def _guarded_load(
     return result
 
 
-def _addresses(
-    builder: ir.IRBuilder, base: ir.Value, dtype: DType, indices: ir.Value
-) -> ir.Value:
+def _addresses(builder: ir.IRBuilder, base: ir.Value, dtype: DType, indices: ir.Value) -> ir.Value:
     pointers = builder.gep(base, [indices], source_etype=memory_type(dtype))
     # llvmlite gives a gep the type of its base; indexed by a vector it is a vector of pointers.
     pointers.type = ir.VectorType(BYTE_POINTER, _lane_count(indices))

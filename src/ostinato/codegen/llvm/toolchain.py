@@ -75,6 +75,11 @@ class TargetSpec:
             return True
         return "+f16c" in self.features.split(",") or self.cpu in ("x86-64-v3", "x86-64-v4")
 
+    @property
+    def has_avx512(self) -> bool:
+        """Whether AVX-512 (F, BW, DQ and VL) is there."""
+        return self.triple.startswith("x86") and self.vector_bytes == 64
+
     def lanes(self, itemsize: int) -> int:
         """How many elements of ``itemsize`` bytes fill a vector register."""
         return max(1, self.vector_bytes // itemsize)
@@ -191,6 +196,7 @@ def _optimized(module: str | ir.Module, target: TargetSpec) -> Any:
         parsed = llvm.parse_assembly(str(module))
         parsed.triple = target.triple
         parsed.data_layout = str(machine.target_data)
+        _supply_library(parsed, target)
         parsed.verify()
     except RuntimeError as error:
         raise OstinatoError(f"malformed LLVM IR: {error}") from error
@@ -202,6 +208,25 @@ def _optimized(module: str | ir.Module, target: TargetSpec) -> Any:
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(parsed, builder)
     return parsed
+
+
+def _supply_library(parsed: Any, target: TargetSpec) -> None:
+    """Links in what the module calls of :mod:`ostinato.codegen.llvm.target_library`."""
+    import llvmlite.binding as llvm
+    from llvmlite import ir
+
+    from ostinato.codegen.llvm import target_library
+
+    library = ir.Module("library")
+    declared = [function.name for function in parsed.functions if function.is_declaration]
+    target_library.define_scaling(library, declared, avx512=target.has_avx512)
+    if not target.has_half_conversions:
+        target_library.define_half_conversions(library)
+    if not library.globals:
+        return
+    definitions = llvm.parse_assembly(str(library))
+    definitions.triple, definitions.data_layout = parsed.triple, parsed.data_layout
+    parsed.link_in(definitions)
 
 
 @functools.cache
