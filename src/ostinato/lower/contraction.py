@@ -207,7 +207,6 @@ def _step(index: Dim, symbol: Symbol, k: tuple[Symbol, ...]) -> Dim:
     return split[0]
 
 
-
 def _most_rows(registers: int, vectors: int) -> int:
     """Rows whose sums fit beside a panel row and two temporaries."""
     return max(1, min(_MAX_ROWS, (registers - vectors - 2) // vectors))

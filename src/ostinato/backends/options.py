@@ -1,0 +1,34 @@
+"""How a graph is to be compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["CompileOptions"]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Switches of the compiler. Each optimisation can be turned off; results stay the same.
+
+    Attributes:
+        optimize: run the optimising passes and fuse; off, each node becomes kernels of its own.
+        disabled_passes: names of passes to leave out (see ``ostinato.passes.pipeline``).
+        elementwise_fusion: join elementwise nodes into one kernel.
+        epilogue_fusion: join elementwise nodes with the matmul or convolution before them.
+        rowwise_fusion: join reductions along rows with what surrounds them.
+        cast_inputs: convert inputs and params of another dtype instead of refusing them.
+        verify: check the graph between passes.
+        target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.
+        cache: use the on-disk cache of compiled kernels.
+    """
+
+    optimize: bool = True
+    disabled_passes: frozenset[str] = field(default_factory=frozenset)
+    elementwise_fusion: bool = True
+    epilogue_fusion: bool = True
+    rowwise_fusion: bool = True
+    cast_inputs: bool = False
+    verify: bool = False
+    target: str = "host"
+    cache: bool = True
