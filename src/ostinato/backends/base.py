@@ -1,0 +1,92 @@
+"""What a device must offer, and how the devices of this machine are found."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ostinato.dtypes import DType
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ostinato.backends.device import Device
+    from ostinato.backends.options import CompileOptions
+    from ostinato.ir.graph import BaseGraph
+    from ostinato.plan.execution_plan import ExecutionPlan
+    from ostinato.plan.report import CompileReport
+
+__all__ = ["Backend", "Capabilities", "Executable", "Progress"]
+
+#: Told how many of how many kernels are compiled.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend takes as it is; everything else is rewritten into it, or refused.
+
+    Attributes:
+        ops: names of the ops that it computes natively.
+        dtypes: element types that it computes with.
+        padded_conv: whether a convolution may carry padding, or wants a ``pad`` before it.
+    """
+
+    ops: frozenset[str]
+    dtypes: frozenset[DType]
+    padded_conv: bool = True
+
+
+class Executable(ABC):
+    """A graph compiled for a device, with memory of its own.
+
+    Arrays given to it have been checked: they are C-contiguous and of the declared types.
+    """
+
+    plan: ExecutionPlan
+    report: CompileReport
+
+    @abstractmethod
+    def write_param(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        """Copy ``array`` into the param."""
+
+    @abstractmethod
+    def run(
+        self,
+        inputs: Sequence[np.ndarray[Any, Any]],
+        outputs: Sequence[np.ndarray[Any, Any]],
+        variables: Sequence[int],
+    ) -> None:
+        """Run once: read ``inputs`` and write ``outputs``, in the graph's order."""
+
+    @abstractmethod
+    def bind(
+        self,
+        inputs: Sequence[np.ndarray[Any, Any]],
+        outputs: Sequence[np.ndarray[Any, Any]],
+        variables: Sequence[int],
+    ) -> Callable[[], None]:
+        """A callable that runs on these arrays, again and again, without further checks."""
+
+
+class Backend(ABC):
+    """A kind of device."""
+
+    device: Device
+    capabilities: Capabilities
+
+    @abstractmethod
+    def compile(
+        self,
+        graph: BaseGraph,
+        params: Mapping[str, np.ndarray[Any, Any]],
+        options: CompileOptions,
+        progress: Progress | None = None,
+    ) -> Executable:
+        """Compile ``graph``; ``params`` are copied in.
+
+        Raises:
+            UnsupportedOpError: every node that the device has no way to compute.
+        """

@@ -1,0 +1,149 @@
+"""Kernels to machine code: compile what the cache does not have, then link everything at once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostinato.lower.text import kernel_text
+
+if TYPE_CHECKING:
+    from ostinato.backends.base import Progress
+    from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
+    from ostinato.codegen.object_cache import ObjectCache
+    from ostinato.lower.program import Kernel
+    from ostinato.variables import Dim, Symbol
+
+__all__ = ["CODE_VERSION", "CompiledKernel", "KernelCompiler", "MachineCode"]
+
+#: Part of every cache key: raised whenever a renderer emits other code for the same kernel.
+CODE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """Where a kernel's code is.
+
+    Attributes:
+        name: its symbol.
+        address: of the kernel.
+        extent_address: of the function that gives its extent; 0 where that is a constant.
+    """
+
+    name: str
+    address: int
+    extent_address: int
+
+
+class MachineCode:
+    """Linked kernels and size functions. Their addresses are valid as long as this lives."""
+
+    def __init__(self, linked: LinkedCode | None, names: dict[Kernel, str], sizes: dict[Dim, str]):
+        self._linked = linked
+        self._names = names
+        self._sizes = sizes
+
+    def kernel(self, kernel: Kernel) -> CompiledKernel:
+        """The code of a kernel that was compiled."""
+        assert self._linked is not None
+        name = self._names[kernel]
+        symbolic = not isinstance(kernel.extent, int)
+        extent = self._linked.address(f"{name}_extent") if symbolic else 0
+        return CompiledKernel(name, self._linked.address(name), extent)
+
+    def size(self, size: Dim) -> int:
+        """The address of the function that gives a symbolic size; 0 for a constant."""
+        if isinstance(size, int) or self._linked is None:
+            return 0
+        return self._linked.address(f"{self._sizes[size]}_extent")
+
+
+class KernelCompiler:
+    """Compiles kernels for one target.
+
+    Args:
+        target: the processor.
+        cache: holds the objects of kernels compiled before.
+    """
+
+    def __init__(self, target: TargetSpec, cache: ObjectCache) -> None:
+        self.target = target
+        self.cache = cache
+
+    def compile(
+        self,
+        kernels: Sequence[Kernel],
+        sizes: Sequence[Dim],
+        variables: tuple[Symbol, ...],
+        progress: Progress | None = None,
+    ) -> MachineCode:
+        """Machine code for every kernel, and a function for every symbolic size."""
+        from ostinato.codegen.llvm.toolchain import link
+
+        names: dict[Kernel, str] = {}
+        objects: dict[str, tuple[bytes, list[str]]] = {}
+        for done, kernel in enumerate(kernels):
+            text = kernel_text(kernel)
+            name = self._symbol(text)
+            names[kernel] = name
+            if name not in objects:
+                built = self.cache.get_or_build(name, lambda k=kernel, n=name: self._build(k, n))
+                symbols = [name] if isinstance(kernel.extent, int) else [name, f"{name}_extent"]
+                objects[name] = (built, symbols)
+            if progress is not None:
+                progress(done + 1, len(kernels))
+        size_names = self._sizes(sizes, variables, objects)
+        linked = link(objects.values()) if objects else None
+        return MachineCode(linked, names, size_names)
+
+    def _symbol(self, text: str) -> str:
+        import llvmlite
+
+        target = self.target
+        parts = (
+            str(CODE_VERSION),
+            llvmlite.__version__,
+            target.triple,
+            target.cpu,
+            target.features,
+            str(target.vector_bytes),
+            text,
+        )
+        return "k" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+    def _build(self, kernel: Kernel, name: str) -> bytes:
+        from ostinato.codegen.llvm import render
+        from ostinato.codegen.llvm.toolchain import compile_module
+
+        return compile_module(render(kernel, name, self.target), self.target)
+
+    def _sizes(
+        self,
+        sizes: Sequence[Dim],
+        variables: tuple[Symbol, ...],
+        objects: dict[str, tuple[bytes, list[str]]],
+    ) -> dict[Dim, str]:
+        """One module with a function for each distinct symbolic size."""
+        distinct = [s for s in dict.fromkeys(sizes) if not isinstance(s, int)]
+        if not distinct:
+            return {}
+        header = f"sizes {[(v.name, v.min, v.max) for v in variables]} {[str(s) for s in distinct]}"
+        name = self._symbol(header)
+        names = {size: f"{name}_{i}" for i, size in enumerate(distinct)}
+
+        def build() -> bytes:
+            from llvmlite import ir
+
+            from ostinato.codegen.llvm.kernel import define_extent
+            from ostinato.codegen.llvm.toolchain import compile_module
+
+            module = ir.Module(name)
+            for size, symbol in names.items():
+                define_extent(module, symbol, variables, size)
+            return compile_module(module, self.target)
+
+        symbols = [f"{symbol}_extent" for symbol in names.values()]
+        objects[name] = (self.cache.get_or_build(name, build), symbols)
+        return names
