@@ -38,7 +38,7 @@ typedef struct {
 } ledger;
 
 typedef struct {
-    pool *pool;
+    thread_pool *pool;
     unsigned seed;
     double until;
     long jobs;
@@ -111,7 +111,7 @@ static void *own(void *argument) {
 }
 
 static long run_owners(int threads, int n_owners, double duration) {
-    pool *p = pool_create(threads);
+    thread_pool *p = pool_create(threads);
     CHECK(p != NULL && pool_workers(p) == 0);
     owner owners[4];
     pthread_t handles[4];

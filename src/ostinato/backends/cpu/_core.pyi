@@ -82,9 +82,11 @@ class Arena:
 class ThreadPool:
     """Threads that share out the steps of programs; ``threads`` counts the calling thread.
 
-    Threads are started by the first step worth sharing; between steps they spin for some 30
-    microseconds, then sleep. One step at a time has them: a step that finds them busy with another
-    program's runs on its caller alone. After ``os.fork`` the child starts threads of its own.
+    Every thread begins with the same share of the rows in each step, so that it finds them in its
+    cache, and then helps the others. Threads are started by the first step worth sharing; between
+    steps they spin for some 30 microseconds, then sleep. One step at a time has them: a step that
+    finds them busy with another program's runs on its caller alone. After ``os.fork`` the child
+    starts threads of its own.
     They end when neither a reference nor a program holds the pool.
 
     Raises:

@@ -17,7 +17,7 @@ typedef struct {
 } patch;
 
 struct executor {
-    pool *pool;
+    thread_pool *pool;
     pthread_mutex_t lock; /* held by the run in progress; guards the pointer table */
     unsigned fork_epoch;
     size_t n_steps;
@@ -99,7 +99,7 @@ static bool reserve_scratch(executor *e, size_t nbytes) {
     return memory_map(&e->scratch, total, true);
 }
 
-executor *executor_create(const executor_description *d, pool *p) {
+executor *executor_create(const executor_description *d, thread_pool *p) {
     executor *e = allocate(d);
     if (e == NULL) {
         return NULL;

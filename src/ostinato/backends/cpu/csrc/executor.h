@@ -45,7 +45,7 @@ typedef struct {
 typedef struct executor executor;
 
 /* Copies the description. The pool must outlive the executor. NULL when out of memory. */
-executor *executor_create(const executor_description *description, pool *p);
+executor *executor_create(const executor_description *description, thread_pool *p);
 void executor_destroy(executor *e);
 
 /* Runs all steps in order; allocates nothing. Runs of one executor on several threads take turns.

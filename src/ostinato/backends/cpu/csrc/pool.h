@@ -9,7 +9,7 @@
 
 #define POOL_MAX_THREADS 1024
 
-typedef struct pool pool;
+typedef struct thread_pool thread_pool;
 
 /* One kernel over [0, extent). Everything it points at stays valid until pool_run returns, and
  * nobody looks at it afterwards. Thread t gets the scratch at scratch + t * scratch_stride. */
@@ -25,18 +25,18 @@ typedef struct {
 
 /* `threads` counts the calling thread, so a pool of 1 never starts a thread, and no pool starts
  * one before it has something to share. NULL when out of memory. */
-pool *pool_create(int threads);
+thread_pool *pool_create(int threads);
 
 /* Joins the workers and frees the pool. No run may be in progress. */
-void pool_destroy(pool *p);
+void pool_destroy(thread_pool *p);
 
 /* Runs the job and returns when all of it is done. Any number of threads may call this at once:
  * one of them gets the workers, the others do their own work alone rather than wait. */
-void pool_run(pool *p, const pool_job *job);
+void pool_run(thread_pool *p, const pool_job *job);
 
 /* The thread count the pool was made with, and the number of workers alive in this process. */
-int pool_threads(const pool *p);
-int pool_workers(const pool *p);
+int pool_threads(const thread_pool *p);
+int pool_workers(const thread_pool *p);
 
 /* How many times this process has been forked off. Locks and workers taken over from the parent
  * are dead; whoever owns some compares this number with the one it saw when it made them. */
@@ -44,6 +44,6 @@ unsigned pool_fork_epoch(void);
 
 /* Makes a pool taken over by fork() usable: forgets the parent's workers and locks. Cheap when
  * nothing was forked. The caller makes sure that no other thread is doing this at the same time. */
-void pool_refresh_after_fork(pool *p);
+void pool_refresh_after_fork(thread_pool *p);
 
 #endif

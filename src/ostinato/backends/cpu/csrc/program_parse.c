@@ -56,8 +56,8 @@ static int parse_external(ProgramObject *self, draft *d, Py_ssize_t index, PyObj
 static int parse_fixed(ProgramObject *self, draft *d, Py_ssize_t index, PyObject *item) {
     if (!PyObject_CheckBuffer(item)) {
         PyErr_Format(PyExc_TypeError,
-                     "slot %zd must be a buffer, or (nbytes, written) for one that each run brings, "
-                     "not %R",
+                     "slot %zd must be a buffer, or (nbytes, written) for one that each run "
+                     "brings, not %R",
                      index, (PyObject *)Py_TYPE(item));
         return -1;
     }

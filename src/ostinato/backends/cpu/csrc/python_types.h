@@ -30,7 +30,7 @@ extern PyType_Spec bound_call_spec;
 
 typedef struct {
     PyObject_HEAD
-    pool *pool;
+    thread_pool *pool;
 } ThreadPoolObject;
 
 /* A memory slot that each run brings along. */
@@ -57,7 +57,7 @@ typedef struct {
     PyObject *pool;        /* NULL after the garbage collector broke a cycle: unusable */
     PyObject *owner;       /* keeps the machine code alive; or NULL */
     Py_ssize_t n_fixed;
-    Py_buffer *fixed;      /* the memory of fixed slots, exported for as long as the program lives */
+    Py_buffer *fixed;      /* the memory of fixed slots, exported as long as the program lives */
     Py_ssize_t n_externals;
     external_slot *externals;
     Py_ssize_t n_vars;
@@ -74,7 +74,7 @@ typedef struct {
     int64_t vars[MAX_VARS];
 } BoundCallObject;
 
-/* ---- reading arguments (arguments.c); each sets an exception and returns -1 on failure -------- */
+/* ---- reading arguments (arguments.c); each sets an exception and returns -1 on failure ----- */
 
 /* Where a value stands, for messages: "step 3: grain ...". */
 typedef struct {
@@ -106,7 +106,7 @@ void raise_from_current(PyObject *type, const char *format, ...);
 int program_parse(ProgramObject *self, core_state *state, PyObject *pool, PyObject *slots,
                   PyObject *steps);
 
-/* ---- buffers of a run (bindings.c) ------------------------------------------------------------ */
+/* ---- buffers of a run (bindings.c) ---------------------------------------------------------- */
 
 bindings *bindings_new(Py_ssize_t n_externals);
 void bindings_free(bindings *b);
@@ -117,7 +117,7 @@ int bindings_acquire(bindings *b, const ProgramObject *program, PyObject *buffer
                      const int64_t *vars);
 void bindings_release(bindings *b);
 
-/* ---- running (program.c, bound_call.c) -------------------------------------------------------- */
+/* ---- running (program.c, bound_call.c) ------------------------------------------------------ */
 
 PyObject *bound_call_new(ProgramObject *program, PyObject *buffers, PyObject *vars);
 
