@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.errors import OstinatoError
 from ostinato.lower.loops import (
@@ -20,6 +19,9 @@ from ostinato.lower.loops import (
     operands,
 )
 from ostinato.variables import Dim, Symbol, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = ["Dependence", "Dependences", "reached", "roots", "written_buffers"]
 

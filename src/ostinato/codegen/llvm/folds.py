@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from llvmlite import ir
 
 from ostinato.codegen.llvm.kernel import stack_slot
-from ostinato.codegen.llvm.lanes import Lane, broadcast, where
+from ostinato.codegen.llvm.lanes import Lane, broadcast, is_nan, where
 from ostinato.codegen.llvm.memory import splat
 from ostinato.codegen.llvm.types import I32, Scalar, register_type
 from ostinato.dtypes import BOOL, INT64, DType
-from ostinato.lower.loops import Reduce, Update
+
+if TYPE_CHECKING:
+    from ostinato.lower.loops import Reduce, Update
 
 __all__ = ["Fold", "State", "finished", "folded", "updated"]
 
@@ -170,7 +172,7 @@ def _extreme(op: str, x: Lane, y: Lane) -> Lane:
         return x.like(x.integers.extremum(op, x.value, y.value))
     # Of two comparisons one suffices to prefer y, also where y is NaN; x stays if it is NaN.
     prefer_y = ~(y <= x) if op == "max" else ~(y >= x)
-    return where(prefer_y & (x == x), y, x)
+    return where(prefer_y & ~is_nan(x), y, x)
 
 
 def _first_extreme(greatest: bool, x: State, y: State) -> State:
@@ -179,7 +181,7 @@ def _first_extreme(greatest: bool, x: State, y: State) -> State:
     better = (b > a) if greatest else (b < a)
     equal = a == b
     if a.dtype.is_float:
-        a_nan, b_nan = a != a, b != b
+        a_nan, b_nan = is_nan(a), is_nan(b)
         better = (better | b_nan) & ~a_nan
         equal = equal | (a_nan & b_nan)
     take = better | (equal & (j < i))

@@ -7,13 +7,12 @@ needed. The rest become vectors of indices, 32 bits wide where every intermediat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llvmlite import ir
 
 from ostinato.codegen.llvm.integers import IntegerArithmetic
 from ostinato.codegen.llvm.lanes import Lane, broadcast
-from ostinato.codegen.llvm.scopes import Scope
 from ostinato.codegen.llvm.types import I64, constant, vector_of
 from ostinato.dtypes import INT32, INT64, DType
 from ostinato.errors import OstinatoError
@@ -31,6 +30,9 @@ from ostinato.variables import (
     provably_nonnegative,
     symbols,
 )
+
+if TYPE_CHECKING:
+    from ostinato.codegen.llvm.scopes import Scope
 
 __all__ = ["DataSymbols", "IndexLanes", "Indices", "lane_stride"]
 

@@ -7,17 +7,21 @@ with ``i64 name_extent(ptr vars)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
 from ostinato.codegen.llvm.indices import Indices
 from ostinato.codegen.llvm.scopes import Scope
-from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.llvm.types import BYTE_POINTER, I1, I8, I64
-from ostinato.variables import Dim, Symbol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ostinato.codegen.llvm.toolchain import TargetSpec
+    from ostinato.variables import Dim, Symbol
 
 __all__ = [
     "KernelFunction",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from llvmlite import ir
+from typing import TYPE_CHECKING
 
 from ostinato.codegen.llvm.kernel import (
     KernelFunction,
@@ -19,13 +17,19 @@ from ostinato.codegen.llvm.namespace import LaneNamespace
 from ostinato.codegen.llvm.scalars import Scalars
 from ostinato.codegen.llvm.scopes import Scope
 from ostinato.codegen.llvm.stages import StageEmitter
-from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.llvm.types import I64
 from ostinato.codegen.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import UINT8
 from ostinato.lower.dependences import Dependence, Dependences, roots, written_buffers
 from ostinato.lower.loops import LoopNest, Reduce, Stage, extent_of, max_extent, parallel_extent
 from ostinato.variables import Dim, Symbol, bounds, ceil_div, provably_less
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llvmlite import ir
+
+    from ostinato.codegen.llvm.toolchain import TargetSpec
 
 __all__ = ["render"]
 

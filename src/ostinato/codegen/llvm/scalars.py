@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 
@@ -15,7 +14,6 @@ from ostinato.codegen.llvm.scopes import Mask, Scope
 from ostinato.codegen.llvm.types import I1, I32, I64, call_intrinsic, register_type
 from ostinato.dtypes import BOOL, DType
 from ostinato.errors import OstinatoError
-from ostinato.lower.dependences import Dependence, Dependences
 from ostinato.lower.loops import (
     Apply,
     Guard,
@@ -28,6 +26,11 @@ from ostinato.lower.loops import (
 )
 from ostinato.ops import OPS
 from ostinato.variables import Dim, Symbol, bounds, provably_nonnegative
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ostinato.lower.dependences import Dependence, Dependences
 
 __all__ = ["Scalars", "condition_mask"]
 

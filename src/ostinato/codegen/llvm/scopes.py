@@ -7,14 +7,16 @@ vector that an unrolled loop body works on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from llvmlite import ir
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-from ostinato.codegen.llvm.lanes import Lane
-from ostinato.variables import Dim, Symbol
+    from llvmlite import ir
+
+    from ostinato.codegen.llvm.lanes import Lane
+    from ostinato.variables import Dim, Symbol
 
 __all__ = ["Mask", "Scope"]
 

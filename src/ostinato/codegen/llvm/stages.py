@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from llvmlite import ir
+from typing import TYPE_CHECKING
 
 from ostinato.codegen.llvm.folds import Fold, State, finished, folded, updated
 from ostinato.codegen.llvm.kernel import counted_loop, stack_slot, when
 from ostinato.codegen.llvm.lanes import Lane, broadcast
 from ostinato.codegen.llvm.memory import splat
 from ostinato.codegen.llvm.scalars import Scalars, condition_mask
-from ostinato.codegen.llvm.scopes import Scope
-from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.llvm.types import I64, register_type
 from ostinato.codegen.llvm.vectors import VectorPlan, cut, plan_vectors
-from ostinato.dtypes import DType
 from ostinato.lower.dependences import Dependence, reached, roots, written_buffers
 from ostinato.lower.loops import (
     Load,
@@ -29,6 +24,15 @@ from ostinato.lower.loops import (
     max_extent,
 )
 from ostinato.variables import Dim, Symbol, provably_less, provably_nonnegative
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llvmlite import ir
+
+    from ostinato.codegen.llvm.scopes import Scope
+    from ostinato.codegen.llvm.toolchain import TargetSpec
+    from ostinato.dtypes import DType
 
 __all__ = ["StageEmitter"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
@@ -11,7 +11,6 @@ from ostinato.codegen.llvm.indices import lane_stride
 from ostinato.codegen.llvm.kernel import counted_loop
 from ostinato.codegen.llvm.lanes import Lane
 from ostinato.codegen.llvm.scopes import Mask, Scope
-from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.llvm.types import I64, register_dtype, vector_of
 from ostinato.dtypes import INT64, DType
 from ostinato.lower.dependences import Dependences, reached, roots
@@ -28,6 +27,11 @@ from ostinato.lower.loops import (
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
 from ostinato.variables import Symbol, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ostinato.codegen.llvm.toolchain import TargetSpec
 
 __all__ = ["Strip", "VectorPlan", "cut", "plan_vectors"]
 

@@ -1,0 +1,222 @@
+"""Kernels as text: to read, and, hashed, to recognise a kernel that was compiled before.
+
+The text says everything that the generated code depends on and little else: axes, data symbols
+and reductions are numbered in order of appearance, so two kernels that differ in those names alone
+print the same. Variables keep their names, after a ``$``. Scalar expressions are numbered too, each
+printed once, before its first use::
+
+    loops, parallel
+      arg b0: f32, read
+      arg b1: f32, written
+      for i0: 0..479
+      stage for i1: 0..3071
+        %0 = load f32 b0[3072*i0 + i1]
+        %1 = exp f32(%0)
+        b1[3072*i0 + i1] = %1
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from ostinato.dtypes import DType
+from ostinato.lower.loops import (
+    Accumulator,
+    Apply,
+    Binding,
+    Guard,
+    IndexValue,
+    Load,
+    LoopNest,
+    Number,
+    Reduce,
+    Ref,
+    Scalar,
+    Scan,
+    Statement,
+    Store,
+)
+from ostinato.variables import Dim, Expr, Symbol, substitute, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ostinato.ir.op import Attr
+    from ostinato.lower.contraction import Contraction
+    from ostinato.lower.loops import Arg
+
+__all__ = ["digest", "kernel_text"]
+
+
+def kernel_text(kernel: LoopNest | Contraction) -> str:
+    """``kernel`` as text, the same for every kernel that gives the same code."""
+    printer = _Printer(kernel.variables)
+    if isinstance(kernel, LoopNest):
+        printer.nest(kernel)
+    else:
+        printer.contraction(kernel)
+    return "\n".join(printer.lines) + "\n"
+
+
+def digest(kernel: LoopNest | Contraction) -> str:
+    """A hash of :func:`kernel_text`, as 64 hexadecimal digits."""
+    return hashlib.sha256(kernel_text(kernel).encode()).hexdigest()
+
+
+class _Printer:
+    def __init__(self, variables: Sequence[Symbol]) -> None:
+        self.lines: list[str] = []
+        self._variables = variables
+        self._renamed: dict[Symbol, Dim] = {
+            v: _symbol_expr(Symbol(f"${v.name}", v.min, v.max)) for v in variables
+        }
+        self._numbers: dict[int, str] = {}
+        self._bound: set[Symbol] = set()
+        self._registers: dict[str, str] = {}
+
+    # -- kernels ----------------------------------------------------------------------------
+
+    def nest(self, nest: LoopNest) -> None:
+        self._line(0, "loops, parallel" if nest.parallel else "loops, in order")
+        self._head(nest.args)
+        for number, temp in enumerate(nest.temps, len(nest.args)):
+            self._line(1, f"temp b{number}: {temp.dtype.short}[{temp.elements}]")
+        for axis in nest.axes:
+            self._line(1, f"for {self._axis(axis)}")
+        if nest.lane_axis is not None:
+            self._line(1, f"lanes {self._axis(nest.lane_axis)} by {nest.block}")
+        for stage in nest.stages:
+            axes = ", ".join(self._axis(axis) for axis in stage.axes)
+            self._line(1, f"stage for {axes}" if axes else "stage")
+            for statement in stage.statements:
+                self._statement(statement)
+
+    def contraction(self, kernel: Contraction) -> None:
+        self._line(0, "contraction")
+        self._head(kernel.args)
+        for axis in kernel.batch:
+            self._line(1, f"for {self._axis(axis)}")
+        self._line(1, f"rows {self._axis(kernel.m)} by {kernel.rows}")
+        self._line(1, f"columns {self._axis(kernel.n)} by {kernel.panel}")
+        for axis in kernel.k:
+            self._line(1, f"sum over {self._axis(axis)}")
+        left = f"{kernel.a_dtype.short} b{kernel.a}[{self._dim(kernel.a_index)}]"
+        right = f"b{kernel.b}.group[{self._dim(kernel.b_group)}]"
+        self._line(1, f"accumulate {kernel.acc.short} {left} * {right}")
+        for store in kernel.epilogue:
+            self._statement(store)
+
+    def _head(self, args: Iterable[Arg]) -> None:
+        for variable in self._variables:
+            self._line(1, f"variable ${variable.name}: {variable.min}..{variable.max}")
+        for number, arg in enumerate(args):
+            uses = "".join([", read" * arg.reads, ", written" * arg.writes])
+            self._line(1, f"arg b{number}: {arg.dtype.short}{uses}")
+
+    # -- statements -------------------------------------------------------------------------
+
+    def _statement(self, statement: Statement) -> None:
+        value = self._scalar(statement.value)
+        match statement:
+            case Store():
+                self._bind(statement.bindings)
+                target = f"b{statement.buffer}[{self._dim(statement.index)}]"
+                update = "" if statement.update == "set" else f"{statement.update} "
+                self._line(2, f"{target} = {update}{value}{self._if(statement.conditions)}")
+            case Reduce():
+                name = self._register(statement.name)
+                at = f" at {self._dim(statement.index)}" if "arg" in statement.op else ""
+                self._line(2, f"{name} = {statement.op} {statement.dtype.short} {value}{at}")
+            case Scan():
+                target = f"b{statement.buffer}[{self._dim(statement.index)}]"
+                kind = f"running {statement.op} {statement.dtype.short}"
+                before = " before it" if statement.exclusive else ""
+                self._line(2, f"{target} = {kind} {value}{before}")
+
+    def _if(self, conditions: Sequence[Dim]) -> str:
+        return f" if {self._conditions(conditions)}" if conditions else ""
+
+    def _conditions(self, conditions: Sequence[Dim]) -> str:
+        return " and ".join(f"{self._dim(condition)} >= 0" for condition in conditions)
+
+    # -- scalars ----------------------------------------------------------------------------
+
+    def _scalar(self, scalar: Scalar) -> str:
+        """How ``scalar`` is referred to, after printing what it is made of."""
+        match scalar:
+            case Number():
+                return f"{scalar.value!r}:{scalar.dtype.short}"
+            case Ref():
+                return self._register(scalar.name)
+            case Accumulator():
+                return f"acc:{scalar.dtype.short}"
+        if id(scalar) not in self._numbers:
+            text = self._definition(scalar)
+            self._numbers[id(scalar)] = f"%{len(self._numbers)}"
+            self._line(2, f"{self._numbers[id(scalar)]} = {text}")
+        return self._numbers[id(scalar)]
+
+    def _definition(self, scalar: Load | IndexValue | Apply | Guard) -> str:
+        dtype = scalar.dtype.short
+        match scalar:
+            case Load():
+                self._bind(scalar.bindings)
+                return f"load {dtype} b{scalar.buffer}[{self._dim(scalar.index)}]"
+            case IndexValue():
+                return f"index {dtype} {self._dim(scalar.index)}"
+            case Apply():
+                arguments = [self._scalar(operand) for operand in scalar.operands]
+                arguments += [f"{name}={self._attr(value)}" for name, value in scalar.attrs]
+                return f"{scalar.op} {dtype}({', '.join(arguments)})"
+            case Guard():
+                body, otherwise = self._scalar(scalar.body), self._scalar(scalar.otherwise)
+                conditions = self._conditions(scalar.conditions)
+                return f"guard {dtype} {body} if {conditions} else {otherwise}"
+
+    def _bind(self, bindings: Iterable[Binding]) -> None:
+        for binding in bindings:
+            value = self._scalar(binding.value)
+            if binding.symbol not in self._bound:
+                self._bound.add(binding.symbol)
+                self._line(2, f"{self._axis(binding.symbol, 'd')} = {value}")
+
+    # -- names ------------------------------------------------------------------------------
+
+    def _register(self, name: str) -> str:
+        return self._registers.setdefault(name, f"r{len(self._registers)}")
+
+    def _axis(self, symbol: Symbol, letter: str = "i") -> str:
+        """An axis or data symbol with its range: ``i0: 0..479``, or ``i0: 0..511 < S``."""
+        name = self._rename(symbol, letter)
+        extent = symbol.extent
+        limit = "" if extent is None or extent == symbol.max + 1 else f" < {self._dim(extent)}"
+        return f"{name}: {symbol.min}..{symbol.max}{limit}"
+
+    def _rename(self, symbol: Symbol, letter: str) -> Dim:
+        if symbol not in self._renamed:
+            name = f"{letter}{len(self._renamed) - len(self._variables)}"
+            extent = None if symbol.extent is None else substitute(symbol.extent, self._renamed)
+            self._renamed[symbol] = _symbol_expr(Symbol(name, symbol.min, symbol.max, extent))
+        return self._renamed[symbol]
+
+    def _dim(self, dim: Dim) -> str:
+        for symbol in sorted(symbols(dim), key=lambda s: s.name):
+            self._rename(symbol, "d")  # axes have their names by now
+        return str(substitute(dim, self._renamed))
+
+    def _attr(self, value: Attr) -> str:
+        if isinstance(value, Expr):
+            return self._dim(value)
+        if isinstance(value, DType):
+            return value.short
+        if isinstance(value, tuple):
+            return f"({', '.join(self._attr(item) for item in value)})"
+        return repr(value)
+
+    def _line(self, depth: int, text: str) -> None:
+        self.lines.append("  " * depth + text)
+
+
+def _symbol_expr(symbol: Symbol) -> Expr:
+    return Expr({(symbol,): 1}, 0)
