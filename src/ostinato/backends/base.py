@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ostinato.dtypes import DType
 
@@ -75,7 +75,16 @@ class Backend(ABC):
     """A kind of device."""
 
     device: Device
-    capabilities: Capabilities
+    capabilities: ClassVar[Capabilities]
+
+    @abstractmethod
+    def __init__(self, device: Device, threads: int | None = None) -> None:
+        """Open ``device``; ``threads`` is for devices that are threads."""
+
+    @staticmethod
+    @abstractmethod
+    def count() -> int:
+        """How many devices of this kind are present; 0 when its packages are missing."""
 
     @abstractmethod
     def compile(

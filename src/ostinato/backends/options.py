@@ -20,7 +20,6 @@ class CompileOptions:
         cast_inputs: convert inputs and params of another dtype instead of refusing them.
         verify: check the graph between passes.
         target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.
-        cache: use the on-disk cache of compiled kernels.
     """
 
     optimize: bool = True
@@ -31,4 +30,3 @@ class CompileOptions:
     cast_inputs: bool = False
     verify: bool = False
     target: str = "host"
-    cache: bool = True

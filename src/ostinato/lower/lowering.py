@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.program import Kernel
 
-__all__ = ["LoweringOptions", "lower"]
+__all__ = ["LOWERED_OPS", "LoweringOptions", "lower"]
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class _Lowering:
             node
             for region in regions
             if (node := region.anchor) is not None
-            and node.op.name not in _LOWERED
+            and node.op.name not in _RULES
             and not _is_column_reduction(node)
         ]
         if missing:
@@ -202,7 +202,7 @@ class _Lowering:
             else:
                 self._call(region, build, map_nest(build, outputs, self.variables), outputs)
             return
-        rule = _LOWERED.get(anchor.op.name, _Lowering._lower_column)
+        rule = _RULES.get(anchor.op.name, _Lowering._lower_column)
         rule(self, region, anchor)
 
     def _builder(self, region: Region) -> KernelBuilder:
@@ -336,7 +336,7 @@ class _Members:
 
 _UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter_nd"})
 
-_LOWERED: dict[str, Callable[[_Lowering, Region, Node], None]] = {
+_RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
     "matmul": _Lowering._lower_matmul,
     "conv": _Lowering._lower_conv,
     "max_pool": _Lowering._lower_column,
@@ -346,6 +346,9 @@ _LOWERED: dict[str, Callable[[_Lowering, Region, Node], None]] = {
     "cumprod": _Lowering._lower_scan,
     **dict.fromkeys(_UPDATES, _Lowering._lower_update),
 }
+
+#: Ops with kernels of their own kind.
+LOWERED_OPS = frozenset(_RULES)
 
 
 def _is_column_reduction(node: Node) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ostinato.codegen.object_cache import object_key
 from ostinato.lower.text import kernel_text
 
 if TYPE_CHECKING:
@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from ostinato.lower.program import Kernel
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["CODE_VERSION", "CompiledKernel", "KernelCompiler", "MachineCode"]
-
-#: Part of every cache key: raised whenever a renderer emits other code for the same kernel.
-CODE_VERSION = 1
-
+__all__ = ["CompiledKernel", "KernelCompiler", "MachineCode"]
 
 @dataclass(frozen=True)
 class CompiledKernel:
@@ -99,19 +95,7 @@ class KernelCompiler:
         return MachineCode(linked, names, size_names)
 
     def _symbol(self, text: str) -> str:
-        import llvmlite
-
-        target = self.target
-        parts = (
-            str(CODE_VERSION),
-            llvmlite.__version__,
-            target.triple,
-            target.cpu,
-            target.features,
-            str(target.vector_bytes),
-            text,
-        )
-        return "k" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+        return "k" + object_key(text, self.target.identity)
 
     def _build(self, kernel: Kernel, name: str) -> bytes:
         from ostinato.codegen.llvm import render

@@ -1,0 +1,151 @@
+"""The CPU: LLVM-generated kernels run by the native core."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ostinato.backends.base import Backend, Capabilities, Progress
+from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.compiler import KernelCompiler, MachineCode
+from ostinato.backends.cpu.executable import CpuExecutable
+from ostinato.backends.device import Device
+from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.codegen.object_cache import ObjectCache
+from ostinato.dtypes import ALL_DTYPES
+from ostinato.ir.leaves import LEAVES
+from ostinato.lower.builder import INDEX_OPS, POINTWISE
+from ostinato.lower.lowering import LOWERED_OPS, LoweringOptions, lower
+from ostinato.lower.products import RegisterFile
+from ostinato.lower.regions import REDUCTIONS, FusionOptions
+from ostinato.lower.views import VIEWS
+from ostinato.ops import OPS
+from ostinato.ops.base import Elementwise
+from ostinato.passes.pipeline import run_passes
+from ostinato.plan.report import CompileReport
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ostinato.backends.base import Executable
+    from ostinato.backends.options import CompileOptions
+    from ostinato.ir.graph import BaseGraph
+    from ostinato.lower.program import Program
+
+__all__ = ["CpuBackend"]
+
+
+class CpuBackend(Backend):
+    """The processor that this process runs on.
+
+    Args:
+        device: always ``CPU:0``.
+        threads: how many threads run a graph, the calling one included; by default one for each
+            processor that this process may use.
+    """
+
+    capabilities = Capabilities(
+        ops=frozenset(
+            {name for name, op in OPS.items() if isinstance(op, Elementwise)}
+            | {*LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *REDUCTIONS, *LOWERED_OPS}
+        ),
+        dtypes=frozenset(ALL_DTYPES),
+        padded_conv=False,
+    )
+
+    def __init__(self, device: Device, threads: int | None = None) -> None:
+        self.device = device
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._pool = _core.ThreadPool(self.threads)
+
+    @staticmethod
+    def count() -> int:
+        return 1
+
+    def compile(
+        self,
+        graph: BaseGraph,
+        params: Mapping[str, np.ndarray[Any, Any]],
+        options: CompileOptions,
+        progress: Progress | None = None,
+    ) -> Executable:
+        report = CompileReport()
+        target = TargetSpec.named(options.target)
+        with _timed(report, "passes"):
+            graph, report.passes = run_passes(
+                graph,
+                capabilities=self.capabilities,
+                optimize=options.optimize,
+                disabled=options.disabled_passes,
+                verify=options.verify,
+            )
+        with _timed(report, "lowering"):
+            program, report.refused = lower(graph, _lowering_options(options, target))
+            _describe(program, report)
+        with _timed(report, "code"):
+            code = self._compile_kernels(program, target, report, progress)
+        with _timed(report, "memory"):
+            executable = CpuExecutable(program, code, self._pool, self.device, report)
+            for name, array in params.items():
+                executable.write_param(name, array)
+        return executable
+
+
+    def _compile_kernels(
+        self,
+        program: Program,
+        target: TargetSpec,
+        report: CompileReport,
+        progress: Progress | None,
+    ) -> MachineCode:
+        cache = _process_cache()
+        before = dataclasses.replace(cache.counters)
+        kernels = [call.kernel for call in (*program.prepare, *program.calls)]
+        externals = [*program.inputs.values(), *program.outputs.values()]
+        sizes = [b.type.size * b.type.dtype.itemsize for b in externals]
+        compiler = KernelCompiler(target, cache)
+        code = compiler.compile(kernels, sizes, program.variables, progress)
+        report.compiled = cache.counters.misses - before.misses
+        report.cached = cache.counters.disk_hits + cache.counters.hits
+        report.cached -= before.disk_hits + before.hits
+        return code
+
+
+@functools.cache
+def _process_cache() -> ObjectCache:
+    """Shared by all sessions: a kernel is compiled once per process (SPEC section 3)."""
+    return ObjectCache()
+
+
+@contextmanager
+def _timed(report: CompileReport, stage: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        report.seconds[stage] = time.perf_counter() - start
+
+
+def _lowering_options(options: CompileOptions, target: TargetSpec) -> LoweringOptions:
+    on = options.optimize
+    fusion = FusionOptions(
+        elementwise=on and options.elementwise_fusion,
+        epilogue=on and options.epilogue_fusion,
+        rowwise=on and options.rowwise_fusion,
+    )
+    return LoweringOptions(RegisterFile(target.vector_bytes, _vector_registers(target)), fusion)
+
+
+def _vector_registers(target: TargetSpec) -> int:
+    """AVX-512 and 64-bit Arm have 32 vector registers, older x86 levels 16."""
+    return 16 if target.triple.startswith("x86") and target.vector_bytes < 64 else 32
+
+
+def _describe(program: Program, report: CompileReport) -> None:
+    report.regions = [(call.title, call.nodes) for call in program.calls]
+    report.prepared = [(call.title, call.nodes) for call in program.prepare]
