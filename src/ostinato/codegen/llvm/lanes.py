@@ -9,8 +9,8 @@ Plain arithmetic carries no fast-math flags: what the user wrote is what runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
@@ -24,6 +24,9 @@ from ostinato.codegen.llvm.types import (
     register_type,
 )
 from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, DType, promote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "Lane",

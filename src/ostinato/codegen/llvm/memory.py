@@ -10,6 +10,8 @@ was current before.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from llvmlite import ir
 
 from ostinato.codegen.llvm.conversion import from_memory, to_memory
@@ -24,7 +26,9 @@ from ostinato.codegen.llvm.types import (
     memory_type,
     vector_of,
 )
-from ostinato.dtypes import DType
+
+if TYPE_CHECKING:
+    from ostinato.dtypes import DType
 
 __all__ = ["address", "gather", "load", "scatter", "splat", "store"]
 

@@ -14,9 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-
 from ostinato import dtypes
-from ostinato.codegen.llvm.lanes import Lane, Operand, align, align_numeric, intrinsic, is_nan, where
+from ostinato.codegen.llvm.lanes import (
+    Lane,
+    Operand,
+    align,
+    align_numeric,
+    intrinsic,
+    is_nan,
+    where,
+)
 from ostinato.codegen.llvm.types import Scalar, constant
 from ostinato.codegen.llvm.vecmath import (
     error_function,
@@ -74,13 +81,13 @@ class LaneNamespace:
     float32, float64 = dtypes.FLOAT32, dtypes.FLOAT64
 
     exp = _mathematics(exponential.exp)
-    exp2 = _mathematics(lambda x: exponential.exp2(x))
+    exp2 = _mathematics(exponential.exp2)
     expm1 = _mathematics(exponential.expm1)
     sinh = _mathematics(exponential.sinh)
     cosh = _mathematics(exponential.cosh)
     tanh = _mathematics(exponential.tanh)
-    log = _mathematics(lambda x: logarithm.log(x))
-    log2 = _mathematics(lambda x: logarithm.log2(x))
+    log = _mathematics(logarithm.log)
+    log2 = _mathematics(logarithm.log2)
     log10 = _mathematics(logarithm.log10)
     log1p = _mathematics(logarithm.log1p)
     sin = _mathematics(trigonometric.sin)

@@ -8,7 +8,7 @@ does not define is defined here, in a module to be linked into it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
@@ -18,6 +18,9 @@ from ostinato.codegen.llvm.vecmath.formats import format_of
 from ostinato.codegen.llvm.vecmath.polynomial import mad
 from ostinato.codegen.llvm.vecmath.scaling import power_of_two
 from ostinato.dtypes import FLOAT32, FLOAT64, INT32
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["define_half_conversions", "define_scaling"]
 

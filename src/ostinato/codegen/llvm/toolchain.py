@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import DeviceUnavailableError, OstinatoError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from llvmlite import ir
 
 __all__ = ["LEVELS", "LinkedCode", "TargetSpec", "assembly", "compile_module", "link", "optimized"]
@@ -67,6 +68,16 @@ class TargetSpec:
             raise DeviceUnavailableError(f"this machine ({host.cpu}) cannot run {level} code")
         features = _PREFER_512_BITS if level == "avx512" else ""
         return TargetSpec(host.triple, _X86_CPUS[level], features, _X86_VECTOR_BYTES[level])
+
+    @property
+    def identity(self) -> str:
+        """All that makes code for this target differ from code for another: a cache key."""
+        import llvmlite
+        import llvmlite.binding as llvm
+
+        version = ".".join(str(part) for part in llvm.llvm_version_info)
+        compiler = f"LLVM {version} llvmlite {llvmlite.__version__}"
+        return f"{self.triple} {self.cpu} {self.features} {self.vector_bytes} {compiler}"
 
     @property
     def has_half_conversions(self) -> bool:

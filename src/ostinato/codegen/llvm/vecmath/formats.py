@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ostinato.codegen.llvm.lanes import Lane
 from ostinato.codegen.llvm.vecmath import coefficients as table
 from ostinato.dtypes import FLOAT32, FLOAT64, INT32, INT64, DType
+
+if TYPE_CHECKING:
+    from ostinato.codegen.llvm.lanes import Lane
 
 __all__ = ["DOUBLE", "DOUBLE_FOR_SINGLE", "SINGLE", "FloatFormat", "format_of"]
 

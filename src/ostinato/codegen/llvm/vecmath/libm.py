@@ -9,7 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from ostinato.codegen.llvm.conversion import overload_suffix
-from ostinato.codegen.llvm.lanes import Lane
+from ostinato.codegen.llvm.lanes import Lane, where
 from ostinato.codegen.llvm.types import I64, call_intrinsic, register_type
 from ostinato.dtypes import FLOAT32
 
@@ -37,14 +37,14 @@ def any_lane(condition: Lane) -> ir.Value:
 
 
 def unless_any(condition: Lane, usual: Lane, name: str, *arguments: Lane) -> Lane:
-    """``usual``, but what C's ``name`` gives in all lanes if any has the (rare) condition.
+    """``usual``, but what C's ``name`` gives in the lanes with the (rare) condition.
 
-    Adds basic blocks to the builder.
+    Only those lanes: a result must not depend on what its neighbours are. Adds basic blocks.
     """
     b = usual.builder
     before = b.block
     with b.if_then(any_lane(condition), likely=False):
-        rare = each_lane(name, *arguments)
+        rare = where(condition, each_lane(name, *arguments), usual)
         inside = b.block
     result = b.phi(usual.value.type)
     result.add_incoming(usual.value, before)

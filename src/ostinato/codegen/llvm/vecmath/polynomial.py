@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ostinato.codegen.llvm.lanes import Lane, Operand, intrinsic, lane_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["exact_fma", "horner", "mad", "odd"]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ostinato.codegen.llvm.conversion import overload_suffix
 from ostinato.codegen.llvm.lanes import Lane, where
 from ostinato.codegen.llvm.types import call_intrinsic
-from ostinato.codegen.llvm.vecmath.formats import FloatFormat
 from ostinato.codegen.llvm.vecmath.polynomial import mad
+
+if TYPE_CHECKING:
+    from ostinato.codegen.llvm.vecmath.formats import FloatFormat
 
 __all__ = ["clamp", "power_of_two", "round_with_magic", "scale", "split_exponent"]
 

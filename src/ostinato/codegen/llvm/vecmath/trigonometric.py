@@ -3,7 +3,7 @@
 Arguments are reduced to an eighth of a turn around a multiple of pi/2. float32 is reduced in
 float64, whose 53 bits hold the product with 2/pi with room to spare; float64 by pi/2 in three
 parts, each product subtracted with one rounding. Both hold up to 2**40, and beyond that (and for
-infinities) the whole vector goes to the system's functions.
+infinities) lanes go to the system's functions.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Compiles lane functions into array loops and runs them, many to a module."""
+"""``compile_loops``: lane functions compiled into loops over arrays, many to a module."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from llvmlite import ir
 
 from ostinato.codegen.llvm.lanes import Lane
@@ -19,8 +19,7 @@ from ostinato.dtypes import DType
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class ArrayLoop:
+class ArrayLoop(NamedTuple):
     """A lane function to apply element by element.
 
     Attributes:
@@ -37,12 +36,16 @@ class ArrayLoop:
 class CompiledLoops:
     """The loops of one module; ``compiled(name, *arrays)`` runs one over whole arrays."""
 
-    def __init__(self, loops: Mapping[str, ArrayLoop], target: TargetSpec | None = None) -> None:
+    def __init__(
+        self,
+        loops: Mapping[str, tuple[Callable[..., Lane], tuple[DType, ...], int]],
+        target: TargetSpec | None = None,
+    ) -> None:
         target = target or TargetSpec.host()
         module = ir.Module()
-        self._loops = loops
+        self._loops = {name: ArrayLoop(*loop) for name, loop in loops.items()}
         self._results = {
-            name: _emit(module, name, loop, target) for name, loop in loops.items()
+            name: _emit(module, name, loop, target) for name, loop in self._loops.items()
         }
         self._code: LinkedCode = link([(compile_module(module, target), list(loops))])
 
@@ -69,9 +72,7 @@ def _emit(module: ir.Module, name: str, loop: ArrayLoop, target: TargetSpec) -> 
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     table, count = function.args
     pointers = [
-        builder.load(
-            builder.gep(table, [I64(k)], source_etype=BYTE_POINTER), typ=BYTE_POINTER
-        )
+        builder.load(builder.gep(table, [I64(k)], source_etype=BYTE_POINTER), typ=BYTE_POINTER)
         for k in range(len(loop.inputs) + 1)
     ]
     entry = builder.block
@@ -93,3 +94,9 @@ def _emit(module: ir.Module, name: str, loop: ArrayLoop, target: TargetSpec) -> 
     builder.position_at_end(done)
     builder.ret_void()
     return result.dtype
+
+
+@pytest.fixture(scope="session")
+def compile_loops() -> type[CompiledLoops]:
+    """``compile_loops({name: (function, input dtypes, lanes)}, target)``."""
+    return CompiledLoops

@@ -1,0 +1,265 @@
+"""Compiled objects, kept in the process and on disk.
+
+A kernel is compiled once per process however many threads ask for it, and once per machine as
+long as its file lasts. The disk is only ever a shortcut: an entry that is damaged, foreign or
+unreadable is rebuilt, and a disk that cannot be written changes nothing but the time taken.
+
+Objects are machine code that this process will run, so only files and directories that belong to
+this user and nobody else may write are trusted, and each carries a checksum bound to its key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import secrets
+import stat
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["DEFAULT_MAX_BYTES", "CacheCounters", "ObjectCache", "default_directory", "object_key"]
+
+DEFAULT_MAX_BYTES = 1 << 30
+
+_MAGIC = b"ostinato object 1\n"
+_SUFFIX = ".obj"
+# Windows has no links to follow here, but text mode to avoid.
+_BINARY = getattr(os, "O_BINARY", 0)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
+_OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | _BINARY
+_KEPT_AFTER_EVICTION = 0.8
+_SOURCES_THAT_SHAPE_CODE = ("codegen", "lower", "ops")
+
+
+def default_directory() -> Path:
+    """``OSTINATO_CACHE_DIR`` if set, else the user's cache directory."""
+    chosen = os.environ.get("OSTINATO_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("ostinato"))
+
+
+def object_key(kernel: str, target: str) -> str:
+    """The key of a kernel's object code.
+
+    Args:
+        kernel: the whole structure of the kernel as text; equal text must mean equal code.
+        target: ``TargetSpec.identity``: the processor, and the compiler with its version.
+
+    The code generator itself is part of the key, by the digest of its sources, so no one has to
+    remember to raise a version when changing it.
+    """
+    digest = hashlib.sha256()
+    for part in (kernel, target, _generator_digest()):
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+@dataclass
+class CacheCounters:
+    """What a cache has done so far.
+
+    Attributes:
+        hits: answered from this process's memory, or by waiting for another thread's build.
+        disk_hits: answered from disk.
+        misses: built.
+    """
+
+    hits: int = 0
+    disk_hits: int = 0
+    misses: int = 0
+
+
+class ObjectCache:
+    """Object code by key. Safe to share between threads, and between processes through the disk.
+
+    Args:
+        directory: where files go, in a subdirectory private to the user; the default is
+            :func:`default_directory`.
+        max_bytes: the bound on the files' total size; the least recently used go first.
+    """
+
+    def __init__(
+        self, directory: Path | str | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> None:
+        root = Path(directory) if directory is not None else default_directory()
+        self._disk = _ObjectDirectory(root, max_bytes)
+        self._objects: dict[str, Future[bytes]] = {}
+        self._lock = threading.Lock()
+        self.counters = CacheCounters()
+
+    def get_or_build(self, key: str, build: Callable[[], bytes]) -> bytes:
+        """The object of ``key``, from memory, from disk, or from ``build()``.
+
+        When many threads ask at once, one builds and the others wait for it. If ``build``
+        raises, all of them get its exception, and the next call tries again.
+        """
+        with self._lock:
+            future = self._objects.get(key)
+            ours = future is None
+            if future is None:
+                future = self._objects[key] = Future()
+            else:
+                self.counters.hits += 1
+        if ours:
+            self._fulfil(future, key, build)
+        return future.result()
+
+    def _fulfil(self, future: Future[bytes], key: str, build: Callable[[], bytes]) -> None:
+        try:
+            data = self._disk.read(key)
+            found = data is not None
+            if data is None:
+                data = build()
+                self._disk.write(key, data)
+        except BaseException as error:
+            with self._lock:
+                del self._objects[key]
+            future.set_exception(error)
+            return
+        with self._lock:
+            if found:
+                self.counters.disk_hits += 1
+            else:
+                self.counters.misses += 1
+        future.set_result(data)
+
+
+class _ObjectDirectory:
+    """The files of a cache. No method raises for what the file system does or holds."""
+
+    def __init__(self, root: Path, max_bytes: int) -> None:
+        self._path = root / "objects"
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._known_bytes: int | None = None
+
+    def read(self, key: str) -> bytes | None:
+        path = self._file(key)
+        if not _is_private_directory(self._path):
+            return None
+        try:
+            contents = _read_private_file(path)
+        except OSError:
+            return None
+        data = contents[len(_MAGIC) + hashlib.sha256().digest_size :]
+        if contents != _sealed(key, data):
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # recently used
+        return data
+
+    def write(self, key: str, data: bytes) -> None:
+        path = self._file(key)
+        contents = _sealed(key, data)
+        temporary = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.tmp")
+        try:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_private_directory(self._path):
+                return
+            descriptor = os.open(temporary, _CREATE, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(contents)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            return
+        self._account(len(contents))
+
+    def _file(self, key: str) -> Path:
+        """Named by a digest, so that no key can reach outside the directory."""
+        return self._path / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
+
+    def _account(self, added: int) -> None:
+        with self._lock:
+            if self._known_bytes is None:
+                self._known_bytes = sum(size for _, size, _ in self._entries())
+            else:
+                self._known_bytes += added
+            if self._known_bytes > self._max_bytes:
+                self._known_bytes = self._evict()
+
+    def _evict(self) -> int:
+        """Deletes the least recently used files, some more than needed; gives what remains."""
+        entries = sorted(self._entries())
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in entries:
+            if total <= self._max_bytes * _KEPT_AFTER_EVICTION:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= size
+        return total
+
+    def _entries(self) -> Iterator[tuple[int, int, Path]]:
+        """Time of last use, size and path of every file; leftovers of killed writers too."""
+        with contextlib.suppress(OSError), os.scandir(self._path) as listing:
+            for entry in listing:
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    yield status.st_mtime_ns, status.st_size, Path(entry.path)
+
+
+def _sealed(key: str, data: bytes) -> bytes:
+    """File contents: a magic line, a checksum over key and data, the data."""
+    checksum = hashlib.sha256(key.encode() + b"\0" + data).digest()
+    return _MAGIC + checksum + data
+
+
+def _is_private_directory(path: Path) -> bool:
+    """Whether the directory exists and is this user's alone, after making it so if it is ours."""
+    try:
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or not _is_ours(status):
+            return False
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            path.chmod(0o700)
+    except OSError:
+        return False
+    return True
+
+
+def _read_private_file(path: Path) -> bytes:
+    """The contents of a regular file of ours that nobody else may write.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    descriptor = os.open(path, _OPEN)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        writable_by_others = stat.S_IMODE(status.st_mode) & 0o022
+        if not stat.S_ISREG(status.st_mode) or not _is_ours(status) or writable_by_others:
+            raise PermissionError(f"{path} is not a private file")
+        return file.read()
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return not hasattr(os, "getuid") or status.st_uid == os.getuid()
+
+
+@functools.cache
+def _generator_digest() -> str:
+    """A digest of the sources that decide what code a kernel becomes."""
+    package = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for folder in _SOURCES_THAT_SHAPE_CODE:
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(path.relative_to(package).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
