@@ -1,10 +1,13 @@
 """Builds the native core as one extension for the stable ABI; all else is in pyproject.toml.
 
-``CFLAGS`` and ``LDFLAGS`` are honoured as usual, so a build with sanitizers is::
+``CFLAGS`` and ``LDFLAGS`` are honoured as usual. To run tests of the core under the sanitizers::
 
-    CFLAGS="-g -fsanitize=address,undefined" python setup.py build_ext --force --build-lib asan
+    CFLAGS="-fsanitize=address,undefined" python setup.py build --force --build-base build/asan
+    LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \\
+        ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(echo build/asan/lib.*) \\
+        python -m pytest -s tests/backends/test_core.py tests/backends/test_core_threads.py
 
-to be run with ``LD_PRELOAD=$(gcc -print-file-name=libasan.so)``.
+(Python itself leaks at exit; the tests watch for leaks of ours.)
 """
 
 from __future__ import annotations

@@ -493,7 +493,7 @@ def test_runs_do_not_grow_the_process(adder):
             call()
             adder.run(buffers, [LENGTH])
         assert tracemalloc.get_traced_memory()[0] - traced < 1000
-        assert resident_pages() - resident <= 8
+        assert resident_pages() - resident < 64  # one lost malloc per run would take 150
     finally:
         tracemalloc.stop()
 
