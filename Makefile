@@ -38,7 +38,7 @@ test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
 
 test-peers: $(PEERS_STAMP)
-	$(PEERS)/bin/python -m pytest -q -m peers tests/peers
+	$(PEERS)/bin/python -m pytest -q tests/peers
 
 bench: $(STAMP)
 	$(BIN)/python -m bench
