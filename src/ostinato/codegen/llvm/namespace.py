@@ -298,6 +298,7 @@ class LaneNamespace:
     true_divide = divide
     mod = remainder
     power = pow
+    cast = astype
     rint = round
     absolute = abs
     bitwise_not = bitwise_invert
