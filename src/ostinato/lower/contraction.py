@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from ostinato.dtypes import DType
 from ostinato.errors import OstinatoError
 from ostinato.lower.loops import Arg, Store, extent_of, max_extent
 from ostinato.variables import (
@@ -26,6 +26,9 @@ from ostinato.variables import (
     substitute,
     symbols,
 )
+
+if TYPE_CHECKING:
+    from ostinato.dtypes import DType
 
 __all__ = ["Contraction", "SumAxis", "tile_for"]
 
@@ -141,7 +144,34 @@ class Contraction:
         worthwhile = -(-_ITEM_FLOPS // max(1, self._tile_flops))
         fitting = _BLOCK_BYTES // (self.rows * self.panel * self.acc.itemsize)
         per_block = max(1, min(tiles, worthwhile, fitting))
-        return self.rows * -(-tiles // -(-tiles // per_block))
+        even = self.rows * -(-tiles // -(-tiles // per_block))
+        # Rows become lanes in the epilogue, and whole vectors of any target are transposed.
+        size = self.acc.itemsize
+        return _whole_lines(even * size) // size if self.stores_along_rows else even
+
+    @cached_property
+    def remainders(self) -> tuple[int, ...]:
+        """Heights of tiles, largest first, for the rows of a block that full tiles leave.
+
+        One of them is exactly what is left where ``m`` is known; else they add up to it.
+        """
+        m = extent_of(self.m)
+        if isinstance(m, int):
+            heights = {(m % self.block) % self.rows}
+            if m >= self.block:
+                heights.add(self.block % self.rows)
+            return tuple(sorted(heights - {0}, reverse=True))
+        powers = (1 << bit for bit in reversed(range(self.rows.bit_length())))
+        return tuple(power for power in powers if power < self.rows)
+
+    @cached_property
+    def stores_along_rows(self) -> bool:
+        """Whether the first store is contiguous along ``m`` rather than along ``n``."""
+        index = self.epilogue[0].index
+        along_m, along_n = coefficient(index, self.m), coefficient(index, self.n)
+        if along_m is None or along_m[0] != 1:
+            return False
+        return max_extent(self.n) == 1 or along_n is None or along_n[0] != 1
 
     @cached_property
     def blocks(self) -> Dim:
@@ -166,10 +196,20 @@ class Contraction:
         return max(1, _ITEM_FLOPS // max(1, item))
 
     @cached_property
+    def scratch_layout(self) -> tuple[int, int, int]:
+        """Where in scratch memory row offsets, the sums of an item, and their transpose start."""
+        sums = _whole_lines(8 * self.block)
+        return 0, sums, sums + self._sums_bytes
+
+    @cached_property
     def scratch_bytes(self) -> int:
-        """Bytes of scratch: the sums of an item, as computed and transposed, and row offsets."""
-        sums = self.block * self.panel * self.acc.itemsize
-        return 2 * _whole_lines(sums) + _whole_lines(8 * self.block)
+        """Bytes of scratch that the kernel needs."""
+        turned = self._sums_bytes if self.stores_along_rows else 0
+        return self.scratch_layout[-1] + turned
+
+    @property
+    def _sums_bytes(self) -> int:
+        return _whole_lines(self.block * self.panel * self.acc.itemsize)
 
     @cached_property
     def _tile_flops(self) -> int:

@@ -1,0 +1,275 @@
+"""Rendering a :class:`~ostinato.lower.contraction.Contraction` as LLVM IR.
+
+An item of the parallel range runs in three steps. Register tiles leave their sums in scratch
+memory; where the output is contiguous along rows of ``a`` rather than along columns of ``b`` (a
+convolution with channels first), the sums are transposed; then the epilogue runs over them as a
+stage like any other, with the contiguous axis as lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ostinato.codegen.llvm.indices import Indices
+from ostinato.codegen.llvm.kernel import (
+    KernelFunction,
+    counted_loop,
+    define_extent,
+    open_kernel,
+    when,
+)
+from ostinato.codegen.llvm.memory import address
+from ostinato.codegen.llvm.microkernel import define_tile, tile_dims
+from ostinato.codegen.llvm.namespace import LaneNamespace
+from ostinato.codegen.llvm.scalars import Scalars
+from ostinato.codegen.llvm.scopes import Scope
+from ostinato.codegen.llvm.stages import StageEmitter
+from ostinato.codegen.llvm.transpose import square_size, transpose_square
+from ostinato.codegen.llvm.types import I8, I64
+from ostinato.codegen.llvm.vectors import cut, plan_vectors
+from ostinato.dtypes import INT64
+from ostinato.lower.dependences import Dependences
+from ostinato.lower.loops import Accumulator, Load, LoopNest, Scalar, Stage, extent_of
+from ostinato.lower.rewrite import Rewriter
+from ostinato.lower.views import unravel
+from ostinato.variables import Dim, Expr, Symbol, axis, minimum, substitute, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from llvmlite import ir
+
+    from ostinato.codegen.llvm.toolchain import TargetSpec
+    from ostinato.lower.contraction import Contraction
+
+__all__ = ["render"]
+
+
+def render(contraction: Contraction, name: str, target: TargetSpec) -> ir.Module:
+    """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
+
+    The kernel's signature is that of :mod:`ostinato.codegen.llvm.kernel`; its parallel range is
+    :attr:`Contraction.extent` and it needs :attr:`Contraction.scratch_bytes` of scratch. Of ``a``
+    it reads only the rows and positions that the sums are made of.
+
+    Raises:
+        OstinatoError: the contraction's indices are not of the form that it promises.
+    """
+    kernel = open_kernel(name, target, len(contraction.args), contraction.variables)
+    if contraction.extent == 0:
+        kernel.builder.ret_void()
+    else:
+        _Renderer(contraction, name, kernel).render()
+    if not isinstance(contraction.extent, int):
+        define_extent(kernel.module, name, contraction.variables, contraction.extent)
+    return kernel.module
+
+
+class _Renderer:
+    def __init__(self, contraction: Contraction, name: str, kernel: KernelFunction) -> None:
+        self.contraction = contraction
+        self.kernel = kernel
+        self.builder = kernel.builder
+        self.indices = Indices(kernel.builder)
+        self.item = axis("item", contraction.extent)
+        self.block = axis("m.block", contraction.blocks)
+        self.panel = axis("n.panel", contraction.panels)
+        self.first_row: Dim = self.block * contraction.block
+        self.first_column: Dim = self.panel * contraction.panel
+        self.row_count = minimum(contraction.block, extent_of(contraction.m) - self.first_row)
+        left = extent_of(contraction.n) - self.first_column
+        self.column_count = minimum(contraction.panel, left)
+        self.offsets, self.sums, self.turned = (
+            self._bytes_after(kernel.scratch, I64(start)) for start in contraction.scratch_layout
+        )
+        self.tiles = {
+            rows: define_tile(kernel.module, f"{name}.tile{rows}", contraction, rows, kernel.target)
+            for rows in (contraction.rows, *contraction.remainders)
+        }
+
+    def render(self) -> None:
+        kernel = self.kernel
+        outermost = Scope(symbols=dict(kernel.variables))
+        for dim in tile_dims(self.contraction):
+            self.indices.scalar(dim, outermost)
+
+        def body(index: ir.Value) -> None:
+            item = outermost.child(symbols={_symbol(self.item): index})
+            self._take_apart(item)
+            self._multiply(item)
+            self._finish(item)
+
+        counted_loop(self.builder, kernel.begin, kernel.end, 1, body, name="item")
+        self.builder.ret_void()
+
+    def _take_apart(self, item: Scope) -> None:
+        """Finds the batch point, row block and panel of an item."""
+        c = self.contraction
+        batch = [extent_of(symbol) for symbol in c.batch]
+        inner = [(self.block, c.blocks), (self.panel, c.panels)]
+        if not c.panels_innermost:
+            inner.reverse()
+        wheels = [*c.batch, *(_symbol(wheel) for wheel, _ in inner)]
+        positions = unravel([*batch, *(extent for _, extent in inner)], self.item)
+        for wheel, position in zip(wheels, positions, strict=True):
+            item.symbols[wheel] = self.indices.scalar(position, item)
+
+    # -- sums -------------------------------------------------------------------------------
+
+    def _multiply(self, item: Scope) -> None:
+        """Leaves the sums of the item's rows and columns in scratch memory."""
+        c, b = self.contraction, self.builder
+        count = self.indices.scalar(self.row_count, item)
+        panel = self._panel_address(item)
+        locate = self._locate_rows(item, count)
+        dims = [self.indices.scalar(dim, item) for dim in tile_dims(c)]
+
+        def tile(height: int, row: ir.Value) -> None:
+            out = address(b, self.sums, c.acc, b.mul(row, I64(c.panel)))
+            b.call(self.tiles[height], [*locate(row), panel, out, *dims])
+
+        row = b.mul(b.udiv(count, I64(c.rows)), I64(c.rows))
+        counted_loop(b, I64(0), row, c.rows, lambda row: tile(c.rows, row), name="tile")
+        exact = isinstance(extent_of(c.m), int)
+        for height in c.remainders:
+            rest = b.sub(count, row)
+            fits = b.icmp_signed("==" if exact else ">=", rest, I64(height))
+            with when(b, fits):
+                tile(height, row)
+            row = b.add(row, b.select(fits, I64(height), I64(0)))
+
+    def _locate_rows(self, item: Scope, count: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
+        """What tells a tile where its rows of ``a`` are, as a function of its first row's number.
+
+        Rows that are not evenly spaced have their offsets noted in scratch memory first.
+        """
+        c, b = self.contraction, self.builder
+        a = self.kernel.buffers[c.a]
+        if c.row_stride is not None:
+            start = substitute(c.row_offset, {c.m: self.first_row})
+            first = address(b, a, c.a_dtype, self.indices.scalar(start, item))
+            stride = I64(c.row_stride)
+            return lambda row: [address(b, first, c.a_dtype, b.mul(row, stride)), self.offsets]
+
+        number = axis("m.row", c.block)
+        offset = substitute(c.row_offset, {c.m: self.first_row + number})
+
+        def note(row: ir.Value) -> None:
+            inside = item.child(symbols={_symbol(number): row})
+            b.store(self.indices.scalar(offset, inside), address(b, self.offsets, INT64, row))
+
+        counted_loop(b, I64(0), count, 1, note, name="row")
+        return lambda row: [a, address(b, self.offsets, INT64, row)]
+
+    def _panel_address(self, item: Scope) -> ir.Value:
+        c = self.contraction
+        number = c.b_group * c.panels + self.panel
+        element = self.indices.scalar(number * c.depth * c.panel, item)
+        return address(self.builder, self.kernel.buffers[c.b], c.acc, element)
+
+    def _bytes_after(self, base: ir.Value, distance: ir.Value) -> ir.Value:
+        return self.builder.gep(base, [distance], source_etype=I8)
+
+    # -- epilogue ---------------------------------------------------------------------------
+
+    def _finish(self, item: Scope) -> None:
+        """Runs the epilogue over the sums, the axis along which it stores as lanes."""
+        c = self.contraction
+        if c.stores_along_rows:
+            self._transpose(item)
+            column = axis("n.column", self.column_count)
+            at = column * c.block + _dim(c.m) - self.first_row
+            stage = self._epilogue(c.n, self.first_column + column, at, _symbol(column))
+            self._run(stage, c.m, (self.first_row, self.row_count), c.block, self.turned, item)
+        else:
+            row = axis("m.row", self.row_count)
+            at = row * c.panel + _dim(c.n) - self.first_column
+            stage = self._epilogue(c.m, self.first_row + row, at, _symbol(row))
+            self._run(stage, c.n, (self.first_column, self.column_count), c.panel, self.sums, item)
+
+    def _transpose(self, item: Scope) -> None:
+        c, b = self.contraction, self.builder
+        size = square_size(math.gcd(c.panel, c.block))
+        count = self.indices.scalar(self.row_count, item)
+
+        def square(row: ir.Value, column: ir.Value) -> None:
+            source = address(b, self.sums, c.acc, b.add(b.mul(row, I64(c.panel)), column))
+            target = address(b, self.turned, c.acc, b.add(b.mul(column, I64(c.block)), row))
+            transpose_square(b, c.acc, size, (source, c.panel), (target, c.block))
+
+        def squares(row: ir.Value) -> None:
+            trips = c.panel // size
+            across = partial(square, row)
+            counted_loop(b, I64(0), I64(c.panel), size, across, trips=trips, name="square")
+
+        counted_loop(b, I64(0), count, size, squares, name="squares")
+
+    def _epilogue(self, across: Symbol, position: Dim, at: Dim, loop: Symbol) -> Stage:
+        """The stores as a loop over ``across``, which stands at ``position``.
+
+        Args:
+            at: where the sum of a point is in scratch memory.
+        """
+        c = self.contraction
+        sums = Load(len(c.args), at, c.acc)
+        rewriter = _Epilogue(sums, lambda dim: substitute(dim, {across: position}))
+        return Stage((loop,), tuple(rewriter.statement(store) for store in c.epilogue))
+
+    def _run(
+        self,
+        stage: Stage,
+        lane: Symbol,
+        span: tuple[Dim, Dim],
+        capacity: int,
+        sums: ir.Value,
+        item: Scope,
+    ) -> None:
+        """The stage with ``lane`` as lanes.
+
+        Args:
+            span: the first value of ``lane`` and how many there are; at most ``capacity``, of
+                which the first is a multiple.
+        """
+        c, b = self.contraction, self.builder
+        dependences = Dependences(LoopNest(c.args, (), (stage,)))
+        scalars = Scalars(b, LaneNamespace(), [*self.kernel.buffers, sums], dependences)
+        dtypes = [*(arg.dtype for arg in c.args), c.acc]
+        stages = StageEmitter(b, self.kernel.target, scalars, dtypes)
+        plan = plan_vectors(lane, capacity, [stage], self.kernel.target, dependences, capacity)
+        # As many vectors at a time as divide a panel: none of a whole one is left over.
+        vectors = capacity // plan.width
+        plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
+        first, count = (self.indices.scalar(dim, item) for dim in span)
+        cut(
+            b,
+            lane,
+            (first, b.add(first, count)),
+            span[1] if isinstance(span[1], int) else None,
+            plan,
+            item,
+            lambda shared, vectors: stages.columns(stage, shared, vectors),
+        )
+
+
+class _Epilogue(Rewriter):
+    """Puts loads of the finished sums in the place of the accumulator."""
+
+    def __init__(self, sums: Load, index: Callable[[Dim], Dim]) -> None:
+        super().__init__(index)
+        self._sums = sums
+
+    def scalar(self, scalar: Scalar) -> Scalar:
+        return self._sums if isinstance(scalar, Accumulator) else super().scalar(scalar)
+
+
+def _dim(symbol: Symbol) -> Dim:
+    return Expr({(symbol,): 1}, 0)
+
+
+def _symbol(dim: Dim) -> Symbol:
+    """The symbol that an axis consists of."""
+    (symbol,) = symbols(dim)
+    return symbol
