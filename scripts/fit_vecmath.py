@@ -240,7 +240,7 @@ def show(name: str, values: Sequence[float], note: str = "") -> None:
     print(")", flush=True)
 
 
-HEADER = '''"""Constants and minimax coefficients, lowest power first; from ``scripts/fit_vecmath.py``.
+HEADER = '''"""Constants and minimax coefficients (lowest first) from ``scripts/fit_vecmath.py``.
 
 That script derives them from the functions themselves: relative error minimised by Remez'
 exchange in 60-digit arithmetic, then rounded to the format one coefficient at a time with the

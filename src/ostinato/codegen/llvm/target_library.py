@@ -114,7 +114,7 @@ def _scale_in_hardware(x: Lane, n: Lane) -> Lane:
         return _resized(_scale_in_hardware(_resized(x, 0, wide), _resized(n, 0, wide)), 0, x.lanes)
     if bits in (128, 256, 512):
         return _scalef(x, n)
-    half = 1 << (x.lanes.bit_length() - 2)
+    half = 1 << ((x.lanes - 1).bit_length() - 1)
     low = _scale_in_hardware(_resized(x, 0, half), _resized(n, 0, half))
     rest = x.lanes - half
     high = _scale_in_hardware(_resized(x, half, rest), _resized(n, half, rest))
