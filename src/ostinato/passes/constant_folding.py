@@ -1,0 +1,66 @@
+"""Constant folding: what only depends on constants is computed while compiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.ir.leaves import Leaf
+from ostinato.passes.base import Pass, PassReport
+from ostinato.passes.match import array_of
+from ostinato.passes.rewrite import Rewriter
+from ostinato.reference import evaluate_node
+from ostinato.variables import Expr
+
+if TYPE_CHECKING:
+    from ostinato.ir.graph import BaseGraph, Node, Value
+
+__all__ = ["ConstantFolding"]
+
+
+@dataclass(frozen=True)
+class ConstantFolding(Pass):
+    """Evaluates nodes whose operands are all constants, with the rules of the reference.
+
+    Attributes:
+        max_growth: how many bytes a folded constant may be larger than what it is folded from: a
+            broadcast or an iota of a large tensor is cheaper to compute than to keep.
+        max_flops: what one node may cost to fold.
+    """
+
+    max_growth: int = 1 << 20
+    max_flops: int = 1 << 26
+    name: ClassVar[str] = "constant_folding"
+
+    def run(self, graph: BaseGraph, report: PassReport) -> BaseGraph:
+        rewriter = Rewriter(graph)
+        for node in rewriter.nodes():
+            operands = rewriter.operands(node)
+            if not self._is_foldable(node, operands):
+                rewriter.copy(node)
+                continue
+            arrays = [array_of(value) for value in operands]
+            results = evaluate_node(node, arrays)
+            rewriter.replace(node, [rewriter.graph.constant(array) for array in results])
+            report.changed(self, f"folded {node.op.name}", node)
+        return rewriter.finish()
+
+    def _is_foldable(self, node: Node, operands: tuple[Value, ...]) -> bool:
+        if isinstance(node.op, Leaf) or any(array_of(value) is None for value in operands):
+            return False
+        if any(isinstance(dim, Expr) for dim in _dims(node)):
+            return False
+        grown = sum(value.type.max_bytes for value in node.outputs)
+        grown -= sum(value.type.max_bytes for value in operands)
+        if grown > self.max_growth:
+            return False
+        flops = node.op.flops([value.type for value in operands], node.attrs)
+        return isinstance(flops, int) and flops <= self.max_flops
+
+
+def _dims(node: Node) -> list[object]:
+    """Every dim that the node's types and attributes mention."""
+    dims: list[object] = [dim for value in node.outputs for dim in value.shape]
+    for attr in node.attrs.values():
+        dims += attr if isinstance(attr, tuple) else (attr,)
+    return dims
