@@ -25,7 +25,13 @@ class OstinatoError(Exception):
 
 
 class GraphError(OstinatoError):
-    """A graph is malformed: operands that do not fit, duplicate leaf names, no outputs."""
+    """A graph is malformed: operands that do not fit, duplicate leaf names, no outputs.
+
+    Attributes:
+        located: whether the message names the op, its operands and the user's source line yet.
+    """
+
+    located = False
 
 
 class InputError(OstinatoError, ValueError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.ir.op import Attr, Op
     from ostinato.variables import Dim
 
-__all__ = ["BaseGraph", "Node", "Value"]
+__all__ = ["BaseGraph", "Node", "Value", "locate", "user_source"]
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +56,9 @@ class Value:
     """A tensor of the graph: one result of one node. It supports Python's operators."""
 
     __slots__ = ("graph", "id", "index", "node", "type")
+
+    #: An array on the left of an operator leaves it to the value on the right.
+    __array_ufunc__ = None
 
     def __init__(self, graph: BaseGraph, node: Node, index: int, id: int, type: TensorType) -> None:
         self.graph = graph
@@ -95,6 +98,9 @@ class Value:
 
     def _op(self, name: str, *operands: Any) -> Value:
         return getattr(self.graph, name)(*operands)  # type: ignore[no-any-return]
+
+    def __getitem__(self, key: Any) -> Value:
+        return self._op("getitem", self, key)
 
     def __add__(self, other: Any) -> Value:
         return self._op("add", self, other)
@@ -319,11 +325,8 @@ class BaseGraph:
         try:
             types = op.infer(*(v.type for v in operands), **attrs)
         except GraphError as error:
-            shown = ", ".join(str(v.type) for v in operands)
-            at = _user_source()
-            where = f" at {at}" if at else ""
-            label = f" (node {self._label!r})" if self._label else ""
-            raise GraphError(f"{op.name}({shown}): {error}{label}{where}") from None
+            shown = [str(v.type) for v in operands]
+            raise locate(error, op.name, shown, self._label) from None
         return self._append(op, tuple(operands), attrs, types)
 
     def adopt(self, node: Node, operands: Sequence[Value]) -> tuple[Value, ...]:
@@ -422,7 +425,7 @@ class BaseGraph:
         if original is not None:
             label, source = original.label, original.source
         else:
-            label, source = self._label or f"{op.name}_{len(self.nodes)}", _user_source()
+            label, source = self._label or f"{op.name}_{len(self.nodes)}", user_source()
         node = Node(op, operands, attrs, label, source)
         first = self._next_id
         node.outputs = tuple(Value(self, node, i, first + i, t) for i, t in enumerate(types))
@@ -459,7 +462,18 @@ def _article(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def _user_source() -> str:
+def locate(error: GraphError, call: str, operands: Sequence[str], label: str = "") -> GraphError:
+    """``error`` with what was called, on what, and where; as it is if it says so already."""
+    if error.located:
+        return error
+    at = f" at {source}" if (source := user_source()) else ""
+    node = f" (node {label!r})" if label else ""
+    located = GraphError(f"{call}({', '.join(operands)}): {error}{node}{at}")
+    located.located = True
+    return located
+
+
+def user_source() -> str:
     """``file:line`` of the innermost frame outside this package."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):

@@ -61,3 +61,13 @@ class Op(ABC):
         """Raise :class:`GraphError` with ``message`` unless ``condition`` holds."""
         if not condition:
             raise GraphError(message)
+
+    @classmethod
+    def expect_count(
+        cls, operands: Sequence[TensorType], least: int, most: int | None = None
+    ) -> None:
+        """Raise :class:`GraphError` unless there are ``least`` to ``most`` operands."""
+        most = least if most is None else most
+        if not least <= len(operands) <= most:
+            span = str(least) if least == most else f"{least} to {most}"
+            raise GraphError(f"{cls.name} takes {span} operands, got {len(operands)}")

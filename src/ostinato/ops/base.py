@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ostinato.dtypes import BOOL, FLOAT32, DType, promote
 from ostinato.errors import GraphError
@@ -12,7 +13,10 @@ from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.variables import Dim
 
-__all__ = ["Elementwise", "broadcast_shapes", "normalize_axes", "normalize_axis"]
+if TYPE_CHECKING:
+    from ostinato.ir.graph import Value
+
+__all__ = ["Composite", "Elementwise", "broadcast_shapes", "normalize_axes", "normalize_axis"]
 
 
 def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -62,6 +66,35 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     return axes
 
 
+class Composite(Op):
+    """An op made of others: one rule both evaluates it and decomposes it.
+
+    A graph's methods and an array namespace's functions have the same names, so a rule written
+    with them and with Python's operators gives arrays on the one and nodes on the other.
+
+    Attributes:
+        widens: whether the decomposition computes 16-bit floats in float32; an op that only moves
+            elements has no use for that.
+    """
+
+    widens: ClassVar[bool] = True
+
+    @abstractmethod
+    def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        """The result, in the functions that the vocabulary and array namespaces share."""
+
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        return self.rule(xp, *operands, **attrs)
+
+    def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
+        """The rule on ``g``, in float32 between 16-bit operands and results: rounded once."""
+        if not self.widens:
+            return self.rule(g, *operands, **attrs)
+        (declared,) = self.infer(*(v.type for v in operands), **attrs)
+        wide = [g.cast(v, v.dtype.accumulator) for v in operands]
+        return g.cast(self.rule(g, *wide, **attrs), declared.dtype)
+
+
 class Elementwise(Op):
     """An op whose result at an index depends on its operands at that index alone.
 
@@ -71,35 +104,53 @@ class Elementwise(Op):
     Attributes:
         arity: how many operands.
         result: how the result's dtype follows from the promoted operand dtype: ``"same"``,
-            ``"bool"``, or ``"float"`` (integers become float32).
+            ``"bool"``, or ``"float"`` (integers are computed as float32).
         domain: which operand kinds are accepted.
         cost: floating point operations per element, for reports.
+        parameters: the names of the op's attributes, all of which are numbers unless
+            ``check_attrs`` says otherwise.
     """
 
     arity: ClassVar[int] = 1
     result: ClassVar[Literal["same", "bool", "float"]] = "same"
     domain: ClassVar[Literal["any", "numeric", "float", "integer", "integral", "bool"]] = "any"
     cost: ClassVar[int] = 1
+    parameters: ClassVar[tuple[str, ...]] = ()
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        self.expect_count(operands, self.arity)
         self.expect(
-            len(operands) == self.arity, f"takes {self.arity} operands, got {len(operands)}"
+            sorted(attrs) == sorted(self.parameters),
+            f"takes the attributes {self.parameters}, got {tuple(attrs)}",
         )
+        self.check_attrs(**attrs)
         shape = broadcast_shapes(*(t.shape for t in operands))
         return (TensorType(self.result_dtype(*(t.dtype for t in operands), **attrs), shape),)
 
+    def check_attrs(self, **attrs: Attr) -> None:
+        """Refuse attributes that make no sense.
+
+        Raises:
+            GraphError: an attribute is no number.
+        """
+        for name, value in attrs.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            self.expect(number, f"{name} is a number, got {value!r}")
+
     def result_dtype(self, *dtypes: DType, **attrs: Attr) -> DType:
         """The result's dtype, after checking the operands' kinds."""
-        dtype = self.operand_dtype(*dtypes)
-        self._check_domain(dtype)
+        common = self.common_dtype(*dtypes)
+        self._check_domain(common)
         if self.result == "bool":
             return BOOL
-        if self.result == "float" and not dtype.is_float:
-            return FLOAT32
-        return dtype
+        return self._computed_dtype(common)
 
-    def operand_dtype(self, *dtypes: DType) -> DType:
-        """The dtype that the operands are converted to before the rule is applied."""
+    def operand_dtypes(self, *dtypes: DType, **attrs: Attr) -> tuple[DType, ...]:
+        """The dtype that each operand is converted to before the rule is applied."""
+        return (self._computed_dtype(self.common_dtype(*dtypes)),) * len(dtypes)
+
+    def common_dtype(self, *dtypes: DType) -> DType:
+        """What the operands promote to."""
         common = dtypes[0]
         for dtype in dtypes[1:]:
             common = promote(common, dtype)
@@ -108,6 +159,9 @@ class Elementwise(Op):
     def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
         (result, *_) = self.infer(*operands, **attrs)
         return result.size * self.cost if result.dtype.is_float else 0
+
+    def _computed_dtype(self, common: DType) -> DType:
+        return FLOAT32 if self.result == "float" and not common.is_float else common
 
     def _check_domain(self, dtype: DType) -> None:
         accepted = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ostinato.dtypes import DType
 from ostinato.ir.graph import BaseGraph, Value
+from ostinato.ir.types import TensorType
 from ostinato.ops.vocabulary import Vocabulary
 
 __all__ = ["Graph"]
@@ -22,5 +22,5 @@ class Graph(BaseGraph, Vocabulary[Value]):
         name: the graph's name in reports.
     """
 
-    def dtype_of(self, operand: Any) -> DType | None:
-        return operand.dtype if isinstance(operand, Value) else None
+    def type_of(self, operand: Any) -> TensorType | None:
+        return operand.type if isinstance(operand, Value) else None

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.errors import GraphError
+from ostinato.ir.graph import locate
 from ostinato.ir.op import Attr, Op
+from ostinato.ir.types import TensorType
 
-__all__ = ["T", "VocabularyCore"]
+__all__ = ["T", "VocabularyCore", "located"]
 
 #: What the methods take and give: a graph's ``Value``, or a session's ``Buffer``.
 T = TypeVar("T")
 
 
+C = TypeVar("C", bound=type)
+
+
 class VocabularyCore(ABC, Generic[T]):
-    """The two things that a holder of the vocabulary supplies, and how operands are lifted."""
+    """What a holder of the vocabulary supplies, and how operands are lifted."""
+
+    #: What the calls being made are for, in error messages: a front end's name for a node.
+    _label: str = ""
 
     @abstractmethod
     def apply(self, op: Op, operands: Sequence[T], attrs: dict[str, Attr]) -> tuple[T, ...]:
@@ -30,8 +40,20 @@ class VocabularyCore(ABC, Generic[T]):
         """An operand that holds ``array``."""
 
     @abstractmethod
+    def type_of(self, operand: Any) -> TensorType | None:
+        """The type of an operand; ``None`` for what is no operand yet (a scalar, an array)."""
+
     def dtype_of(self, operand: Any) -> DType | None:
         """The dtype of an operand; ``None`` for what is no operand yet (a scalar, an array)."""
+        type_ = self.type_of(operand)
+        return None if type_ is None else type_.dtype
+
+    def _typed(self, operand: Any) -> tuple[T, TensorType]:
+        """One operand, lifted if it is an array or a scalar, together with its type."""
+        (lifted,) = self._lift(operand)
+        type_ = self.type_of(lifted)
+        assert type_ is not None, "what _lift gives is an operand"
+        return lifted, type_
 
     def _one(self, op: Op, *operands: T, **attrs: Attr) -> T:
         return self.apply(op, operands, attrs)[0]
@@ -47,6 +69,38 @@ class VocabularyCore(ABC, Generic[T]):
         if isinstance(operand, bool | int | float) and not isinstance(operand, np.generic):
             return self.constant(operand, _weak_dtype(operand, known))
         return self.constant(operand)
+
+
+def located(vocabulary: C) -> C:
+    """Class decorator: a ``GraphError`` of any public method names the call, operands and line."""
+    for name, method in inspect.getmembers(vocabulary, inspect.isfunction):
+        if not name.startswith("_") and not hasattr(VocabularyCore, name):
+            setattr(vocabulary, name, _located(method))
+    return vocabulary
+
+
+def _located(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: VocabularyCore[Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except GraphError as error:
+            shown = [_described(self, a) for a in args]
+            shown += [f"{name}={_described(self, a)}" for name, a in kwargs.items()]
+            raise locate(error, method.__name__, shown, self._label) from None
+
+    return call
+
+
+def _described(holder: VocabularyCore[Any], argument: Any) -> str:
+    if (type_ := holder.type_of(argument)) is not None:
+        return str(type_)
+    if isinstance(argument, np.ndarray):
+        return f"{argument.dtype}{list(argument.shape)}"
+    if isinstance(argument, list | tuple):
+        return f"[{', '.join(_described(holder, a) for a in argument[:8])}]"
+    text = repr(argument)
+    return text if len(text) < 60 else type(argument).__name__
 
 
 def _weak_dtype(scalar: bool | float, known: Sequence[DType]) -> DType:

@@ -1,0 +1,114 @@
+"""From the shapes of arrays to the values of Variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ostinato.errors import InputError, VariableError
+from ostinato.variables import Dim, Symbol, bounds, coefficient, evaluate, symbols
+
+__all__ = ["check_values", "solve_dims"]
+
+
+def solve_dims(
+    shapes: Mapping[str, tuple[Sequence[Dim], Sequence[int]]], given: Mapping[str, int]
+) -> dict[str, int]:
+    """The value of every Variable that follows from the shapes of arrays.
+
+    Args:
+        shapes: by name, the declared shape and the array's own.
+        given: values known already, which the shapes must agree with.
+
+    Raises:
+        InputError: an array has another rank, or a size that no value of the Variables gives.
+        VariableError: two arrays disagree about a Variable.
+    """
+    values = dict(given)
+    origin = {name: "the caller" for name in given}
+    pending = [
+        (name, axis, dim, size)
+        for name, (declared, actual) in shapes.items()
+        for axis, (dim, size) in enumerate(_aligned(name, declared, actual))
+    ]
+    progress = True
+    while progress:
+        progress, waiting = False, []
+        for name, axis, dim, size in pending:
+            unknown = [s for s in symbols(dim) if s.name not in values]
+            if not unknown:
+                _check(name, axis, dim, size, values, origin)
+            elif len(unknown) == 1 and (value := _solve(dim, size, unknown[0], values)) is not None:
+                values[unknown[0].name] = value
+                origin[unknown[0].name] = f"axis {axis} of {name!r}"
+                _check(name, axis, dim, size, values, origin)
+                progress = True
+            else:
+                waiting.append((name, axis, dim, size))
+        pending = waiting
+    return values
+
+
+def check_values(variables: Mapping[str, Symbol], values: Mapping[str, int]) -> None:
+    """Check that every Variable has a value within its bounds, and that nothing else has one.
+
+    Raises:
+        VariableError: one is unknown, missing, or out of bounds.
+    """
+    for name, value in values.items():
+        if name not in variables:
+            known = ", ".join(variables) or "none"
+            raise VariableError(f"there is no Variable {name!r}; the graph has {known}")
+        symbol = variables[name]
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise VariableError(f"Variable {name!r} takes an int, got {value!r}")
+        if not symbol.min <= value <= symbol.max:
+            raise VariableError(
+                f"Variable {name!r} is bounded by {symbol.min}..{symbol.max}, got {value}"
+            )
+    missing = [name for name in variables if name not in values]
+    if missing:
+        raise VariableError(
+            f"no input's shape gives a value to {', '.join(missing)}; pass it in variables="
+        )
+
+
+def _aligned(name: str, declared: Sequence[Dim], actual: Sequence[int]) -> list[tuple[Dim, int]]:
+    if len(declared) != len(actual):
+        raise InputError(f"{name!r}: expected shape {_shown(declared)}, got {_shown(actual)}")
+    return list(zip(declared, actual, strict=True))
+
+
+def _solve(dim: Dim, size: int, symbol: Symbol, values: Mapping[str, int]) -> int | None:
+    """The value of the one unknown of ``dim``, where it occurs linearly."""
+    parts = coefficient(dim, symbol)
+    if parts is None:
+        return None
+    scale, rest = (evaluate(part, values) for part in parts)
+    if scale == 0:
+        return None
+    return (size - rest) // scale
+
+
+def _check(
+    name: str,
+    axis: int,
+    dim: Dim,
+    size: int,
+    values: Mapping[str, int],
+    origin: Mapping[str, str],
+) -> None:
+    expected = evaluate(dim, values)
+    if expected == size:
+        return
+    if isinstance(dim, int):
+        raise InputError(f"{name!r}: expected {dim} along axis {axis}, got {size}")
+    known = {s.name for s in symbols(dim)}
+    because = ", ".join(f"{v} = {values[v]} (from {origin[v]})" for v in sorted(known))
+    message = f"{name!r}: axis {axis} is {dim} = {expected} with {because}, got {size}"
+    if bounds(dim)[0] <= size <= bounds(dim)[1]:
+        raise VariableError(message)
+    raise InputError(message)
+
+
+def _shown(shape: Sequence[Dim]) -> str:
+    return f"[{','.join(map(str, shape))}]"

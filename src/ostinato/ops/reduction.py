@@ -1,0 +1,350 @@
+"""Reductions and scans.
+
+Sums and products keep the dtype of their operand, so those of small integers wrap ("computed as
+their dtype says"); the vocabulary turns bools into int64 first. 16-bit floats are accumulated in
+float32. A reduction over no elements gives its neutral element, which for ``max`` is minus
+infinity or the least integer; where an axis is known to be empty ``max`` and ``min`` are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from ostinato.dtypes import BOOL, INT64
+from ostinato.ir.op import Attr, Op
+from ostinato.ir.types import TensorType
+from ostinato.ops.base import Composite, normalize_axes, normalize_axis
+from ostinato.variables import Dim, prod
+
+__all__ = [
+    "ALL",
+    "ANY",
+    "ARGMAX",
+    "ARGMIN",
+    "CUMPROD",
+    "CUMSUM",
+    "FAMILY",
+    "LOGSUMEXP",
+    "MAX",
+    "MEAN",
+    "MIN",
+    "NORM",
+    "PROD",
+    "STD",
+    "SUM",
+    "VAR",
+    "Reduction",
+    "Scan",
+]
+
+
+class Reduces(Op):
+    """Typing of ops that reduce the axes ``axis`` (a sorted tuple), keeping them as 1 if asked.
+
+    Attributes:
+        domain: which operands are accepted.
+    """
+
+    domain: ClassVar[Literal["any", "numeric", "float"]] = "numeric"
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        self.expect_count(operands, 1)
+        (x,) = operands
+        accepted = {
+            "any": True,
+            "numeric": not x.dtype.is_bool,
+            "float": x.dtype.is_float,
+        }[self.domain]
+        self.expect(accepted, f"expected a {self.domain} operand, got {x.dtype}")
+        axes = attrs["axis"]
+        self.expect(
+            isinstance(axes, tuple) and normalize_axes(axes, x.ndim) == axes,
+            f"axis is a sorted tuple of axes, got {axes!r}",
+        )
+        return (TensorType(x.dtype, reduced_shape(x.shape, axes, attrs["keepdims"])),)
+
+
+class Reduction(Reduces):
+    """A reduction that every array namespace has under the op's own name."""
+
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        reduce = getattr(xp, self.name)
+        return reduce(operands[0], axis=attrs["axis"], keepdims=attrs["keepdims"])
+
+    def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
+        return operands[0].size if operands[0].dtype.is_float else 0
+
+
+class Sum(Reduction):
+    """The sum; 0 of nothing."""
+
+    name = "sum"
+
+
+class Prod(Reduction):
+    """The product; 1 of nothing."""
+
+    name = "prod"
+
+
+class Extremum(Reduction):
+    """The greatest or the least element; NaN where there is one."""
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        (result,) = super().infer(*operands, **attrs)
+        empty = any(operands[0].shape[a] == 0 for a in attrs["axis"])
+        self.expect(
+            not empty or result.size == 0,
+            f"{operands[0]} has no elements along axis {attrs['axis']}, so there is no {self.name}",
+        )
+        return (result,)
+
+
+class Max(Extremum):
+    """The greatest element."""
+
+    name = "max"
+
+
+class Min(Extremum):
+    """The least element."""
+
+    name = "min"
+
+
+class Truth(Reduction):
+    """A truth value of many: an element counts as true if it is not zero."""
+
+    domain = "any"
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        (result,) = super().infer(*operands, **attrs)
+        return (TensorType(BOOL, result.shape),)
+
+    def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
+        return 0
+
+
+class Any_(Truth):
+    """Whether an element is not zero; false of nothing."""
+
+    name = "any"
+
+
+class All(Truth):
+    """Whether no element is zero; true of nothing."""
+
+    name = "all"
+
+
+class Arg(Op):
+    """The int64 index along ``axis`` of the first extreme element; the first NaN wins."""
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        self.expect_count(operands, 1)
+        (x,) = operands
+        axis = normalize_axis(attrs["axis"], x.ndim)
+        shape = reduced_shape(x.shape, (axis,), attrs["keepdims"])
+        self.expect(
+            x.shape[axis] != 0 or prod(shape) == 0,
+            f"{x} has no elements along axis {axis}, so there is no {self.name}",
+        )
+        return (TensorType(INT64, shape),)
+
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        find = getattr(xp, self.name)
+        return find(operands[0], axis=attrs["axis"], keepdims=attrs["keepdims"])
+
+
+class Argmax(Arg):
+    """The index of the greatest element."""
+
+    name = "argmax"
+
+
+class Argmin(Arg):
+    """The index of the least element."""
+
+    name = "argmin"
+
+
+class Scan(Op):
+    """A running result along ``axis``.
+
+    ``exclusive`` leaves each element out of its own result; ``reverse`` runs from the end.
+    """
+
+    neutral: ClassVar[int]
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        self.expect_count(operands, 1)
+        (x,) = operands
+        self.expect(not x.dtype.is_bool, "expected a numeric operand, got bool")
+        normalize_axis(attrs["axis"], x.ndim)
+        return (x,)
+
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        (x,) = operands
+        axis = attrs["axis"]
+        if attrs["reverse"]:
+            x = xp.flip(x, axis)
+        x = getattr(xp, self.name)(x, axis=axis)
+        if attrs["exclusive"]:
+            before = tuple(int(a == axis) for a in range(len(x.shape)))
+            shifted = xp.pad(x, before, (0,) * len(before), self.neutral)
+            x = shifted[(slice(None),) * axis + (slice(0, x.shape[axis]),)]
+        return xp.flip(x, axis) if attrs["reverse"] else x
+
+    def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
+        return operands[0].size if operands[0].dtype.is_float else 0
+
+
+class Cumsum(Scan):
+    """The running sum."""
+
+    name = "cumsum"
+    neutral = 0
+
+
+class Cumprod(Scan):
+    """The running product."""
+
+    name = "cumprod"
+    neutral = 1
+
+
+class Statistic(Reduces, Composite):
+    """A reduction of floats made of other ops."""
+
+    domain = "float"
+
+    #: Arithmetic per element of the operand, for reports.
+    cost: ClassVar[int] = 1
+
+    def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
+        return operands[0].size * self.cost
+
+
+class Mean(Statistic):
+    """The arithmetic mean; NaN of nothing."""
+
+    name = "mean"
+
+    def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        return _mean(xp, operands[0], attrs["axis"], attrs["keepdims"])
+
+
+class Var(Statistic):
+    """The mean of squared distances from the mean, over ``n - correction``."""
+
+    name = "var"
+    cost = 4
+
+    def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        return _variance(xp, operands[0], **attrs)
+
+
+class Std(Statistic):
+    """The square root of the variance."""
+
+    name = "std"
+    cost = 4
+
+    def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        return xp.sqrt(_variance(xp, operands[0], **attrs))
+
+
+class Logsumexp(Statistic):
+    """``log(sum(exp(x)))`` without overflow."""
+
+    name = "logsumexp"
+    cost = 3
+
+    def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        (x,) = operands
+        axis, keepdims = attrs["axis"], attrs["keepdims"]
+        greatest = xp.max(x, axis=axis, keepdims=True)
+        # An infinite maximum would turn differences into NaN.
+        shift = xp.where(xp.isfinite(greatest), greatest, 0.0)
+        total = xp.sum(xp.exp(x - shift), axis=axis, keepdims=keepdims)
+        if not keepdims:
+            shift = xp.reshape(shift, tuple(total.shape))
+        return xp.log(total) + shift
+
+
+class Norm(Statistic):
+    """The vector norm of order ``ord``: a number, or an infinity for the extreme magnitudes."""
+
+    name = "norm"
+    cost = 2
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        order = attrs["ord"]
+        self.expect(
+            isinstance(order, int | float) and not isinstance(order, bool) and order != 0,
+            f"ord is a number other than 0, got {order!r}",
+        )
+        return super().infer(*operands, **attrs)
+
+    def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        (x,) = operands
+        order = attrs["ord"]
+        over = {"axis": attrs["axis"], "keepdims": attrs["keepdims"]}
+        if order == 2:
+            return xp.sqrt(xp.sum(xp.square(x), **over))
+        magnitude = xp.abs(x)
+        if order == 1:
+            return xp.sum(magnitude, **over)
+        if math.isinf(order):
+            return xp.max(magnitude, **over) if order > 0 else xp.min(magnitude, **over)
+        return xp.sum(magnitude**order, **over) ** (1.0 / order)
+
+
+def reduced_shape(shape: Sequence[Dim], axes: Sequence[int], keepdims: bool) -> tuple[Dim, ...]:
+    """What is left of ``shape`` when ``axes`` are reduced."""
+    if keepdims:
+        return tuple(1 if i in axes else d for i, d in enumerate(shape))
+    return tuple(d for i, d in enumerate(shape) if i not in axes)
+
+
+def _count(xp: Any, x: Any, axes: Sequence[int]) -> Any:
+    """How many elements are reduced to one: a float, or a scalar of the graph if symbolic."""
+    count = prod(x.shape[a] for a in axes)
+    return float(count) if isinstance(count, int) else xp.cast(xp.dim_value(count), x.dtype)
+
+
+def _mean(xp: Any, x: Any, axis: tuple[int, ...], keepdims: bool) -> Any:
+    return xp.sum(x, axis=axis, keepdims=keepdims) / _count(xp, x, axis)
+
+
+def _variance(xp: Any, x: Any, axis: tuple[int, ...], keepdims: bool, correction: float) -> Any:
+    # Two passes: the difference of large squares would lose what is asked for.
+    distance = x - _mean(xp, x, axis, True)
+    total = xp.sum(distance * distance, axis=axis, keepdims=keepdims)
+    freedom = _count(xp, x, axis) - correction
+    return total / (max(freedom, 0.0) if isinstance(freedom, float) else xp.maximum(freedom, 0.0))
+
+
+SUM, PROD, MAX, MIN, ANY, ALL = Sum(), Prod(), Max(), Min(), Any_(), All()
+ARGMAX, ARGMIN, CUMSUM, CUMPROD = Argmax(), Argmin(), Cumsum(), Cumprod()
+MEAN, VAR, STD, LOGSUMEXP, NORM = Mean(), Var(), Std(), Logsumexp(), Norm()
+
+FAMILY: tuple[Op, ...] = (
+    SUM,
+    PROD,
+    MAX,
+    MIN,
+    ANY,
+    ALL,
+    ARGMAX,
+    ARGMIN,
+    CUMSUM,
+    CUMPROD,
+    MEAN,
+    VAR,
+    STD,
+    LOGSUMEXP,
+    NORM,
+)

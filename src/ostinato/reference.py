@@ -1,0 +1,178 @@
+"""The oracle: a graph evaluated node by node with NumPy, in float64 between roundings.
+
+Each op computes on float64 copies of its float operands, by the op's own rule, and its result is
+rounded once to the dtype that the graph declares. Integers are computed in their dtype and wrap.
+Every backend is tested against this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ostinato.dtypes import DType
+from ostinato.errors import GraphError, InputError
+from ostinato.ir.binding import check_values, solve_dims
+from ostinato.ir.graph import BaseGraph, Node, Value
+from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy
+from ostinato.ir.types import TensorType
+from ostinato.ops.base import Elementwise
+from ostinato.ops.namespace import ORACLE, as_oracle, round_to
+from ostinato.variables import Expr
+from ostinato.variables import evaluate as evaluate_dim
+
+__all__ = ["ReferenceResult", "evaluate", "run"]
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ReferenceResult:
+    """What one evaluation of a graph gave.
+
+    Attributes:
+        outputs: the results by name, in output order.
+        states: what every state holds after the run.
+        values: every value that was computed.
+        variables: the value of every Variable.
+    """
+
+    outputs: dict[str, Array]
+    states: dict[str, Array]
+    values: dict[Value, Array]
+    variables: dict[str, int]
+
+
+def evaluate(
+    graph: BaseGraph,
+    inputs: Arrays | None = None,
+    params: Arrays | None = None,
+    *,
+    states: Arrays | None = None,
+    variables: Mapping[str, int] | None = None,
+) -> list[Array]:
+    """The outputs of ``graph``, in order.
+
+    Args:
+        graph: the graph.
+        inputs: an array for every input, by name.
+        params: weights by name; those left out take the value that the graph holds.
+        states: what states hold before the run; those left out hold their initial value.
+        variables: values of Variables that the inputs' shapes do not give.
+
+    Raises:
+        InputError: an input or param is unknown, missing, or of another shape or dtype.
+        VariableError: a Variable has no value, two values, or one out of bounds.
+        GraphError: the graph has no outputs.
+    """
+    result = run(graph, inputs, params, states=states, variables=variables)
+    return list(result.outputs.values())
+
+
+def run(
+    graph: BaseGraph,
+    inputs: Arrays | None = None,
+    params: Arrays | None = None,
+    *,
+    states: Arrays | None = None,
+    variables: Mapping[str, int] | None = None,
+) -> ReferenceResult:
+    """As :func:`evaluate`, with the states after the run and every value on the way."""
+    if not graph.outputs and not graph.assignments:
+        raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs first")
+    start = {name: leaf.node.attrs["init"] for name, leaf in graph.states.items()}
+    given = {
+        INPUT: _arrays("input", inputs, graph.inputs, {}),
+        PARAM: _arrays("param", params, graph.params, graph.param_values),
+        STATE: _arrays("state", states, graph.states, start),
+    }
+    shapes = {name: (leaf.shape, given[INPUT][name].shape) for name, leaf in graph.inputs.items()}
+    sizes = solve_dims(shapes, dict(variables or {}))
+    check_values(graph.variables, sizes)
+    values: dict[Value, Array] = {}
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            if node.op in given:
+                values[node.outputs[0]] = given[node.op][node.attrs["name"]]
+            elif node.op is CONSTANT:
+                values[node.outputs[0]] = node.attrs["array"]
+            else:
+                operands = [values[v] for v in node.inputs]
+                values.update(zip(node.outputs, _apply(node, operands, sizes), strict=True))
+    after = {**given[STATE], **{n: values[v] for n, v in graph.assignments.items()}}
+    outputs = {name: values[value] for name, value in graph.outputs.items()}
+    return ReferenceResult(outputs, after, values, sizes)
+
+
+def _apply(node: Node, operands: list[Array], sizes: Mapping[str, int]) -> list[Array]:
+    """The results of one node, of the types that the graph declares."""
+    if isinstance(node.op, Elementwise):
+        wanted = node.op.operand_dtypes(*(v.dtype for v in node.inputs), **node.attrs)
+        operands = [_converted(a, d) for a, d in zip(operands, wanted, strict=True)]
+    attrs = {name: _resolved(value, sizes) for name, value in node.attrs.items()}
+    results = node.op.evaluate(ORACLE, *map(as_oracle, operands), **attrs)
+    if not isinstance(results, tuple | list):
+        results = (results,)
+    rounded = [round_to(r, v.dtype) for r, v in zip(results, node.outputs, strict=True)]
+    for value, array in zip(node.outputs, rounded, strict=True):
+        declared = tuple(evaluate_dim(d, sizes) for d in value.shape)
+        if array.shape != declared:
+            raise GraphError(
+                f"{node}: expected {value.type}, here {declared}, and computed {array.shape}"
+            )
+    return rounded
+
+
+def _converted(array: Array, dtype: DType) -> Array:
+    """An operand of an elementwise op in the dtype that the op computes with."""
+    if array.dtype == dtype.numpy:
+        return array
+    return round_to(ORACLE.cast(as_oracle(array), dtype), dtype)
+
+
+def _resolved(attr: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute with every symbolic dim replaced by its value."""
+    if isinstance(attr, Expr):
+        return evaluate_dim(attr, sizes)
+    if isinstance(attr, tuple):
+        return tuple(_resolved(item, sizes) for item in attr)
+    return attr
+
+
+def _arrays(
+    kind: str, given: Arrays | None, leaves: Mapping[str, Value], defaults: Arrays
+) -> dict[str, Array]:
+    """An array for every leaf of a kind, of its dtype and rank (and shape, where that is fixed)."""
+    given = given or {}
+    unknown = [repr(name) for name in given if name not in leaves]
+    if unknown:
+        known = ", ".join(map(repr, leaves)) or "none"
+        raise InputError(f"there is no {kind} {', '.join(unknown)}; the graph has {known}")
+    missing = [repr(name) for name in leaves if name not in given and name not in defaults]
+    if missing:
+        raise InputError(f"no array was given for {kind} {', '.join(missing)}")
+    return {
+        name: _checked(f"{kind} {name!r}", given.get(name, defaults.get(name)), leaf.type)
+        for name, leaf in leaves.items()
+    }
+
+
+def _checked(what: str, array: Any, type_: TensorType) -> Array:
+    try:
+        result = as_numpy(array)
+        dtype = DType.parse(result.dtype)
+    except GraphError as error:
+        raise InputError(f"{what}: {error}") from None
+    if dtype != type_.dtype:
+        raise InputError(f"{what} is {type_}, got {dtype}; cast it first")
+    fits = len(result.shape) == type_.ndim and all(
+        size == dim or not isinstance(dim, int)
+        for size, dim in zip(result.shape, type_.shape, strict=True)
+    )
+    if not fits:
+        raise InputError(f"{what} is {type_}, got shape {list(result.shape)}")
+    return result
