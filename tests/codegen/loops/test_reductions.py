@@ -156,7 +156,7 @@ def test_nan_counts_as_the_extreme_and_ties_go_to_the_first(compile_nest, level,
         {69: np.nan, 41: np.nan},
         {0: np.nan, 1: -worst},
         {17: 7.0, 33: 7.0, 49: 7.0},
-        {i: worst for i in range(n)},
+        dict.fromkeys(range(n), worst),
         {3: -worst, 60: -worst},
     ):
         x = np.zeros((rows, n), np.float32)
