@@ -1,0 +1,52 @@
+"""Matrix products: the ``matmul`` op. ``einsum`` is planned in :mod:`ostinato.ops.einsum`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ostinato.ir.op import Attr, Op
+from ostinato.ir.types import TensorType
+from ostinato.ops.base import broadcast_shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.variables import Dim
+
+__all__ = ["FAMILY", "MATMUL", "Matmul"]
+
+
+class Matmul(Op):
+    """``a @ b`` with NumPy's rules: leading dims broadcast, a 1-D side is a row or a column.
+
+    ``[..., M, K] @ [..., K, N] -> [..., M, N]``; both sides have one numeric dtype. Floats
+    accumulate in float32 or wider, integers wrap. (NumPy ``matmul``, array API ``matmul``.)
+    """
+
+    name = "matmul"
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        self.expect_count(operands, 2)
+        a, b = operands
+        self.expect(a.dtype == b.dtype, f"operands are {a.dtype} and {b.dtype}; cast one of them")
+        self.expect(not a.dtype.is_bool, "expected numeric operands, got bool; cast them first")
+        self.expect(
+            a.ndim > 0 and b.ndim > 0, "a scalar has no matrix product; use multiply to scale"
+        )
+        inner_a, inner_b = a.shape[-1], b.shape[-2 if b.ndim > 1 else -1]
+        self.expect(inner_a == inner_b, f"inner dimensions {inner_a} and {inner_b} differ")
+        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        rows = a.shape[-2:-1]
+        columns = b.shape[-1:] if b.ndim > 1 else ()
+        return (TensorType(a.dtype, (*batch, *rows, *columns)),)
+
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        return xp.matmul(*operands)
+
+    def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
+        (result,) = self.infer(*operands, **attrs)
+        return result.size * operands[0].shape[-1] * 2
+
+
+MATMUL = Matmul()
+FAMILY: tuple[Op, ...] = (MATMUL,)
