@@ -1,0 +1,238 @@
+"""One node of the model as its converter sees it: operands, typed attributes, the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+
+from ostinato.errors import ModelFormatError
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from onnx import AttributeProto, GraphProto, TensorProto
+
+    from ostinato.dtypes import DType
+    from ostinato.frontends.onnx.external import ExternalData
+    from ostinato.ir.graph import Value
+    from ostinato.ir.types import TensorType
+    from ostinato.ops.builder import Graph
+    from ostinato.variables import Dim
+
+__all__ = ["Call", "Converter", "NotSupported", "Result"]
+
+D = TypeVar("D")
+
+#: What a converter gives back: the node's first output, or all of them.
+Result: TypeAlias = "Tensor | Sequence[Tensor]"
+Converter: TypeAlias = "Callable[[Call], Result]"
+
+# AttributeProto.AttributeType
+_FLOAT, _INT, _STRING, _TENSOR, _GRAPH, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 5, 6, 7, 8
+_NAMES = {
+    _FLOAT: "a float",
+    _INT: "an int",
+    _STRING: "a string",
+    _TENSOR: "a tensor",
+    _GRAPH: "a graph",
+    _FLOATS: "a list of floats",
+    _INTS: "a list of ints",
+    _STRINGS: "a list of strings",
+}
+
+
+class NotSupported(Exception):
+    """Raised by a converter for what Ostinato cannot express; the import collects the reasons."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node, ready for conversion.
+
+    Attributes:
+        g: the graph under construction.
+        leaves: makes known tensors into values of ``g``.
+        op_type: the node's op, within ``domain``.
+        domain: the operator domain; the default one is ``""``.
+        opset: the version of that domain.
+        label: the node's name, or its first output's.
+        operands: the inputs; ``None`` where an optional one is left out.
+        outputs: the output names; ``""`` where one is not wanted.
+        attributes: by name.
+        inline: converts a subgraph in place and gives its outputs.
+        external: where tensors of attributes may keep their data.
+    """
+
+    g: Graph
+    leaves: Leaves
+    op_type: str
+    domain: str
+    opset: int
+    label: str
+    operands: tuple[Tensor | None, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, AttributeProto]
+    inline: Callable[[GraphProto], list[Tensor]]
+    external: ExternalData
+
+    # -- failing ----------------------------------------------------------------------------
+
+    def unsupported(self, reason: str) -> NoReturn:
+        """Report that the node cannot be expressed, and why."""
+        raise NotSupported(reason)
+
+    def malformed(self, problem: str) -> NoReturn:
+        """Report that the node breaks the rules of its op."""
+        raise ModelFormatError(problem)
+
+    # -- operands ---------------------------------------------------------------------------
+
+    def has(self, index: int) -> bool:
+        """Whether the node has an operand at ``index``."""
+        return index < len(self.operands) and self.operands[index] is not None
+
+    def wants(self, index: int) -> bool:
+        """Whether the node names an output at ``index``."""
+        return index < len(self.outputs) and self.outputs[index] != ""
+
+    def operand(self, index: int) -> Value | Known:
+        """The operand at ``index``, known or not."""
+        found = self.operands[index] if index < len(self.operands) else None
+        if found is None or isinstance(found, Missing):
+            self.malformed(f"operand {index} is missing")
+        return found
+
+    def value(self, index: int) -> Value:
+        """The operand at ``index`` as a value of the graph."""
+        operand = self.operand(index)
+        return self.leaves.value(operand) if isinstance(operand, Known) else operand
+
+    def optional(self, index: int) -> Value | None:
+        """The operand at ``index`` as a value, or ``None`` when the node leaves it out."""
+        return self.value(index) if self.has(index) else None
+
+    def values(self) -> list[Value]:
+        """All operands of a variadic op; it has at least one."""
+        if not self.operands:
+            self.malformed("expected at least one operand")
+        return [self.value(i) for i in range(len(self.operands))]
+
+    def known(self, index: int) -> Known | None:
+        """The operand at ``index`` when its elements are known."""
+        operand = self.operands[index] if index < len(self.operands) else None
+        return operand if isinstance(operand, Known) else None
+
+    def type(self, index: int) -> TensorType:
+        """The type of the operand at ``index``."""
+        return self.operand(index).type
+
+    def shape(self, index: int) -> tuple[Dim, ...]:
+        """The shape of the operand at ``index``."""
+        return self.operand(index).shape
+
+    def dtype(self, index: int) -> DType:
+        """The element type of the operand at ``index``."""
+        return self.operand(index).dtype
+
+    def rank(self, index: int) -> int:
+        """How many dims the operand at ``index`` has."""
+        return len(self.shape(index))
+
+    def dims(self, index: int, what: str) -> tuple[Dim, ...]:
+        """The elements of an integer operand, as dims."""
+        known = self.known(index)
+        if known is None:
+            self.operand(index)
+            self.unsupported(
+                f"its {what} are computed from data; sizes must follow from the inputs' shapes"
+            )
+        if not known.dtype.is_integer:
+            self.malformed(f"its {what} should be integers, got {known.dtype}")
+        return known.dims()
+
+    def integers(self, index: int, what: str) -> tuple[int, ...]:
+        """The elements of an integer operand, none of them symbolic."""
+        result: list[int] = []
+        for dim in self.dims(index, what):
+            if not isinstance(dim, int):
+                self.unsupported(f"its {what} depend on a Variable ({dim}); fix it with dims=")
+            result.append(dim)
+        return tuple(result)
+
+    def scalar(self, index: int, what: str) -> Any:
+        """The only element of a known operand, as a Python number."""
+        known = self.known(index)
+        if known is None or known.symbolic:
+            self.operand(index)
+            self.unsupported(f"its {what} is not known when the model is loaded")
+        if known.array.size != 1:
+            self.malformed(f"its {what} should be a single number, got shape {known.shape}")
+        return known.array.reshape(-1)[0].item()
+
+    # -- attributes -------------------------------------------------------------------------
+
+    def integer(self, name: str, default: D) -> int | D:
+        """An int attribute."""
+        found = self._attribute(name, _INT)
+        return default if found is None else int(found.i)
+
+    def real(self, name: str, default: D) -> float | D:
+        """A float attribute."""
+        found = self._attribute(name, _FLOAT)
+        return default if found is None else float(found.f)
+
+    def text(self, name: str, default: str) -> str:
+        """A string attribute."""
+        found = self._attribute(name, _STRING)
+        return default if found is None else found.s.decode("utf-8", "replace")
+
+    def integer_list(self, name: str, default: D) -> tuple[int, ...] | D:
+        """An attribute that is a list of ints."""
+        found = self._attribute(name, _INTS)
+        return default if found is None else tuple(found.ints)
+
+    def real_list(self, name: str, default: D) -> tuple[float, ...] | D:
+        """An attribute that is a list of floats."""
+        found = self._attribute(name, _FLOATS)
+        return default if found is None else tuple(found.floats)
+
+    def text_list(self, name: str, default: D) -> tuple[str, ...] | D:
+        """An attribute that is a list of strings."""
+        found = self._attribute(name, _STRINGS)
+        if found is None:
+            return default
+        return tuple(s.decode("utf-8", "replace") for s in found.strings)
+
+    def tensor(self, name: str) -> TensorProto | None:
+        """A tensor attribute."""
+        found = self._attribute(name, _TENSOR)
+        return None if found is None else found.t
+
+    def graph(self, name: str) -> GraphProto:
+        """A subgraph."""
+        found = self._attribute(name, _GRAPH)
+        if found is None:
+            self.malformed(f"the attribute {name!r} is missing")
+        return found.g
+
+    def required(self, name: str) -> int:
+        """An int attribute without a default."""
+        value = self.integer(name, None)
+        if value is None:
+            self.malformed(f"the attribute {name!r} is missing")
+        return value
+
+    def axes(self, index: int = 1) -> tuple[int, ...] | None:
+        """The ``axes``, which older operator sets give as an attribute and newer as an operand."""
+        if self.has(index):
+            return self.integers(index, "axes")
+        return self.integer_list("axes", None)
+
+    def _attribute(self, name: str, type_: int) -> AttributeProto | None:
+        found = self.attributes.get(name)
+        if found is None:
+            return None
+        if found.type != type_:
+            self.malformed(f"the attribute {name!r} should be {_NAMES[type_]}")
+        return found

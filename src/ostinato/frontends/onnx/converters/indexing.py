@@ -1,0 +1,140 @@
+"""Ops that read or write elements at computed positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostinato.dtypes import INT64
+from ostinato.frontends.onnx.known import as_known
+from ostinato.ops.base import normalize_axis
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.frontends.onnx.call import Call, Converter, Result
+
+__all__ = ["CONVERTERS"]
+
+_MODES = {"none": "set", "add": "add", "mul": "mul", "min": "min", "max": "max"}
+
+
+def convert_gather(call: Call) -> Result:
+    axis = normalize_axis(call.integer("axis", 0), call.rank(0))
+    x, indices = call.value(0), call.known(1)
+    if indices is not None and not indices.symbolic and indices.array.ndim == 0:
+        size, position = x.shape[axis], int(indices.array)
+        start = position if position >= 0 else size + position
+        if not isinstance(size, int) or -size <= position < size:
+            # One known position is a slice, which needs no run-time indexing.
+            row = call.g.slice(x, [start], [start + 1], axes=[axis])
+            return call.g.reshape(row, (*x.shape[:axis], *x.shape[axis + 1 :]))
+        call.malformed(f"index {position} is out of range for axis {axis} of size {size}")
+    return call.g.take(x, call.value(1), axis=axis)
+
+
+def convert_gather_elements(call: Call) -> Result:
+    return call.g.take_along_axis(call.value(0), call.value(1), axis=call.integer("axis", 0))
+
+
+def convert_gather_nd(call: Call) -> Result:
+    return call.g.gather_nd(call.value(0), call.value(1), batch_dims=call.integer("batch_dims", 0))
+
+
+def convert_scatter_elements(call: Call) -> Result:
+    return call.g.scatter(
+        call.value(0),
+        call.value(1),
+        call.value(2),
+        axis=call.integer("axis", 0),
+        mode=_mode(call),
+    )
+
+
+def convert_scatter_nd(call: Call) -> Result:
+    return call.g.scatter_nd(call.value(0), call.value(1), call.value(2), mode=_mode(call))
+
+
+def _mode(call: Call) -> str:
+    reduction = call.text("reduction", "none")
+    if reduction not in _MODES:
+        call.malformed(f"unknown reduction {reduction!r}")
+    return _MODES[reduction]
+
+
+def convert_one_hot(call: Call) -> Result:
+    """Negative indices count from the end; others out of range give a row of "off"."""
+    g, indices, values = call.g, call.value(0), call.value(2)
+    depth = _depth(call)
+    axis = normalize_axis(call.integer("axis", -1), indices.ndim + 1)
+    if not indices.dtype.is_integer:
+        indices = g.cast(indices, INT64)
+    if indices.dtype.is_signed:
+        wide = g.cast(indices, INT64)
+        indices = g.where(g.less(wide, 0), g.add(wide, depth), wide)
+    shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
+    column = g.reshape(indices, (*indices.shape[:axis], 1, *indices.shape[axis:]))
+    chosen = g.equal(g.iota(shape, axis, indices.dtype), column)
+    off, on = (g.reshape(g.slice(values, [i], [i + 1]), ()) for i in (0, 1))
+    return g.where(chosen, on, off)
+
+
+def _depth(call: Call) -> int:
+    depth = int(call.scalar(1, "depth"))
+    if depth < 0:
+        call.malformed(f"a negative depth: {depth}")
+    return depth
+
+
+def convert_top_k(call: Call) -> Result:
+    if call.opset < 10:
+        k = call.required("k")
+    else:
+        (k,) = call.integers(1, "k")
+    axis = call.integer("axis", -1)
+    largest = bool(call.integer("largest", 1))
+    return tuple(call.g.topk(call.value(0), k, axis=axis, largest=largest))
+
+
+def convert_trilu(call: Call) -> Result:
+    k = int(call.scalar(1, "diagonal")) if call.has(1) else 0
+    method = call.g.triu if call.integer("upper", 1) else call.g.tril
+    return method(call.value(0), k)
+
+
+def convert_non_zero(call: Call) -> Result:
+    known = call.known(0)
+    if known is None or known.symbolic:
+        call.operand(0)
+        call.unsupported("the shape of its result depends on data")
+    positions = np.stack(np.nonzero(np.atleast_1d(known.array)))
+    return as_known(positions.astype(np.int64), call.outputs[0])
+
+
+def convert_compress(call: Call) -> Result:
+    condition = call.known(1)
+    if condition is None or condition.symbolic:
+        call.operand(1)
+        call.unsupported("the shape of its result depends on data")
+    g, x = call.g, call.value(0)
+    axis = call.integer("axis", None)
+    if axis is None:
+        x, axis = g.reshape(x, (x.type.size,)), 0
+    (chosen,) = np.nonzero(condition.array.reshape(-1))
+    return g.take(x, g.constant(chosen.astype(np.int64)), axis=normalize_axis(axis, x.ndim))
+
+
+CONVERTERS: Mapping[str, Converter] = {
+    "Compress": convert_compress,
+    "Gather": convert_gather,
+    "GatherElements": convert_gather_elements,
+    "GatherND": convert_gather_nd,
+    "NonZero": convert_non_zero,
+    "OneHot": convert_one_hot,
+    "Scatter": convert_scatter_elements,
+    "ScatterElements": convert_scatter_elements,
+    "ScatterND": convert_scatter_nd,
+    "TopK": convert_top_k,
+    "Trilu": convert_trilu,
+}

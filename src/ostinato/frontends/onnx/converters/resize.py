@@ -1,0 +1,230 @@
+"""``Resize`` and ``Upsample``: every output position is a weighted sum of a few input positions.
+
+The positions and weights of an axis depend on sizes alone, so they are computed here; what runs is
+a gather and a multiply per tap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.ops.base import normalize_axis
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ostinato.frontends.onnx.call import Call, Converter, Result
+    from ostinato.ir.graph import Value
+
+    Array = np.ndarray[Any, Any]
+
+__all__ = ["CONVERTERS"]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """How one axis is resized.
+
+    Attributes:
+        axis: which one.
+        size: its size now.
+        scale: the factor that maps input positions to output positions.
+        target: its size afterwards.
+        roi: the part of the axis to take, as fractions, for ``tf_crop_and_resize``.
+    """
+
+    axis: int
+    size: int
+    scale: float
+    target: int
+    roi: tuple[float, float]
+
+
+def convert_resize(call: Call) -> Result:
+    x = call.value(0)
+    if call.text("mode", "nearest") not in ("nearest", "linear", "cubic"):
+        call.malformed(f"unknown mode {call.text('mode', '')!r}")
+    cropped = call.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    for axis in _axes(call):
+        if axis.scale != 1.0 or axis.target != axis.size or cropped:
+            x = _resized(call, x, axis)
+    return x
+
+
+def _axes(call: Call) -> list[_Axis]:
+    chosen = call.integer_list("axes", None)
+    rank = call.rank(0)
+    axes = [normalize_axis(a, rank) for a in (range(rank) if chosen is None else chosen)]
+    sizes = [_size(call, axis) for axis in axes]
+    scales, targets = _targets(call, axes, sizes)
+    rois = _rois(call, len(axes))
+    if not len(scales) == len(targets) == len(axes):
+        call.malformed("its scales or sizes do not match the axes")
+    rows = zip(axes, sizes, scales, targets, rois, strict=True)
+    return [_Axis(*row) for row in rows if row[1] is not None]  # type: ignore[arg-type]
+
+
+def _size(call: Call, axis: int) -> int | None:
+    """The size of an axis; ``None`` for one that depends on a Variable."""
+    size = call.shape(0)[axis]
+    return size if isinstance(size, int) else None
+
+
+def _targets(
+    call: Call, axes: list[int], sizes: list[int | None]
+) -> tuple[Sequence[float], Sequence[int]]:
+    """The scale and the resulting size of every axis."""
+    if call.has(3):
+        return _from_sizes(call, axes, sizes)
+    scales = _scales(call)
+    if any(scale <= 0 for scale in scales):
+        call.malformed(f"scales {list(scales)} should be positive")
+    targets = []
+    for size, scale in zip(sizes, scales, strict=False):
+        if size is None and scale != 1.0:
+            call.unsupported("it resizes an axis that depends on a Variable; fix it with dims=")
+        targets.append(int(np.floor((size or 1) * scale)))
+    return scales, targets
+
+
+def _scales(call: Call) -> Sequence[float]:
+    if call.op_type == "Upsample" and call.opset < 9:
+        return call.real_list("scales", ())
+    index = 2 if call.op_type == "Resize" and call.opset >= 11 else 1
+    known = call.known(index)
+    if known is None or known.symbolic:
+        call.operand(index)
+        call.unsupported("its scales are not known when the model is loaded")
+    return [float(scale) for scale in known.array.reshape(-1)]
+
+
+def _from_sizes(
+    call: Call, axes: list[int], sizes: list[int | None]
+) -> tuple[Sequence[float], Sequence[int]]:
+    wanted = call.dims(3, "sizes")
+    if len(wanted) != len(axes):
+        call.malformed(f"{len(wanted)} sizes for {len(axes)} axes")
+    scales: list[float] = []
+    targets: list[int] = []
+    for axis, size, target in zip(axes, sizes, wanted, strict=True):
+        if size is None and target == call.shape(0)[axis]:
+            scales.append(1.0)
+            targets.append(1)
+        elif size is None or not isinstance(target, int):
+            call.unsupported("it resizes an axis that depends on a Variable; fix it with dims=")
+        else:
+            scales.append(target / max(size, 1))
+            targets.append(target)
+    policy = call.text("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return scales, targets
+    scale = min(scales) if policy == "not_larger" else max(scales)
+    return [scale] * len(axes), [int(np.floor(scale * (size or 1) + 0.5)) for size in sizes]
+
+
+def _rois(call: Call, count: int) -> list[tuple[float, float]]:
+    mode = call.text("coordinate_transformation_mode", "half_pixel")
+    if mode != "tf_crop_and_resize":
+        return [(0.0, 1.0)] * count
+    known = call.known(1)
+    if known is None or known.symbolic or known.array.size != 2 * count:
+        call.unsupported("its region of interest is not known when the model is loaded")
+    flat = [float(v) for v in known.array.reshape(-1)]
+    return list(zip(flat[:count], flat[count:], strict=True))
+
+
+def _resized(call: Call, x: Value, axis: _Axis) -> Value:
+    if axis.size < 1 or axis.target < 0:
+        call.malformed(f"it resizes an axis of size {axis.size} to {axis.target}")
+    g = call.g
+    at = _coordinates(call, axis)
+    positions, weights = _taps(call, axis, at)
+    column = [axis.target if a == axis.axis else 1 for a in range(x.ndim)]
+    result: Value | None = None
+    for index, weight in zip(positions, weights, strict=True):
+        taken = g.take(x, g.constant(index), axis=axis.axis)
+        if not np.all(weight == 1.0):
+            factor = g.constant(weight.reshape(column).astype(np.float32), x.dtype)
+            taken = g.multiply(taken, factor)
+        result = taken if result is None else g.add(result, taken)
+    assert result is not None
+    if call.text("coordinate_transformation_mode", "") != "tf_crop_and_resize":
+        return result
+    inside = g.constant(((at >= 0) & (at <= axis.size - 1)).reshape(column))
+    return g.where(inside, result, call.real("extrapolation_value", 0.0))
+
+
+def _coordinates(call: Call, axis: _Axis) -> Array:
+    """Where in the input each output position lies."""
+    at = np.arange(axis.target, dtype=np.float64)
+    length = axis.size * axis.scale  # not rounded, as the standard has it
+    default = "half_pixel" if call.op_type == "Resize" and call.opset >= 11 else "asymmetric"
+    mode = call.text("coordinate_transformation_mode", default)
+    if mode == "asymmetric":
+        return at / axis.scale
+    if mode == "half_pixel":
+        return (at + 0.5) / axis.scale - 0.5
+    if mode == "pytorch_half_pixel":
+        return (at + 0.5) / axis.scale - 0.5 if length > 1 else at * 0
+    if mode == "tf_half_pixel_for_nn":
+        return (at + 0.5) / axis.scale
+    if mode == "half_pixel_symmetric":
+        offset = axis.size / 2 * (1 - axis.target / length)
+        return offset + (at + 0.5) / axis.scale - 0.5
+    if mode == "align_corners":
+        return at * (axis.size - 1) / (length - 1) if length > 1 else at * 0
+    if mode == "tf_crop_and_resize":
+        start, end = axis.roi
+        if length > 1:
+            step = (end - start) * (axis.size - 1) / (length - 1)
+            return start * (axis.size - 1) + at * step
+        return at * 0 + 0.5 * (start + end) * (axis.size - 1)
+    return call.malformed(f"unknown coordinate_transformation_mode {mode!r}")
+
+
+def _taps(call: Call, axis: _Axis, at: Array) -> tuple[Array, Array]:
+    """Input positions and their weights, both ``[taps, target]``."""
+    mode = call.text("mode", "nearest")
+    if mode == "nearest":
+        index = _nearest(call, at).astype(np.int64)
+        return np.clip(index, 0, axis.size - 1)[None], np.ones((1, axis.target))
+    stretch = min(axis.scale, 1.0) if call.integer("antialias", 0) else 1.0
+    radius = (1 if mode == "linear" else 2) / stretch
+    taps = int(np.ceil(radius)) * 2
+    first = np.floor(at).astype(np.int64) - taps // 2 + 1
+    positions = first + np.arange(taps)[:, None]
+    distance = np.abs(positions - at) * stretch
+    weights = np.maximum(1 - distance, 0) if mode == "linear" else _cubic(call, distance)
+    if mode == "cubic" and call.integer("exclude_outside", 0):
+        weights = np.where((positions >= 0) & (positions < axis.size), weights, 0)
+    total = weights.sum(axis=0)
+    weights = weights / np.where(total == 0, 1, total)
+    return np.clip(positions, 0, axis.size - 1), weights
+
+
+def _nearest(call: Call, at: Array) -> Array:
+    default = "round_prefer_floor" if call.op_type == "Resize" and call.opset >= 11 else "floor"
+    mode = call.text("nearest_mode", default)
+    rounding = {
+        "round_prefer_floor": lambda v: np.ceil(v - 0.5),
+        "round_prefer_ceil": lambda v: np.floor(v + 0.5),
+        "floor": np.floor,
+        "ceil": np.ceil,
+    }
+    if mode not in rounding:
+        call.malformed(f"unknown nearest_mode {mode!r}")
+    return rounding[mode](at)  # type: ignore[no-any-return]
+
+
+def _cubic(call: Call, distance: Array) -> Array:
+    """Keys' cubic kernel."""
+    a = call.real("cubic_coeff_a", -0.75)
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((distance - 5) * distance + 8) * distance * a - 4 * a
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
+
+
+CONVERTERS: Mapping[str, Converter] = {"Resize": convert_resize, "Upsample": convert_resize}

@@ -1,0 +1,245 @@
+"""Nodes whose operands are all known are computed while loading.
+
+Numbers go through the very rules that the reference evaluator uses: the node's converter builds a
+scratch graph, which is evaluated at once. Sizes that are Variables have no number yet. Ops that
+only move elements are then run on the elements' positions, and integer arithmetic has rules over
+dims; what cannot be decided (is a Variable equal to 1?) is left to run time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato import variables
+from ostinato.dtypes import BOOL, INT64
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, as_known, boxed
+from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
+from ostinato.ir.graph import Value
+from ostinato.ops.builder import Graph
+from ostinato.variables import provably_less, provably_nonnegative
+
+if TYPE_CHECKING:
+    from ostinato.dtypes import DType
+    from ostinato.frontends.onnx.call import Call, Converter
+    from ostinato.variables import Dim
+
+__all__ = ["fold"]
+
+#: Nodes with more elements than this among their operands or results are left to the compiler.
+_LARGEST = 2**20
+
+
+def fold(call: Call, converter: Converter) -> tuple[Known, ...] | None:
+    """The results of a node whose operands are all known; ``None`` when it must stay a node."""
+    operands = call.operands
+    if not operands or not all(o is None or isinstance(o, Known) for o in operands):
+        return None
+    known = [o for o in operands if isinstance(o, Known)]
+    if sum(o.array.size for o in known) > _LARGEST:
+        return None
+    if any(o.symbolic for o in known):
+        return _fold_symbolic(call, converter)
+    return _evaluate(call, converter)
+
+
+def _evaluate(call: Call, converter: Converter) -> tuple[Known, ...] | None:
+    from ostinato.reference import evaluate
+
+    g = Graph("folded")
+    converted = converter(replace(call, g=g, leaves=Leaves(g, params=False)))
+    results = converted if isinstance(converted, Sequence) else [converted]
+    wanted: dict[str, Value] = {}
+    for index, result in enumerate(results):
+        if isinstance(result, Missing):
+            return None
+        if isinstance(result, Value):
+            size = result.type.size
+            if not isinstance(size, int) or size > _LARGEST:
+                return None
+            wanted[str(index)] = result
+    arrays: list[Any] = []
+    if wanted:
+        if sum(math.prod(v.type.shape) for v in g.values()) > 8 * _LARGEST:  # type: ignore[arg-type]
+            return None
+        g.set_outputs(wanted)
+        arrays = list(evaluate(g, {}, {}))
+    computed = dict(zip(wanted, arrays, strict=True))
+    names = (*call.outputs, *[""] * len(results))
+    return tuple(
+        result if isinstance(result, Known) else as_known(computed[str(i)], names[i])
+        for i, result in enumerate(results)
+    )
+
+
+# -- symbolic ------------------------------------------------------------------------------------
+
+#: Ops that only move elements, and which operands hold what is moved (``None``: all of them).
+_MOVEMENT: dict[str, tuple[int, ...] | None] = {
+    "Concat": None,
+    "Expand": (0,),
+    "Flatten": (0,),
+    "Gather": (0,),
+    "GatherElements": (0,),
+    "GatherND": (0,),
+    "Reshape": (0,),
+    "ScatterElements": (0, 2),
+    "ScatterND": (0, 2),
+    "Slice": (0,),
+    "Split": (0,),
+    "Squeeze": (0,),
+    "Tile": (0,),
+    "Transpose": (0,),
+    "Unsqueeze": (0,),
+    "Where": (1, 2),
+}
+
+
+def _fold_symbolic(call: Call, converter: Converter) -> tuple[Known, ...] | None:
+    if call.domain:
+        return None
+    if call.op_type in _MOVEMENT:
+        return _move(call, converter, _MOVEMENT[call.op_type])
+    if call.op_type in ("Cast", "CastLike"):
+        return _cast(call)
+    if call.op_type in _REDUCTIONS:
+        return _reduce(call, _REDUCTIONS[call.op_type])
+    if call.op_type in _ARITHMETIC:
+        return _arithmetic(call, _ARITHMETIC[call.op_type], call.dtype(0))
+    if call.op_type in _COMPARISONS:
+        return _arithmetic(call, _COMPARISONS[call.op_type], BOOL)
+    return None
+
+
+def _move(
+    call: Call, converter: Converter, which: tuple[int, ...] | None
+) -> tuple[Known, ...] | None:
+    """Run the op on the positions of its elements, then look the elements up."""
+    moved = range(len(call.operands)) if which is None else which
+    pool: list[Dim] = []
+    operands = list(call.operands)
+    for index in moved:
+        known = call.known(index)
+        if known is None:
+            return None
+        positions = np.arange(len(pool), len(pool) + known.array.size, dtype=np.int64)
+        operands[index] = Known(positions.reshape(known.array.shape), INT64)
+        pool += known.dims()
+    if any(isinstance(o, Known) and o.symbolic for o in operands):
+        return None  # the op's own arguments, such as the shape of a Reshape, are symbolic
+    results = _evaluate(replace(call, operands=tuple(operands)), converter)
+    if results is None:
+        return None
+    dtype = call.dtype(moved[0])
+    return tuple(
+        as_known(boxed((pool[i] for i in r.dims()), r.array.shape), r.name, dtype) for r in results
+    )
+
+
+def _cast(call: Call) -> tuple[Known, ...] | None:
+    known = call.known(0)
+    target = call.dtype(1) if call.has(1) else ELEMENT_TYPES.get(call.required("to"))
+    if known is None or target is None or not target.is_integer or target.itemsize < 4:
+        return None
+    return (Known(known.array, target, call.outputs[0]),)
+
+
+def _arithmetic(call: Call, rule: Callable[..., Any], dtype: DType) -> tuple[Known, ...] | None:
+    arrays = [known.array for i in range(len(call.operands)) if (known := call.known(i))]
+    if not all(a.dtype == object or a.dtype.kind in "iu" for a in arrays):
+        return None
+    shape = np.broadcast_shapes(*(a.shape for a in arrays))
+    columns = [np.broadcast_to(a, shape).reshape(-1).tolist() for a in arrays]
+    items = [rule(*row) for row in zip(*columns, strict=True)]
+    if any(item is None for item in items):
+        return None
+    return (as_known(boxed(items, shape), call.outputs[0], dtype),)
+
+
+def _reduce(call: Call, rule: Callable[[Any, Any], Any]) -> tuple[Known, ...] | None:
+    known = call.known(0)
+    axes = call.axes()
+    if known is None or (not axes and call.integer("noop_with_empty_axes", 0)):
+        return None
+    array = known.array
+    chosen = tuple(a % array.ndim for a in axes) if axes else tuple(range(array.ndim))
+    kept = [n for a, n in enumerate(array.shape) if a not in chosen]
+    rows = np.moveaxis(array, chosen, range(len(chosen))).reshape(-1, math.prod(kept))
+    if not len(rows):
+        return None
+    items = [functools.reduce(rule, column) for column in zip(*rows.tolist(), strict=True)]
+    keepdims = call.integer("keepdims", 1)
+    shape = [1 if a in chosen else n for a, n in enumerate(array.shape)] if keepdims else kept
+    return (as_known(boxed(items, tuple(shape)), call.outputs[0], known.dtype),)
+
+
+def _divide(a: Dim, b: Dim) -> Dim | None:
+    """Integer division as ONNX has it, towards zero, where that equals rounding down."""
+    if provably_nonnegative(a) and provably_less(0, b):
+        return variables.floor_div(a, b)
+    return None
+
+
+def _modulo(a: Dim, b: Dim) -> Dim | None:
+    return variables.remainder(a, b) if provably_less(0, b) else None
+
+
+def _absolute(a: Dim) -> Dim | None:
+    if provably_nonnegative(a):
+        return a
+    return -a if provably_nonnegative(-a) else None
+
+
+def _equal(a: Dim, b: Dim) -> bool | None:
+    if a == b:
+        return True
+    return False if provably_less(a, b) or provably_less(b, a) else None
+
+
+def _less(a: Dim, b: Dim) -> bool | None:
+    if provably_less(a, b):
+        return True
+    return False if provably_nonnegative(a - b) else None
+
+
+def _variadic(rule: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda *items: functools.reduce(rule, items)
+
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "Abs": _absolute,
+    "Add": operator.add,
+    "Div": _divide,
+    "Max": _variadic(variables.maximum),
+    "Min": _variadic(variables.minimum),
+    "Mod": _modulo,
+    "Mul": operator.mul,
+    "Neg": operator.neg,
+    "Sub": operator.sub,
+    "Sum": _variadic(operator.add),
+}
+
+_COMPARISONS: dict[str, Callable[..., Any]] = {
+    "Equal": _equal,
+    "Greater": lambda a, b: _less(b, a),
+    "GreaterOrEqual": lambda a, b: _negate(_less(a, b)),
+    "Less": _less,
+    "LessOrEqual": lambda a, b: _negate(_less(b, a)),
+}
+
+_REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "ReduceMax": variables.maximum,
+    "ReduceMin": variables.minimum,
+    "ReduceProd": operator.mul,
+    "ReduceSum": operator.add,
+}
+
+
+def _negate(decided: bool | None) -> bool | None:
+    return None if decided is None else not decided

@@ -1,0 +1,297 @@
+"""Walks a model's nodes and builds the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from onnx import AttributeProto
+
+from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
+from ostinato.frontends.onnx.call import Call, NotSupported
+from ostinato.frontends.onnx.converters import FOLDED_BY_CONVERTER, find_converter
+from ostinato.frontends.onnx.folding import fold
+from ostinato.frontends.onnx.functions import FunctionLibrary
+from ostinato.frontends.onnx.known import Known, Leaves, Missing
+from ostinato.frontends.onnx.order import label_of, ordered
+from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name, read_tensor
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
+
+    from ostinato.frontends.onnx.known import Tensor
+    from ostinato.frontends.onnx.source import ModelSource
+    from ostinato.ops.builder import Graph
+
+__all__ = ["Importer", "Scope"]
+
+#: How deep subgraphs and functions may nest; a file that exceeds it is made to exhaust the stack.
+_DEEPEST = 60
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The names visible to the nodes of one graph or function body.
+
+    Attributes:
+        names: defined here.
+        outer: the scope around; ``None`` for the model's graph and for function bodies.
+        opsets: the version of each operator domain.
+        attributes: what a function body's attribute references stand for.
+        depth: how many graphs and functions lie around.
+    """
+
+    names: dict[str, Tensor]
+    outer: Scope | None
+    opsets: Mapping[str, int]
+    attributes: Mapping[str, AttributeProto]
+    depth: int = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names or (self.outer is not None and name in self.outer)
+
+    def find(self, name: str) -> Tensor:
+        """What ``name`` stands for.
+
+        Raises:
+            ModelFormatError: nothing.
+        """
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        raise ModelFormatError(f"the name {name!r} is used and not defined")
+
+    def inner(self) -> Scope:
+        """An empty scope for a subgraph, which sees this one's names."""
+        return Scope({}, self, self.opsets, self.attributes, self.depth + 1)
+
+
+class Importer:
+    """Builds ``g`` from a model's graph, collecting every node that cannot be expressed."""
+
+    def __init__(self, source: ModelSource, g: Graph) -> None:
+        self._source = source
+        self._g = g
+        self._leaves = Leaves(g)
+        self._functions = FunctionLibrary(source.proto)
+        self._unsupported: dict[str, None] = {}  # a set that keeps the order
+        self._failure: OstinatoError | None = None
+
+    def run(self, inputs: Mapping[str, Tensor]) -> None:
+        """Convert the whole model, given what its inputs stand for, and set the outputs.
+
+        Raises:
+            UnsupportedOpError: lists every node without an equivalent.
+            GraphError: a node's operands do not fit each other.
+            ModelFormatError: the model breaks the rules of the format.
+        """
+        proto = self._source.proto.graph
+        scope = Scope(dict(inputs), None, self._source.opsets, {})
+        outputs = self._body(proto, scope)
+        self._raise_collected()
+        named = {}
+        for value, tensor in zip(proto.output, outputs, strict=True):
+            if value.name in named:
+                raise ModelFormatError(f"the model lists its output {value.name!r} twice")
+            if isinstance(tensor, Missing):
+                raise UnsupportedOpError(f"output {value.name!r}: {tensor.reason}")
+            named[value.name] = self._leaves.value(tensor) if isinstance(tensor, Known) else tensor
+        if not named:
+            raise ModelFormatError("the model has no outputs")
+        self._g.set_outputs(named)
+
+    # -- graphs -----------------------------------------------------------------------------
+
+    def _body(self, proto: GraphProto, scope: Scope) -> list[Tensor]:
+        """Convert a graph's nodes in ``scope`` and give its outputs."""
+        what = f"graph {proto.name!r}" if proto.name else "the model"
+        if scope.depth > _DEEPEST:
+            raise ModelFormatError(f"{what}: subgraphs and functions nest too deep")
+        for tensor in proto.initializer:
+            self._define(scope, tensor.name, self._initializer(tensor), what)
+        for sparse in proto.sparse_initializer:
+            missing = Missing(f"{sparse.values.name!r} is a sparse tensor")
+            self._define(scope, sparse.values.name, missing, what)
+        self._nodes(proto.node, scope, what)
+        return [self._output(value.name, scope, what) for value in proto.output]
+
+    def _nodes(self, nodes: Sequence[NodeProto], scope: Scope, what: str) -> None:
+        for node in ordered(nodes, scope, what):
+            for name, tensor in zip(node.output, self._node(node, scope), strict=False):
+                if name:
+                    self._define(scope, name, tensor, what)
+
+    def _output(self, name: str, scope: Scope, what: str) -> Tensor:
+        if name not in scope:
+            raise ModelFormatError(f"{what} has the output {name!r}, which nothing defines")
+        return scope.find(name)
+
+    def _define(self, scope: Scope, name: str, tensor: Tensor, what: str) -> None:
+        if name in scope.names:
+            # A default value for an input: older files list every initializer as an input too.
+            raise ModelFormatError(f"{what} defines {name!r} twice")
+        scope.names[name] = tensor
+
+    def _initializer(self, tensor: TensorProto) -> Tensor:
+        if not tensor.name:
+            raise ModelFormatError("an initializer has no name")
+        if tensor.data_type not in ELEMENT_TYPES:
+            return Missing(f"{tensor.name!r} holds {element_name(tensor.data_type)} elements")
+        array = read_tensor(tensor, self._source.external)
+        return Known(array, ELEMENT_TYPES[tensor.data_type], tensor.name, weight=True)
+
+    # -- nodes ------------------------------------------------------------------------------
+
+    def _node(self, node: NodeProto, scope: Scope) -> list[Tensor]:
+        """The outputs of one node. What goes wrong is noted, so that the rest is checked too."""
+        label = label_of(node)
+        try:
+            with self._g.labelled(label):
+                return self._convert(node, label, scope)
+        except NotSupported as reason:
+            self._note(node, str(reason))
+        except GraphError as error:
+            self._fail(GraphError(f"{node.op_type} {label!r}: {error}"))
+        except ModelFormatError as error:
+            self._fail(ModelFormatError(f"{node.op_type} {label!r}: {error}"))
+        except OstinatoError as error:
+            self._fail(error)
+        except Exception as error:  # whatever a converter did not foresee, the file is to blame
+            self._fail(ModelFormatError(f"{node.op_type} {label!r} is malformed: {error!r}"), error)
+        return [Missing() for _ in node.output]
+
+    def _convert(self, node: NodeProto, label: str, scope: Scope) -> list[Tensor]:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        operands = tuple(scope.find(name) if name else None for name in node.input)
+        call = Call(
+            g=self._g,
+            leaves=self._leaves,
+            op_type=node.op_type,
+            domain=domain,
+            opset=scope.opsets.get(domain, 1),
+            label=label,
+            operands=_without_trailing_gaps(operands),
+            outputs=tuple(node.output),
+            attributes=_attributes(node, scope),
+            inline=partial(self._inline, scope),
+            external=self._source.external,
+        )
+        converter = find_converter(domain, node.op_type)
+        function = None
+        if converter is None:
+            function = self._functions.find(node, domain, call.opset)
+            if function is None:
+                call.unsupported(_no_converter(domain, scope))
+        if any(isinstance(operand, Missing) for operand in operands):
+            self._skip(node, operands, scope)
+            return [Missing() for _ in node.output]
+        if function is not None:
+            return self._call_function(function, call, scope)
+        assert converter is not None
+        if node.op_type not in FOLDED_BY_CONVERTER:
+            folded = fold(call, converter)
+            if folded is not None:
+                return list(folded)
+        result = converter(call)
+        results = list(result) if isinstance(result, Sequence) else [result]
+        for index in range(len(results), len(node.output)):
+            if call.wants(index):
+                call.unsupported(f"its output {index} ({node.output[index]!r}) has no equivalent")
+        return results
+
+    def _skip(self, node: NodeProto, operands: Sequence[Tensor | None], scope: Scope) -> None:
+        """A node that cannot be converted for lack of an operand: check what it consists of."""
+        for operand in operands:
+            if isinstance(operand, Missing) and operand.reason:
+                self._note(node, operand.reason)
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                self._scan(attribute.g, scope)
+
+    def _scan(self, proto: GraphProto, scope: Scope) -> None:
+        """Note the nodes of a subgraph that have no converter."""
+        for node in proto.node:
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            opset = scope.opsets.get(domain, 1)
+            known = find_converter(domain, node.op_type) is not None
+            if not known and self._functions.find(node, domain, opset) is None:
+                self._note(node, _no_converter(domain, scope))
+            for attribute in node.attribute:
+                if attribute.type == AttributeProto.GRAPH:
+                    self._scan(attribute.g, scope)
+
+    def _inline(self, scope: Scope, proto: GraphProto) -> list[Tensor]:
+        """The outputs of a subgraph that takes no inputs but sees the names around it."""
+        if proto.input:
+            raise ModelFormatError("a branch of If takes no inputs")
+        return self._body(proto, scope.inner())
+
+    def _call_function(self, function: FunctionProto, call: Call, scope: Scope) -> list[Tensor]:
+        """The outputs of a function's body with the call's operands for its inputs."""
+        what = f"function {function.name!r}"
+        if scope.depth > _DEEPEST:
+            raise ModelFormatError(f"{what}: subgraphs and functions nest too deep")
+        names: dict[str, Tensor] = {}
+        for index, name in enumerate(function.input):
+            operand = call.operands[index] if index < len(call.operands) else None
+            if operand is not None:
+                names[name] = operand
+        defaults = FunctionLibrary.defaults(function, call.domain, call.opset)
+        inner = Scope(
+            names,
+            None,
+            FunctionLibrary.opsets(function) or scope.opsets,
+            {**defaults, **call.attributes},
+            scope.depth + 1,
+        )
+        body = FunctionLibrary.body(function, names)
+        self._nodes(body, inner, what)
+        return [self._output(name, inner, what) for name in function.output]
+
+    # -- what went wrong --------------------------------------------------------------------
+
+    def _note(self, node: NodeProto, reason: str) -> None:
+        domain = f"{node.domain}." if node.domain and node.domain != "ai.onnx" else ""
+        self._unsupported[f"{label_of(node)!r} ({domain}{node.op_type}): {reason}"] = None
+
+    def _fail(self, error: OstinatoError, cause: Exception | None = None) -> None:
+        if self._failure is None:
+            error.__cause__ = cause
+            self._failure = error
+
+    def _raise_collected(self) -> None:
+        if self._unsupported:
+            count = len(self._unsupported)
+            nodes = "1 node" if count == 1 else f"{count} nodes"
+            lines = "".join(f"\n  - {line}" for line in self._unsupported)
+            raise UnsupportedOpError(f"model {self._source.name!r}: {nodes} not supported:{lines}")
+        if self._failure is not None:
+            raise self._failure
+
+
+def _without_trailing_gaps(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    end = len(operands)
+    while end and operands[end - 1] is None:
+        end -= 1
+    return operands[:end]
+
+
+def _attributes(node: NodeProto, scope: Scope) -> dict[str, AttributeProto]:
+    """A node's attributes, with a function body's references replaced by the call's."""
+    found: dict[str, AttributeProto] = {}
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            found[attribute.name] = attribute
+        elif attribute.ref_attr_name in scope.attributes:
+            found[attribute.name] = scope.attributes[attribute.ref_attr_name]
+    return found
+
+
+def _no_converter(domain: str, scope: Scope) -> str:
+    if domain and domain not in scope.opsets:
+        return f"unknown operator domain {domain!r}"
+    return "no converter for this op"

@@ -1,0 +1,150 @@
+"""Tensors whose elements are known while a model is imported, and how they become values.
+
+Most of the integer arithmetic in a model computes shapes. It is followed here, at import, so that
+none of it is left to run: a :class:`Known` holds either numbers or, where a size is a Variable,
+dims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ostinato.dtypes import INT64, DType
+from ostinato.ir.types import TensorType
+from ostinato.variables import Expr
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ostinato.ir.graph import Value
+    from ostinato.ops.builder import Graph
+    from ostinato.variables import Dim
+
+__all__ = ["Known", "Leaves", "Missing", "Tensor", "as_known", "boxed", "known_dims"]
+
+#: Constants with more elements than this become params: they are weights, whatever wrote them.
+_LARGEST_CONSTANT = 4096
+
+#: A filled tensor larger than this stays a broadcast scalar instead of being written out.
+_LARGEST_FILL = 2**28
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A tensor known at import.
+
+    Attributes:
+        array: its elements; of dtype ``object`` when some are expressions of Variables.
+        dtype: its element type.
+        name: the model's name for it.
+        weight: whether the model stores it as an initializer.
+    """
+
+    array: np.ndarray[Any, Any]
+    dtype: DType
+    name: str = ""
+    weight: bool = False
+
+    @property
+    def symbolic(self) -> bool:
+        return self.array.dtype == object
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.array.shape
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.dtype, self.array.shape)
+
+    def dims(self) -> tuple[Dim, ...]:
+        """The elements of an integer tensor in order, as dims."""
+        return tuple(self.array.reshape(-1).tolist())
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A tensor that could not be imported; what reads it is skipped.
+
+    Attributes:
+        reason: why a reader of it is unsupported by itself; empty when its producer is at fault.
+    """
+
+    reason: str = ""
+
+
+#: What a name in the model stands for.
+Tensor: TypeAlias = "Value | Known | Missing"
+
+
+def as_known(array: Any, name: str = "", dtype: DType | None = None) -> Known:
+    """``array`` as a known tensor: plain numbers as soon as no element is symbolic."""
+    result = np.asarray(array)
+    if result.dtype == object:
+        dtype = dtype or INT64
+        if not any(isinstance(item, Expr) for item in result.reshape(-1)):
+            result = result.astype(dtype.numpy)
+    return Known(result, dtype or DType.parse(result.dtype), name)
+
+
+def boxed(items: Iterable[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """An array of dims, built element by element so that NumPy looks into none of them."""
+    result = np.empty(shape, dtype=object)
+    flat = result.reshape(-1)
+    for i, item in enumerate(items):
+        flat[i] = item
+    return result
+
+
+def known_dims(dims: Sequence[Dim], dtype: DType = INT64) -> Known:
+    """A one-dimensional tensor of dims."""
+    return as_known(boxed(dims, (len(dims),)), dtype=dtype)
+
+
+class Leaves:
+    """Turns known tensors into leaves of a graph, each once.
+
+    Args:
+        g: the graph.
+        params: whether weights become params; without it everything is a constant.
+    """
+
+    def __init__(self, g: Graph, *, params: bool = True) -> None:
+        self._g = g
+        self._params = params
+        self._made: dict[int, tuple[Known, Value]] = {}  # keeps the key's object alive
+
+    def value(self, known: Known) -> Value:
+        """The value in the graph that holds ``known``."""
+        if id(known) not in self._made:
+            self._made[id(known)] = (known, self._make(known))
+        return self._made[id(known)][1]
+
+    def _make(self, known: Known) -> Value:
+        if known.symbolic:
+            return self._symbolic(known)
+        array = known.array
+        if array.size > _LARGEST_FILL and not any(array.strides):
+            fill = self._g.constant(array.reshape(-1)[:1].reshape(()).copy())
+            return self._g.broadcast_to(fill, array.shape)
+        large = array.size > _LARGEST_CONSTANT
+        if self._params and (large or (known.weight and known.dtype.is_float and array.size > 1)):
+            name = self._unused(known.name or "weight")
+            with self._g.labelled(name):
+                return self._g.param(name, array.shape, known.dtype, value=array)
+        return self._g.constant(array)
+
+    def _symbolic(self, known: Known) -> Value:
+        scalars = [self._g.reshape(self._g.dim_value(dim), (1,)) for dim in known.dims()]
+        flat = self._g.concat(scalars, axis=0)
+        return self._g.cast(self._g.reshape(flat, known.array.shape), known.dtype)
+
+    def _unused(self, name: str) -> str:
+        taken = self._g.inputs.keys() | self._g.params.keys()
+        unique, count = name, 2
+        while unique in taken:
+            unique, count = f"{name}_{count}", count + 1
+        return unique

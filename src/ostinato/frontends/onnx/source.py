@@ -1,0 +1,119 @@
+"""From what the caller passes to a parsed model whose envelope has been checked."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from ostinato.errors import ModelFormatError, UnsupportedOpError
+from ostinato.frontends.onnx.external import ExternalData
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["NEWEST_OPSET", "OLDEST_OPSET", "ModelSource", "open_model", "opset_versions"]
+
+#: The versions of the default operator set whose semantics the converters know.
+OLDEST_OPSET, NEWEST_OPSET = 7, 28
+#: The newest version of the file format.
+NEWEST_IR = 14
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A parsed model and where its external data lies.
+
+    Attributes:
+        proto: the model.
+        name: what to call it in messages.
+        external: the files beside it.
+        opsets: the version of each operator domain that it uses.
+    """
+
+    proto: onnx.ModelProto
+    name: str
+    external: ExternalData
+    opsets: dict[str, int]
+
+
+def open_model(source: Any, base_dir: Any = None) -> ModelSource:
+    """Parse ``source``: a path, bytes, or an ``onnx.ModelProto``.
+
+    Raises:
+        ModelFormatError: it cannot be read, is no ONNX model, or is newer than this version.
+        UnsupportedOpError: its operator set is older than the converters know.
+    """
+    external = ExternalData() if base_dir is None else ExternalData(Path(base_dir))
+    if isinstance(source, onnx.ModelProto):
+        proto, name = source, source.graph.name or "model"
+    elif isinstance(source, str | os.PathLike):
+        path = Path(os.fsdecode(source))
+        proto, name = _parse(_read(path), path.name), path.stem
+        if base_dir is None:
+            external = ExternalData.beside(path)
+    else:
+        proto = _parse(_as_bytes(source), "the model")
+        name = proto.graph.name or "model"
+    return ModelSource(proto, name, external, _check_envelope(proto))
+
+
+def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    """Version by domain; the default domain has two spellings, kept as the empty one."""
+    return {"" if i.domain == "ai.onnx" else i.domain: i.version for i in imports}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ModelFormatError(f"cannot read the model {str(path)!r}: {error}") from None
+
+
+def _as_bytes(source: Any) -> bytes:
+    try:
+        return bytes(memoryview(source))
+    except TypeError:
+        raise ModelFormatError(
+            f"a model is a path, bytes or an onnx.ModelProto, got {type(source).__name__}"
+        ) from None
+
+
+def _parse(data: bytes, name: str) -> onnx.ModelProto:
+    if not data:
+        raise ModelFormatError(f"{name} is empty")
+    try:
+        return onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ModelFormatError(
+            f"{name} is no ONNX model, or is truncated or damaged: {error}"
+        ) from None
+
+
+def _check_envelope(proto: onnx.ModelProto) -> dict[str, int]:
+    if not proto.HasField("graph") or not proto.opset_import or proto.ir_version <= 0:
+        raise ModelFormatError(
+            "no ONNX model: the graph, the operator sets or the format version are missing"
+        )
+    if proto.ir_version > NEWEST_IR:
+        raise ModelFormatError(
+            f"the model has ONNX format version {proto.ir_version}, newer than the "
+            f"{NEWEST_IR} that this version of Ostinato reads"
+        )
+    opsets = opset_versions(proto.opset_import)
+    version = opsets.get("", NEWEST_OPSET)
+    if version > NEWEST_OPSET:
+        raise ModelFormatError(
+            f"the model uses operator set {version}, newer than the {NEWEST_OPSET} that this "
+            "version of Ostinato reads"
+        )
+    if version < OLDEST_OPSET:
+        raise UnsupportedOpError(
+            f"the model uses operator set {version}, older than {OLDEST_OPSET}; "
+            "bring it up to date with onnx.version_converter.convert_version"
+        )
+    return opsets

@@ -1,0 +1,142 @@
+"""``TensorProto`` to NumPy, without a copy where the file's bytes can be viewed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato import dtypes
+from ostinato.errors import ModelFormatError
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
+
+    from ostinato.dtypes import DType
+    from ostinato.frontends.onnx.external import ExternalData
+
+__all__ = ["ELEMENT_TYPES", "element_name", "read_tensor", "tensor_shape"]
+
+#: ``TensorProto.DataType`` numbers and the dtypes that they name.
+ELEMENT_TYPES: dict[int, DType] = {
+    1: dtypes.FLOAT32,
+    2: dtypes.UINT8,
+    3: dtypes.INT8,
+    4: dtypes.UINT16,
+    5: dtypes.INT16,
+    6: dtypes.INT32,
+    7: dtypes.INT64,
+    9: dtypes.BOOL,
+    10: dtypes.FLOAT16,
+    11: dtypes.FLOAT64,
+    12: dtypes.UINT32,
+    13: dtypes.UINT64,
+    16: dtypes.BFLOAT16,
+}
+
+_UNSUPPORTED_NAMES = {
+    0: "undefined",
+    8: "string",
+    14: "complex64",
+    15: "complex128",
+    17: "float8e4m3fn",
+    18: "float8e4m3fnuz",
+    19: "float8e5m2",
+    20: "float8e5m2fnuz",
+    21: "uint4",
+    22: "int4",
+    23: "float4e2m1",
+    24: "float8e8m0",
+    25: "uint2",
+    26: "int2",
+}
+
+#: The repeated field that holds the elements when they are not in ``raw_data``.
+_FIELDS = {
+    1: "float_data",
+    7: "int64_data",
+    11: "double_data",
+    12: "uint64_data",
+    13: "uint64_data",
+}
+
+_EXTERNAL = 1  # TensorProto.DataLocation
+
+
+def element_name(data_type: int) -> str:
+    """What to call an element type in a message, supported or not."""
+    if data_type in ELEMENT_TYPES:
+        return ELEMENT_TYPES[data_type].name
+    return _UNSUPPORTED_NAMES.get(data_type, f"number {data_type}")
+
+
+def tensor_shape(tensor: TensorProto) -> tuple[int, ...]:
+    """The dims, checked.
+
+    Raises:
+        ModelFormatError: a dim is negative.
+    """
+    shape = tuple(tensor.dims)
+    if any(dim < 0 for dim in shape):
+        raise ModelFormatError(f"tensor {tensor.name!r} has a negative dim: {list(shape)}")
+    return shape
+
+
+def read_tensor(tensor: TensorProto, external: ExternalData) -> np.ndarray[Any, Any]:
+    """The tensor's elements, read-only.
+
+    Raises:
+        ModelFormatError: the element type has no dtype here, the data is of the wrong length, or
+            its external file cannot be read.
+    """
+    if tensor.data_type not in ELEMENT_TYPES:
+        raise ModelFormatError(
+            f"tensor {tensor.name!r} has elements of type {element_name(tensor.data_type)}"
+        )
+    dtype = ELEMENT_TYPES[tensor.data_type]
+    shape = tensor_shape(tensor)
+    if tensor.data_location == _EXTERNAL:
+        array = _from_bytes(tensor.name, external.read(tensor), dtype, shape)
+    elif tensor.HasField("raw_data"):
+        array = _from_bytes(tensor.name, tensor.raw_data, dtype, shape)
+    else:
+        array = _from_field(tensor, dtype, shape)
+    array.flags.writeable = False
+    return array
+
+
+def _from_bytes(
+    name: str, data: bytes, dtype: DType, shape: tuple[int, ...]
+) -> np.ndarray[Any, Any]:
+    _expect(name, len(data), math.prod(shape) * dtype.itemsize, "bytes")
+    if dtype.is_bool:  # any byte but 0 and 1 would be an invalid bool
+        return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+    stored = dtype.numpy if dtype.name == "bfloat16" else dtype.numpy.newbyteorder("<")
+    return np.frombuffer(data, stored).reshape(shape)
+
+
+def _from_field(tensor: TensorProto, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    elements = getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data"))
+    _expect(tensor.name, len(elements), math.prod(shape), "elements")
+    if dtype.is_float and dtype.itemsize == 2:  # the bits, one element an int32
+        bits = np.asarray(elements, np.int32).astype(np.uint16)
+        return bits.view(dtype.numpy).reshape(shape)
+    wide = np.asarray(elements, _wide(dtype))
+    return wide.astype(dtype.numpy).reshape(shape)
+
+
+def _wide(dtype: DType) -> type[np.generic]:
+    """The element type of the protobuf field that holds ``dtype``."""
+    if dtype.is_float:
+        return np.float64 if dtype.itemsize == 8 else np.float32
+    if dtype.name in ("uint32", "uint64"):
+        return np.uint64
+    return np.int64
+
+
+def _expect(name: str, found: int, expected: int, unit: str) -> None:
+    if found != expected:
+        raise ModelFormatError(
+            f"tensor {name!r} should hold {expected} {unit} and holds {found}; the file is damaged"
+        )

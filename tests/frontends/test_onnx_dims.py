@@ -1,0 +1,205 @@
+"""The sizes of inputs: fixed, bounded, or Variables that flow through shape arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import ostinato as ost
+
+
+def model(
+    nodes: list[Any],
+    inputs: dict[str, tuple[int, list[Any]]],
+    outputs: dict[str, int],
+    initializers: dict[str, Any] | None = None,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, t, s) for n, (t, s) in inputs.items()],
+        [helper.make_tensor_value_info(n, t, None) for n, t in outputs.items()],
+        [onnx.numpy_helper.from_array(a, n) for n, a in (initializers or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def ints(*values: int) -> np.ndarray[Any, Any]:
+    return np.array(values, np.int64)
+
+
+RELU = model(
+    [helper.make_node("Relu", ["x"], ["y"])],
+    {"x": (TensorProto.FLOAT, ["batch", "seq len", None, 4])},
+    {"y": TensorProto.FLOAT},
+)
+
+
+def test_dynamic_dims_become_variables() -> None:
+    shape = ost.load_onnx(RELU).inputs["x"].shape
+    assert [str(d) for d in shape] == ["batch", "seq_len", "x_dim2", "4"]
+    assert [ost.variables.bounds(d) for d in shape[:2]] == [(1, 512), (1, 512)]
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        {"batch": 8, "seq len": 3, "x": {2: 5}},
+        {"x": (8, 3, 5, 4)},
+        {"x": {0: 8, 1: 3, -2: 5}},
+        {"batch": np.int64(8), "x": [None, 3, 5, None]},
+    ],
+)
+def test_dims_can_be_fixed(dims: dict[str, Any]) -> None:
+    assert ost.load_onnx(RELU, dims=dims).inputs["x"].shape == (8, 3, 5, 4)
+
+
+def test_dims_can_be_bounded_or_given_as_variables() -> None:
+    n = ost.Variable("n", 2, 6)
+    shape = ost.load_onnx(RELU, dims={"batch": n, "seq len": (1, 128)}).inputs["x"].shape
+    assert shape[0] is n
+    assert str(shape[1]) == "seq_len"
+    assert ost.variables.bounds(shape[1]) == (1, 128)
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        {"bach": 8},
+        {"batch": "8"},
+        {"batch": -1},
+        {"batch": 1.5},
+        {"batch": (5, 2)},
+        {"x": (8, 3)},
+        {"x": (8, 3, 5, 7)},
+        {"x": {4: 1}},
+        {"x": 3},
+    ],
+)
+def test_wrong_dims_are_refused(dims: dict[str, Any]) -> None:
+    with pytest.raises(ost.VariableError):
+        ost.load_onnx(RELU, dims=dims)
+
+
+def test_shape_arithmetic_vanishes() -> None:
+    """``reshape(x, (shape(x)[0], shape(x)[1], heads, shape(x)[2] // heads))``."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        *(helper.make_node("Gather", ["s", f"i{i}"], [f"d{i}"], axis=0) for i in range(3)),
+        helper.make_node("Div", ["d2", "heads"], ["q"]),
+        *(
+            helper.make_node("Unsqueeze", [name, "zero"], [f"{name}_1"])
+            for name in ("d0", "d1", "heads", "q")
+        ),
+        helper.make_node("Concat", ["d0_1", "d1_1", "heads_1", "q_1"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["y"]),
+    ]
+    proto = model(
+        nodes,
+        {"x": (TensorProto.FLOAT, ["batch", "seq", 12])},
+        {"y": TensorProto.FLOAT},
+        {
+            "i0": np.array(0),
+            "i1": np.array(1),
+            "i2": np.array(2),
+            "heads": np.array(3),
+            "zero": ints(0),
+        },
+    )
+    graph = ost.load_onnx(proto)
+    assert [str(d) for d in graph.outputs["y"].shape] == ["batch", "seq", "3", "4"]
+    assert [node.op.name for node in graph.nodes] == ["input", "reshape"]
+
+
+def test_a_fill_of_variable_shape() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("ConstantOfShape", ["s"], ["zeros"]),
+        helper.make_node("Add", ["x", "zeros"], ["y"]),
+    ]
+    proto = model(nodes, {"x": (TensorProto.FLOAT, ["n", 3])}, {"y": TensorProto.FLOAT})
+    graph = ost.load_onnx(proto, dims={"n": (1, 8)})
+    x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    np.testing.assert_array_equal(ost.reference.evaluate(graph, {"x": x}, {})[0], x)
+
+
+def test_a_range_over_a_variable() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"], start=0, end=1),
+        helper.make_node("Squeeze", ["s"], ["n"]),
+        helper.make_node("Range", ["zero", "n", "two"], ["r"]),
+        helper.make_node("Cast", ["r"], ["y"], to=TensorProto.FLOAT),
+    ]
+    proto = model(
+        nodes,
+        {"x": (TensorProto.FLOAT, ["n"])},
+        {"y": TensorProto.FLOAT},
+        {"zero": np.array(0), "two": np.array(2)},
+    )
+    graph = ost.load_onnx(proto)
+    for n in (1, 4, 7):
+        (y,) = ost.reference.evaluate(graph, {"x": np.zeros(n, np.float32)}, {})
+        np.testing.assert_array_equal(y, np.arange(0, n, 2, dtype=np.float32))
+
+
+def test_a_size_used_as_a_number() -> None:
+    """A sum divided by a length that is known only at run time."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("ReduceProd", ["s"], ["count"], keepdims=0),
+        helper.make_node("Cast", ["count"], ["divisor"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Div", ["total", "divisor"], ["y"]),
+    ]
+    proto = model(nodes, {"x": (TensorProto.FLOAT, ["n", "m"])}, {"y": TensorProto.FLOAT})
+    graph = ost.load_onnx(proto)
+    x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    (y,) = ost.reference.evaluate(graph, {"x": x}, {})
+    np.testing.assert_allclose(y, x.mean(), rtol=1e-6)
+
+
+def test_slices_of_variable_extent() -> None:
+    nodes = [helper.make_node("Slice", ["x", "start", "stop", "axes", "steps"], ["y"])]
+    for start, stop, step in [(1, 2**63 - 1, 2), (-3, 100, 1), (-1, -(2**31), -1), (0, -1, 1)]:
+        proto = model(
+            nodes,
+            {"x": (TensorProto.FLOAT, ["n"])},
+            {"y": TensorProto.FLOAT},
+            {"start": ints(start), "stop": ints(stop), "axes": ints(0), "steps": ints(step)},
+        )
+        graph = ost.load_onnx(proto, dims={"n": (4, 9)})
+        for n in (4, 9):
+            x = np.arange(n, dtype=np.float32)
+            (y,) = ost.reference.evaluate(graph, {"x": x}, {})
+            np.testing.assert_array_equal(y, x[start:stop:step])
+
+
+def test_sizes_from_data_are_refused_by_name() -> None:
+    proto = model(
+        [helper.make_node("Reshape", ["x", "s"], ["y"], name="the_reshape")],
+        {"x": (TensorProto.FLOAT, [4]), "s": (TensorProto.INT64, [2])},
+        {"y": TensorProto.FLOAT},
+    )
+    with pytest.raises(
+        ost.UnsupportedOpError, match=r"the_reshape.*\(Reshape\).*computed from data"
+    ):
+        ost.load_onnx(proto)
+    graph = ost.load_onnx(proto, constants={"s": [2, 2]})
+    assert list(graph.inputs) == ["x"]
+    assert graph.outputs["y"].shape == (2, 2)
+
+
+@pytest.mark.parametrize("given", [{"t": 1}, {"s": [1, 2, 3]}, {"s": "four"}, {"s": [[4]]}])
+def test_wrong_constants_are_refused(given: dict[str, Any]) -> None:
+    proto = model(
+        [helper.make_node("Reshape", ["x", "s"], ["y"])],
+        {"x": (TensorProto.FLOAT, [4]), "s": (TensorProto.INT64, [2])},
+        {"y": TensorProto.FLOAT},
+    )
+    with pytest.raises(ost.InputError):
+        ost.load_onnx(proto, constants=given)

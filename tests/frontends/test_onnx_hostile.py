@@ -1,0 +1,322 @@
+"""Damaged and hostile files: an error of ours, whatever is wrong with them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ostinato as ost
+
+
+def small_model() -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    then = helper.make_graph(
+        [helper.make_node("Relu", ["h"], ["a"])], "then", [], [value("a", [2, 3])]
+    )
+    otherwise = helper.make_graph(
+        [helper.make_node("Neg", ["h"], ["b"])], "else", [], [value("b", [2, 3])]
+    )
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="product"),
+        helper.make_node("Add", ["m", "bias"], ["h"], name="sum"),
+        helper.make_node("If", ["flag"], ["c"], then_branch=then, else_branch=otherwise),
+        helper.make_node("Reshape", ["c", "shape"], ["r"]),
+        helper.make_node("Softmax", ["r"], ["y"], axis=-1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [value("x", [2, 4])],
+        [value("y", [3, 2])],
+        [
+            numpy_helper.from_array(rng.standard_normal((4, 3)).astype(np.float32), "w"),
+            helper.make_tensor("bias", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0]),
+            numpy_helper.from_array(np.array(True), "flag"),
+            numpy_helper.from_array(np.array([3, 2]), "shape"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def value(name: str, shape: list[Any] | None, type_: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, type_, shape)
+
+
+def test_the_small_model_itself_loads() -> None:
+    graph = ost.load_onnx(small_model().SerializeToString(), name="renamed")
+    assert graph.name == "renamed"
+    assert sorted(graph.params) == ["bias", "w"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 40, 120, -1])
+def test_truncated_files(cut: int) -> None:
+    with pytest.raises(ost.OstinatoError):
+        ost.load_onnx(small_model().SerializeToString()[:cut])
+
+
+@pytest.mark.parametrize("data", [b"", b"hello, world", b"\x00" * 64, b"PK\x03\x04" * 9, b"\x80"])
+def test_files_of_another_kind(data: bytes) -> None:
+    with pytest.raises(ost.ModelFormatError):
+        ost.load_onnx(data)
+
+
+@pytest.mark.parametrize("source", [None, 5, 1.5, ["a"], object()])
+def test_sources_of_another_kind(source: Any) -> None:
+    with pytest.raises(ost.ModelFormatError, match="a path, bytes or"):
+        ost.load_onnx(source)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.onnx", tmp_path, str(tmp_path / "a\0b.onnx")):
+        with pytest.raises(ost.ModelFormatError, match="cannot read"):
+            ost.load_onnx(path)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_damage(seed: int) -> None:
+    """Flipped, overwritten, removed and repeated bytes: an error of ours, or a graph."""
+    original = small_model().SerializeToString()
+    rng = random.Random(seed)
+    for _ in range(150):
+        data = bytearray(original)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            at = rng.randrange(len(data))
+            kind = rng.randrange(4)
+            if kind == 0:
+                data[at] ^= 1 << rng.randrange(8)
+            elif kind == 1:
+                data[at] = rng.randrange(256)
+            elif kind == 2:
+                del data[at : at + rng.randrange(1, 9)]
+            else:
+                data[at:at] = data[at : at + rng.randrange(1, 9)]
+        with contextlib.suppress(ost.OstinatoError):
+            ost.load_onnx(bytes(data))
+
+
+def test_versions_from_the_future() -> None:
+    proto = small_model()
+    proto.ir_version = 99
+    with pytest.raises(ost.ModelFormatError, match=r"format version 99, newer"):
+        ost.load_onnx(proto)
+    proto = small_model()
+    proto.opset_import[0].version = 999
+    with pytest.raises(ost.ModelFormatError, match=r"operator set 999, newer"):
+        ost.load_onnx(proto)
+
+
+def test_versions_from_the_past() -> None:
+    proto = small_model()
+    proto.opset_import[0].version = 6
+    with pytest.raises(ost.UnsupportedOpError, match=r"operator set 6, older"):
+        ost.load_onnx(proto)
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [([4, 4], "48"), ([-4, -3], "negative"), ([2**62, 4], "bytes"), ([3], "bytes")],
+)
+def test_tensors_of_the_wrong_size(dims: list[int], message: str) -> None:
+    proto = small_model()
+    del proto.graph.initializer[0].dims[:]
+    proto.graph.initializer[0].dims.extend(dims)
+    with pytest.raises(ost.ModelFormatError, match=message):
+        ost.load_onnx(proto)
+
+
+@pytest.mark.parametrize("dims", [[-1, 4], [2**40, 2**40]])
+def test_inputs_of_impossible_size(dims: list[int]) -> None:
+    proto = small_model()
+    for dim, size in zip(proto.graph.input[0].type.tensor_type.shape.dim, dims, strict=True):
+        dim.dim_value = size
+    with pytest.raises(ost.ModelFormatError, match="input 'x'"):
+        ost.load_onnx(proto)
+
+
+def test_a_fill_of_impossible_size() -> None:
+    for size in ([2**40, 2**40], [-3]):
+        nodes = [helper.make_node("ConstantOfShape", ["s"], ["y"])]
+        graph = helper.make_graph(
+            nodes, "g", [], [value("y", None)], [numpy_helper.from_array(np.array(size), "s")]
+        )
+        with pytest.raises(ost.OstinatoError):
+            ost.load_onnx(helper.make_model(graph))
+
+
+def test_a_huge_fill_is_not_written_out() -> None:
+    nodes = [
+        helper.make_node("ConstantOfShape", ["s"], ["big"]),
+        helper.make_node("Add", ["big", "x"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("x", [1])],
+        [value("y", None)],
+        [numpy_helper.from_array(np.array([2**20, 2**20]), "s")],
+    )
+    loaded = ost.load_onnx(helper.make_model(graph))
+    assert loaded.outputs["y"].shape == (2**20, 2**20)
+
+
+def test_cycles() -> None:
+    nodes = [
+        helper.make_node("Add", ["x", "b"], ["a"], name="first"),
+        helper.make_node("Relu", ["a"], ["b"], name="second"),
+    ]
+    graph = helper.make_graph(nodes, "g", [value("x", [2])], [value("b", [2])])
+    with pytest.raises(ost.ModelFormatError, match="cycle"):
+        ost.load_onnx(helper.make_model(graph))
+
+
+def test_nodes_out_of_order_are_sorted() -> None:
+    nodes = [
+        helper.make_node("Relu", ["a"], ["y"]),
+        helper.make_node("Neg", ["x"], ["a"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [value("x", [2])], [value("y", [2])])
+    loaded = ost.load_onnx(helper.make_model(graph))
+    x = np.array([-1.0, 2.0], np.float32)
+    np.testing.assert_array_equal(ost.reference.evaluate(loaded, {"x": x}, {})[0], [1.0, 0.0])
+
+
+def damaged(change: Any) -> onnx.ModelProto:
+    proto = small_model()
+    change(proto.graph)
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda g: g.node[0].input.__setitem__(0, "nothing"), "'nothing', which nothing"),
+        (lambda g: g.node[1].output.__setitem__(0, "m"), "defines 'm' twice"),
+        (lambda g: g.node[1].output.__setitem__(0, "x"), "'h', which nothing"),
+        (lambda g: g.output[0].__setattr__("name", "z"), "'z', which nothing defines"),
+        (lambda g: g.output.append(g.output[0]), "output 'y' twice"),
+        (lambda g: g.input.append(g.input[0]), "an input twice"),
+        (lambda g: g.initializer.append(g.initializer[0]), "defines 'w' twice"),
+        (lambda g: g.ClearField("output"), "no outputs"),
+        (lambda g: g.node[0].input.pop(), "operand 1 is missing"),
+        (lambda g: g.node[4].attribute[0].__setattr__("type", 1), "'axis' should be an int"),
+        (lambda g: g.node[2].ClearField("attribute"), "'then_branch' is missing"),
+        (lambda g: g.input[0].ClearField("type"), "has no type"),
+        (lambda g: g.initializer[0].__setattr__("name", ""), "no name"),
+    ],
+)
+def test_broken_rules(change: Any, message: str) -> None:
+    with pytest.raises(ost.ModelFormatError, match=message):
+        ost.load_onnx(damaged(change))
+
+
+# -- external data -------------------------------------------------------------------------------
+
+
+def external_model(**entries: str) -> onnx.ModelProto:
+    proto = small_model()
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, text in entries.items():
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, text
+    return proto
+
+
+def save(proto: onnx.ModelProto, folder: Path) -> Path:
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+WEIGHT = np.arange(12, dtype=np.float32)
+
+
+def test_external_data(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "weights.bin").write_bytes(b"1234" + WEIGHT.tobytes() + b"tail")
+    proto = external_model(location="sub/weights.bin", offset="4", length="48")
+    graph = ost.load_onnx(save(proto, tmp_path))
+    np.testing.assert_array_equal(graph.param_values["w"], WEIGHT.reshape(4, 3))
+    for source in (proto, proto.SerializeToString()):
+        with pytest.raises(ost.ModelFormatError, match="base_dir"):
+            ost.load_onnx(source)
+        assert "w" in ost.load_onnx(source, base_dir=tmp_path).params
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({}, "must lie in"),
+        ({"location": ""}, "must lie in"),
+        ({"location": "/etc/passwd"}, "must lie in"),
+        ({"location": "../secret.bin"}, "must lie in"),
+        ({"location": "sub/../../secret.bin"}, "must lie in"),
+        ({"location": "..\\secret.bin"}, "must lie in"),
+        ({"location": "C:\\secret.bin"}, "must lie in"),
+        ({"location": "link.bin"}, "link out of"),
+        ({"location": "sublink/secret.bin"}, "link out of"),
+        ({"location": "w\0.bin"}, "must lie in"),
+        ({"location": "absent.bin"}, "does not exist"),
+        ({"location": "."}, "does not exist"),
+        ({"location": "w.bin", "offset": "4"}, "44"),
+        ({"location": "w.bin", "offset": "4", "length": "48"}, "lie outside"),
+        ({"location": "w.bin", "offset": "-4"}, "no byte count"),
+        ({"location": "w.bin", "offset": "0x4"}, "no byte count"),
+        ({"location": "w.bin", "length": "9" * 30}, "no byte count"),
+        ({"location": "w.bin", "length": "40"}, "40"),
+    ],
+)
+def test_external_data_stays_in_its_folder(
+    tmp_path: Path, entries: dict[str, str], message: str
+) -> None:
+    (tmp_path / "secret.bin").write_bytes(WEIGHT.tobytes())
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "w.bin").write_bytes(WEIGHT.tobytes())
+    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    (folder / "sublink").symlink_to(tmp_path)
+    with pytest.raises(ost.ModelFormatError, match=message):
+        ost.load_onnx(save(external_model(**entries), folder))
+
+
+def test_a_download_cache_of_links_works(tmp_path: Path) -> None:
+    """A folder of links into a folder of blobs, as hubs lay out their caches."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    model = save(external_model(location="w.bin"), blobs).rename(blobs / "abc")
+    (blobs / "def").write_bytes(WEIGHT.tobytes())
+    (snapshot / "model.onnx").symlink_to(model)
+    (snapshot / "w.bin").symlink_to(blobs / "def")
+    assert "w" in ost.load_onnx(snapshot / "model.onnx").params
+
+
+# -- nesting -------------------------------------------------------------------------------------
+
+
+def test_a_function_that_calls_itself() -> None:
+    node = helper.make_node("Loop", ["a"], ["b"], domain="mine")
+    function = helper.make_function(
+        "mine", "Loop", ["a"], ["b"], [node], [helper.make_opsetid("mine", 1)]
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["x"], ["y"], domain="mine")],
+        "g",
+        [value("x", [2])],
+        [value("y", [2])],
+    )
+    proto = helper.make_model(
+        graph,
+        functions=[function],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)],
+    )
+    with pytest.raises(ost.ModelFormatError, match="nest too deep"):
+        ost.load_onnx(proto)
