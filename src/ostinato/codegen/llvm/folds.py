@@ -13,12 +13,16 @@ from ostinato.codegen.llvm.kernel import stack_slot
 from ostinato.codegen.llvm.lanes import Lane, broadcast, is_nan, where
 from ostinato.codegen.llvm.memory import splat
 from ostinato.codegen.llvm.types import I32, Scalar, register_type
-from ostinato.dtypes import BOOL, INT64, DType
+from ostinato.dtypes import BOOL, INT32, INT64, DType
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from ostinato.lower.loops import Reduce, Update
 
 __all__ = ["Fold", "State", "finished", "folded", "updated"]
+
+_BEYOND = {INT32: (1 << 31) - 1, INT64: (1 << 63) - 1}
+"""Where nothing was found yet: any element that was really there has a lower index."""
 
 State: TypeAlias = tuple[Lane, ...]
 """The value so far; for argmax and argmin, the extreme value and its index."""
@@ -53,7 +57,8 @@ class Fold:
     def add(self, state: State, mask: ir.Value | None) -> None:
         """Takes another element per lane in, where the mask allows."""
         old = self.state()
-        new = _combined(self.reduction, old, tuple(broadcast(x, self.width) for x in state))
+        given = (x.astype(y.dtype) for x, y in zip(state, old, strict=True))
+        new = _combined(self.reduction, old, tuple(broadcast(x, self.width) for x in given))
         if mask is not None:
             flags = Lane(self.builder, mask, BOOL, self.width)
             new = tuple(where(flags, n, o) for n, o in zip(new, old, strict=True))
@@ -112,7 +117,9 @@ def updated(update: Update, old: Lane, new: Lane) -> Lane:
 
 def _dtypes(reduction: Reduce) -> tuple[DType, ...]:
     value = reduction.value.dtype
-    return (value, INT64) if reduction.op in ("argmax", "argmin") else (value,)
+    if reduction.op not in ("argmax", "argmin"):
+        return (value,)
+    return value, INT32 if bounds(reduction.index)[1] < _BEYOND[INT32] else INT64
 
 
 def _neutral(reduction: Reduce) -> tuple[Scalar, ...]:
@@ -126,11 +133,10 @@ def _neutral(reduction: Reduce) -> tuple[Scalar, ...]:
             return (_lowest(dtype),)
         case "min":
             return (_highest(dtype),)
-        # Any element that was really there comes before this index.
         case "argmax":
-            return (_lowest(dtype), (1 << 63) - 1)
+            return (_lowest(dtype), _BEYOND[_dtypes(reduction)[1]])
         case "argmin":
-            return (_highest(dtype), (1 << 63) - 1)
+            return (_highest(dtype), _BEYOND[_dtypes(reduction)[1]])
 
 
 def _lowest(dtype: DType) -> Scalar:
