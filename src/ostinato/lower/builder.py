@@ -198,7 +198,7 @@ def cast(scalar: Scalar, dtype: DType) -> Scalar:
 def _elementwise(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
     op = node.op
     assert isinstance(op, Elementwise)
-    wanted = op.operand_dtypes(*(v.dtype for v in node.inputs))
+    wanted = op.operand_dtypes(*(v.dtype for v in node.inputs), **node.attrs)
     scalars = tuple(
         cast(build.at(v, broadcast_index(v.shape, indices)), dtype)
         for v, dtype in zip(node.inputs, wanted, strict=True)

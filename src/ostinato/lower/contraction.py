@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.errors import OstinatoError
 from ostinato.lower.loops import Arg, Store, extent_of, max_extent
@@ -34,6 +34,9 @@ __all__ = ["Contraction", "SumAxis", "tile_for"]
 
 _ITEM_FLOPS = 2_000_000
 """About 20 µs of one core's work: long against the cost of handing an item out."""
+
+_FLOPS_PER_BYTE = 5
+"""What a core computes in the time in which it reads a byte of a panel for the first time."""
 
 _BLOCK_BYTES = 16 << 10
 """Room for the sums of one item: half a first-level cache."""
@@ -95,6 +98,9 @@ class Contraction:
     epilogue: tuple[Store, ...]
     variables: tuple[Symbol, ...] = ()
 
+    #: Points of the parallel range may run at the same time and in any order.
+    parallel: ClassVar[bool] = True
+
     # -- how ``a`` is read --------------------------------------------------------------------
 
     @cached_property
@@ -141,7 +147,7 @@ class Contraction:
     def block(self) -> int:
         """Rows of an item: a multiple of ``rows``, sized to be worth handing out."""
         tiles = max(1, -(-max_extent(self.m) // self.rows))
-        worthwhile = -(-_ITEM_FLOPS // max(1, self._tile_flops))
+        worthwhile = -(-_ITEM_FLOPS // max(1, 2 * self.rows * self._panel_elements))
         fitting = _BLOCK_BYTES // (self.rows * self.panel * self.acc.itemsize)
         per_block = max(1, min(tiles, worthwhile, fitting))
         even = self.rows * -(-tiles // -(-tiles // per_block))
@@ -186,14 +192,15 @@ class Contraction:
     @cached_property
     def panels_innermost(self) -> bool:
         """Whether consecutive items share rows of ``a`` (all panels fit a cache) or a panel."""
-        panel_bytes = bounds(self.depth)[1] * self.panel * self.acc.itemsize
-        return panel_bytes * bounds(self.panels)[1] <= _RESIDENT_BYTES
+        elements = self._panel_elements * bounds(self.panels)[1]
+        return elements * self.acc.itemsize <= _RESIDENT_BYTES
 
     @cached_property
     def grain(self) -> int:
         """How many consecutive items are worth handing out together."""
-        item = self._tile_flops * max(1, self.block // self.rows)
-        return max(1, _ITEM_FLOPS // max(1, item))
+        rows = min(self.block, max_extent(self.m))
+        work = max(2 * rows, _FLOPS_PER_BYTE * self.acc.itemsize) * self._panel_elements
+        return max(1, _ITEM_FLOPS // max(1, work))
 
     @cached_property
     def scratch_layout(self) -> tuple[int, int, int]:
@@ -211,9 +218,9 @@ class Contraction:
     def _sums_bytes(self) -> int:
         return _whole_lines(self.block * self.panel * self.acc.itemsize)
 
-    @cached_property
-    def _tile_flops(self) -> int:
-        return 2 * self.rows * self.panel * bounds(self.depth)[1]
+    @property
+    def _panel_elements(self) -> int:
+        return self.panel * bounds(self.depth)[1]
 
 
 def tile_for(
@@ -231,12 +238,13 @@ def tile_for(
     lanes = max(1, vector_bytes // acc.itemsize)
     if n_hint < lanes:
         panel = 1 << max(0, n_hint - 1).bit_length()
-        return _even_rows(m_hint, _most_rows(registers, 1)), panel
+        return min(_most_rows(registers, 1), max(1, m_hint)), panel
     shapes = [
-        (_even_rows(m_hint, _most_rows(registers, vectors)), vectors)
+        (rows, vectors)
         for vectors in range(1, _MAX_VECTORS + 1)
+        for rows in _row_choices(m_hint, _most_rows(registers, vectors))
     ]
-    rows, vectors = min(shapes, key=lambda s: (_cost(*s, lanes, m_hint, n_hint), -s[1]))
+    rows, vectors = min(shapes, key=lambda s: _cost(*s, lanes, m_hint, n_hint))
     return rows, vectors * lanes
 
 
@@ -252,20 +260,29 @@ def _most_rows(registers: int, vectors: int) -> int:
     return max(1, min(_MAX_ROWS, (registers - vectors - 2) // vectors))
 
 
-def _even_rows(m: int, most: int) -> int:
-    """The rows of a tile when ``m`` rows are spread evenly over as few tiles as possible."""
-    tiles = max(1, -(-m // most))
-    return max(1, -(-m // tiles))
+def _row_choices(m: int, most: int) -> range:
+    """Heights worth considering: at least half of what fits, if there are as many rows."""
+    highest = max(1, min(m, most))
+    return range(highest, (highest + 1) // 2 - 1, -1)
 
 
-def _cost(rows: int, vectors: int, lanes: int, m: int, n: int) -> int:
-    """Cycles per step of ``k`` over the whole product, up to a factor.
+def _cost(rows: int, vectors: int, lanes: int, m: int, n: int) -> tuple[int, int, int]:
+    """How bad a shape is: by time per step of ``k``, then by loads, then by kinds of tiles."""
+    panels = -(-n // (vectors * lanes))
+    heights = [rows] * (m // rows) + [m % rows] * (m % rows > 0)
+    time = sum(_tile_time(height, vectors) for height in heights)
+    loads = len(heights) * vectors + m
+    return panels * time, panels * loads, len(set(heights))
 
-    A tile multiplies ``rows * vectors`` vectors, for which it reads the panel row from the
-    second-level cache and one element of each row.
+
+def _tile_time(rows: int, vectors: int) -> int:
+    """Cycles per step of ``k``, up to a factor.
+
+    A tile multiplies ``rows * vectors`` vectors, for which it reads a panel row from the
+    second-level cache, at half the speed, and one element of each row. To start and to finish
+    takes longer, in proportion, the smaller the tile.
     """
-    tiles = -(-m // rows) * -(-n // (vectors * lanes))
-    return tiles * max(rows * vectors, rows + 2 * vectors)
+    return 1 + max(rows * vectors, rows + 2 * vectors)
 
 
 def _whole_lines(size: int) -> int:

@@ -11,6 +11,7 @@ Variables, and over *data symbols*, which stand for integers read from memory (g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -197,6 +198,10 @@ class Arg:
     writes: bool = False
 
 
+#: Points of a loop nest that take a few microseconds, well above what handing them out costs.
+GRAIN_POINTS = 1 << 14
+
+
 @dataclass(frozen=True)
 class Temp:
     """Memory private to the thread that runs an outer point, ``elements`` long."""
@@ -238,6 +243,18 @@ class LoopNest:
     block: int = 1024
     variables: tuple[Symbol, ...] = ()
     parallel: bool = True
+
+    @property
+    def extent(self) -> Dim:
+        """The parallel range: outer points, times blocks of lanes."""
+        return parallel_extent(self)
+
+    @property
+    def grain(self) -> int:
+        """Steps of the parallel range that are worth handing to a thread together."""
+        lanes = 1 if self.lane_axis is None else min(self.block, max_extent(self.lane_axis))
+        points = sum(math.prod(map(max_extent, stage.axes)) for stage in self.stages)
+        return max(1, GRAIN_POINTS // max(1, lanes * points))
 
     @property
     def scratch_bytes(self) -> int:

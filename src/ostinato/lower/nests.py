@@ -201,7 +201,8 @@ def _fold_window(build: KernelBuilder, node: Node, indices: Indices) -> _Folds:
         if counted:
             one, zero = Number(1.0, FLOAT32), Number(0.0, FLOAT32)
             folds.append(Reduce("r1", "sum", Guard(counted, one, zero, FLOAT32), FLOAT32))
-            count = Ref("r1", FLOAT32)
+            seen = Ref("r1", FLOAT32)
+            count = Apply("maximum", (seen, Number(1.0, FLOAT32)), FLOAT32)
         result = Apply("divide", (result, cast(count, dtype)), dtype)
     build.results[out] = cast(result, out.dtype)
     return folds, symbols_of(window), False

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.dtypes import DType
-from ostinato.errors import GraphError, InputError, VariableError
+from ostinato.errors import GraphError, InputError
+from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.leaves import as_numpy
-from ostinato.variables import Expr, coefficient, evaluate, symbols
+from ostinato.variables import evaluate
 
 if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
@@ -84,57 +85,20 @@ def checked(kind: str, spec: TensorSpec, given: object, *, cast: bool) -> Array:
 
 
 def bind_variables(
-    variables: Sequence[Symbol], specs: Sequence[TensorSpec], arrays: Sequence[Array]
+    variables: Mapping[str, Symbol], specs: Sequence[TensorSpec], arrays: Sequence[Array]
 ) -> tuple[int, ...]:
     """The Variables' values that the shapes of the inputs give, in order.
 
     Raises:
-        InputError: two inputs disagree, or a size is no possible value of its expression.
-        VariableError: a value is out of bounds, or nothing gives it.
+        InputError: a size is no possible value of its expression.
+        VariableError: a value is out of bounds, two inputs disagree, or nothing gives it.
     """
     if not variables:
         return ()
-    values: dict[str, int] = {}
-    sources: dict[str, str] = {}
-    for spec, array in zip(specs, arrays, strict=True):
-        for dim, size in zip(spec.shape, array.shape, strict=True):
-            _bind_dim(dim, size, spec.name, values, sources)
-    for symbol in variables:
-        if symbol.name not in values:
-            raise VariableError(f"no input's shape gives the value of Variable {symbol.name!r}")
-        value = values[symbol.name]
-        if not symbol.min <= value <= symbol.max:
-            raise VariableError(
-                f"Variable {symbol.name!r} is bounded by {symbol.min}..{symbol.max}, "
-                f"input {sources[symbol.name]!r} makes it {value}"
-            )
-    for spec, array in zip(specs, arrays, strict=True):
-        if live_shape(spec.shape, values) != array.shape:
-            live = live_shape(spec.shape, values)
-            raise InputError(
-                f"input {spec.name!r} has shape {_shown(spec)}, which is {live} with "
-                f"{values}, got {array.shape}"
-            )
-    return tuple(values[symbol.name] for symbol in variables)
-
-
-def _bind_dim(
-    dim: Dim, size: int, source: str, values: dict[str, int], sources: dict[str, str]
-) -> None:
-    """Solve ``dim == size`` where ``dim`` is linear in one Variable not yet known."""
-    if not isinstance(dim, Expr):
-        return
-    unknown = [s for s in symbols(dim) if s.name not in values]
-    if len(unknown) != 1:
-        return
-    parts = coefficient(dim, unknown[0])
-    if parts is None:
-        return
-    scale, rest = evaluate(parts[0], values), evaluate(parts[1], values)
-    value, left = divmod(size - rest, scale)
-    if left == 0:
-        values[unknown[0].name] = value
-        sources[unknown[0].name] = source
+    shapes = {s.name: (s.shape, a.shape) for s, a in zip(specs, arrays, strict=True)}
+    values = solve_dims(shapes, {})
+    check_values(variables, values)
+    return tuple(values[name] for name in variables)
 
 
 def live_shape(shape: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:

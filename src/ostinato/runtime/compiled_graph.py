@@ -46,7 +46,7 @@ class CompiledGraph:
         self._executable = executable
         self._device = device
         self._cast = options.cast_inputs
-        self._variables = tuple(graph.variables.values())
+        self._variables = graph.variables
         self._unset = set(unset)
         self._raw: dict[tuple[int, ...], list[Array]] = {}
         self.inputs = _specs({name: value.type for name, value in graph.inputs.items()})
@@ -200,7 +200,7 @@ class CompiledGraph:
         ]
 
     def _values(self, variables: Sequence[int]) -> dict[str, int]:
-        return {s.name: v for s, v in zip(self._variables, variables, strict=True)}
+        return dict(zip(self._variables, variables, strict=True))
 
 
 def _specs(types: Mapping[str, Any]) -> Mapping[str, TensorSpec]:

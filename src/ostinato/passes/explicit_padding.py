@@ -1,0 +1,56 @@
+"""Explicit padding: a convolution's zeros as a ``pad`` node, for backends that want them so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.passes.base import Pass, PassReport
+from ostinato.passes.rewrite import Rewriter
+
+if TYPE_CHECKING:
+    from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.ops.builder import Graph
+
+__all__ = ["ExplicitPadding"]
+
+
+@dataclass(frozen=True)
+class ExplicitPadding(Pass):
+    """Puts the padding of every convolution into a ``pad`` before it.
+
+    A contraction then walks its input with steps that never leave it. Depthwise convolutions keep
+    their padding: they are window sums, which guard each tap.
+    """
+
+    name: ClassVar[str] = "explicit_padding"
+
+    def run(self, graph: BaseGraph, report: PassReport) -> BaseGraph:
+        rewriter = Rewriter(graph)
+        for node in rewriter.nodes():
+            if node.op.name != "conv" or _is_depthwise(node) or not _is_padded(node):
+                rewriter.copy(node)
+                continue
+            operands = rewriter.operands(node)
+            made = rewriter.build(node, lambda n=node, o=operands: _padded(rewriter.graph, n, o))
+            assert made is not None
+            rewriter.replace(node, made)
+            report.changed(self, "made padding explicit", node)
+        return rewriter.finish()
+
+
+def _is_depthwise(node: Node) -> bool:
+    return node.inputs[1].shape[1] == 1 and node.attrs["groups"] > 1
+
+
+def _is_padded(node: Node) -> bool:
+    return any(low or high for low, high in node.attrs["padding"])
+
+
+def _padded(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value:
+    x, *rest = operands
+    padding = node.attrs["padding"]
+    widths = ((0, 0), (0, 0), *padding)
+    wide = g.pad(x, widths)
+    unpadded = {**node.attrs, "padding": ((0, 0),) * len(padding)}
+    return g.apply(node.op, (wide, *rest), unpadded)[0]
