@@ -148,10 +148,7 @@ def test_functions_of_one_operand(compile_loops, dtype):
         {f"{n}_{w}": (rounded(getattr(XP, n), dtype), (dtype,), w) for n in names for w in WIDTHS}
     )
     for name in names:
-        if name == "signbit":
-            expected = np.signbit(x.astype(np.float32))
-        else:
-            expected = on_numpy(name, x)
+        expected = np.signbit(x.astype(np.float32)) if name == "signbit" else on_numpy(name, x)
         for width in WIDTHS:
             result = loops(f"{name}_{width}", x)
             keep = ~np.isnan(x.astype(np.float64)) | (name != "signbit")

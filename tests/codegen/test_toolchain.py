@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -164,6 +165,15 @@ def test_code_outlives_the_objects_it_came_from():
              for k in range(3)]  # fmt: skip
     del codes[1]
     assert [call(code) for code in codes] == [0, 2]
+
+
+def test_threads_may_compile_and_link_at_once():
+    def build(number):
+        text = constant_function(number)
+        return call(link([(compile_module(text, TargetSpec.host()), ["answer"])]))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(build, range(40))) == list(range(40))
 
 
 def test_importing_loads_no_compiler():
