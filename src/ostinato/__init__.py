@@ -1,0 +1,113 @@
+"""Ostinato compiles a model graph once and runs it many times.
+
+>>> import ostinato as ost
+>>> g = ost.Graph("example")
+>>> x = g.input("x", (2, 4))
+>>> g.set_outputs([g.exp(x) + 1])
+>>> compiled = ost.Session("cpu").compile(g)
+
+Names are imported when they are first used, so that ``import ostinato`` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ostinato import reference
+    from ostinato.backends.device import Device
+    from ostinato.backends.options import CompileOptions
+    from ostinato.backends.registry import available_devices, is_available
+    from ostinato.dtypes import DType
+    from ostinato.errors import (
+        CaptureError,
+        DeviceUnavailableError,
+        GraphError,
+        InputError,
+        ModelFormatError,
+        OstinatoError,
+        PlanError,
+        SessionStateError,
+        UnsupportedOpError,
+        VariableError,
+    )
+    from ostinato.frontends.onnx import load_onnx
+    from ostinato.ir.graph import Value
+    from ostinato.ops.builder import Graph
+    from ostinato.ops.parser import parse_graph
+    from ostinato.plan.execution_plan import ExecutionPlan
+    from ostinato.runtime.compiled_graph import CompiledGraph
+    from ostinato.runtime.session import Session
+    from ostinato.variables import Variable
+
+__version__ = "0.1.0"
+
+#: Public name -> module that defines it.
+_HOMES = {
+    "CaptureError": "ostinato.errors",
+    "CompileOptions": "ostinato.backends.options",
+    "CompiledGraph": "ostinato.runtime.compiled_graph",
+    "DType": "ostinato.dtypes",
+    "Device": "ostinato.backends.device",
+    "DeviceUnavailableError": "ostinato.errors",
+    "ExecutionPlan": "ostinato.plan.execution_plan",
+    "Graph": "ostinato.ops.builder",
+    "GraphError": "ostinato.errors",
+    "InputError": "ostinato.errors",
+    "ModelFormatError": "ostinato.errors",
+    "OstinatoError": "ostinato.errors",
+    "PlanError": "ostinato.errors",
+    "Session": "ostinato.runtime.session",
+    "SessionStateError": "ostinato.errors",
+    "UnsupportedOpError": "ostinato.errors",
+    "Value": "ostinato.ir.graph",
+    "Variable": "ostinato.variables",
+    "VariableError": "ostinato.errors",
+    "available_devices": "ostinato.backends.registry",
+    "is_available": "ostinato.backends.registry",
+    "load_onnx": "ostinato.frontends.onnx",
+    "parse_graph": "ostinato.ops.parser",
+}
+
+__all__ = [
+    "CaptureError",
+    "CompileOptions",
+    "CompiledGraph",
+    "DType",
+    "Device",
+    "DeviceUnavailableError",
+    "ExecutionPlan",
+    "Graph",
+    "GraphError",
+    "InputError",
+    "ModelFormatError",
+    "OstinatoError",
+    "PlanError",
+    "Session",
+    "SessionStateError",
+    "UnsupportedOpError",
+    "Value",
+    "Variable",
+    "VariableError",
+    "available_devices",
+    "is_available",
+    "load_onnx",
+    "parse_graph",
+    "reference",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "reference":
+        return import_module("ostinato.reference")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
