@@ -7,24 +7,27 @@ Every backend is tested against this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.binding import check_values, solve_dims
-from ostinato.ir.graph import BaseGraph, Node, Value
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy
-from ostinato.ir.types import TensorType
 from ostinato.ops.base import Elementwise
 from ostinato.ops.namespace import ORACLE, as_oracle, round_to
 from ostinato.variables import Expr
 from ostinato.variables import evaluate as evaluate_dim
 
-__all__ = ["ReferenceResult", "evaluate", "run"]
+if TYPE_CHECKING:
+    from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.ir.types import TensorType
+
+__all__ = ["ReferenceResult", "evaluate", "evaluate_node", "run"]
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Any]
@@ -102,13 +105,15 @@ def run(
                 values[node.outputs[0]] = node.attrs["array"]
             else:
                 operands = [values[v] for v in node.inputs]
-                values.update(zip(node.outputs, _apply(node, operands, sizes), strict=True))
+                values.update(zip(node.outputs, evaluate_node(node, operands, sizes), strict=True))
     after = {**given[STATE], **{n: values[v] for n, v in graph.assignments.items()}}
     outputs = {name: values[value] for name, value in graph.outputs.items()}
     return ReferenceResult(outputs, after, values, sizes)
 
 
-def _apply(node: Node, operands: list[Array], sizes: Mapping[str, int]) -> list[Array]:
+def evaluate_node(
+    node: Node, operands: Sequence[Array], sizes: Mapping[str, int] = MappingProxyType({})
+) -> list[Array]:
     """The results of one node, of the types that the graph declares."""
     if isinstance(node.op, Elementwise):
         wanted = node.op.operand_dtypes(*(v.dtype for v in node.inputs), **node.attrs)

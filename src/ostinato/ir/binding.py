@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ostinato.errors import InputError, VariableError
 from ostinato.variables import Dim, Symbol, bounds, coefficient, evaluate, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["check_values", "solve_dims"]
 
@@ -24,7 +27,7 @@ def solve_dims(
         VariableError: two arrays disagree about a Variable.
     """
     values = dict(given)
-    origin = {name: "the caller" for name in given}
+    origin = dict.fromkeys(given, "the caller")
     pending = [
         (name, axis, dim, size)
         for name, (declared, actual) in shapes.items()

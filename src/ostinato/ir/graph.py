@@ -266,7 +266,7 @@ class BaseGraph:
             raise GraphError(f"state {name!r}: the shape of a state is fixed, got {shape}")
         parsed = DType.parse(dtype)
         try:
-            start = np.broadcast_to(np.asarray(init).astype(parsed.numpy), shape)
+            start = np.broadcast_to(np.asarray(init).astype(parsed.numpy), shape)  # type: ignore[arg-type]
         except ValueError as error:
             raise GraphError(f"state {name!r}: init does not fit {shape}: {error}") from None
         return self._leaf(self.states, STATE, name, shape, parsed, init=start)

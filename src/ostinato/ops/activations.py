@@ -7,10 +7,12 @@ nothing is subtracted from 1 where the difference is the answer.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ostinato.ir.op import Attr, Op
 from ostinato.ops.base import Elementwise
+
+if TYPE_CHECKING:
+    from ostinato.ir.op import Attr, Op
 
 __all__ = ["FAMILY"]
 

@@ -6,10 +6,12 @@ Integers wrap; an integer divided by zero gives 0.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ostinato.ir.op import Attr, Op
-from ostinato.ops.base import Elementwise
+from ostinato.ops.base import Domain, Elementwise
+
+if TYPE_CHECKING:
+    from ostinato.ir.op import Attr, Op
 
 __all__ = ["FAMILY", "Primitive"]
 
@@ -17,7 +19,7 @@ __all__ = ["FAMILY", "Primitive"]
 class Primitive(Elementwise):
     """An elementwise op that every array namespace has under the op's own name."""
 
-    domain = "numeric"
+    domain: ClassVar[Domain] = "numeric"
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         return getattr(xp, self.name)(*operands, **attrs)

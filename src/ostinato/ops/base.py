@@ -5,18 +5,25 @@ from __future__ import annotations
 import operator
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from ostinato.dtypes import BOOL, FLOAT32, DType, promote
 from ostinato.errors import GraphError
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
-from ostinato.variables import Dim
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import Value
+    from ostinato.variables import Dim
 
-__all__ = ["Composite", "Elementwise", "broadcast_shapes", "normalize_axes", "normalize_axis"]
+__all__ = [
+    "Composite",
+    "Domain",
+    "Elementwise",
+    "broadcast_shapes",
+    "normalize_axes",
+    "normalize_axis",
+]
 
 
 def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -66,6 +73,11 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     return axes
 
 
+#: Which operand kinds an op accepts: ``"integral"`` is integers and bools, ``"numeric"`` all but
+#: bools.
+Domain: TypeAlias = Literal["any", "numeric", "float", "integer", "integral", "bool"]
+
+
 class Composite(Op):
     """An op made of others: one rule both evaluates it and decomposes it.
 
@@ -113,7 +125,7 @@ class Elementwise(Op):
 
     arity: ClassVar[int] = 1
     result: ClassVar[Literal["same", "bool", "float"]] = "same"
-    domain: ClassVar[Literal["any", "numeric", "float", "integer", "integral", "bool"]] = "any"
+    domain: ClassVar[Domain] = "any"
     cost: ClassVar[int] = 1
     parameters: ClassVar[tuple[str, ...]] = ()
 

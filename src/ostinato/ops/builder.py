@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.ir.graph import BaseGraph, Value
-from ostinato.ir.types import TensorType
 from ostinato.ops.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from ostinato.ir.types import TensorType
 
 __all__ = ["Graph"]
 

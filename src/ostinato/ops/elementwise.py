@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from ostinato.ir.op import Op
+from typing import TYPE_CHECKING
+
 from ostinato.ops import activations, arithmetic, logic
+
+if TYPE_CHECKING:
+    from ostinato.ir.op import Op
 
 __all__ = ["FAMILY"]
 

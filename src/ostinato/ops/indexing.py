@@ -6,8 +6,7 @@ is still outside, scatters drop it, and dynamic slices clamp their starts so tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import INT64, DType
 from ostinato.errors import GraphError
@@ -15,6 +14,9 @@ from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axis
 from ostinato.variables import Dim, Expr, bounds, provably_less
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "DYNAMIC_SLICE",

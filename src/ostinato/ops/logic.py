@@ -1,13 +1,15 @@
-"""Comparisons, logic, bits, selection and conversion: the elementwise ops that are no arithmetic."""
+"""Comparisons, logic, bits, selection, conversion: elementwise, but no arithmetic."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import BOOL, DType
-from ostinato.ir.op import Attr, Op
 from ostinato.ops.arithmetic import Primitive
 from ostinato.ops.base import Elementwise
+
+if TYPE_CHECKING:
+    from ostinato.ir.op import Attr, Op
 
 __all__ = ["FAMILY"]
 

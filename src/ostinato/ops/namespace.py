@@ -9,12 +9,14 @@ array in here is float64, whatever dtype it stands for: :func:`round_to` makes i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ostinato.dtypes import BFLOAT16, DType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["ORACLE", "NumpyNamespace", "as_oracle", "round_to"]
 
@@ -128,7 +130,7 @@ class NumpyNamespace:
         """Converted as the op ``cast`` says: saturating from floats, wrapping from integers."""
         array = np.asarray(x)
         if dtype.is_bool:
-            return array != 0
+            return np.asarray(array != 0)
         if dtype.is_float:
             return round_to(array, dtype).astype(np.float64)
         if array.dtype.kind in "biu":
@@ -203,7 +205,7 @@ class NumpyNamespace:
 
     @staticmethod
     def take(x: Any, indices: Any, axis: int) -> Array:
-        return np.take(x, indices, axis=axis)
+        return np.asarray(np.take(x, indices, axis=axis))
 
     @staticmethod
     def scatter_at(x: Any, indices: Sequence[Any], updates: Any, mode: str) -> Array:
@@ -230,9 +232,9 @@ class NumpyNamespace:
     def argsort(x: Any, axis: int, descending: bool) -> Array:
         """A stable order: ties by the lower index. NaN counts as the greatest."""
         if not descending:
-            return np.argsort(x, axis=axis, stable=True)
-        order = np.flip(np.argsort(np.flip(x, axis), axis=axis, stable=True), axis)
-        return x.shape[axis] - 1 - order  # type: ignore[no-any-return]
+            return np.argsort(x, axis=axis, kind="stable")
+        order = np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+        return np.asarray(x.shape[axis] - 1 - order)
 
 
 def _extreme(x: Any, sign: int) -> Any:

@@ -9,14 +9,16 @@ infinity or the least integer; where an axis is known to be empty ``max`` and ``
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ostinato.dtypes import BOOL, INT64
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axes, normalize_axis
 from ostinato.variables import Dim, prod
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "ALL",
@@ -127,13 +129,13 @@ class Truth(Reduction):
         return 0
 
 
-class Any_(Truth):
+class AnyTrue(Truth):
     """Whether an element is not zero; false of nothing."""
 
     name = "any"
 
 
-class All(Truth):
+class AllTrue(Truth):
     """Whether no element is zero; true of nothing."""
 
     name = "all"
@@ -327,7 +329,7 @@ def _variance(xp: Any, x: Any, axis: tuple[int, ...], keepdims: bool, correction
     return total / (max(freedom, 0.0) if isinstance(freedom, float) else xp.maximum(freedom, 0.0))
 
 
-SUM, PROD, MAX, MIN, ANY, ALL = Sum(), Prod(), Max(), Min(), Any_(), All()
+SUM, PROD, MAX, MIN, ANY, ALL = Sum(), Prod(), Max(), Min(), AnyTrue(), AllTrue()
 ARGMAX, ARGMIN, CUMSUM, CUMPROD = Argmax(), Argmin(), Cumsum(), Cumprod()
 MEAN, VAR, STD, LOGSUMEXP, NORM = Mean(), Var(), Std(), Logsumexp(), Norm()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import INT64, DType
 from ostinato.errors import GraphError
@@ -13,6 +12,9 @@ from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axis
 from ostinato.variables import Dim, Expr, bounds, ceil_div, prod, provably_less
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "BROADCAST_TO",

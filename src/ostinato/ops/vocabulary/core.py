@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.errors import GraphError
 from ostinato.ir.graph import locate
-from ostinato.ir.op import Attr, Op
-from ostinato.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.ir.op import Attr, Op
+    from ostinato.ir.types import TensorType
 
 __all__ = ["T", "VocabularyCore", "located"]
 

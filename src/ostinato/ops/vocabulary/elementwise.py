@@ -7,15 +7,17 @@ for shapes that do not broadcast and for dtypes that the op does not have.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError
-from ostinato.ir.op import Attr
 from ostinato.ops.elementwise import FAMILY
 from ostinato.ops.vocabulary.core import T, VocabularyCore
+
+if TYPE_CHECKING:
+    from ostinato.ir.op import Attr
 
 __all__ = ["ElementwiseVocabulary"]
 
@@ -34,7 +36,7 @@ class ElementwiseVocabulary(VocabularyCore[T]):
         lifted, type_ = self._typed(x)
         return lifted if type_.dtype.is_integer else self._map(name, lifted)
 
-    # -- arithmetic ---------------------------------------------------------------------------------
+    # -- arithmetic -------------------------------------------------------------------------------
 
     def neg(self, x: Any) -> T:
         """``-x``."""
@@ -116,7 +118,7 @@ class ElementwiseVocabulary(VocabularyCore[T]):
         """``log(exp(x) + exp(y))`` without overflow."""
         return self._map("logaddexp", x, y)
 
-    # -- functions of real numbers (integers give float32) ------------------------------------------
+    # -- functions of real numbers (integers give float32) ----------------------------------------
 
     def exp(self, x: Any) -> T:
         """``e ** x``."""
@@ -226,7 +228,7 @@ class ElementwiseVocabulary(VocabularyCore[T]):
         """The whole number next to ``x`` towards zero."""
         return self._round("trunc", x)
 
-    # -- activations --------------------------------------------------------------------------------
+    # -- activations ------------------------------------------------------------------------------
 
     def relu(self, x: Any) -> T:
         """``max(x, 0)``."""
@@ -313,7 +315,7 @@ class ElementwiseVocabulary(VocabularyCore[T]):
             raise GraphError(f"gelu: approximate is a bool, got {approximate!r}")
         return self._map("gelu", x, approximate=known[approximate])
 
-    # -- comparisons and logic (the result is bool) -------------------------------------------------
+    # -- comparisons and logic (the result is bool) -----------------------------------------------
 
     def equal(self, x: Any, y: Any) -> T:
         """``x == y``, elementwise."""
@@ -367,7 +369,7 @@ class ElementwiseVocabulary(VocabularyCore[T]):
         """Whether two bools differ."""
         return self._map("logical_xor", x, y)
 
-    # -- bits of integers; a bool is one bit --------------------------------------------------------
+    # -- bits of integers; a bool is one bit ------------------------------------------------------
 
     def bitwise_invert(self, x: Any) -> T:
         """Every bit flipped."""
@@ -393,7 +395,7 @@ class ElementwiseVocabulary(VocabularyCore[T]):
         """``x >> y``, keeping the sign; 0 or -1 once every bit is out."""
         return self._map("bitwise_right_shift", x, y)
 
-    # -- selection and conversion -------------------------------------------------------------------
+    # -- selection and conversion -----------------------------------------------------------------
 
     def where(self, condition: Any, x: Any, y: Any) -> T:
         """``x`` where the bool ``condition`` holds, else ``y``."""

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.dtypes import FLOAT32, DType
 from ostinato.errors import GraphError
 from ostinato.ir.leaves import check_shape
-from ostinato.ir.types import TensorType
 from ostinato.ops import indexing as ops
 from ostinato.ops.base import broadcast_shapes, normalize_axis
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.ranges import Range, as_dim, resolve_range
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
 from ostinato.variables import Dim, Expr, maximum, minimum
+
+if TYPE_CHECKING:
+    from ostinato.ir.types import TensorType
 
 __all__ = ["IndexingVocabulary"]
 

@@ -7,15 +7,17 @@ Sums and products keep the dtype (small integers wrap); bools are counted in int
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ostinato.dtypes import FLOAT32, INT64
-from ostinato.ir.op import Attr, Op
 from ostinato.ops import reduction
 from ostinato.ops.base import normalize_axes, normalize_axis
 from ostinato.ops.shape import RESHAPE
-from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
 from ostinato.ops.vocabulary.core import T
+from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
+
+if TYPE_CHECKING:
+    from ostinato.ir.op import Attr, Op
 
 __all__ = ["ReductionVocabulary"]
 

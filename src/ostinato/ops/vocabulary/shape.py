@@ -9,20 +9,22 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT64, DType, promote
 from ostinato.errors import GraphError
 from ostinato.ir.leaves import check_shape
-from ostinato.ir.types import TensorType
 from ostinato.ops import shape as ops
 from ostinato.ops.base import normalize_axes, normalize_axis
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
 from ostinato.ops.vocabulary.ranges import Range, as_dim, resolve_range
 from ostinato.variables import Dim, Expr, ceil_div, floor_div, maximum, prod
+
+if TYPE_CHECKING:
+    from ostinato.ir.types import TensorType
 
 __all__ = ["ShapeVocabulary"]
 
@@ -37,7 +39,7 @@ class ShapeVocabulary(ElementwiseVocabulary[T]):
     def reshape(self, x: Any, shape: Sequence[Dim] | Dim) -> T:
         """The same elements in C order; one dim may be -1, which takes what is left."""
         lifted, type_ = self._typed(x)
-        dims = [as_dim(d, "a dim") for d in ((shape,) if _is_dim(shape) else shape)]
+        dims = _dims(shape, "a dim")
         if dims.count(-1) == 1:
             at = dims.index(-1)
             dims[at] = _left_over(type_.size, prod(dims[:at] + dims[at + 1 :]), dims)
@@ -233,8 +235,8 @@ class ShapeVocabulary(ElementwiseVocabulary[T]):
     def tile(self, x: Any, repeats: Sequence[Dim] | Dim) -> T:
         """``x`` repeated as a whole along each axis; short lists are about the last axes."""
         lifted, type_ = self._typed(x)
-        counts = [as_dim(r, "a repeat") for r in ((repeats,) if _is_dim(repeats) else repeats)]
-        counts = [1] * (type_.ndim - len(counts)) + counts
+        counts = _dims(repeats, "a repeat")
+        counts = [*(1,) * (type_.ndim - len(counts)), *counts]
         lifted = self.reshape(lifted, (1,) * (len(counts) - type_.ndim) + type_.shape)
         if all(c == 1 for c in counts):
             return lifted
@@ -373,8 +375,10 @@ class ShapeVocabulary(ElementwiseVocabulary[T]):
         return self._typed(self._cut(x, type_, cuts)) if cuts else (x, type_)
 
 
-def _is_dim(value: Any) -> bool:
-    return isinstance(value, Expr) or hasattr(value, "__index__")
+def _dims(values: Any, what: str) -> list[Dim]:
+    """``values``, one dim or several, as a list."""
+    alone = isinstance(values, Expr) or hasattr(values, "__index__")
+    return [as_dim(v, what) for v in ((values,) if alone else values)]
 
 
 def _listed(xs: Any) -> Sequence[Any]:
