@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
 
 from ostinato.errors import ModelFormatError
 from ostinato.frontends.onnx.known import Known, Leaves, Missing, Tensor
@@ -172,12 +172,20 @@ class Call:
 
     # -- attributes -------------------------------------------------------------------------
 
-    def integer(self, name: str, default: D) -> int | D:
+    @overload
+    def integer(self, name: str, default: int) -> int: ...
+    @overload
+    def integer(self, name: str, default: None) -> int | None: ...
+    def integer(self, name: str, default: int | None) -> int | None:
         """An int attribute."""
         found = self._attribute(name, _INT)
         return default if found is None else int(found.i)
 
-    def real(self, name: str, default: D) -> float | D:
+    @overload
+    def real(self, name: str, default: float) -> float: ...
+    @overload
+    def real(self, name: str, default: None) -> float | None: ...
+    def real(self, name: str, default: float | None) -> float | None:
         """A float attribute."""
         found = self._attribute(name, _FLOAT)
         return default if found is None else float(found.f)

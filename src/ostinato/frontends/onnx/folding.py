@@ -23,7 +23,7 @@ from ostinato.frontends.onnx.known import Known, Leaves, Missing, as_known, boxe
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 from ostinato.ir.graph import Value
 from ostinato.ops.builder import Graph
-from ostinato.variables import provably_less, provably_nonnegative
+from ostinato.variables import bounds, provably_less, provably_nonnegative
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
@@ -66,8 +66,8 @@ def _evaluate(call: Call, converter: Converter) -> tuple[Known, ...] | None:
             wanted[str(index)] = result
     arrays: list[Any] = []
     if wanted:
-        if sum(math.prod(v.type.shape) for v in g.values()) > 8 * _LARGEST:  # type: ignore[arg-type]
-            return None
+        if any(bounds(v.type.size)[1] > 8 * _LARGEST for v in g.values()):
+            return None  # something in between is large: a product, a broadcast
         g.set_outputs(wanted)
         arrays = list(evaluate(g, {}, {}))
     computed = dict(zip(wanted, arrays, strict=True))
@@ -138,7 +138,8 @@ def _move(
         return None
     dtype = call.dtype(moved[0])
     return tuple(
-        as_known(boxed((pool[i] for i in r.dims()), r.array.shape), r.name, dtype) for r in results
+        as_known(boxed((pool[i] for i in r.array.reshape(-1)), r.array.shape), r.name, dtype)
+        for r in results
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class Scope:
         outer: the scope around; ``None`` for the model's graph and for function bodies.
         opsets: the version of each operator domain.
         attributes: what a function body's attribute references stand for.
+        prefix: what the labels of nodes start with: the calls that lead here.
         depth: how many graphs and functions lie around.
     """
 
@@ -47,16 +48,17 @@ class Scope:
     outer: Scope | None
     opsets: Mapping[str, int]
     attributes: Mapping[str, AttributeProto]
+    prefix: str = ""
     depth: int = 0
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self.names or (self.outer is not None and name in self.outer)
 
     def find(self, name: str) -> Tensor:
         """What ``name`` stands for.
 
         Raises:
-            ModelFormatError: nothing.
+            ModelFormatError: it stands for nothing.
         """
         scope: Scope | None = self
         while scope is not None:
@@ -67,7 +69,7 @@ class Scope:
 
     def inner(self) -> Scope:
         """An empty scope for a subgraph, which sees this one's names."""
-        return Scope({}, self, self.opsets, self.attributes, self.depth + 1)
+        return replace(self, names={}, outer=self, depth=self.depth + 1)
 
 
 class Importer:
@@ -148,12 +150,12 @@ class Importer:
 
     def _node(self, node: NodeProto, scope: Scope) -> list[Tensor]:
         """The outputs of one node. What goes wrong is noted, so that the rest is checked too."""
-        label = label_of(node)
+        label = scope.prefix + label_of(node)
         try:
             with self._g.labelled(label):
                 return self._convert(node, label, scope)
         except NotSupported as reason:
-            self._note(node, str(reason))
+            self._note(node, scope, str(reason))
         except GraphError as error:
             self._fail(GraphError(f"{node.op_type} {label!r}: {error}"))
         except ModelFormatError as error:
@@ -207,7 +209,7 @@ class Importer:
         """A node that cannot be converted for lack of an operand: check what it consists of."""
         for operand in operands:
             if isinstance(operand, Missing) and operand.reason:
-                self._note(node, operand.reason)
+                self._note(node, scope, operand.reason)
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
                 self._scan(attribute.g, scope)
@@ -219,7 +221,7 @@ class Importer:
             opset = scope.opsets.get(domain, 1)
             known = find_converter(domain, node.op_type) is not None
             if not known and self._functions.find(node, domain, opset) is None:
-                self._note(node, _no_converter(domain, scope))
+                self._note(node, scope, _no_converter(domain, scope))
             for attribute in node.attribute:
                 if attribute.type == AttributeProto.GRAPH:
                     self._scan(attribute.g, scope)
@@ -246,6 +248,7 @@ class Importer:
             None,
             FunctionLibrary.opsets(function) or scope.opsets,
             {**defaults, **call.attributes},
+            f"{call.label}/",
             scope.depth + 1,
         )
         body = FunctionLibrary.body(function, names)
@@ -254,9 +257,10 @@ class Importer:
 
     # -- what went wrong --------------------------------------------------------------------
 
-    def _note(self, node: NodeProto, reason: str) -> None:
+    def _note(self, node: NodeProto, scope: Scope, reason: str) -> None:
         domain = f"{node.domain}." if node.domain and node.domain != "ai.onnx" else ""
-        self._unsupported[f"{label_of(node)!r} ({domain}{node.op_type}): {reason}"] = None
+        label = scope.prefix + label_of(node)
+        self._unsupported[f"{label!r} ({domain}{node.op_type}): {reason}"] = None
 
     def _fail(self, error: OstinatoError, cause: Exception | None = None) -> None:
         if self._failure is None:

@@ -50,7 +50,7 @@ class Known:
 
     @property
     def symbolic(self) -> bool:
-        return self.array.dtype == object
+        return bool(self.array.dtype == object)
 
     @property
     def shape(self) -> tuple[Dim, ...]:
@@ -62,7 +62,8 @@ class Known:
 
     def dims(self) -> tuple[Dim, ...]:
         """The elements of an integer tensor in order, as dims."""
-        return tuple(self.array.reshape(-1).tolist())
+        dims: Sequence[Dim] = self.array.reshape(-1).tolist()
+        return tuple(dims)
 
 
 @dataclass(frozen=True)

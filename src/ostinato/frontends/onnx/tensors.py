@@ -113,7 +113,8 @@ def _from_bytes(
     if dtype.is_bool:  # any byte but 0 and 1 would be an invalid bool
         return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
     stored = dtype.numpy if dtype.name == "bfloat16" else dtype.numpy.newbyteorder("<")
-    return np.frombuffer(data, stored).reshape(shape)
+    array: np.ndarray[Any, Any] = np.frombuffer(data, stored)
+    return array.reshape(shape)
 
 
 def _from_field(tensor: TensorProto, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -122,7 +123,7 @@ def _from_field(tensor: TensorProto, dtype: DType, shape: tuple[int, ...]) -> np
     if dtype.is_float and dtype.itemsize == 2:  # the bits, one element an int32
         bits = np.asarray(elements, np.int32).astype(np.uint16)
         return bits.view(dtype.numpy).reshape(shape)
-    wide = np.asarray(elements, _wide(dtype))
+    wide: np.ndarray[Any, Any] = np.asarray(elements, _wide(dtype))
     return wide.astype(dtype.numpy).reshape(shape)
 
 

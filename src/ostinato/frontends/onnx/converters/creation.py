@@ -77,8 +77,8 @@ def convert_range(call: Call) -> Result:
         call.malformed("a step of 0")
     count = max(int(np.ceil((last - first) / step)), 0)
     if count > _LONGEST_RANGE:
-        steps = call.g.cast(call.g.iota((count,)), start.dtype)
-        return call.g.add(call.g.multiply(steps, step), first)
+        counter = call.g.cast(call.g.iota((count,)), start.dtype)
+        return call.g.add(call.g.multiply(counter, step), first)
     dtype = start.dtype.numpy
     steps = np.arange(count).astype(dtype)
     return as_known((start.array.reshape(()) + delta.array.reshape(()) * steps).astype(dtype))

@@ -208,15 +208,13 @@ def _taps(call: Call, axis: _Axis, at: Array) -> tuple[Array, Array]:
 def _nearest(call: Call, at: Array) -> Array:
     default = "round_prefer_floor" if call.op_type == "Resize" and call.opset >= 11 else "floor"
     mode = call.text("nearest_mode", default)
-    rounding = {
-        "round_prefer_floor": lambda v: np.ceil(v - 0.5),
-        "round_prefer_ceil": lambda v: np.floor(v + 0.5),
-        "floor": np.floor,
-        "ceil": np.ceil,
-    }
-    if mode not in rounding:
+    if mode == "round_prefer_floor":
+        return np.ceil(at - 0.5)
+    if mode == "round_prefer_ceil":
+        return np.floor(at + 0.5)
+    if mode not in ("floor", "ceil"):
         call.malformed(f"unknown nearest_mode {mode!r}")
-    return rounding[mode](at)  # type: ignore[no-any-return]
+    return np.floor(at) if mode == "floor" else np.ceil(at)
 
 
 def _cubic(call: Call, distance: Array) -> Array:

@@ -179,7 +179,8 @@ def convert_split(call: Call) -> Result:
     if call.has(1):
         sizes: Sequence[Dim] = call.dims(1, "sizes")
     else:
-        sizes = call.integer_list("split", None) or _equal_parts(call, size)
+        given = call.integer_list("split", ())
+        sizes = given or _equal_parts(call, size)
     if len(sizes) != len(call.outputs):
         call.malformed(f"{len(sizes)} sizes for {len(call.outputs)} outputs")
     total: Dim = sum(sizes)
@@ -257,7 +258,7 @@ def convert_pad(call: Call) -> Result:
 def _fill(call: Call) -> float:
     if call.opset < 11:
         return call.real("value", 0.0)
-    return call.scalar(2, "fill value") if call.has(2) else 0  # type: ignore[no-any-return]
+    return call.scalar(2, "fill value") if call.has(2) else 0
 
 
 CONVERTERS: Mapping[str, Converter] = {
