@@ -221,7 +221,7 @@ class _Lowering:
         flops = sum(
             bounds(n.op.flops([v.type for v in n.inputs], n.attrs))[1] for n in region.members
         )
-        labels = tuple(n.label for n in region.members)
+        labels = tuple(dict.fromkeys(n.label for n in region.members))
         self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))
 
     def _helper_call(self, node: Node, title: str, build: KernelBuilder, kernel: Kernel) -> None:
