@@ -44,6 +44,9 @@ _BLOCK_BYTES = 16 << 10
 _RESIDENT_BYTES = 256 << 10
 """Panels of up to this many bytes together stay in the second-level cache."""
 
+_RUN = 16
+"""Consecutive elements that are worth storing along rows; what is transposed is a multiple."""
+
 _MAX_ROWS = 12
 """Rows of a tile at most: each may need an address register."""
 
@@ -149,11 +152,15 @@ class Contraction:
         tiles = max(1, -(-max_extent(self.m) // self.rows))
         worthwhile = -(-_ITEM_FLOPS // max(1, 2 * self.rows * self._panel_elements))
         fitting = _BLOCK_BYTES // (self.rows * self.panel * self.acc.itemsize)
+        if self.stores_along_rows:
+            worthwhile = max(worthwhile, -(-_RUN // self.rows))
         per_block = max(1, min(tiles, worthwhile, fitting))
-        even = self.rows * -(-tiles // -(-tiles // per_block))
-        # Rows become lanes in the epilogue, and whole vectors of any target are transposed.
-        size = self.acc.itemsize
-        return _whole_lines(even * size) // size if self.stores_along_rows else even
+        return self.rows * -(-tiles // -(-tiles // per_block))
+
+    @property
+    def padded_block(self) -> int:
+        """Rows of an item with those that only transposing touches."""
+        return -(-self.block // _RUN) * _RUN
 
     @cached_property
     def remainders(self) -> tuple[int, ...]:
@@ -216,7 +223,7 @@ class Contraction:
 
     @property
     def _sums_bytes(self) -> int:
-        return _whole_lines(self.block * self.panel * self.acc.itemsize)
+        return _whole_lines(self.padded_block * self.panel * self.acc.itemsize)
 
     @property
     def _panel_elements(self) -> int:

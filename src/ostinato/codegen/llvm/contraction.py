@@ -38,7 +38,7 @@ from ostinato.lower.views import unravel
 from ostinato.variables import Dim, Expr, Symbol, axis, minimum, substitute, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from llvmlite import ir
 
@@ -178,27 +178,28 @@ class _Renderer:
     def _finish(self, item: Scope) -> None:
         """Runs the epilogue over the sums, the axis along which it stores as lanes."""
         c = self.contraction
+        row, column = axis("m.row", self.row_count), axis("n.column", self.column_count)
+        rewriter = partial(
+            _Epilogue,
+            position={c.m: self.first_row + row, c.n: self.first_column + column},
+        )
         if c.stores_along_rows:
             self._transpose(item)
-            column = axis("n.column", self.column_count)
-            at = column * c.block + _dim(c.m) - self.first_row
-            stage = self._epilogue(c.n, self.first_column + column, at, _symbol(column))
-            self._run(stage, c.m, (self.first_row, self.row_count), c.block, self.turned, item)
+            epilogue = rewriter(Load(len(c.args), column * c.padded_block + row, c.acc))
+            self._run(epilogue, column, row, c.block, self.turned, item)
         else:
-            row = axis("m.row", self.row_count)
-            at = row * c.panel + _dim(c.n) - self.first_column
-            stage = self._epilogue(c.m, self.first_row + row, at, _symbol(row))
-            self._run(stage, c.n, (self.first_column, self.column_count), c.panel, self.sums, item)
+            epilogue = rewriter(Load(len(c.args), row * c.panel + column, c.acc))
+            self._run(epilogue, row, column, c.panel, self.sums, item)
 
     def _transpose(self, item: Scope) -> None:
         c, b = self.contraction, self.builder
-        size = square_size(math.gcd(c.panel, c.block))
+        size = square_size(math.gcd(c.panel, c.padded_block))
         count = self.indices.scalar(self.row_count, item)
 
         def square(row: ir.Value, column: ir.Value) -> None:
             source = address(b, self.sums, c.acc, b.add(b.mul(row, I64(c.panel)), column))
-            target = address(b, self.turned, c.acc, b.add(b.mul(column, I64(c.block)), row))
-            transpose_square(b, c.acc, size, (source, c.panel), (target, c.block))
+            end = address(b, self.turned, c.acc, b.add(b.mul(column, I64(c.padded_block)), row))
+            transpose_square(b, c.acc, size, (source, c.panel), (end, c.padded_block))
 
         def squares(row: ir.Value) -> None:
             trips = c.panel // size
@@ -207,47 +208,33 @@ class _Renderer:
 
         counted_loop(b, I64(0), count, size, squares, name="squares")
 
-    def _epilogue(self, across: Symbol, position: Dim, at: Dim, loop: Symbol) -> Stage:
-        """The stores as a loop over ``across``, which stands at ``position``.
-
-        Args:
-            at: where the sum of a point is in scratch memory.
-        """
-        c = self.contraction
-        sums = Load(len(c.args), at, c.acc)
-        rewriter = _Epilogue(sums, lambda dim: substitute(dim, {across: position}))
-        return Stage((loop,), tuple(rewriter.statement(store) for store in c.epilogue))
-
     def _run(
         self,
-        stage: Stage,
-        lane: Symbol,
-        span: tuple[Dim, Dim],
+        epilogue: _Epilogue,
+        loop: Expr,
+        lane: Expr,
         capacity: int,
         sums: ir.Value,
         item: Scope,
     ) -> None:
-        """The stage with ``lane`` as lanes.
-
-        Args:
-            span: the first value of ``lane`` and how many there are; at most ``capacity``, of
-                which the first is a multiple.
-        """
+        """The stores at every ``loop``, with ``lane`` (at most ``capacity`` values) as lanes."""
         c, b = self.contraction, self.builder
+        loop_axis, lane_axis = _symbol(loop), _symbol(lane)
+        stage = Stage((loop_axis,), tuple(map(epilogue.statement, c.epilogue)))
         dependences = Dependences(LoopNest(c.args, (), (stage,)))
         scalars = Scalars(b, LaneNamespace(), [*self.kernel.buffers, sums], dependences)
         dtypes = [*(arg.dtype for arg in c.args), c.acc]
         stages = StageEmitter(b, self.kernel.target, scalars, dtypes)
-        plan = plan_vectors(lane, capacity, [stage], self.kernel.target, dependences, capacity)
+        plan = plan_vectors(lane_axis, capacity, [stage], self.kernel.target, dependences)
         # As many vectors at a time as divide a panel: none of a whole one is left over.
-        vectors = capacity // plan.width
+        vectors = max(1, capacity // plan.width)
         plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
-        first, count = (self.indices.scalar(dim, item) for dim in span)
+        count = extent_of(lane_axis)
         cut(
             b,
-            lane,
-            (first, b.add(first, count)),
-            span[1] if isinstance(span[1], int) else None,
+            lane_axis,
+            (I64(0), self.indices.scalar(count, item)),
+            count if isinstance(count, int) else None,
             plan,
             item,
             lambda shared, vectors: stages.columns(stage, shared, vectors),
@@ -255,18 +242,14 @@ class _Renderer:
 
 
 class _Epilogue(Rewriter):
-    """Puts loads of the finished sums in the place of the accumulator."""
+    """Moves statements to an item's place, and puts its sums where the accumulator was."""
 
-    def __init__(self, sums: Load, index: Callable[[Dim], Dim]) -> None:
-        super().__init__(index)
+    def __init__(self, sums: Load, position: Mapping[Symbol, Dim]) -> None:
+        super().__init__(lambda dim: substitute(dim, position))
         self._sums = sums
 
     def scalar(self, scalar: Scalar) -> Scalar:
         return self._sums if isinstance(scalar, Accumulator) else super().scalar(scalar)
-
-
-def _dim(symbol: Symbol) -> Dim:
-    return Expr({(symbol,): 1}, 0)
 
 
 def _symbol(dim: Dim) -> Symbol:

@@ -29,14 +29,17 @@ if TYPE_CHECKING:
 
 __all__ = ["define_tile", "tile_dims", "tile_lanes"]
 
-_LATENCY_HIDING = 8
-"""Sums in flight that keep the multiply-add units busy: latency 4, two a cycle."""
+_LATENCY_HIDING = 12
+"""Sums in flight that keep the multiply-add units busy: latency 4, two a cycle, and a few more."""
 
 _STRAIGHT_LINE = 8
 """The longest innermost axis written out without a loop (a convolution's kernel width)."""
 
-_UNROLL = 4
-"""Steps of the innermost axis per turn of its loop."""
+_TURN = 48
+"""Multiply-adds per turn of the innermost loop, about: enough to outweigh the loop itself."""
+
+_MOST_STEPS = 8
+"""Steps of the innermost axis per turn, at most."""
 
 
 def tile_lanes(contraction: Contraction, target: TargetSpec) -> int:
@@ -93,9 +96,20 @@ class _Tile:
     dims: dict[Dim, ir.Value]
 
     @property
+    def size(self) -> int:
+        """Vectors of sums."""
+        return len(self.rows) * self.vectors
+
+    @property
     def chains(self) -> int:
         """Sums per element: a tile too small to hide latency splits ``k`` among several."""
-        return max(1, min(4, _LATENCY_HIDING // (len(self.rows) * self.vectors)))
+        return max(1, min(4, _LATENCY_HIDING // self.size))
+
+    @property
+    def steps(self) -> int:
+        """Steps of the innermost axis per turn of its loop, a multiple of ``chains``."""
+        steps = max(1, min(_MOST_STEPS, _TURN // self.size))
+        return max(1, steps // self.chains) * self.chains
 
     def value(self, dim: Dim) -> ir.Value:
         return I64(dim) if isinstance(dim, int) else self.dims[dim]
@@ -129,7 +143,7 @@ def _row_pointers(
 
 def _accumulate(tile: _Tile, b: ir.Value) -> list[ir.Value]:
     zero = constant(tile.contraction.acc, 0, tile.lanes)
-    sums = [zero] * (tile.chains * len(tile.rows) * tile.vectors)
+    sums = [zero] * (tile.chains * tile.size)
     return _run(tile, tile.contraction.sum_axes, _Cursor(I64(0), b, sums)).sums
 
 
@@ -152,12 +166,12 @@ def _run_innermost(tile: _Tile, axis: SumAxis, cursor: _Cursor) -> _Cursor:
     builder, extent = tile.builder, axis.extent
     if isinstance(extent, int) and extent <= _STRAIGHT_LINE:
         return _steps(tile, cursor, extent, axis.step)
-    unroll = max(_UNROLL, tile.chains)
-    count = builder.udiv(tile.value(extent), I64(unroll))
-    cursor = _loop(tile, count, cursor, lambda at: _steps(tile, at, unroll, axis.step))
+    steps = tile.steps
+    count = builder.udiv(tile.value(extent), I64(steps))
+    cursor = _loop(tile, count, cursor, lambda at: _steps(tile, at, steps, axis.step))
     if isinstance(extent, int):
-        return _steps(tile, cursor, extent % unroll, axis.step)
-    rest = builder.urem(tile.value(extent), I64(unroll))
+        return _steps(tile, cursor, extent % steps, axis.step)
+    rest = builder.urem(tile.value(extent), I64(steps))
     return _loop(tile, rest, cursor, lambda at: _steps(tile, at, 1, axis.step))
 
 
@@ -197,14 +211,13 @@ def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
     """``count`` consecutive products along the innermost axis."""
     builder, acc, panel = tile.builder, tile.contraction.acc, tile.contraction.panel
     sums, stride = list(cursor.sums), tile.value(step)
-    tile_size = len(tile.rows) * tile.vectors
     for number in range(count):
         columns = [
             load(builder, cursor.b, acc, I64(number * panel + vector * tile.lanes), tile.lanes)
             for vector in range(tile.vectors)
         ]
         at = builder.add(cursor.offset, builder.mul(stride, I64(number)))
-        chain = (number % tile.chains) * tile_size
+        chain = (number % tile.chains) * tile.size
         for row, pointer in enumerate(tile.rows):
             factor = _repeated(tile, pointer, at)
             for vector, column in enumerate(columns):
@@ -234,9 +247,9 @@ def _multiply_add(x: Lane, y: Lane, total: ir.Value) -> ir.Value:
 
 
 def _store_sums(tile: _Tile, sums: Sequence[ir.Value], out: ir.Value) -> None:
-    acc, size = tile.contraction.acc, len(tile.rows) * tile.vectors
-    for place in range(size):
+    acc = tile.contraction.acc
+    for place in range(tile.size):
         total = Lane(tile.builder, sums[place], acc, tile.lanes)
         for chain in range(1, tile.chains):
-            total = total + total.like(sums[chain * size + place])
+            total = total + total.like(sums[chain * tile.size + place])
         store(tile.builder, out, acc, I64(place * tile.lanes), total)
