@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 from ostinato.dtypes import DType
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
-from ostinato.ops.windows import dilated, spatial_widths, window_slices, windowed_shape
+from ostinato.ops.windows import (
+    check_windows,
+    dilated,
+    spatial_widths,
+    window_slices,
+    windowed_shape,
+)
 from ostinato.variables import maximum, prod, provably_less
 
 if TYPE_CHECKING:
@@ -39,9 +45,9 @@ class Conv(Op):
         )
         self.expect(filters % groups == 0, f"{filters} filters do not divide into {groups} groups")
         _check_bias(operands, filters)
-        spatial = windowed_shape(
-            x.shape[2:], _kernel(w), attrs["stride"], attrs["padding"], attrs["dilation"]
-        )
+        sizes, kernel, padding = x.shape[2:], _kernel(w), attrs["padding"]
+        spatial = windowed_shape(sizes, kernel, attrs["stride"], padding, attrs["dilation"])
+        check_windows(spatial, sizes, kernel, padding, attrs["dilation"])
         return (TensorType(x.dtype, (x.shape[0], filters, *spatial)),)
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ostinato.dtypes import DType
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
-from ostinato.ops.windows import dilated, spatial_widths, window_slices, windowed_shape
+from ostinato.ops.windows import (
+    check_windows,
+    dilated,
+    spatial_widths,
+    window_slices,
+    windowed_shape,
+)
 from ostinato.variables import prod
 
 if TYPE_CHECKING:
@@ -40,7 +46,10 @@ class Pool(Op):
                 f"padding {ends} reaches the window's size {dilated(k, d)}: "
                 "a window would see nothing but padding",
             )
-        return (TensorType(x.dtype, (*x.shape[:2], *_counts(x.shape[2:], attrs))),)
+        sizes = x.shape[2:]
+        counts = _counts(sizes, attrs)
+        check_windows(counts, sizes, attrs["kernel"], attrs["padding"], attrs["dilation"])
+        return (TensorType(x.dtype, (*x.shape[:2], *counts)),)
 
     def check_dtype(self, x: TensorType) -> None:
         """Raise unless the op is defined for the dtype of ``x``."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Padding",
     "PaddingSpec",
+    "check_windows",
     "dilated",
     "per_axis",
     "resolve_padding",
@@ -118,17 +119,10 @@ def window_count(
 
     With ``ceil_mode`` a last window may hang over the end, provided that it starts before the
     padding at the end (PyTorch's rule).
-
-    Raises:
-        GraphError: the padded axis is shorter than one window.
     """
     low, high = padding
     span = dilated(kernel, dilation)
     padded = size + low + high
-    if provably_less(padded, span):
-        raise GraphError(
-            f"a window of {span} positions does not fit on {padded} (padded) positions"
-        )
     # One more window than strides that fit; zero where a symbolic size is below one window.
     steps = maximum(padded - span + stride, 0)
     if not ceil_mode:
@@ -147,6 +141,29 @@ def windowed_shape(
     """:func:`window_count` for every spatial axis."""
     axes = zip(sizes, kernel, stride, padding, dilation, strict=True)
     return tuple(window_count(*axis, ceil_mode) for axis in axes)
+
+
+def check_windows(
+    counts: Sequence[Dim],
+    sizes: Sequence[Dim],
+    kernel: Sequence[int],
+    padding: Padding,
+    dilation: Sequence[int],
+) -> None:
+    """Raise where the ``counts`` say that no window can ever fit.
+
+    A symbolic size may still turn out too small when it is known: there are no windows then.
+
+    Raises:
+        GraphError: an axis has no window.
+    """
+    axes = zip(counts, sizes, kernel, padding, dilation, strict=True)
+    for count, size, k, (low, high), d in axes:
+        if provably_less(count, 1):
+            raise GraphError(
+                f"a window of {dilated(k, d)} positions does not fit on {size + low + high} "
+                "(padded) positions"
+            )
 
 
 def spatial_widths(padding: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
