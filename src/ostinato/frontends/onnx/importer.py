@@ -157,7 +157,8 @@ class Importer:
         except NotSupported as reason:
             self._note(node, scope, str(reason))
         except GraphError as error:
-            self._fail(GraphError(f"{node.op_type} {label!r}: {error}"))
+            hint = "; sizes can be fixed or bounded with dims=" if self._g.variables else ""
+            self._fail(GraphError(f"{node.op_type} {label!r}: {error}{hint}"))
         except ModelFormatError as error:
             self._fail(ModelFormatError(f"{node.op_type} {label!r}: {error}"))
         except OstinatoError as error:

@@ -54,7 +54,7 @@ class Known:
 
     @property
     def shape(self) -> tuple[Dim, ...]:
-        return self.array.shape
+        return tuple(self.array.shape)
 
     @property
     def type(self) -> TensorType:
@@ -62,8 +62,7 @@ class Known:
 
     def dims(self) -> tuple[Dim, ...]:
         """The elements of an integer tensor in order, as dims."""
-        dims: Sequence[Dim] = self.array.reshape(-1).tolist()
-        return tuple(dims)
+        return tuple(self.array.reshape(-1).tolist())
 
 
 @dataclass(frozen=True)

@@ -111,10 +111,9 @@ def _from_bytes(
 ) -> np.ndarray[Any, Any]:
     _expect(name, len(data), math.prod(shape) * dtype.itemsize, "bytes")
     if dtype.is_bool:  # any byte but 0 and 1 would be an invalid bool
-        return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
+        return np.frombuffer(data, np.uint8).astype(np.bool_).reshape(shape)
     stored = dtype.numpy if dtype.name == "bfloat16" else dtype.numpy.newbyteorder("<")
-    array: np.ndarray[Any, Any] = np.frombuffer(data, stored)
-    return array.reshape(shape)
+    return np.frombuffer(data, stored).reshape(shape)
 
 
 def _from_field(tensor: TensorProto, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
