@@ -21,6 +21,7 @@ from ostinato.lower.products import (
 )
 from ostinato.lower.program import Call, LoweredBuffer, Program, Role
 from ostinato.lower.regions import REDUCTIONS, FusionOptions, Region, form_regions, is_transparent
+from ostinato.lower.topk import topk_kernel
 from ostinato.lower.updates import (
     concat_nest,
     copy_nest,
@@ -292,6 +293,11 @@ class _Lowering:
         kernel = scan_nest(build, anchor, target, self.variables)
         self._helper_call(anchor, anchor.op.name, build, kernel)
 
+    def _lower_topk(self, region: Region, anchor: Node) -> None:
+        build = self._builder(region)
+        outputs = self._region_outputs(region)
+        self._call(region, build, topk_kernel(build, anchor, outputs, self.variables), outputs)
+
     # -- results -------------------------------------------------------------------------------
 
     def _finish_outputs(self) -> None:
@@ -344,6 +350,7 @@ _RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
     "concat": _Lowering._lower_concat,
     "cumsum": _Lowering._lower_scan,
     "cumprod": _Lowering._lower_scan,
+    "topk": _Lowering._lower_topk,
     **dict.fromkeys(_UPDATES, _Lowering._lower_update),
 }
 

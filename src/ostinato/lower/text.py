@@ -21,6 +21,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import DType
+from ostinato.lower.contraction import Contraction
 from ostinato.lower.loops import (
     Accumulator,
     Apply,
@@ -37,29 +38,33 @@ from ostinato.lower.loops import (
     Statement,
     Store,
 )
+from ostinato.lower.topk import TopK
 from ostinato.variables import Dim, Expr, Symbol, substitute, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ostinato.ir.op import Attr
-    from ostinato.lower.contraction import Contraction
     from ostinato.lower.loops import Arg
+    from ostinato.lower.program import Kernel
 
 __all__ = ["digest", "kernel_text"]
 
 
-def kernel_text(kernel: LoopNest | Contraction) -> str:
+def kernel_text(kernel: Kernel) -> str:
     """``kernel`` as text, the same for every kernel that gives the same code."""
     printer = _Printer(kernel.variables)
-    if isinstance(kernel, LoopNest):
-        printer.nest(kernel)
-    else:
-        printer.contraction(kernel)
+    match kernel:
+        case LoopNest():
+            printer.nest(kernel)
+        case Contraction():
+            printer.contraction(kernel)
+        case TopK():
+            printer.topk(kernel)
     return "\n".join(printer.lines) + "\n"
 
 
-def digest(kernel: LoopNest | Contraction) -> str:
+def digest(kernel: Kernel) -> str:
     """A hash of :func:`kernel_text`, as 64 hexadecimal digits."""
     return hashlib.sha256(kernel_text(kernel).encode()).hexdigest()
 
@@ -105,6 +110,17 @@ class _Printer:
         right = f"b{kernel.b}.group[{self._dim(kernel.b_group)}]"
         self._line(1, f"accumulate {kernel.acc.short} {left} * {right}")
         for store in kernel.epilogue:
+            self._statement(store)
+
+    def topk(self, kernel: TopK) -> None:
+        self._line(0, f"topk, {'greatest' if kernel.largest else 'least'} first")
+        self._head(kernel.args)
+        for axis in kernel.axes:
+            self._line(1, f"for {self._axis(axis)}")
+        self._line(1, f"among {self._axis(kernel.along)}")
+        self._line(1, f"choose {self._axis(kernel.rank)}")
+        self._line(1, f"by {self._scalar(kernel.value)}")
+        for store in kernel.stores:
             self._statement(store)
 
     def _head(self, args: Iterable[Arg]) -> None:
