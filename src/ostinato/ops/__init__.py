@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from ostinato.ir.op import Op
-from ostinato.ops import elementwise, indexing, reduction, shape
+from ostinato.ops import (
+    attention,
+    convolution,
+    elementwise,
+    indexing,
+    linalg,
+    normalization,
+    pooling,
+    recurrent,
+    reduction,
+    shape,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.ir.op import Op
 
 __all__ = ["OPS"]
 
@@ -15,6 +30,12 @@ _FAMILIES: tuple[tuple[Op, ...], ...] = (
     shape.FAMILY,
     indexing.FAMILY,
     reduction.FAMILY,
+    linalg.FAMILY,
+    convolution.FAMILY,
+    pooling.FAMILY,
+    normalization.FAMILY,
+    attention.FAMILY,
+    recurrent.FAMILY,
 )
 
 #: Every op by its canonical name. Leaves are apart, in :data:`ostinato.ir.leaves.LEAVES`.

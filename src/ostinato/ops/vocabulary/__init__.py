@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from ostinato.ops.vocabulary.attention import AttentionVocabulary
 from ostinato.ops.vocabulary.core import T, VocabularyCore, located
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
 from ostinato.ops.vocabulary.indexing import IndexingVocabulary
+from ostinato.ops.vocabulary.linalg import LinalgVocabulary
+from ostinato.ops.vocabulary.normalization import NormalizationVocabulary
+from ostinato.ops.vocabulary.recurrent import RecurrentVocabulary
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
+from ostinato.ops.vocabulary.windows import WindowVocabulary
 
 __all__ = ["Vocabulary", "VocabularyCore"]
 
 
 @located
 class Vocabulary(
+    AttentionVocabulary[T],
+    WindowVocabulary[T],
+    NormalizationVocabulary[T],
+    RecurrentVocabulary[T],
+    LinalgVocabulary[T],
     IndexingVocabulary[T],
     ReductionVocabulary[T],
     ShapeVocabulary[T],
