@@ -44,9 +44,9 @@ def _fit(g: Graph, value: Value, type_: TensorType) -> Value:
     return value if value.shape == type_.shape else g.broadcast_to(value, type_.shape)
 
 
-def _is(number: float | None, expected: float) -> bool:
+def _is(number: float, expected: float) -> bool:
     """Equality that tells -0.0 from 0.0."""
-    return number == expected and math.copysign(1, expected) == math.copysign(1, number or 0.0)
+    return number == expected and math.copysign(1, expected) == math.copysign(1, number)
 
 
 # -- arithmetic ----------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _where(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
         return _fit(g, x if chosen else y, type_)
     if x is y:
         return _fit(g, x, type_)
-    inverted = made_by(condition, "logical_not")
+    inverted = made_by(condition, "logical_not", "bitwise_invert")
     return g.where(inverted.inputs[0], y, x) if inverted else None
 
 

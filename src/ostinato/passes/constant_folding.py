@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from ostinato.ir.leaves import Leaf
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.match import array_of
@@ -13,7 +15,7 @@ from ostinato.reference import evaluate_node
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:
-    from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.ir.graph import BaseGraph, Node
 
 __all__ = ["ConstantFolding"]
 
@@ -36,25 +38,25 @@ class ConstantFolding(Pass):
         rewriter = Rewriter(graph)
         for node in rewriter.nodes():
             operands = rewriter.operands(node)
-            if not self._is_foldable(node, operands):
+            arrays = [array for value in operands if (array := array_of(value)) is not None]
+            if len(arrays) != len(operands) or not self._is_foldable(node):
                 rewriter.copy(node)
                 continue
-            arrays = [array_of(value) for value in operands]
-            results = evaluate_node(node, arrays)
+            with np.errstate(all="ignore"):
+                results = evaluate_node(node, arrays)
             rewriter.replace(node, [rewriter.graph.constant(array) for array in results])
             report.changed(self, f"folded {node.op.name}", node)
         return rewriter.finish()
 
-    def _is_foldable(self, node: Node, operands: tuple[Value, ...]) -> bool:
-        if isinstance(node.op, Leaf) or any(array_of(value) is None for value in operands):
-            return False
-        if any(isinstance(dim, Expr) for dim in _dims(node)):
+    def _is_foldable(self, node: Node) -> bool:
+        """Whether the node, whose operands are constants, is known in full and small enough."""
+        if isinstance(node.op, Leaf) or any(isinstance(dim, Expr) for dim in _dims(node)):
             return False
         grown = sum(value.type.max_bytes for value in node.outputs)
-        grown -= sum(value.type.max_bytes for value in operands)
+        grown -= sum(value.type.max_bytes for value in node.inputs)
         if grown > self.max_growth:
             return False
-        flops = node.op.flops([value.type for value in operands], node.attrs)
+        flops = node.op.flops([value.type for value in node.inputs], node.attrs)
         return isinstance(flops, int) and flops <= self.max_flops
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from ostinato.passes.base import Pass, PassReport
@@ -204,7 +205,7 @@ _GATED: Mapping[str, tuple[str, Callable[[Graph, Value], Value]]] = {
 }
 
 _CURVES: Mapping[str, _Finder] = {
-    "divide": lambda uses, node: (*_sigmoid(uses, node), *_hard_sigmoid(uses, node)),
+    "divide": lambda uses, node: chain(_sigmoid(uses, node), _hard_sigmoid(uses, node)),
     "reciprocal": _sigmoid,
     "log": _softplus,
     "log1p": _softplus,
