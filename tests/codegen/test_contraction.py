@@ -264,6 +264,11 @@ def test_any_tile_is_right(tile: tuple[int, int]) -> None:
     run_product("avx2", (23, 57, 9), tile=tile, pieces=4, transposed=True)
 
 
+def test_a_last_block_lower_than_a_tile() -> None:
+    contraction = run_product("host", (26, 30, 4400), tile=(8, 32))
+    assert (contraction.block, contraction.remainders) == (8, (2,))
+
+
 def test_batches_share_or_own_panels() -> None:
     contraction = run_product("host", (6, 20, 10), batch=5, pieces=5)
     assert contraction.extent == 5 * contraction.blocks * contraction.panels
@@ -547,10 +552,10 @@ def test_tiles_fit_the_registers(registers: int, m: int, n: int) -> None:
     assert -(-n // panel) * panel < n + max(vector_bytes // 4, n // 3)
 
 
-def test_remainders_are_exact_for_known_rows_and_powers_of_two_otherwise() -> None:
+def test_smaller_tiles_exist_only_where_a_full_one_may_not_fit() -> None:
     target = target_of("host")
-    assert product(target, 20, 48, 8, tile=(8, 48)).remainders == (4,)
-    assert product(target, 16, 48, 8, tile=(8, 48)).remainders == ()
+    assert product(target, 20, 48, 8, tile=(8, 48)).remainders == ()
+    assert product(target, 5, 48, 8, tile=(8, 48)).remainders == (5,)
     m = Variable("M", 1, 64)
     assert product(target, m, 48, 8, tile=(8, 48), variables=[m]).remainders == (4, 2, 1)
     assert product(target, m, 48, 8, tile=(12, 32), variables=[m]).remainders == (8, 4, 2, 1)

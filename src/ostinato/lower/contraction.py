@@ -38,8 +38,8 @@ _ITEM_FLOPS = 2_000_000
 _FLOPS_PER_BYTE = 5
 """What a core computes in the time in which it reads a byte of a panel for the first time."""
 
-_BLOCK_BYTES = 16 << 10
-"""Room for the sums of one item: half a first-level cache."""
+_BLOCK_BYTES = 12 << 10
+"""Room for the sums of one item: they and their transpose fit a first-level cache."""
 
 _RESIDENT_BYTES = 256 << 10
 """Panels of up to this many bytes together stay in the second-level cache."""
@@ -164,16 +164,15 @@ class Contraction:
 
     @cached_property
     def remainders(self) -> tuple[int, ...]:
-        """Heights of tiles, largest first, for the rows of a block that full tiles leave.
+        """Heights of the tiles, largest first, that together make up what full tiles leave.
 
-        One of them is exactly what is left where ``m`` is known; else they add up to it.
+        None where every block of rows has at least a full tile's: the last tile of a block then
+        goes back over rows of the one before it, which costs little time and no code.
         """
         m = extent_of(self.m)
         if isinstance(m, int):
-            heights = {(m % self.block) % self.rows}
-            if m >= self.block:
-                heights.add(self.block % self.rows)
-            return tuple(sorted(heights - {0}, reverse=True))
+            last = m % self.block
+            return (last,) if 0 < last < self.rows else ()
         powers = (1 << bit for bit in reversed(range(self.rows.bit_length())))
         return tuple(power for power in powers if power < self.rows)
 
@@ -273,13 +272,10 @@ def _row_choices(m: int, most: int) -> range:
     return range(highest, (highest + 1) // 2 - 1, -1)
 
 
-def _cost(rows: int, vectors: int, lanes: int, m: int, n: int) -> tuple[int, int, int]:
-    """How bad a shape is: by time per step of ``k``, then by loads, then by kinds of tiles."""
-    panels = -(-n // (vectors * lanes))
-    heights = [rows] * (m // rows) + [m % rows] * (m % rows > 0)
-    time = sum(_tile_time(height, vectors) for height in heights)
-    loads = len(heights) * vectors + m
-    return panels * time, panels * loads, len(set(heights))
+def _cost(rows: int, vectors: int, lanes: int, m: int, n: int) -> tuple[int, int]:
+    """How bad a shape is: by time per step of ``k``, then by loads."""
+    tiles = -(-m // rows) * -(-n // (vectors * lanes))
+    return tiles * _tile_time(rows, vectors), tiles * (rows + vectors)
 
 
 def _tile_time(rows: int, vectors: int) -> int:

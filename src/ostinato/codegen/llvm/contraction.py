@@ -131,12 +131,28 @@ class _Renderer:
             out = address(b, self.sums, c.acc, b.mul(row, I64(c.panel)))
             b.call(self.tiles[height], [*locate(row), panel, out, *dims])
 
+        if c.remainders:
+            self._separate_tiles(count, tile)
+        else:
+            self._overlapping_tiles(count, tile)
+
+    def _overlapping_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
+        """Full tiles only; the last goes back over rows of the one before it if it must."""
+        b, rows = self.builder, self.contraction.rows
+        last = b.sub(count, I64(rows))
+
+        def step(row: ir.Value) -> None:
+            tile(rows, b.select(b.icmp_signed("<", row, last), row, last))
+
+        counted_loop(b, I64(0), count, rows, step, name="tile")
+
+    def _separate_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
+        """Full tiles, then smaller ones for the rows that are left."""
+        c, b = self.contraction, self.builder
         row = b.mul(b.udiv(count, I64(c.rows)), I64(c.rows))
         counted_loop(b, I64(0), row, c.rows, lambda row: tile(c.rows, row), name="tile")
-        exact = isinstance(extent_of(c.m), int)
         for height in c.remainders:
-            rest = b.sub(count, row)
-            fits = b.icmp_signed("==" if exact else ">=", rest, I64(height))
+            fits = b.icmp_signed(">=", b.sub(count, row), I64(height))
             with when(b, fits):
                 tile(height, row)
             row = b.add(row, b.select(fits, I64(height), I64(0)))

@@ -163,15 +163,16 @@ def _run(tile: _Tile, axes: Sequence[SumAxis], cursor: _Cursor) -> _Cursor:
 
 
 def _run_innermost(tile: _Tile, axis: SumAxis, cursor: _Cursor) -> _Cursor:
-    builder, extent = tile.builder, axis.extent
-    if isinstance(extent, int) and extent <= _STRAIGHT_LINE:
-        return _steps(tile, cursor, extent, axis.step)
-    steps = tile.steps
-    count = builder.udiv(tile.value(extent), I64(steps))
-    cursor = _loop(tile, count, cursor, lambda at: _steps(tile, at, steps, axis.step))
+    builder, extent, steps = tile.builder, axis.extent, tile.steps
     if isinstance(extent, int):
-        return _steps(tile, cursor, extent % steps, axis.step)
-    rest = builder.urem(tile.value(extent), I64(steps))
+        if extent > _STRAIGHT_LINE:
+            turns = I64(extent // steps)
+            cursor = _loop(tile, turns, cursor, lambda at: _steps(tile, at, steps, axis.step))
+            extent %= steps
+        return _steps(tile, cursor, extent, axis.step)
+    count = tile.value(extent)
+    turns, rest = builder.udiv(count, I64(steps)), builder.urem(count, I64(steps))
+    cursor = _loop(tile, turns, cursor, lambda at: _steps(tile, at, steps, axis.step))
     return _loop(tile, rest, cursor, lambda at: _steps(tile, at, 1, axis.step))
 
 
@@ -182,7 +183,11 @@ def _loop(
     builder = tile.builder
     before = builder.block
     turn, done = builder.append_basic_block("k"), builder.append_basic_block("k.done")
-    builder.cbranch(builder.icmp_signed(">", count, I64(0)), turn, done)
+    surely = isinstance(count, ir.Constant) and count.constant > 0
+    if surely:
+        builder.branch(turn)
+    else:
+        builder.cbranch(builder.icmp_signed(">", count, I64(0)), turn, done)
 
     builder.position_at_end(turn)
     index = builder.phi(I64)
@@ -193,18 +198,26 @@ def _loop(
     following = builder.add(index, I64(1))
     last = builder.block
     builder.cbranch(builder.icmp_signed("<", following, count), turn, done)
-    for phi, first, next_ in zip(
-        [index, *state], [I64(0), *initial], [following, *final], strict=True
-    ):
-        phi.add_incoming(first, before)
-        phi.add_incoming(next_, last)
+    _join([index, *state], before, [I64(0), *initial], last, [following, *final])
 
     builder.position_at_end(done)
+    if surely:
+        return end
     results = [builder.phi(value.type) for value in initial]
-    for phi, first, next_ in zip(results, initial, final, strict=True):
-        phi.add_incoming(first, before)
-        phi.add_incoming(next_, last)
+    _join(results, before, initial, last, final)
     return _Cursor(results[0], results[1], list(results[2:]))
+
+
+def _join(
+    phis: Sequence[ir.PhiInstr],
+    first: ir.Block,
+    initial: Sequence[ir.Value],
+    second: ir.Block,
+    final: Sequence[ir.Value],
+) -> None:
+    for phi, start, end in zip(phis, initial, final, strict=True):
+        phi.add_incoming(start, first)
+        phi.add_incoming(end, second)
 
 
 def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
