@@ -2,7 +2,7 @@
 
 The composite ops take a whole layer. They decompose into one matrix product for the inputs of all
 time steps, and per direction a ``recurrent_scan``: the part that has to go step by step, which a
-backend implements as one kernel.
+backend implements as one kernel (or has unrolled, if the number of steps is fixed).
 
 Gates are stacked in ONNX's order: ``iofc`` (input, output, forget, cell) for an LSTM, ``zrh``
 (update, reset, hidden) for a GRU.
@@ -31,12 +31,19 @@ __all__ = [
     "LSTM",
     "RECURRENT_SCAN",
     "RNN",
+    "WEIGHT_PARTS",
     "RecurrentLayer",
     "RecurrentScan",
+    "gru_gates",
+    "gru_state",
+    "next_state",
+    "resets_first",
 ]
 
 #: How many gates each kind stacks.
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+#: The optional weights of a scan, and how many gates each stacks.
+WEIGHT_PARTS = {"peepholes": 3, "recurrent_bias": 1}
 #: The activations of each kind, in ONNX's order: of the gates, the candidate, the cell's output.
 DEFAULT_ACTIVATIONS = {
     "lstm": ("sigmoid", "tanh", "tanh"),
@@ -142,6 +149,7 @@ class RecurrentScan(Recurrent):
         self.expect(xproj.ndim == 3, f"xproj is [seq, batch, gates * hidden], got {xproj}")
         self.expect(r.ndim == 2, f"r is [gates * hidden, hidden], got {r}")
         (seq, batch, _), hidden = xproj.shape, r.shape[1]
+        self.expect(isinstance(hidden, int), f"the hidden size {hidden} is no int")
         state = (batch, hidden)
         shapes: dict[str, tuple[Dim, ...]] = {
             "xproj": (seq, batch, GATES[kind] * hidden),
@@ -158,15 +166,21 @@ class RecurrentScan(Recurrent):
         outputs = (TensorType(xproj.dtype, (seq, *state)), last)
         return (*outputs, last) if kind == "lstm" else outputs
 
+    def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
+        """Step after step, for backends without a kernel for it; a symbolic ``seq`` needs one."""
+        if not isinstance(operands[0].shape[0], int):
+            return None
+        wide = [g.cast(v, v.dtype.accumulator) for v in operands]
+        return tuple(g.cast(v, operands[0].dtype) for v in self.evaluate(g, *wide, **attrs))
+
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         named = self.named(operands, attrs)
         xproj, lens = named["xproj"], named.get("sequence_lens")
-        step = _STEPS[attrs["kind"]]
         state = (named["h0"], named["c0"]) if attrs["kind"] == "lstm" else (named["h0"],)
         rows: dict[int, Any] = {}
         steps = range(xproj.shape[0])
         for t in reversed(steps) if attrs["reverse"] else steps:
-            new = step(xp, xproj[t], state, named, attrs)
+            new = _step(xp, xproj[t], state, named, attrs)
             if lens is None:
                 state, rows[t] = new, new[0]
             else:
@@ -183,57 +197,127 @@ class RecurrentScan(Recurrent):
         return xproj.size * r.shape[1] * 2
 
 
+def _transposed(xp: Any, matrix: Any) -> Any:
+    return xp.permute_dims(matrix, (1, 0))
+
+
 def _split(x: Any, count: int) -> list[Any]:
     """The ``count`` gates that the last axis of ``x`` stacks."""
     size = x.shape[-1] // count
     return [x[..., i * size : (i + 1) * size] for i in range(count)]
 
 
-def _lstm_step(
+def _step(
     xp: Any, x: Any, state: tuple[Any, ...], named: Mapping[str, Any], attrs: dict[str, Attr]
 ) -> tuple[Any, ...]:
-    h, c = state
+    """The state after one step, of the inputs' share ``x`` of all gates."""
+    h, gates = state[0], GATES[attrs["kind"]]
+    of_x, of_r = _split(x, gates), _split(_transposed(xp, named["r"]), gates)
+    if resets_first(attrs):
+        update, reset = gru_gates(xp, of_x, [xp.matmul(h, r) for r in of_r[:2]], attrs)
+        candidate = of_x[2] + xp.matmul(reset * h, of_r[2])
+        return (gru_state(xp, candidate, update, h, attrs),)
+    products = [xp.matmul(h, r) for r in of_r]
+    weights = {n: _split(named[n], c) for n, c in WEIGHT_PARTS.items() if n in named}
+    return next_state(xp, of_x, products, state, weights, attrs)
+
+
+def next_state(
+    xp: Any,
+    x: Sequence[Any],
+    products: Sequence[Any],
+    state: tuple[Any, ...],
+    weights: Mapping[str, Sequence[Any]],
+    attrs: Mapping[str, Attr],
+) -> tuple[Any, ...]:
+    """The state after a step of a ``recurrent_scan`` whose attributes are ``attrs``.
+
+    All of it is elementwise, so that code generators apply it to a few columns at a time. Where
+    :func:`resets_first` holds, :func:`gru_gates` and :func:`gru_state` take its place.
+
+    Args:
+        x: the inputs' share of every gate.
+        products: of every gate, the state times its rows of ``r``.
+        state: ``(h,)``, or ``(h, c)`` of an LSTM.
+        weights: the parts of ``peepholes`` and ``recurrent_bias``, as far as they are given.
+    """
+    return _CELLS[attrs["kind"]](xp, x, products, state, weights, attrs)
+
+
+def resets_first(attrs: Mapping[str, Attr]) -> bool:
+    """Whether the candidate's product has to wait for the reset gate: it takes ``reset * h``."""
+    return attrs["kind"] == "gru" and not attrs["linear_before_reset"]
+
+
+def gru_gates(
+    xp: Any, x: Sequence[Any], products: Sequence[Any], attrs: Mapping[str, Attr]
+) -> tuple[Any, Any]:
+    """The update and the reset gate, the first two gates of a GRU."""
+    gate, clip = attrs["activations"][0], attrs["clip"]
+    update, reset = (a + b for a, b in zip(x[:2], products[:2], strict=True))
+    return _activation(xp, gate, update, clip), _activation(xp, gate, reset, clip)
+
+
+def gru_state(xp: Any, candidate: Any, update: Any, h: Any, attrs: Mapping[str, Attr]) -> Any:
+    """The state after a GRU's step, of what enters the candidate's activation."""
+    new = _activation(xp, attrs["activations"][1], candidate, attrs["clip"])
+    return (1 - update) * new + update * h
+
+
+def _lstm_cell(
+    xp: Any,
+    x: Sequence[Any],
+    products: Sequence[Any],
+    state: tuple[Any, ...],
+    weights: Mapping[str, Sequence[Any]],
+    attrs: Mapping[str, Attr],
+) -> tuple[Any, ...]:
+    _, c = state
     gate, candidate, output = attrs["activations"]
     clip = attrs["clip"]
-    i, o, f, new = _split(x + xp.matmul(h, named["r"].T), 4)
-    peep_i, peep_o, peep_f = _split(named["peepholes"], 3) if "peepholes" in named else (0, 0, 0)
-    i = _activation(xp, gate, i + peep_i * c, clip)
-    f = _activation(xp, gate, f + peep_f * c, clip)
+    i, o, f, new = (a + b for a, b in zip(x, products, strict=True))
+    peep_i, peep_o, peep_f = weights.get("peepholes", (None, None, None))
+    i = _activation(xp, gate, _peeped(i, peep_i, c), clip)
+    f = _activation(xp, gate, _peeped(f, peep_f, c), clip)
     c = f * c + i * _activation(xp, candidate, new, clip)
-    o = _activation(xp, gate, o + peep_o * c, clip)
+    o = _activation(xp, gate, _peeped(o, peep_o, c), clip)
     return o * _activation(xp, output, c, None), c
 
 
-def _gru_step(
-    xp: Any, x: Any, state: tuple[Any, ...], named: Mapping[str, Any], attrs: dict[str, Attr]
+def _peeped(gate: Any, peephole: Any, c: Any) -> Any:
+    return gate if peephole is None else gate + peephole * c
+
+
+def _gru_cell(
+    xp: Any,
+    x: Sequence[Any],
+    products: Sequence[Any],
+    state: tuple[Any, ...],
+    weights: Mapping[str, Sequence[Any]],
+    attrs: Mapping[str, Attr],
 ) -> tuple[Any, ...]:
-    (h,) = state
-    gate, candidate = attrs["activations"]
-    clip = attrs["clip"]
-    x_z, x_r, x_h = _split(x, 3)
-    hidden = h.shape[-1]
-    gates, r_h = named["r"][: 2 * hidden], named["r"][2 * hidden :]
-    h_z, h_r = _split(xp.matmul(h, gates.T), 2)
-    z = _activation(xp, gate, x_z + h_z, clip)
-    r = _activation(xp, gate, x_r + h_r, clip)
-    if attrs["linear_before_reset"]:
-        recurrent = r * (xp.matmul(h, r_h.T) + named.get("recurrent_bias", 0))
-    else:
-        recurrent = xp.matmul(r * h, r_h.T)
-    return ((1 - z) * _activation(xp, candidate, x_h + recurrent, clip) + z * h,)
+    update, reset = gru_gates(xp, x, products, attrs)
+    recurrent = products[2]
+    for bias in weights.get("recurrent_bias", ()):
+        recurrent = recurrent + bias
+    return (gru_state(xp, x[2] + reset * recurrent, update, state[0], attrs),)
 
 
-def _rnn_step(
-    xp: Any, x: Any, state: tuple[Any, ...], named: Mapping[str, Any], attrs: dict[str, Attr]
+def _rnn_cell(
+    xp: Any,
+    x: Sequence[Any],
+    products: Sequence[Any],
+    state: tuple[Any, ...],
+    weights: Mapping[str, Sequence[Any]],
+    attrs: Mapping[str, Attr],
 ) -> tuple[Any, ...]:
-    x = x + xp.matmul(state[0], named["r"].T)
-    return (_activation(xp, attrs["activations"][0], x, attrs["clip"]),)
+    return (_activation(xp, attrs["activations"][0], x[0] + products[0], attrs["clip"]),)
 
 
-_STEPS: dict[str, Callable[..., tuple[Any, ...]]] = {
-    "lstm": _lstm_step,
-    "gru": _gru_step,
-    "rnn": _rnn_step,
+_CELLS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "lstm": _lstm_cell,
+    "gru": _gru_cell,
+    "rnn": _rnn_cell,
 }
 
 
@@ -335,7 +419,7 @@ _SHARED = ("x", "sequence_lens")
 
 def _scan_operands(xp: Any, one: Mapping[str, Any], attrs: dict[str, Attr]) -> list[Any]:
     """What the scan with these attributes reads, from one direction's share of the layer."""
-    xproj = xp.matmul(one["x"], xp.permute_dims(one["w"], (1, 0)))
+    xproj = xp.matmul(one["x"], _transposed(xp, one["w"]))
     stacked, hidden = one["r"].shape
     recurrent_bias = None
     if "bias" in one:
