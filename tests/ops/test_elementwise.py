@@ -210,7 +210,7 @@ def test_arrays_are_operands_on_either_side(run, rng):
         np.testing.assert_allclose(run(build, x), x - 1)
     np.testing.assert_allclose(run(lambda g, v: ones - v, x), 1 - x)
     np.testing.assert_allclose(run(lambda g, v: np.float32(2) * v, x), 2 * x)
-    np.testing.assert_allclose(run(lambda g, v: g.add([1.0, 2.0, 3.0], v), x), x + [1, 2, 3])
+    np.testing.assert_allclose(run(lambda g, v: g.add([1.0, 2.0, 3.0], v), x), x + np.arange(1, 4))
 
 
 def test_short_and_long_names_are_one_op():
