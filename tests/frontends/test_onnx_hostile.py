@@ -299,7 +299,7 @@ def test_a_download_cache_of_links_works(tmp_path: Path) -> None:
     assert "w" in ost.load_onnx(snapshot / "model.onnx").params
 
 
-# -- nesting -------------------------------------------------------------------------------------
+# -- growth -------------------------------------------------------------------------------------
 
 
 def test_a_function_that_calls_itself() -> None:
@@ -320,3 +320,54 @@ def test_a_function_that_calls_itself() -> None:
     )
     with pytest.raises(ost.ModelFormatError, match="nest too deep"):
         ost.load_onnx(proto)
+
+
+def test_functions_that_double_at_every_level() -> None:
+    levels = 30
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    functions = []
+    for level in range(levels):
+        callee = {"op_type": f"F{level + 1}", "domain": "mine"}
+        if level == levels - 1:
+            callee = {"op_type": "Relu", "domain": ""}
+        nodes = [
+            helper.make_node(inputs=["a"], outputs=["m"], **callee),
+            helper.make_node(inputs=["m"], outputs=["b"], **callee),
+        ]
+        functions.append(helper.make_function("mine", f"F{level}", ["a"], ["b"], nodes, imports))
+    graph = helper.make_graph(
+        [helper.make_node("F0", ["x"], ["y"], domain="mine")],
+        "g",
+        [value("x", [2])],
+        [value("y", [2])],
+    )
+    proto = helper.make_model(graph, functions=functions, opset_imports=imports)
+    with pytest.raises(ost.ModelFormatError, match="multiply without end"):
+        ost.load_onnx(proto)
+
+
+def test_sizes_that_square_at_every_node() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("ReduceSum", ["s"], ["n0"], keepdims=0),
+        *(helper.make_node("Mul", [f"n{i}", f"n{i}"], [f"n{i + 1}"]) for i in range(40)),
+        helper.make_node("Cast", ["n40"], ["y"], to=TensorProto.FLOAT),
+    ]
+    graph = helper.make_graph(nodes, "g", [value("x", ["a", "b", "c"])], [value("y", [])])
+    loaded = ost.load_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    assert len(loaded.nodes) < 100
+
+
+@pytest.mark.parametrize("consumer", ["Reshape", "Expand", "NonZero", "Compress", "Tile"])
+def test_huge_known_operands(consumer: str) -> None:
+    """A few bytes that stand for a petabyte, where an op wants to read them."""
+    operands = {"NonZero": ["big"], "Compress": ["x", "big"]}.get(consumer, ["x", "big"])
+    fill = helper.make_tensor("v", TensorProto.INT64, [1], [1])
+    nodes = [
+        helper.make_node("ConstantOfShape", ["s"], ["big"], value=fill),
+        helper.make_node(consumer, operands, ["y"]),
+    ]
+    size = numpy_helper.from_array(np.array([2**50]), "s")
+    graph = helper.make_graph(nodes, "g", [value("x", [1])], [value("y", None)], [size])
+    with pytest.raises(ost.OstinatoError):
+        ost.load_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))

@@ -28,6 +28,9 @@ D = TypeVar("D")
 Result: TypeAlias = "Tensor | Sequence[Tensor]"
 Converter: TypeAlias = "Callable[[Call], Result]"
 
+#: No op takes more sizes, axes or indices than this; a file that does is made to exhaust memory.
+_MOST_DIMS = 2**16
+
 # AttributeProto.AttributeType
 _FLOAT, _INT, _STRING, _TENSOR, _GRAPH, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 5, 6, 7, 8
 _NAMES = {
@@ -149,6 +152,8 @@ class Call:
             )
         if not known.dtype.is_integer:
             self.malformed(f"its {what} should be integers, got {known.dtype}")
+        if known.array.size > _MOST_DIMS:
+            self.malformed(f"its {what} are {known.array.size} numbers")
         return known.dims()
 
     def integers(self, index: int, what: str) -> tuple[int, ...]:

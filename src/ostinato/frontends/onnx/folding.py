@@ -23,7 +23,7 @@ from ostinato.frontends.onnx.known import Known, Leaves, Missing, as_known, boxe
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 from ostinato.ir.graph import Value
 from ostinato.ops.builder import Graph
-from ostinato.variables import bounds, provably_less, provably_nonnegative
+from ostinato.variables import Expr, bounds, provably_less, provably_nonnegative
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
@@ -34,6 +34,9 @@ __all__ = ["fold"]
 
 #: Nodes with more elements than this among their operands or results are left to the compiler.
 _LARGEST = 2**20
+
+#: Sizes with more terms than this are computed at run time.
+_MOST_TERMS = 64
 
 
 def fold(call: Call, converter: Converter) -> tuple[Known, ...] | None:
@@ -158,7 +161,7 @@ def _arithmetic(call: Call, rule: Callable[..., Any], dtype: DType) -> tuple[Kno
     shape = np.broadcast_shapes(*(a.shape for a in arrays))
     columns = [np.broadcast_to(a, shape).reshape(-1).tolist() for a in arrays]
     items = [rule(*row) for row in zip(*columns, strict=True)]
-    if any(item is None for item in items):
+    if not all(map(_manageable, items)):
         return None
     return (as_known(boxed(items, shape), call.outputs[0], dtype),)
 
@@ -175,9 +178,19 @@ def _reduce(call: Call, rule: Callable[[Any, Any], Any]) -> tuple[Known, ...] | 
     if not len(rows):
         return None
     items = [functools.reduce(rule, column) for column in zip(*rows.tolist(), strict=True)]
+    if not all(map(_manageable, items)):
+        return None
     keepdims = call.integer("keepdims", 1)
     shape = [1 if a in chosen else n for a, n in enumerate(array.shape)] if keepdims else kept
     return (as_known(boxed(items, tuple(shape)), call.outputs[0], known.dtype),)
+
+
+def _manageable(item: Any) -> bool:
+    """Whether a result was decided, fits int64, and is no polynomial grown out of hand."""
+    if isinstance(item, Expr):
+        low, high = item.bounds()
+        return len(item.terms) <= _MOST_TERMS and -(2**63) <= low <= high < 2**63
+    return item is not None
 
 
 def _divide(a: Dim, b: Dim) -> Dim | None:

@@ -30,6 +30,9 @@ __all__ = ["Importer", "Scope"]
 #: How deep subgraphs and functions may nest; a file that exceeds it is made to exhaust the stack.
 _DEEPEST = 60
 
+#: How many nodes the bodies of functions may come to; calls that double at every level exceed it.
+_MOST_NODES_IN_FUNCTIONS = 50_000
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -82,6 +85,7 @@ class Importer:
         self._functions = FunctionLibrary(source.proto)
         self._unsupported: dict[str, None] = {}  # a set that keeps the order
         self._failure: OstinatoError | None = None
+        self._nodes_in_functions = 0
 
     def run(self, inputs: Mapping[str, Tensor]) -> None:
         """Convert the whole model, given what its inputs stand for, and set the outputs.
@@ -253,6 +257,9 @@ class Importer:
             scope.depth + 1,
         )
         body = FunctionLibrary.body(function, names)
+        self._nodes_in_functions += len(body)
+        if self._nodes_in_functions > _MOST_NODES_IN_FUNCTIONS:
+            raise ModelFormatError(f"{what}: calls of functions multiply without end")
         self._nodes(body, inner, what)
         return [self._output(name, inner, what) for name in function.output]
 

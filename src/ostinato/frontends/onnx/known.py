@@ -28,8 +28,8 @@ __all__ = ["Known", "Leaves", "Missing", "Tensor", "as_known", "boxed", "known_d
 #: Constants with more elements than this become params: they are weights, whatever wrote them.
 _LARGEST_CONSTANT = 4096
 
-#: A filled tensor larger than this stays a broadcast scalar instead of being written out.
-_LARGEST_FILL = 2**28
+#: Fills of more bytes than this, all together, stay broadcast scalars and are not written out.
+_MOST_FILLED = 2**31
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +115,7 @@ class Leaves:
     def __init__(self, g: Graph, *, params: bool = True) -> None:
         self._g = g
         self._params = params
+        self._filled = 0
         self._made: dict[int, tuple[Known, Value]] = {}  # keeps the key's object alive
 
     def value(self, known: Known) -> Value:
@@ -127,7 +128,9 @@ class Leaves:
         if known.symbolic:
             return self._symbolic(known)
         array = known.array
-        if array.size > _LARGEST_FILL and not any(array.strides):
+        if array.size > _LARGEST_CONSTANT and not any(array.strides):
+            self._filled += array.size * array.itemsize
+        if self._filled > _MOST_FILLED and not any(array.strides):
             fill = self._g.constant(array.reshape(-1)[:1].reshape(()).copy())
             return self._g.broadcast_to(fill, array.shape)
         large = array.size > _LARGEST_CONSTANT

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CONVERTERS"]
 
+#: Conditions with more elements are not searched while loading.
+_LARGEST_KNOWN = 2**20
+
 _MODES = {"none": "set", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 
 
@@ -108,6 +111,8 @@ def convert_non_zero(call: Call) -> Result:
     if known is None or known.symbolic:
         call.operand(0)
         call.unsupported("the shape of its result depends on data")
+    if known.array.size > _LARGEST_KNOWN:
+        call.unsupported(f"it looks through {known.array.size} elements")
     positions = np.stack(np.nonzero(np.atleast_1d(known.array)))
     return as_known(positions.astype(np.int64), call.outputs[0])
 
@@ -117,6 +122,8 @@ def convert_compress(call: Call) -> Result:
     if condition is None or condition.symbolic:
         call.operand(1)
         call.unsupported("the shape of its result depends on data")
+    if condition.array.size > _LARGEST_KNOWN:
+        call.unsupported(f"it looks through {condition.array.size} elements")
     g, x = call.g, call.value(0)
     axis = call.integer("axis", None)
     if axis is None:

@@ -100,7 +100,7 @@ def _lengths(call: Call) -> Value | None:
     if lengths is None:
         return None
     steps = call.shape(0)[1 if call.integer("layout", 0) else 0]
-    if isinstance(lengths, Known) and all(length == steps for length in lengths.dims()):
+    if isinstance(lengths, Known) and all(n == steps for n in call.dims(4, "sequence lengths")):
         return None
     return call.value(4)
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["CONVERTERS"]
 
 
+#: No axis is resized to more; positions and weights are written out per element.
+_LARGEST_AXIS = 2**20
+
+
 @dataclass(frozen=True)
 class _Axis:
     """How one axis is resized.
@@ -137,7 +141,7 @@ def _rois(call: Call, count: int) -> list[tuple[float, float]]:
 
 
 def _resized(call: Call, x: Value, axis: _Axis) -> Value:
-    if axis.size < 1 or axis.target < 0:
+    if axis.size < 1 or not 0 <= axis.target <= _LARGEST_AXIS:
         call.malformed(f"it resizes an axis of size {axis.size} to {axis.target}")
     g = call.g
     at = _coordinates(call, axis)
@@ -189,7 +193,7 @@ def _taps(call: Call, axis: _Axis, at: Array) -> tuple[Array, Array]:
     """Input positions and their weights, both ``[taps, target]``."""
     mode = call.text("mode", "nearest")
     if mode == "nearest":
-        index = _nearest(call, at).astype(np.int64)
+        index = _nearest(call, at, axis.scale).astype(np.int64)
         return np.clip(index, 0, axis.size - 1)[None], np.ones((1, axis.target))
     stretch = min(axis.scale, 1.0) if call.integer("antialias", 0) else 1.0
     radius = (1 if mode == "linear" else 2) / stretch
@@ -205,8 +209,10 @@ def _taps(call: Call, axis: _Axis, at: Array) -> tuple[Array, Array]:
     return np.clip(positions, 0, axis.size - 1), weights
 
 
-def _nearest(call: Call, at: Array) -> Array:
-    default = "round_prefer_floor" if call.op_type == "Resize" and call.opset >= 11 else "floor"
+def _nearest(call: Call, at: Array, scale: float) -> Array:
+    """Rounded positions. Before operator set 11 nothing says how; ONNX Runtime does it so."""
+    old = call.op_type == "Upsample" or call.opset < 11
+    default = ("floor" if scale >= 1 else "ceil") if old else "round_prefer_floor"
     mode = call.text("nearest_mode", default)
     if mode == "round_prefer_floor":
         return np.ceil(at - 0.5)

@@ -184,7 +184,7 @@ def convert_split(call: Call) -> Result:
     if len(sizes) != len(call.outputs):
         call.malformed(f"{len(sizes)} sizes for {len(call.outputs)} outputs")
     total: Dim = sum(sizes)
-    if total != size:
+    if total != size or any(isinstance(part, int) and part < 0 for part in sizes):
         call.malformed(f"the sizes {list(sizes)} do not add up to {size}")
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     x = call.value(0)
