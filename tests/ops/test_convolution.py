@@ -9,6 +9,7 @@ import pytest
 
 from ostinato.errors import GraphError
 from ostinato.ops.builder import Graph
+from ostinato.ops.convolution import CONV
 from ostinato.variables import Variable
 
 
@@ -236,6 +237,26 @@ def test_conv_refuses_operands():
         g.conv(x, g.input("h", (2, 3, 3), "float16"))
     with pytest.raises(GraphError, match="depends on the symbolic size"):
         g.conv(g.input("s", (1, 3, Variable("n", 1, 9))), w, stride=2, padding="same")
+
+
+@pytest.mark.parametrize(
+    ("attrs", "message"),
+    [
+        ({"stride": 2}, "stride takes a tuple of 1, got 2"),
+        ({"stride": (0,)}, "stride must be at least 1"),
+        ({"dilation": (1, 1)}, "dilation takes a tuple of 1"),
+        ({"padding": ((-1, 0),)}, "padding must be at least 0"),
+        ({"padding": (1,)}, "padding takes a tuple of 2, got 1"),
+        ({"groups": 1.0}, "groups must be at least 1, got 1.0"),
+    ],
+)
+def test_attributes_of_a_node_are_checked(attrs, message):
+    """As they may come from the text form, past the vocabulary."""
+    g = Graph()
+    x, w = g.input("x", (1, 3, 5)), g.input("w", (2, 3, 3))
+    right = {"stride": (1,), "padding": ((0, 0),), "dilation": (1,), "groups": 1}
+    with pytest.raises(GraphError, match=message):
+        g.apply(CONV, (x, w), right | attrs)
 
 
 def test_conv_transpose_refuses():

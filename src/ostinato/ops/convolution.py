@@ -8,6 +8,7 @@ from ostinato.dtypes import DType
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.windows import (
+    check_geometry,
     check_windows,
     dilated,
     spatial_widths,
@@ -168,10 +169,10 @@ def _check_operands(
         all(isinstance(d, int) and d > 0 for d in w.shape[1:]),
         f"the weight's channels and kernel are positive ints, got {w}",
     )
-    for key in ("stride", "padding", "dilation", "output_padding"):
-        entries = attrs[key] if key in attrs else attrs["stride"]
-        Op.expect(len(entries) == x.ndim - 2, f"{key} {entries} is not one per spatial axis")
-    Op.expect(attrs["groups"] >= 1, f"groups must be at least 1, got {attrs['groups']}")
+    check_geometry(attrs, x.ndim - 2)
+    groups = attrs["groups"]
+    fits = isinstance(groups, int) and groups >= 1
+    Op.expect(fits, f"groups must be at least 1, got {groups!r}")
     return x, w
 
 

@@ -70,7 +70,7 @@ class FloatOp(Composite):
     def check_axes(self, axes: Sequence[int], ndim: int) -> None:
         """Raise unless ``axes`` are axes of ``ndim`` dims, counted from the front."""
         fits = all(isinstance(a, int) and 0 <= a < ndim for a in axes)
-        self.expect(fits, f"axis {tuple(axes)} is out of range for {ndim} dimensions")
+        self.expect(fits, f"axes {axes} are out of range for {ndim} dimensions")
 
     def check_eps(self, eps: Any) -> None:
         """Raise unless ``eps`` is a finite number that is not negative."""
@@ -161,7 +161,8 @@ class GroupNorm(FloatOp):
         x = self.check_operands(operands)
         self.expect(x.ndim >= 2, f"x is [N, C, ...], got {x}")
         channels, groups = x.shape[1], attrs["groups"]
-        self.expect(groups >= 1, f"num_groups must be at least 1, got {groups}")
+        fits = isinstance(groups, int) and groups >= 1
+        self.expect(fits, f"num_groups must be at least 1, got {groups!r}")
         self.expect(
             channels % groups == 0, f"{channels} channels do not divide into {groups} groups"
         )

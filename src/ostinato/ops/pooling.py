@@ -9,6 +9,7 @@ from ostinato.dtypes import DType
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.windows import (
+    check_geometry,
     check_windows,
     dilated,
     spatial_widths,
@@ -37,9 +38,7 @@ class Pool(Op):
         (x,) = operands
         self.expect(3 <= x.ndim <= 5, f"x is [N, C, *spatial] with 1 to 3 spatial axes, got {x}")
         self.check_dtype(x)
-        for key in ("kernel", "stride", "padding", "dilation"):
-            entries = attrs[key]
-            self.expect(len(entries) == x.ndim - 2, f"{key} {entries} is not one per spatial axis")
+        check_geometry(attrs, x.ndim - 2)
         for k, d, ends in zip(attrs["kernel"], attrs["dilation"], attrs["padding"], strict=True):
             self.expect(
                 max(ends) < dilated(k, d),

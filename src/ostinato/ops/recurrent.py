@@ -73,6 +73,7 @@ class Recurrent(Op):
         """
         required, optional = self.operand_names(attrs)
         given = attrs["given"]
+        self.expect(isinstance(given, tuple), f"given is a tuple of names, got {given!r}")
         in_order = tuple(name for name in optional if name in given)
         self.expect(in_order == given, f"optional operands are {optional} in order, got {given}")
         names = required + given
@@ -104,6 +105,7 @@ class Recurrent(Op):
         """Raise unless the activations and the clip make sense."""
         activations = attrs["activations"]
         expected = len(DEFAULT_ACTIVATIONS[kind]) * scans
+        self.expect(isinstance(activations, tuple), f"activations are names, got {activations!r}")
         known = all(a in ("sigmoid", "tanh", "relu") for a in activations)
         self.expect(
             len(activations) == expected and known,

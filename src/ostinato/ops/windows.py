@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ostinato.errors import GraphError
 from ostinato.variables import ceil_div, floor_div, maximum, minimum, provably_less
 
 if TYPE_CHECKING:
+    from ostinato.ir.op import Attr
     from ostinato.variables import Dim
 
 __all__ = [
     "Padding",
     "PaddingSpec",
+    "check_geometry",
     "check_windows",
     "dilated",
     "per_axis",
@@ -53,6 +55,27 @@ def per_axis(what: str, value: Any, ndim: int, least: int = 1) -> tuple[int, ...
     if any(v < least for v in result):
         raise GraphError(f"{what} must be at least {least}, got {value!r}")
     return result
+
+
+def check_geometry(attrs: Mapping[str, Attr], ndim: int) -> None:
+    """Raise unless a node's attributes describe windows over ``ndim`` spatial axes.
+
+    Raises:
+        GraphError: one is missing, has too few or too many entries, or holds what makes no sense.
+    """
+    for key in ("kernel", "stride", "dilation", "output_padding"):
+        if key in attrs:
+            _check_tuple(key, attrs[key], ndim)
+            per_axis(key, attrs[key], ndim, least=0 if key == "output_padding" else 1)
+    _check_tuple("padding", attrs["padding"], ndim)
+    for ends in attrs["padding"]:
+        _check_tuple("padding", ends, 2)
+        per_axis("padding", ends, 2, least=0)
+
+
+def _check_tuple(key: str, value: Attr, length: int) -> None:
+    if not isinstance(value, tuple) or len(value) != length:
+        raise GraphError(f"{key} takes a tuple of {length}, got {value!r}")
 
 
 def dilated(kernel: int, dilation: int) -> int:
