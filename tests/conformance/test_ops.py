@@ -1,0 +1,46 @@
+"""Every op, on every dtype that it takes, against the float64 oracle."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.ops import OPS
+
+from .compare import check_against_oracle
+from .recipes import Draw, recipes
+
+RECIPES = recipes()
+DRAWS = 2
+OPTIMISED = ost.CompileOptions(verify=True)
+UNOPTIMISED = ost.CompileOptions(optimize=False, verify=True)
+
+
+def test_every_op_has_a_recipe() -> None:
+    assert sorted(RECIPES) == sorted(OPS)
+
+
+@pytest.fixture(scope="module")
+def sessions() -> dict[int, ost.Session]:
+    return {threads: ost.Session("cpu", threads=threads) for threads in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, dtype) for name, (_, dtypes) in RECIPES.items() for dtype in dtypes]
+)
+def test_op(name: str, dtype: str, sessions: dict[int, ost.Session]) -> None:
+    recipe, _ = RECIPES[name]
+    rng = np.random.default_rng(zlib.crc32(f"{name} {dtype}".encode()))
+    graph = ost.Graph(name)
+    draw = Draw(graph, rng)
+    outputs = []
+    for _ in range(DRAWS):
+        made = recipe(draw, dtype)
+        outputs += made if isinstance(made, list | tuple) else [made]
+    graph.set_outputs(outputs)
+    check_against_oracle(
+        graph, draw.arrays, [(sessions[2], OPTIMISED), (sessions[1], UNOPTIMISED)]
+    )
