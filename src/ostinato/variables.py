@@ -92,7 +92,7 @@ class Composite:
 
     @cached_property
     def key(self) -> str:
-        return f"({_operand(self.left)} {self.symbol} {_operand(self.right)})"
+        return f"({_operand(self.left)} {self.symbol} {_divisor(self.right)})"
 
     @cached_property
     def _hash(self) -> int:
@@ -677,6 +677,12 @@ _REBUILD: dict[type[Composite], Callable[[Dim, Dim], Dim]] = {
 
 def _operand(expr: Expr) -> str:
     return f"({expr})" if len(expr.terms) + bool(expr.const) > 1 else str(expr)
+
+
+def _divisor(expr: Expr) -> str:
+    """As an operand, with parentheses around products too: ``n // (2*m)`` is not ``n // 2*m``."""
+    text = _operand(expr)
+    return f"({text})" if "*" in text and text == str(expr) else text
 
 
 def _format(expr: Expr) -> str:

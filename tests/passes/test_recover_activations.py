@@ -31,9 +31,7 @@ GELU = {
 GELU_TANH = {
     "by pow": lambda g, x: 0.5 * x * (1.0 + g.tanh(K * (x + 0.044715 * x**3.0))),
     "by products": lambda g, x: 0.5 * x * (1.0 + g.tanh(K * (x + 0.044715 * x * x * x))),
-    "by a square": lambda g, x: (
-        0.5 * x * (1.0 + g.tanh(x * K * (1.0 + 0.044715 * g.square(x))))
-    ),
+    "by a square": lambda g, x: 0.5 * x * (1.0 + g.tanh(x * K * (1.0 + 0.044715 * g.square(x)))),
     "BLOOM and GPT-NeoX": lambda g, x: (
         x * 0.5 * (1.0 + g.tanh(0.79788456 * x * (1.0 + 0.044715 * x * x)))
     ),

@@ -98,11 +98,14 @@ def test_layer_norm_without_weight_or_bias(rewrite, affine):
 
     done = rewrite(RecoverNorms(), build, X, W)
     plain = "layer_norm(x, axis=2, eps=9.999999747378752e-06)"
-    assert done.expression == {
-        "none": plain,
-        "weight": LAYER_NORM.replace(", z", ""),
-        "bias alone": f"add({plain}, y)",
-    }[affine]
+    assert (
+        done.expression
+        == {
+            "none": plain,
+            "weight": LAYER_NORM.replace(", z", ""),
+            "bias alone": f"add({plain}, y)",
+        }[affine]
+    )
 
 
 def test_layer_norm_over_two_axes(rewrite):
@@ -242,35 +245,43 @@ SOFTMAX = {
     "last axis": (softmax, "softmax(x, axis=2)"),
     "first axis": (lambda g, x: softmax(g, x, 0), "softmax(x, axis=0)"),
     "by reciprocal": (
-        lambda g, x: (e := g.exp(x - g.max(x, axis=1, keepdims=True)))
-        * g.reciprocal(g.sum(e, axis=1, keepdims=True)),
+        lambda g, x: (
+            (e := g.exp(x - g.max(x, axis=1, keepdims=True)))
+            * g.reciprocal(g.sum(e, axis=1, keepdims=True))
+        ),
         "softmax(x, axis=1)",
     ),
     "log": (
-        lambda g, x: (d := x - g.max(x, axis=1, keepdims=True))
-        - g.log(g.sum(g.exp(d), axis=1, keepdims=True)),
+        lambda g, x: (
+            (d := x - g.max(x, axis=1, keepdims=True))
+            - g.log(g.sum(g.exp(d), axis=1, keepdims=True))
+        ),
         "log_softmax(x, axis=1)",
     ),
     "no maximum": (lambda g, x: (e := g.exp(x)) / g.sum(e, axis=1, keepdims=True), None),
     "another maximum": (
-        lambda g, x: (e := g.exp(x - g.max(x, axis=0, keepdims=True)))
-        / g.sum(e, axis=1, keepdims=True),
+        lambda g, x: (
+            (e := g.exp(x - g.max(x, axis=0, keepdims=True))) / g.sum(e, axis=1, keepdims=True)
+        ),
         None,
     ),
     "two axes": (lambda g, x: softmax(g, x, (1, 2)), None),
     "a sum of something else": (
-        lambda g, x: g.exp(x - g.max(x, axis=1, keepdims=True))
-        / g.sum(g.exp(x), axis=1, keepdims=True),
+        lambda g, x: (
+            g.exp(x - g.max(x, axis=1, keepdims=True)) / g.sum(g.exp(x), axis=1, keepdims=True)
+        ),
         None,
     ),
     "inverted": (
-        lambda g, x: g.sum(e := g.exp(x - g.max(x, axis=1, keepdims=True)), axis=1, keepdims=True)
-        / e,
+        lambda g, x: (
+            g.sum(e := g.exp(x - g.max(x, axis=1, keepdims=True)), axis=1, keepdims=True) / e
+        ),
         None,
     ),
     "a minimum": (
-        lambda g, x: (e := g.exp(x - g.min(x, axis=1, keepdims=True)))
-        / g.sum(e, axis=1, keepdims=True),
+        lambda g, x: (
+            (e := g.exp(x - g.min(x, axis=1, keepdims=True))) / g.sum(e, axis=1, keepdims=True)
+        ),
         None,
     ),
 }

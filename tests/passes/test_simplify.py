@@ -29,7 +29,7 @@ ALGEBRA = {
     "x / 1": (lambda g, x: x / 1.0, "x"),
     "x / -1": (lambda g, x: x / -1.0, "neg(x)"),
     "x / 8": (lambda g, x: x / 8.0, "multiply(x, 0.125)"),
-    "-(-x)": (lambda g, x: -(-x), "x"),
+    "neg(neg(x))": (lambda g, x: g.neg(g.neg(x)), "x"),
     "abs(-x)": (lambda g, x: abs(-x), "abs(x)"),
     "abs(exp(x))": (lambda g, x: abs(g.exp(x)), "exp(x)"),
     "(-x) squared": (lambda g, x: g.square(-x), "square(x)"),
@@ -153,9 +153,7 @@ SHAPES = {
     "there and back": (lambda g, x: g.reshape(g.reshape(x, (12,)), (3, 4)), "x"),
     "two transpositions": (lambda g, x: g.transpose(g.transpose(x)), "x"),
     "permutations compose": (
-        lambda g, x: g.permute_dims(
-            g.permute_dims(g.reshape(x, (3, 2, 2)), (2, 0, 1)), (2, 0, 1)
-        ),
+        lambda g, x: g.permute_dims(g.permute_dims(g.reshape(x, (3, 2, 2)), (2, 0, 1)), (2, 0, 1)),
         "permute_dims(reshape(x, shape=(3, 2, 2)), axes=(1, 2, 0))",
     ),
     "a permutation of ones": (

@@ -93,9 +93,10 @@ def _find(uses: Uses, softmax: Node) -> Iterator[Finding]:
         if softmax.attrs["axis"] != softmax.outputs[0].ndim - 1:
             raise _Unlike("the softmax is not over the last axis")
         scores = _scores(softmax.inputs[0])
-        q, kt, scale = _unscaled(scores)
-        _check_shapes(q, kt, v, scores)
-        masks = _combinable(scores.masks, (q.shape[-2], kt.shape[-1]))
+        q, scale = _without_factor(scores.product.inputs[0], scores.scale)
+        k, axes, scale = _keys(scores.product.inputs[1], scale)
+        _check(scores.product, v, scale)
+        masks = _combinable(scores.masks, scores.product.outputs[0].shape[-2:])
     except _Unlike as reason:
         yield Refusal(softmax, "attention", str(reason))
         return
@@ -103,7 +104,7 @@ def _find(uses: Uses, softmax: Node) -> Iterator[Finding]:
     if not is_private(uses, root.outputs[0], boundary, scores.product.outputs[0]):
         yield Refusal(softmax, "attention", "the scores or weights have other readers")
         return
-    parts = _Parts(q, kt, v, root.outputs[0], scale, scores.softcap, masks)
+    parts = _Parts(q, k, axes, v, root.outputs[0], scale, scores.softcap, masks)
     yield Match(root, "attention", parts.build)
 
 
@@ -207,14 +208,14 @@ def _factor(node: Node, scores: Value) -> float:
     return 1.0 / number
 
 
-def _unscaled(scores: _Scores) -> tuple[Value, Value, float]:
-    """q, kᵀ and the scale, with factors of q and k moved into the scale."""
-    q, kt = scores.product.inputs
-    q, scale = _without_factor(q, scores.scale)
+def _keys(kt: Value, scale: float) -> tuple[Value, tuple[int, ...], float]:
+    """Keys, the axes by which they are to be permuted, and the scale with their factor."""
     kt, scale = _without_factor(kt, scale)
-    if not math.isfinite(scale):
-        raise _Unlike(f"the scale is {scale}")
-    return q, kt, scale
+    axes = (*range(kt.ndim - 2), kt.ndim - 1, kt.ndim - 2)
+    if (node := made_by(kt, "permute_dims")) is None:
+        return kt, axes, scale
+    k, scale = _without_factor(node.inputs[0], scale)
+    return k, tuple(node.attrs["axes"][axis] for axis in axes), scale
 
 
 def _without_factor(value: Value, scale: float) -> tuple[Value, float]:
@@ -226,7 +227,9 @@ def _without_factor(value: Value, scale: float) -> tuple[Value, float]:
     return value, scale
 
 
-def _check_shapes(q: Value, kt: Value, v: Value, scores: _Scores) -> None:
+def _check(product: Node, v: Value, scale: float) -> None:
+    """Raise :class:`_Unlike` for what attention does not take."""
+    q, kt = product.inputs
     shapes = {value.shape[:-2] for value in (q, kt, v)}
     if not 2 <= q.ndim <= 4 or len(shapes) != 1:
         shown = ", ".join(str(value.type) for value in (q, kt, v))
@@ -236,6 +239,8 @@ def _check_shapes(q: Value, kt: Value, v: Value, scores: _Scores) -> None:
     depth = q.shape[-1]
     if not isinstance(depth, int) or depth == 0 or v.dtype != q.dtype:
         raise _Unlike("the head dimension is symbolic or the dtypes of q and v differ")
+    if not math.isfinite(scale):
+        raise _Unlike(f"the scale is {scale}")
 
 
 # -- masks ---------------------------------------------------------------------------------------
@@ -249,7 +254,7 @@ class _Masks:
     masks: tuple[_Mask, ...] = ()
 
 
-def _combinable(masks: tuple[_Mask, ...], lengths: tuple[Dim, Dim]) -> _Masks:
+def _combinable(masks: tuple[_Mask, ...], lengths: tuple[Dim, ...]) -> _Masks:
     """The masks as attention takes them.
 
     Raises:
@@ -271,7 +276,7 @@ def _combinable(masks: tuple[_Mask, ...], lengths: tuple[Dim, Dim]) -> _Masks:
     return _Masks(causal, tuple(kept))
 
 
-def _is_causal(mask: _Mask, lengths: tuple[Dim, Dim], alone: bool) -> bool:
+def _is_causal(mask: _Mask, lengths: tuple[Dim, ...], alone: bool) -> bool:
     """Whether a constant mask is the lower triangle, and a triangle says all that it says."""
     array = array_of(mask.value)
     if array is None or array.shape[-2:] != lengths or lengths[0] != lengths[1]:
@@ -306,7 +311,8 @@ class _Parts:
     """All that an attention node needs, as values of the old graph."""
 
     q: Value
-    kt: Value
+    k: Value
+    axes: tuple[int, ...]
     v: Value
     result: Value
     scale: float
@@ -333,16 +339,12 @@ class _Parts:
 
     def _operands(self, g: Graph, new: Rewriter) -> tuple[Value, Value, Value]:
         """q, k and v, k the right way round, repeated heads taken once."""
-        base, axes = self.kt, list(range(self.kt.ndim))
-        axes[-2:] = axes[:-3:-1]
-        if node := made_by(base, "permute_dims"):
-            base, axes = node.inputs[0], [node.attrs["axes"][axis] for axis in axes]
-        turned = axes != sorted(axes)
+        turned = self.axes != tuple(range(self.k.ndim))
         if not turned:
-            key, value = _unrepeated(base), _unrepeated(self.v)
+            key, value = _unrepeated(self.k), _unrepeated(self.v)
             if key is not None and value is not None and key.shape[1] == value.shape[1]:
                 return new[self.q], new[key], new[value]
-        k = g.permute_dims(new[base], tuple(axes)) if turned else new[base]
+        k = g.permute_dims(new[self.k], self.axes) if turned else new[self.k]
         return new[self.q], k, new[self.v]
 
     def _mask(self, g: Graph, new: Rewriter) -> Value | None:
