@@ -28,65 +28,53 @@ def rounded(value: Real, bits: int) -> Real:
 
 
 class Fit:
-    """Fits ``numerator(t) / denominator(t)`` to ``f`` on ``[low, high]``, error times ``weight``.
+    """Fits a polynomial to ``f`` on ``[low, high]``, minimising the error times ``weight``."""
 
-    The denominator has constant term 1; with degree 0 the fit is a polynomial.
-    """
-
-    def __init__(
-        self, f: Function, weight: Function, low: float, high: float, degree: int, below: int = 0
-    ) -> None:
-        self.degree, self.below = degree, below
-        count = 60 * (degree + below + 2)
+    def __init__(self, f: Function, weight: Function, low: float, high: float, degree: int) -> None:
+        self.degree = degree
+        count = 60 * (degree + 2)
         mid, half = (mp.mpf(low) + high) / 2, (mp.mpf(high) - low) / 2
         self.grid = [mid - half * mp.cos(mp.pi * (k + 0.5) / count) for k in range(count)]
         self.f = [f(t) for t in self.grid]
         self.w = [weight(t) for t in self.grid]
 
-    def solve(self, fixed: Sequence[Real] = ()) -> tuple[list[Real], list[Real], Real]:
-        """The best fit whose lowest numerator coefficients are ``fixed``, and its error."""
-        free, below = self.degree + 1 - len(fixed), self.below
-        unknowns = free + below
+    def solve(self, fixed: Sequence[Real] = ()) -> list[Real]:
+        """The best polynomial whose lowest coefficients are ``fixed``: Remez' exchange."""
+        unknowns = self.degree + 1 - len(fixed)
         last = len(self.grid) - 1
         nodes = [round(last * (1 - mp.cos(mp.pi * k / unknowns)) / 2) for k in range(unknowns + 1)]
-        level = mp.mpf(0)
-        best = None
+        best: tuple[Real, list[Real]] | None = None
         for _ in range(60):
-            for _ in range(1 if not below else 8):
-                p, q, level = self._equalise(nodes, fixed, level)
-            errors = [
-                (f - mp.polyval(p[::-1], t) / mp.polyval(q[::-1], t)) * w
-                for t, f, w in zip(self.grid, self.f, self.w, strict=True)
-            ]
+            polynomial, level = self._equalise(nodes, fixed)
+            errors = self.errors(polynomial)
             worst = max(abs(e) for e in errors)
-            if best is None or worst < best[2]:
-                best = (p, q, worst)
+            if best is None or worst < best[0]:
+                best = (worst, polynomial)
             if worst < abs(level) * mp.mpf("1.001"):
                 break
             nodes = self._exchange(errors, unknowns + 1)
         assert best is not None
-        return best
+        return best[1]
 
-    def _equalise(
-        self, nodes: Sequence[int], fixed: Sequence[Real], level: Real
-    ) -> tuple[list[Real], list[Real], Real]:
-        """Solves p(t) + (+-level/w - f) (q(t) - 1) +- level/w = f at the nodes."""
-        free, below = self.degree + 1 - len(fixed), self.below
-        size = free + below + 1
-        matrix, right = mp.matrix(size, size), mp.matrix(size, 1)
+    def errors(self, polynomial: Sequence[Real]) -> list[Real]:
+        """The weighted error at every point of the grid."""
+        return [
+            (f - mp.polyval(polynomial[::-1], t)) * w
+            for t, f, w in zip(self.grid, self.f, self.w, strict=True)
+        ]
+
+    def _equalise(self, nodes: Sequence[int], fixed: Sequence[Real]) -> tuple[list[Real], Real]:
+        """The polynomial whose error at the nodes is equal but for alternating signs."""
+        free = self.degree + 1 - len(fixed)
+        matrix, right = mp.matrix(free + 1, free + 1), mp.matrix(free + 1, 1)
         for row, node in enumerate(nodes):
-            t, f = self.grid[node], self.f[node]
-            ripple = (-1) ** row / self.w[node]
+            t = self.grid[node]
             for k in range(free):
                 matrix[row, k] = t ** (k + len(fixed))
-            for k in range(below):
-                matrix[row, free + k] = (ripple * level - f) * t ** (k + 1)
-            matrix[row, size - 1] = ripple
-            right[row] = f - sum(c * t**k for k, c in enumerate(fixed))
+            matrix[row, free] = (-1) ** row / self.w[node]
+            right[row] = self.f[node] - sum(c * t**k for k, c in enumerate(fixed))
         x = mp.lu_solve(matrix, right)
-        p = [*fixed, *(x[k] for k in range(free))]
-        q = [mp.mpf(1), *(x[free + k] for k in range(below))]
-        return p, q, x[size - 1]
+        return [*fixed, *(x[k] for k in range(free))], x[free]
 
     @staticmethod
     def _exchange(errors: Sequence[Real], wanted: int) -> list[int]:
@@ -113,25 +101,10 @@ class Fit:
         fixed: list[Real] = []
         # Beyond the first few, the rounding of a float64 coefficient no longer shows.
         for _ in range(self.degree if bits == 24 else 3):
-            p, _, _ = self.solve(fixed)
-            fixed.append(rounded(p[len(fixed)], bits))
-        p, _, _ = self.solve(fixed)
-        final = [rounded(c, bits) for c in p]
-        worst = max(
-            abs((f - mp.polyval(final[::-1], t)) * w)
-            for t, f, w in zip(self.grid, self.f, self.w, strict=True)
-        )
+            fixed.append(rounded(self.solve(fixed)[len(fixed)], bits))
+        final = [rounded(c, bits) for c in self.solve(fixed)]
+        worst = max(abs(e) for e in self.errors(final))
         return [float(c) for c in final], float(mp.log(worst, 2))
-
-    def rational(self, bits: int) -> tuple[list[float], list[float], float]:
-        """Numerator and denominator in the target format, and log2 of the error reached."""
-        p, q, _ = self.solve()
-        p, q = [rounded(c, bits) for c in p], [rounded(c, bits) for c in q]
-        worst = max(
-            abs((f - mp.polyval(p[::-1], t) / mp.polyval(q[::-1], t)) * w)
-            for t, f, w in zip(self.grid, self.f, self.w, strict=True)
-        )
-        return [float(c) for c in p], [float(c) for c in q], float(mp.log(worst, 2))
 
 
 HALF_LN2 = mp.log(2) / 2 * mp.mpf("1.0005")
