@@ -242,6 +242,7 @@ def test_one_hot(run, type_of):
         (lambda g, x, i: g.dynamic_slice(x, (0,), (1, 1)), "expected a start for each axis"),
         (lambda g, x, i: g.dynamic_slice(x, (0, 0), (1,)), "1 sizes are given for 2"),
         (lambda g, x, i: g.dynamic_slice(x, (0, 0), (3, 1)), "a block of 3 does not fit"),
+        (lambda g, x, i: g.dynamic_slice(g.ones((N,)), (0,), (2,)), "2 does not fit an axis of n"),
         (lambda g, x, i: g.dynamic_slice(x, (i, 0), (1, 1)), "a start is an integer scalar"),
         (lambda g, x, i: g.dynamic_slice(x, (0.5, 0), (1, 1)), "a start is an int"),
         (lambda g, x, i: g.dynamic_update_slice(x, i, (0, 0)), "expected updates of float32"),

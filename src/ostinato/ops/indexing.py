@@ -13,7 +13,7 @@ from ostinato.errors import GraphError
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axis
-from ostinato.variables import Dim, Expr, bounds, provably_less
+from ostinato.variables import Dim, Expr, bounds, provably_nonnegative
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -330,15 +330,15 @@ def _expect_starts(op: Op, x: TensorType, starts: Sequence[TensorType]) -> None:
 
 
 def expect_block(x: TensorType, sizes: Sequence[Dim]) -> None:
-    """Refuse a block of ``sizes`` that cannot lie within ``x``.
+    """Refuse a block of ``sizes`` unless it lies within ``x`` whatever the Variables are.
 
     Raises:
-        GraphError: another number of axes, or an axis that is too short.
+        GraphError: another number of axes, or an axis that is, or may be, too short.
     """
     if len(sizes) != x.ndim:
         raise GraphError(f"{len(sizes)} sizes are given for {x.ndim} dimensions")
     for size, most in zip(sizes, x.shape, strict=True):
-        if provably_less(size, 0) or provably_less(most, size):
+        if not provably_nonnegative(size) or not provably_nonnegative(most - size):
             raise GraphError(f"a block of {size} does not fit an axis of {most}")
 
 
