@@ -37,8 +37,11 @@ def load_onnx(
     """Import an ONNX model (operator sets 7 to 28).
 
     Inputs and outputs keep their names. Weights become params that hold the model's values;
-    scalars and small integer tensors become constants. Shape computations are carried out while
-    loading, so none of them is left in the graph.
+    scalars and small integer tensors become constants. What depends on stored tensors alone is
+    computed while loading (up to a million elements): a weight that the model rearranges before
+    use becomes a param of the rearranged tensor's name. Shape computations are followed too, so
+    none of them is left in the graph. An ``If`` whose condition is known takes its branch; one
+    that depends on data runs both branches, which must give the same types, and chooses.
 
     >>> g = ost.load_onnx("encoder.onnx", dims={"batch": 8, "sequence": (1, 128)})
 
