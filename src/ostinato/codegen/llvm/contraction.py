@@ -74,7 +74,7 @@ class _Renderer:
         self.kernel = kernel
         self.builder = kernel.builder
         self.indices = Indices(kernel.builder)
-        self.item = axis("item", contraction.extent)
+        self.item = axis("range.item", contraction.extent)
         self.block = axis("m.block", contraction.blocks)
         self.panel = axis("n.panel", contraction.panels)
         self.first_row: Dim = self.block * contraction.block
