@@ -20,6 +20,7 @@ from ostinato.lower.products import (
     matmul_product,
 )
 from ostinato.lower.program import Call, LoweredBuffer, Program, Role
+from ostinato.lower.recurrent import recurrent_kernel, recurrent_product, recurrent_tile
 from ostinato.lower.regions import REDUCTIONS, FusionOptions, Region, form_regions, is_transparent
 from ostinato.lower.topk import topk_kernel
 from ostinato.lower.updates import (
@@ -250,14 +251,19 @@ class _Lowering:
         if not product.reads_in_place(self._builder(region)):
             self._copy(product.a)
         tile = product.tile(self.options.registers)
-        packed = product.packed_buffer(tile[1], Role.TEMP)
-        build = KernelBuilder(self.stored, self.inlined)
-        packing = product.packing(build, packed, tile[1], self.variables)
-        self._helper_call(product.node, "pack", build, packing)
+        packed = self._pack(product, tile[1])
         build = self._builder(region)
         outputs = self._region_outputs(region)
         kernel = product.contraction(build, packed, tile, outputs, self.variables)
         self._call(region, build, kernel, outputs)
+
+    def _pack(self, product: Product, panel: int) -> LoweredBuffer:
+        """Bring the right operand of ``product`` into panels."""
+        packed = product.packed_buffer(panel, Role.TEMP)
+        build = KernelBuilder(self.stored, self.inlined)
+        packing = product.packing(build, packed, panel, self.variables)
+        self._helper_call(product.node, "pack", build, packing)
+        return packed
 
     def _copy(self, value: Value) -> None:
         """Bring ``value``, a view of something, into memory of its own."""
@@ -297,6 +303,14 @@ class _Lowering:
         build = self._builder(region)
         outputs = self._region_outputs(region)
         self._call(region, build, topk_kernel(build, anchor, outputs, self.variables), outputs)
+
+    def _lower_recurrent(self, region: Region, anchor: Node) -> None:
+        tile = recurrent_tile(anchor, self.options.registers)
+        packed = self._pack(recurrent_product(anchor), tile[1])
+        build = self._builder(region)
+        outputs = self._region_outputs(region)
+        kernel = recurrent_kernel(build, anchor, packed, tile, outputs, self.variables)
+        self._call(region, build, kernel, outputs)
 
     # -- results -------------------------------------------------------------------------------
 
@@ -351,6 +365,7 @@ _RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
     "cumsum": _Lowering._lower_scan,
     "cumprod": _Lowering._lower_scan,
     "topk": _Lowering._lower_topk,
+    "recurrent_scan": _Lowering._lower_recurrent,
     **dict.fromkeys(_UPDATES, _Lowering._lower_update),
 }
 

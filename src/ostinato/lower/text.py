@@ -38,6 +38,7 @@ from ostinato.lower.loops import (
     Statement,
     Store,
 )
+from ostinato.lower.recurrent import RecurrentKernel
 from ostinato.lower.topk import TopK
 from ostinato.variables import Dim, Expr, Symbol, substitute, symbols
 
@@ -59,6 +60,8 @@ def kernel_text(kernel: Kernel) -> str:
             printer.nest(kernel)
         case Contraction():
             printer.contraction(kernel)
+        case RecurrentKernel():
+            printer.recurrent(kernel)
         case TopK():
             printer.topk(kernel)
     return "\n".join(printer.lines) + "\n"
@@ -122,6 +125,29 @@ class _Printer:
         self._line(1, f"by {self._scalar(kernel.value)}")
         for store in kernel.stores:
             self._statement(store)
+
+    def recurrent(self, kernel: RecurrentKernel) -> None:
+        attrs = ", ".join(f"{name}={self._attr(value)}" for name, value in kernel.attrs)
+        self._line(0, f"recurrent scan, {attrs}")
+        self._head(kernel.args)
+        self._line(1, f"rows {self._axis(kernel.row)} by {kernel.rows}")
+        self._line(1, f"columns {self._axis(kernel.column)} by {kernel.panel}")
+        self._line(1, f"steps {self._axis(kernel.step)}")
+        self._line(1, f"accumulate {kernel.acc.short} state * b{kernel.r}")
+        self._named("x", kernel.x)
+        self._named("initial", kernel.initial)
+        for name, parts in kernel.weights:
+            self._named(name, parts)
+        if kernel.length is not None:
+            self._named("length", [kernel.length])
+        for name, store in zip(("y", "h", "c"), (kernel.y, *kernel.last), strict=False):
+            if store is not None:
+                self._line(1, f"store {name}")
+                self._statement(store)
+
+    def _named(self, name: str, scalars: Iterable[Scalar]) -> None:
+        """What ``scalars`` are, and that together they are called ``name``."""
+        self._line(1, f"{name}: {', '.join([self._scalar(s) for s in scalars])}")
 
     def _head(self, args: Iterable[Arg]) -> None:
         for variable in self._variables:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.lower.contraction import Contraction
 from ostinato.lower.loops import LoopNest
+from ostinato.lower.recurrent import RecurrentKernel
 from ostinato.lower.topk import TopK
 
 if TYPE_CHECKING:
@@ -19,13 +20,15 @@ __all__ = ["render"]
 
 def render(kernel: Kernel, name: str, target: TargetSpec) -> ir.Module:
     """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic."""
-    from ostinato.codegen.llvm import contraction, loops, topk
+    from ostinato.codegen.llvm import contraction, loops, recurrent, topk
 
     match kernel:
         case LoopNest():
             return loops.render(kernel, name, target)
         case Contraction():
             return contraction.render(kernel, name, target)
+        case RecurrentKernel():
+            return recurrent.render(kernel, name, target)
         case TopK():
             return topk.render(kernel, name, target)
     raise TypeError(f"no renderer for a {type(kernel).__name__}")
