@@ -16,7 +16,7 @@ import numpy as np
 
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.errors import GraphError
-from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy, check_shape
+from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf, as_numpy, check_shape
 from ostinato.ir.types import TensorType
 from ostinato.variables import Expr, Symbol, symbols
 
@@ -244,15 +244,16 @@ class BaseGraph:
         shape = check_shape(f"param {name!r}", shape)
         if any(not isinstance(d, int) for d in shape):
             raise GraphError(f"param {name!r}: the shape of a param is fixed, got {shape}")
+        if value is not None:
+            value = as_numpy(value)
+            type_ = TensorType(DType.parse(dtype), shape)
+            if value.shape != shape or DType.parse(value.dtype) != type_.dtype:
+                raise GraphError(
+                    f"param {name!r} is {type_}, its value is {value.dtype}{value.shape}"
+                )
         result = self._leaf(self.params, PARAM, name, shape, dtype)
         if value is not None:
-            array = as_numpy(value)
-            if array.shape != shape or DType.parse(array.dtype) != result.dtype:
-                del self.params[name]
-                raise GraphError(
-                    f"param {name!r} is {result.type}, its value is {array.dtype}{array.shape}"
-                )
-            self.param_values[name] = array
+            self.param_values[name] = value
         return result
 
     def state(self, name: str, shape: Sequence[Dim], dtype: Any = FLOAT32, init: Any = 0) -> Value:
@@ -338,21 +339,14 @@ class BaseGraph:
         Raises:
             GraphError: a leaf's name is taken.
         """
-        types = tuple(value.type for value in node.outputs)
-        results = self._append(node.op, tuple(operands), node.attrs, types, node)
-        tables: dict[Op, dict[str, Value]] = {
-            INPUT: self.inputs,
-            PARAM: self.params,
-            STATE: self.states,
-        }
-        if (table := tables.get(node.op)) is not None:
-            name = node.attrs["name"]
-            self._check_name(node.op, name)
-            table[name] = results[0]
-            values = node.outputs[0].graph.param_values
-            if node.op is PARAM and name in values:
-                self.param_values[name] = values[name]
-        return results
+        original = node.outputs[0].graph
+        if original._variables:
+            self._note_all_variables(tuple(v.type for v in node.outputs), node.attrs)
+        copy = Node(node.op, tuple(operands), node.attrs, node.label, node.source)
+        self._define(copy, [value.type for value in node.outputs])
+        if isinstance(node.op, Leaf) and node.op is not CONSTANT:
+            self._adopt_leaf(copy, original)
+        return copy.outputs
 
     @contextmanager
     def labelled(self, label: str) -> Iterator[None]:
@@ -416,22 +410,37 @@ class BaseGraph:
         operands: tuple[Value, ...],
         attrs: dict[str, Attr],
         types: tuple[TensorType, ...],
-        original: Node | None = None,
     ) -> tuple[Value, ...]:
+        self._note_all_variables(types, attrs)
+        label = self._label or f"{op.name}_{len(self.nodes)}"
+        node = Node(op, operands, attrs, label, user_source())
+        self._define(node, types)
+        return node.outputs
+
+    def _define(self, node: Node, types: Sequence[TensorType]) -> None:
+        """Append ``node`` with results of these types."""
+        first = self._next_id
+        node.outputs = tuple([Value(self, node, i, first + i, t) for i, t in enumerate(types)])
+        self._next_id += len(types)
+        self.nodes.append(node)
+
+    def _adopt_leaf(self, leaf: Node, original: BaseGraph) -> None:
+        tables: dict[Op, dict[str, Value]] = {
+            INPUT: self.inputs,
+            PARAM: self.params,
+            STATE: self.states,
+        }
+        name = leaf.attrs["name"]
+        self._check_name(leaf.op, name)
+        tables[leaf.op][name] = leaf.outputs[0]
+        if leaf.op is PARAM and name in original.param_values:
+            self.param_values[name] = original.param_values[name]
+
+    def _note_all_variables(self, types: tuple[TensorType, ...], attrs: dict[str, Attr]) -> None:
         for type_ in types:
             self._note_variables(type_.shape)
         for attr in attrs.values():
             self._note_variables(attr if isinstance(attr, tuple) else (attr,))
-        if original is not None:
-            label, source = original.label, original.source
-        else:
-            label, source = self._label or f"{op.name}_{len(self.nodes)}", user_source()
-        node = Node(op, operands, attrs, label, source)
-        first = self._next_id
-        node.outputs = tuple(Value(self, node, i, first + i, t) for i, t in enumerate(types))
-        self._next_id += len(types)
-        self.nodes.append(node)
-        return node.outputs
 
     def _note_variables(self, dims: Sequence[Any]) -> None:
         for dim in dims:

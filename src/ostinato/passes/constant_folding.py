@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ostinato.ir.leaves import Leaf
+from ostinato.ir.leaves import CONSTANT, Leaf
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.match import array_of
 from ostinato.passes.rewrite import Rewriter
@@ -35,6 +35,8 @@ class ConstantFolding(Pass):
     name: ClassVar[str] = "constant_folding"
 
     def run(self, graph: BaseGraph, report: PassReport) -> BaseGraph:
+        if not any(self._is_foldable(node) for node in graph.nodes if _on_constants(node)):
+            return graph
         rewriter = Rewriter(graph)
         for node in rewriter.nodes():
             operands = rewriter.operands(node)
@@ -58,6 +60,10 @@ class ConstantFolding(Pass):
             return False
         flops = node.op.flops([value.type for value in node.inputs], node.attrs)
         return isinstance(flops, int) and flops <= self.max_flops
+
+
+def _on_constants(node: Node) -> bool:
+    return all(value.node.op is CONSTANT for value in node.inputs)
 
 
 def _dims(node: Node) -> list[object]:

@@ -66,6 +66,11 @@ def power(*factors: tuple[Value, float]) -> Monomial:
     return tuple(sorted(factors, key=lambda factor: factor[0].id))
 
 
+def is_arithmetic(value: Value) -> bool:
+    """Whether expansion sees through what makes ``value``."""
+    return value.node.op.name in ARITHMETIC
+
+
 def arithmetic_below(value: Value, limit: int = 16) -> Iterator[Value]:
     """``value`` and what arithmetic makes it from, nearest first, at most ``limit`` values."""
     queue, seen = [value], {value}

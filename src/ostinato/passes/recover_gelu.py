@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.passes.base import Pass, PassReport
-from ostinato.passes.polynomial import ARITHMETIC, arithmetic_below, equals, expand, power
+from ostinato.passes.polynomial import arithmetic_below, equals, expand, is_arithmetic, power
 from ostinato.passes.recovery import (
     Finding,
     Match,
@@ -53,7 +53,7 @@ def _find(uses: Uses, curve: Node) -> Iterator[Finding]:
     (t,) = curve.outputs
     approximate = curve.op.name == "tanh"
     wanted = {power((x, 1.0)): 0.5, power((x, 1.0), (t, 1.0)): 0.5}
-    for value in values_above(uses, t, ARITHMETIC, limit=8):
+    for value in values_above(uses, t, is_arithmetic, limit=8):
         if value.type != x.type or not equals(
             expand(value, lambda v: v is x or v is t), wanted, x.dtype
         ):

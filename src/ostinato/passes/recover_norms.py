@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from ostinato.ops.normalization import LAYER_NORM, RMS_NORM
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.match import made_by, near, uniform_of
-from ostinato.passes.polynomial import ARITHMETIC, Monomial, Polynomial, expand, power
+from ostinato.passes.polynomial import Monomial, Polynomial, expand, power
 from ostinato.passes.recovery import (
     Finding,
     Match,
@@ -238,12 +238,17 @@ def _candidates(uses: Uses, found: _Statistics, root: Value) -> list[tuple[Value
     def is_atom(value: Value) -> bool:
         return value in inner or (found.is_vector(value) and value is not root)
 
+    def is_inside(value: Value) -> bool:
+        """Whether ``value`` is made of nothing but what norms are made of."""
+        terms = expand(value, is_atom)
+        atoms = [atom for monomial in terms or () for atom, _ in monomial]
+        return bool(atoms) and all(atom in inner or found.is_vector(atom) for atom in atoms)
+
     candidates = []
-    for value in values_above(uses, root, ARITHMETIC, limit=16):
-        if value.type == found.x.type:
-            affine = _affine(found, expand(value, is_atom))
-            if affine is not None:
-                candidates.append((value, affine))
+    for value in values_above(uses, root, is_inside, limit=16):
+        affine = _affine(found, expand(value, is_atom)) if value.type == found.x.type else None
+        if affine is not None:
+            candidates.append((value, affine))
     return sorted(candidates, key=lambda candidate: -len(candidate[1].operands))
 
 

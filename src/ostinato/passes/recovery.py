@@ -94,17 +94,20 @@ def is_private(uses: Uses, root: Value, boundary: Iterable[Value], *starts: Valu
     return all(uses.inside(value, inside) for value in tainted)
 
 
-def values_above(uses: Uses, value: Value, ops: frozenset[str], limit: int) -> list[Value]:
-    """Results of ``ops`` that are computed from ``value`` through ``ops`` alone, nearest first."""
+def values_above(
+    uses: Uses, value: Value, is_link: Callable[[Value], bool], limit: int
+) -> list[Value]:
+    """What is computed from ``value`` through values for which ``is_link`` holds, nearest first."""
     found: list[Value] = []
     queue, seen = [value], {value}
     while queue and len(found) < limit:
         for node in uses.readers(queue.pop(0)):
             result = node.outputs[0]
-            if node.op.name in ops and result not in seen:
+            if result not in seen:
                 seen.add(result)
-                found.append(result)
-                queue.append(result)
+                if is_link(result):
+                    found.append(result)
+                    queue.append(result)
     return found
 
 
