@@ -253,7 +253,14 @@ def tile_for(
         for vectors in range(1, _MAX_VECTORS + 1)
         for rows in _row_choices(m_hint, _most_rows(registers, vectors))
     ]
-    rows, vectors = min(shapes, key=lambda s: _cost(*s, lanes, m_hint, n_hint))
+
+    def cost(shape: tuple[int, int]) -> tuple[int, int]:
+        """By time per step of ``k`` over the whole product, then by loads."""
+        rows, vectors = shape
+        tiles = -(-m_hint // rows) * -(-n_hint // (vectors * lanes))
+        return tiles * _tile_time(rows, vectors), tiles * (rows + vectors)
+
+    rows, vectors = min(shapes, key=cost)
     return rows, vectors * lanes
 
 
@@ -273,12 +280,6 @@ def _row_choices(m: int, most: int) -> range:
     """Heights worth considering: at least half of what fits, if there are as many rows."""
     highest = max(1, min(m, most))
     return range(highest, (highest + 1) // 2 - 1, -1)
-
-
-def _cost(rows: int, vectors: int, lanes: int, m: int, n: int) -> tuple[int, int]:
-    """How bad a shape is: by time per step of ``k``, then by loads."""
-    tiles = -(-m // rows) * -(-n // (vectors * lanes))
-    return tiles * _tile_time(rows, vectors), tiles * (rows + vectors)
 
 
 def _tile_time(rows: int, vectors: int) -> int:
