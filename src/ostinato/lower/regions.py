@@ -129,19 +129,19 @@ class _Former:
         self.options = options
         self.refused: list[str] = []
         self._position: dict[Node, int] = {}
-        self._ancestors: dict[Node, int] = {}  # bit sets over positions
+        self._readers: dict[Node, list[Node]] = {}
+        self._fixed: set[Node] = set()
         self._region: dict[Node, Region] = {}
         self._order: list[Node] = []
 
     def add(self, node: Node) -> None:
         """Give ``node`` a region: one of its producers', or several merged, or its own."""
-        position = len(self._order)
+        self._position[node] = len(self._order)
         self._order.append(node)
-        self._position[node] = position
-        ancestors = 0
         for producer in self._producers(node):
-            ancestors |= self._ancestors[producer] | 1 << self._position[producer]
-        self._ancestors[node] = ancestors
+            self._readers.setdefault(producer, []).append(node)
+        if _is_fixed(node, self._fixed):
+            self._fixed.add(node)
         region = self._alone(node)
         self._region[node] = region
         if region.closed:
@@ -243,6 +243,10 @@ class _Former:
         merged = _merged(left, right, edge, node)
         if merged is None:
             return "rows of different lengths"
+        if merged.inner is not None and not merged.reductions:
+            return "rows without a reduction along them"
+        if (left.members[0] in self._fixed) != (node in self._fixed):
+            return "one depends on params alone, and runs once"
         if merged.anchor is not None and merged.inner is not None:
             return "a row's statistic after a contraction"
         if merged.inner is not None and _too_few_rows(merged, options):
@@ -250,27 +254,31 @@ class _Former:
         return self._order_refusal(merged)
 
     def _order_refusal(self, merged: Region) -> str:
-        bits = 0
-        for member in merged.members:
-            bits |= 1 << self._position[member]
-        anchor = merged.anchor
-        if anchor is not None and self._ancestors[anchor] & bits:
+        members = set(merged.members)
+        if merged.anchor is not None and not members.isdisjoint(self._producers(merged.anchor)):
             return "it feeds the contraction"
-        between = 0
-        for member in merged.members:
-            between |= self._ancestors[member]
-        between &= ~bits
-        first = min(self._position[m] for m in merged.members)
-        between >>= first + 1
-        position = first + 1
-        while between:
-            step = (between & -between).bit_length() - 1
-            position += step
-            between >>= step + 1
-            if self._ancestors[self._order[position]] & bits:
-                return "something outside runs between them"
-            position += 1
+        if self._runs_between(members):
+            return "something outside runs between them"
         return self._foreign_refusal(merged)
+
+    def _runs_between(self, members: set[Node]) -> bool:
+        """Whether some other region needs one member and is needed by another.
+
+        What matters is regions, not nodes: all of a region runs at once.
+        """
+        seen: set[int] = set()
+        stack = list(members)
+        while stack:
+            for reader in self._readers.get(stack.pop(), ()):
+                region = self._region[reader]
+                if reader in members or id(region) in seen:
+                    continue
+                seen.add(id(region))
+                for node in region.members:
+                    if not members.isdisjoint(self._readers.get(node, ())):
+                        return True
+                stack.extend(region.members)
+        return False
 
     def _foreign_refusal(self, merged: Region) -> str:
         """Members must read each other at the same point only."""
@@ -288,6 +296,22 @@ class _Former:
         if len(operands) > self.options.max_operands:
             return "too many operands"
         return ""
+
+
+def _is_fixed(node: Node, fixed: set[Node]) -> bool:
+    """Whether ``node`` depends on params and constants alone, so that it need run only once."""
+    stack = list(node.inputs)
+    while stack:
+        value = stack.pop()
+        source = value.node
+        if any(not isinstance(dim, int) for dim in value.shape):
+            return False
+        if source in fixed or source.op.name in ("param", "constant"):
+            continue
+        if not is_transparent(source) or not source.inputs:
+            return False
+        stack.extend(source.inputs)
+    return True
 
 
 def _takes_epilogue(anchor: Node) -> bool:

@@ -64,7 +64,7 @@ def near(number: float | None, expected: float, dtype: DType) -> bool:
     """Whether ``number`` is ``expected`` as an exporter would have rounded it to ``dtype``."""
     if number is None:
         return False
-    return abs(number - expected) <= _TOLERANCE[dtype.name] * abs(expected)
+    return abs(number - expected) <= _TOLERANCE.get(dtype.name, 0.0) * abs(expected)
 
 
 #: A few units in the last place: constants are often computed in another order or precision.
