@@ -36,6 +36,15 @@ _SIMPLIFY: tuple[Pass, ...] = (
     Shapes(),
 )
 
+#: Tidies up after recovery and decomposition, which bring constants, casts and reshapes.
+_TIDY: tuple[Pass, ...] = (
+    ConstantFolding(),
+    Algebraic(),
+    Shapes(),
+    CommonSubexpressions(),
+    DeadCode(),
+)
+
 #: Finds composite ops; the later ones build on the earlier ones.
 _RECOVER: tuple[Pass, ...] = (
     RecoverNorms(),
@@ -63,21 +72,15 @@ class Capabilities(Protocol):
 
 
 def pipeline(capabilities: Capabilities) -> tuple[Pass, ...]:
-    """Every pass, in order, for a backend.
-
-    Decomposition brings new constants, casts and reshapes, which the second round of
-    simplification tidies up.
-    """
+    """Every pass, in order, for a backend."""
     required: tuple[Pass, ...] = (Decompose(_native(capabilities)),)
     if not capabilities.padded_conv:
         required += (ExplicitPadding(),)
-    return (DeadCode(), *_SIMPLIFY, *_RECOVER, *required, *_SIMPLIFY, DeadCode())
+    return (DeadCode(), *_SIMPLIFY, *_RECOVER, *required, *_TIDY)
 
 
 #: The names that ``disabled=`` accepts; the other passes make a graph one that a backend takes.
-OPTIONAL_PASSES: frozenset[str] = frozenset(
-    pass_.name for pass_ in (DeadCode(), *_SIMPLIFY, *_RECOVER)
-)
+OPTIONAL_PASSES: frozenset[str] = frozenset(pass_.name for pass_ in (*_SIMPLIFY, *_RECOVER, *_TIDY))
 
 
 def run_passes(
