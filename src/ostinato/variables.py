@@ -13,12 +13,14 @@ A *dim* is an ``int`` or an ``Expr``; the module's functions accept either and g
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeAlias, Union
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
 from ostinato.errors import VariableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = [
     "BoundVariable",
@@ -376,8 +378,10 @@ def floor_div(a: Dim, b: Dim) -> Dim:
     """``a // b`` for a positive ``b``, simplified with the bounds of the atoms."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
-    if b == 1 or a == b:
-        return a if b == 1 else 1
+    if b == 1:
+        return a
+    if a == b:
+        return 1
     quotient, rest = _split_multiples(a, b)
     if _within(rest, b):
         return quotient
@@ -392,7 +396,7 @@ def remainder(a: Dim, b: Dim) -> Dim:
     """``a % b`` for a positive ``b``, simplified with the bounds of the atoms."""
     if isinstance(a, int) and isinstance(b, int):
         return a % b
-    if b == 1 or a == b:
+    if b in (1, a):
         return 0
     _, rest = _split_multiples(a, b)
     if _within(rest, b):
@@ -453,17 +457,20 @@ def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
     if isinstance(dim, int):
         return dim
     total = dim.const
-    for monomial, coefficient in dim.terms:
+    for monomial, factor in dim.terms:
+        term = factor
         for atom in monomial:
-            if isinstance(atom, Symbol):
-                if atom.name not in values:
-                    raise VariableError(f"Variable {atom.name!r} has no value")
-                coefficient *= values[atom.name]
-            else:
-                left, right = evaluate(atom.left, values), evaluate(atom.right, values)
-                coefficient *= _EVALUATE[type(atom)](left, right)
-        total += coefficient
+            term *= _atom_value(atom, values)
+        total += term
     return total
+
+
+def _atom_value(atom: Atom, values: Mapping[str, int]) -> int:
+    if isinstance(atom, Symbol):
+        if atom.name not in values:
+            raise VariableError(f"Variable {atom.name!r} has no value")
+        return values[atom.name]
+    return _EVALUATE[type(atom)](evaluate(atom.left, values), evaluate(atom.right, values))
 
 
 def substitute(dim: Dim, values: Mapping[Symbol, Dim]) -> Dim:
@@ -480,7 +487,7 @@ def substitute(dim: Dim, values: Mapping[Symbol, Dim]) -> Dim:
 
 
 def coefficient(dim: Dim, symbol: Symbol) -> tuple[Dim, Dim] | None:
-    """``(c, rest)`` such that ``dim == c * symbol + rest`` with ``symbol`` in neither, or ``None``."""
+    """``(c, rest)`` with ``dim == c * symbol + rest`` and ``symbol`` in neither, or ``None``."""
     if isinstance(dim, int):
         return 0, dim
     scale: dict[Monomial, int] = {}

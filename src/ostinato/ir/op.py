@@ -46,7 +46,7 @@ class Op(ABC):
         """
 
     def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
-        """The same computation in simpler ops built on the graph ``g``; ``None`` for a primitive."""
+        """The same computation in simpler ops, built on the graph ``g``; ``None``: a primitive."""
         return None
 
     def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Any:

@@ -63,13 +63,10 @@ class KernelBuilder:
 
     def argument(self, buffer: LoweredBuffer, *, reads: bool = False, writes: bool = False) -> int:
         """The position of ``buffer`` among the kernel's arguments."""
-        for position, known in enumerate(self.buffers):
-            if known is buffer:
-                break
-        else:
-            position = len(self.buffers)
+        if buffer not in self.buffers:  # buffers are compared by identity
             self.buffers.append(buffer)
             self._access.append([False, False])
+        position = self.buffers.index(buffer)
         access = self._access[position]
         access[0] |= reads
         access[1] |= writes
@@ -234,9 +231,7 @@ def _take(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
 def _take_along_axis(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
     x, ids = node.inputs
     axis_ = node.attrs["axis"]
-    index = build.data_index(
-        ids, broadcast_index(ids.shape, indices), x.shape[axis_], wrap=True
-    )
+    index = build.data_index(ids, broadcast_index(ids.shape, indices), x.shape[axis_], wrap=True)
     others = broadcast_index(x.shape, indices)
     return build.at(x, (*others[:axis_], index, *others[axis_ + 1 :]))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from ostinato.ir.graph import Node, Value
 from ostinato.lower.builder import is_pointwise
 from ostinato.lower.regions import COSTLY, Region, is_transparent
 from ostinato.ops.base import Elementwise
 from ostinato.variables import prod
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ostinato.ir.graph import Node, Value
 
 __all__ = ["inline_regions"]
 
@@ -101,9 +105,7 @@ def _reads_once(use: tuple[Node, int, bool], region_of: dict[Node, Region]) -> b
         return False
     if isinstance(reader.op, Elementwise):
         return prod(reader.inputs[position].shape) == prod(reader.outputs[0].shape)
-    if reader.op.name == "take" and position == 0:
-        return False
-    return True
+    return reader.op.name != "take" or position != 0
 
 
 def _is_cheap(region: Region) -> bool:

@@ -12,13 +12,16 @@ Variables, and over *data symbols*, which stand for integers read from memory (g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ostinato.dtypes import DType
-from ostinato.ir.op import Attr
 from ostinato.variables import Dim, Symbol, bounds, ceil_div, prod
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ostinato.dtypes import DType
+    from ostinato.ir.op import Attr
 
 __all__ = [
     "Accumulator",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
+from typing import TYPE_CHECKING
 
 from ostinato.lower.loops import Statement, extent_of
 from ostinato.lower.rewrite import Rewriter, index_expressions
 from ostinato.variables import Dim, Expr, Symbol, axis, coefficient, substitute
 
-__all__ = ["merge_axes"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
+__all__ = ["merge_axes"]
 
 
 def merge_axes(

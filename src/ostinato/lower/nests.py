@@ -77,9 +77,7 @@ def block_nest(
     )
 
 
-def map_nest(
-    build: KernelBuilder, outputs: Outputs, variables: tuple[Symbol, ...]
-) -> LoopNest:
+def map_nest(build: KernelBuilder, outputs: Outputs, variables: tuple[Symbol, ...]) -> LoopNest:
     """The nest of a purely elementwise region."""
     shape = max((value.shape for value, _ in outputs), key=len)
     indices = build.axes(shape)
@@ -285,11 +283,12 @@ class _Rows:
     def _operands(self, node: Node) -> list[Node]:
         """The members that ``node`` reads."""
         found = []
-        for value in node.inputs:
-            while value.node.op.name in ("reshape", "broadcast_to"):
-                (value,) = value.node.inputs
-            if value.node in self.members:
-                found.append(value.node)
+        for operand in node.inputs:
+            source = operand.node
+            while source.op.name in ("reshape", "broadcast_to"):
+                source = source.inputs[0].node
+            if source in self.members:
+                found.append(source)
         return found
 
     def _is_reduction(self, node: Node) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.lower.loops import LoopNest
@@ -11,6 +10,8 @@ from ostinato.lower.rewrite import index_expressions
 from ostinato.variables import symbols
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.variables import Symbol
 
 __all__ = ["split_prepared"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ostinato.dtypes import DType
-from ostinato.ir.graph import Node, Value
 from ostinato.ir.types import TensorType
 from ostinato.lower.builder import KernelBuilder, cast
 from ostinato.lower.contraction import Contraction, tile_for
@@ -40,6 +38,12 @@ from ostinato.variables import (
     symbols,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.dtypes import DType
+    from ostinato.ir.graph import Node, Value
+
 __all__ = [
     "Product",
     "RegisterFile",
@@ -48,6 +52,7 @@ __all__ = [
     "is_depthwise",
     "matmul_product",
 ]
+
 
 @dataclass(frozen=True)
 class RegisterFile:
@@ -130,9 +135,7 @@ class Product:
         if not (isinstance(self.n, int) and self.n % panel == 0):
             value = Guard((self.n - 1 - column,), value, Number(0, self.acc), self.acc)
         position = build.argument(packed, writes=True)
-        index = linear_index(
-            packed.type.shape, (*groups, which, linear_index(self.k, k), lane)
-        )
+        index = linear_index(packed.type.shape, (*groups, which, linear_index(self.k, k), lane))
         axes = symbols_of((*groups, which, *k, lane))
         return block_nest(build, axes, [Store(position, index, value)], variables)
 
@@ -203,7 +206,6 @@ class Product:
 def matmul_product(node: Node) -> Product:
     """``matmul`` with NumPy's semantics: 1-D operands, broadcasting batches."""
     a, b = node.inputs
-    (out,) = node.outputs
     a_shape = (1, *a.shape) if a.ndim == 1 else a.shape
     b_shape = (*b.shape, 1) if b.ndim == 1 else b.shape
     a_batch, b_batch = a_shape[:-2], b_shape[:-2]
@@ -224,8 +226,8 @@ def matmul_product(node: Node) -> Product:
 
     def out_at(at: Indices, row: Dim, column: Dim) -> Indices:
         if shared:
-            lead = (0,) * (len(b_batch) - len(a_batch))
-            lead += reshape_index((*a_batch, m), (rows,), (row,))
+            ones: Indices = (0,) * (len(b_batch) - len(a_batch))
+            lead = ones + reshape_index((*a_batch, m), (rows,), (row,))
         else:
             lead = (*at, row)
         kept = lead if a.ndim > 1 else lead[:-1]

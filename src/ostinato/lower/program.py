@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
-    from ostinato.lower.attention import AttentionKernel
-    from ostinato.lower.contraction import Contraction
-    from ostinato.lower.loops import LoopNest
-    from ostinato.lower.recurrent import RecurrentKernel
-    from ostinato.lower.topk import TopK
-    from ostinato.variables import Symbol
+    from ostinato.lower.loops import Arg
+    from ostinato.variables import Dim, Symbol
 
-    Kernel = LoopNest | Contraction | AttentionKernel | RecurrentKernel | TopK
-
-__all__ = ["Call", "LoweredBuffer", "Program", "Role"]
+__all__ = ["Call", "Kernel", "LoweredBuffer", "Program", "Role"]
 
 
 class Role(enum.Enum):
@@ -59,6 +53,34 @@ class LoweredBuffer:
 
     def __repr__(self) -> str:
         return f"<{self.role.value} {self.name} {self.type}>"
+
+
+class Kernel(Protocol):
+    """What every kind of kernel says of itself; what it computes is for its renderer to read."""
+
+    @property
+    def args(self) -> tuple[Arg, ...]:
+        """The buffers, in the order of the kernel's ``buffers``."""
+
+    @property
+    def variables(self) -> tuple[Symbol, ...]:
+        """The graph's Variables, in the order of the kernel's ``vars``."""
+
+    @property
+    def extent(self) -> Dim:
+        """How many steps its parallel range has."""
+
+    @property
+    def grain(self) -> int:
+        """How many of them are worth handing to a thread together."""
+
+    @property
+    def parallel(self) -> bool:
+        """Whether they may run at the same time and in any order."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that it needs for each thread."""
 
 
 @dataclass(eq=False)

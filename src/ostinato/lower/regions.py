@@ -15,16 +15,19 @@ members take as it leaves the registers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.ir.graph import Node, Value
 from ostinato.ir.leaves import Leaf
 from ostinato.lower.builder import INDEX_OPS, is_pointwise
 from ostinato.lower.views import VIEWS
 from ostinato.ops.base import Elementwise
 from ostinato.variables import Dim, bounds, prod
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ostinato.ir.graph import Node, Value
 
 __all__ = ["ANCHORS", "REDUCTIONS", "FusionOptions", "Region", "form_regions", "is_row_reduction"]
 
@@ -363,7 +366,6 @@ def _broadcast_rows(source: Sequence[Dim], target: Sequence[Dim]) -> Dim | None:
     if tuple(padded[:split]) != tuple(target[:split]):
         return None
     return prod(target[split:])
-
 
 
 def _merged(left: Region, right: Region, edge: _Edge, node: Node) -> Region | None:

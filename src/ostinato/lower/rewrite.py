@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ostinato.lower.loops import (
     Accumulator,
@@ -20,7 +20,11 @@ from ostinato.lower.loops import (
     Statement,
     Store,
 )
-from ostinato.variables import Dim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostinato.variables import Dim
 
 __all__ = ["Rewriter", "index_expressions"]
 

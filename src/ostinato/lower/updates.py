@@ -5,7 +5,6 @@ Each is a few kernels over one buffer: first what the result starts as, then the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ostinato.lower.builder import KernelBuilder, cast
@@ -16,6 +15,8 @@ from ostinato.lower.views import Indices, linear_index
 from ostinato.variables import axis as axis_over
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.program import LoweredBuffer
     from ostinato.variables import Dim, Symbol

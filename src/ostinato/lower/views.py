@@ -5,11 +5,14 @@ Lowering reads through them, so that a reshape, transpose, slice or broadcast co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from ostinato.ir.graph import Node, Value
 from ostinato.variables import Dim, floor_div, prod, recombine, remainder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.ir.graph import Node, Value
 
 __all__ = [
     "VIEWS",

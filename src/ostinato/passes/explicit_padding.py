@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.passes.base import Pass, PassReport
@@ -31,8 +32,8 @@ class ExplicitPadding(Pass):
             if node.op.name != "conv" or _is_depthwise(node) or not _is_padded(node):
                 rewriter.copy(node)
                 continue
-            operands = rewriter.operands(node)
-            made = rewriter.build(node, lambda n=node, o=operands: _padded(rewriter.graph, n, o))
+            rule = partial(_padded, rewriter.graph, node, rewriter.operands(node))
+            made = rewriter.build(node, rule)
             assert made is not None
             rewriter.replace(node, made)
             report.changed(self, "made padding explicit", node)

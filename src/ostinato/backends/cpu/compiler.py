@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.codegen.object_cache import object_key
 from ostinato.lower.text import kernel_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.backends.base import Progress
     from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
     from ostinato.codegen.object_cache import ObjectCache
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["CompiledKernel", "KernelCompiler", "MachineCode"]
+
 
 @dataclass(frozen=True)
 class CompiledKernel:
@@ -85,7 +88,7 @@ class KernelCompiler:
             name = self._symbol(text)
             names[kernel] = name
             if name not in objects:
-                built = self.cache.get_or_build(name, lambda k=kernel, n=name: self._build(k, n))
+                built = self.cache.get_or_build(name, partial(self._build, kernel, name))
                 symbols = [name] if isinstance(kernel.extent, int) else [name, f"{name}_extent"]
                 objects[name] = (built, symbols)
             if progress is not None:
@@ -115,7 +118,7 @@ class KernelCompiler:
             return {}
         header = f"sizes {[(v.name, v.min, v.max) for v in variables]} {[str(s) for s in distinct]}"
         name = self._symbol(header)
-        names = {size: f"{name}_{i}" for i, size in enumerate(distinct)}
+        names: dict[Dim, str] = {size: f"{name}_{i}" for i, size in enumerate(distinct)}
 
         def build() -> bytes:
             from llvmlite import ir
