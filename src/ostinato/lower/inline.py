@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.lower.builder import is_pointwise
-from ostinato.lower.regions import COSTLY, Region, is_transparent
+from ostinato.lower.regions import COSTLY, Region, computed_behind, is_transparent
 from ostinato.ops.base import Elementwise
 from ostinato.variables import prod
 
@@ -33,7 +33,7 @@ def inline_regions(
     loading it.
     """
     readers = _readers(nodes)
-    kept = {value.node for value in _bases(results)}
+    kept = {value.node for value in computed_behind(results)}
     region_of = {node: region for region in regions for node in region.members}
     inlined: set[Node] = set()
     for region in regions:
@@ -64,18 +64,6 @@ def _readers(nodes: Sequence[Node]) -> dict[Node, list[tuple[Node, int, bool]]]:
                     found.setdefault(value.node, []).append((reader, position, larger))
                 else:
                     stack.extend(value.node.inputs)
-    return found
-
-
-def _bases(results: Iterable[Value]) -> list[Value]:
-    found: list[Value] = []
-    stack = list(results)
-    while stack:
-        value = stack.pop()
-        if is_transparent(value.node):
-            stack.extend(value.node.inputs)
-        else:
-            found.append(value)
     return found
 
 

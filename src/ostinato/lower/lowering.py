@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,18 @@ from ostinato.lower.products import (
     RegisterFile,
     conv_product,
     depthwise_nest,
-    is_depthwise,
     matmul_product,
 )
 from ostinato.lower.program import Call, LoweredBuffer, Program, Role
 from ostinato.lower.recurrent import recurrent_kernel, recurrent_product, recurrent_tile
-from ostinato.lower.regions import REDUCTIONS, FusionOptions, Region, form_regions, is_transparent
+from ostinato.lower.regions import (
+    REDUCTIONS,
+    FusionOptions,
+    Region,
+    computed_behind,
+    form_regions,
+    is_transparent,
+)
 from ostinato.lower.topk import topk_kernel
 from ostinato.lower.updates import (
     concat_nest,
@@ -30,9 +35,12 @@ from ostinato.lower.updates import (
     scan_nest,
     scatter_nest,
 )
+from ostinato.ops.convolution import is_depthwise
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.program import Kernel
 
@@ -133,10 +141,10 @@ class _Lowering:
         for node in self.nodes:
             if is_transparent(node):
                 continue
-            for value in _computed_behind(node.inputs):
+            for value in computed_behind(node.inputs):
                 if region_of[value.node] is not region_of[node]:
                     needed.add(value)
-        needed.update(_computed_behind(self.graph.results()))
+        needed.update(computed_behind(self.graph.results()))
 
     def _claim_outputs(self) -> None:
         """Let computed values be written straight into the output that they become.
@@ -215,9 +223,7 @@ class _Lowering:
         values = [v for n in region.members for v in n.outputs if v in self._needed]
         return [(value, self._target(value)) for value in values]
 
-    def _call(
-        self, region: Region, build: KernelBuilder, kernel: Kernel, outputs: Outputs
-    ) -> None:
+    def _call(self, region: Region, build: KernelBuilder, kernel: Kernel, outputs: Outputs) -> None:
         self.stored.update(outputs)
         title = "+".join(dict.fromkeys(n.op.name for n in region.members))
         flops = sum(
@@ -240,7 +246,9 @@ class _Lowering:
         if is_depthwise(anchor):
             build = self._builder(region)
             outputs = self._region_outputs(region)
-            self._call(region, build, depthwise_nest(build, anchor, outputs, self.variables), outputs)
+            self._call(
+                region, build, depthwise_nest(build, anchor, outputs, self.variables), outputs
+            )
         else:
             self._lower_product(region, conv_product(anchor))
 
@@ -387,19 +395,6 @@ def _live(graph: BaseGraph) -> list[Node]:
             needed.add(node)
             stack.extend(value.node for value in node.inputs)
     return [node for node in graph.nodes if node in needed]
-
-
-def _computed_behind(values: Iterable[Value]) -> list[Value]:
-    """The computed values that ``values`` are, or are views of."""
-    found: list[Value] = []
-    stack = list(values)
-    while stack:
-        value = stack.pop()
-        if is_transparent(value.node):
-            stack.extend(value.node.inputs)
-        else:
-            found.append(value)
-    return found
 
 
 def _reads_state(value: Value) -> bool:

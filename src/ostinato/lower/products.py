@@ -49,7 +49,6 @@ __all__ = [
     "RegisterFile",
     "conv_product",
     "depthwise_nest",
-    "is_depthwise",
     "matmul_product",
 ]
 
@@ -256,11 +255,6 @@ def _broadcast_at(shape: Sequence[Dim], at: Indices) -> Indices:
 
 
 # -- convolution -----------------------------------------------------------------------------------
-
-
-def is_depthwise(node: Node) -> bool:
-    """Whether each output channel of a convolution sees one input channel."""
-    return node.inputs[1].shape[1] == 1 and node.attrs["groups"] > 1
 
 
 def conv_product(node: Node) -> Product:

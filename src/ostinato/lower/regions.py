@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Node, Value
 
-__all__ = ["ANCHORS", "REDUCTIONS", "FusionOptions", "Region", "form_regions", "is_row_reduction"]
+__all__ = [
+    "ANCHORS",
+    "REDUCTIONS",
+    "FusionOptions",
+    "Region",
+    "computed_behind",
+    "form_regions",
+    "is_row_reduction",
+]
 
 #: Ops whose own kernels take an epilogue of elementwise members.
 ANCHORS = frozenset({"matmul", "conv", "max_pool", "avg_pool"})
@@ -71,7 +79,6 @@ class Region:
         inner: elements of a row, where the region has rows.
         row_members: the members with one element per row.
         anchor: see the module's docstring.
-        inlined: pointwise nodes of no region of their own that this one recomputes.
     """
 
     members: list[Node]
@@ -125,6 +132,19 @@ def form_regions(
 def is_transparent(node: Node) -> bool:
     """Whether readers look through ``node``: it is a leaf, a view or made of indices alone."""
     return isinstance(node.op, Leaf) or node.op.name in VIEWS or node.op.name in INDEX_OPS
+
+
+def computed_behind(values: Iterable[Value]) -> list[Value]:
+    """The computed values that ``values`` are, or are made of through views and indices."""
+    found: list[Value] = []
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if is_transparent(value.node):
+            stack.extend(value.node.inputs)
+        else:
+            found.append(value)
+    return found
 
 
 class _Former:
@@ -198,15 +218,7 @@ class _Former:
 
     def _producers(self, node: Node) -> list[Node]:
         """The computed nodes whose results ``node`` needs, through views."""
-        found: list[Node] = []
-        stack = list(node.inputs)
-        while stack:
-            value = stack.pop()
-            if is_transparent(value.node):
-                stack.extend(value.node.inputs)
-            else:
-                found.append(value.node)
-        return found
+        return [value.node for value in computed_behind(node.inputs)]
 
     def _regions_read(self, region: Region) -> list[Region]:
         read = (self._region[p] for n in region.members for p in self._producers(n))

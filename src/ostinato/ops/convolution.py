@@ -20,10 +20,10 @@ from ostinato.variables import maximum, prod, provably_less
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.ir.graph import Value
+    from ostinato.ir.graph import Node, Value
     from ostinato.variables import Dim
 
-__all__ = ["CONV", "CONV_TRANSPOSE", "FAMILY", "Conv", "ConvTranspose"]
+__all__ = ["CONV", "CONV_TRANSPOSE", "FAMILY", "Conv", "ConvTranspose", "is_depthwise"]
 
 
 class Conv(Op):
@@ -214,6 +214,11 @@ def _full_padding(kernel: Sequence[int], attrs: dict[str, Attr]) -> tuple[tuple[
         (dilated(k, d) - 1 - low, dilated(k, d) - s - high + extra)
         for k, s, (low, high), extra, d in axes
     )
+
+
+def is_depthwise(node: Node) -> bool:
+    """Whether each output channel of a ``conv`` node sees one input channel of several."""
+    return bool(node.inputs[1].shape[1] == 1 and node.attrs["groups"] > 1)
 
 
 def _nonnegative(padding: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from ostinato.ops.convolution import is_depthwise
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.rewrite import Rewriter
 
@@ -29,7 +30,7 @@ class ExplicitPadding(Pass):
     def run(self, graph: BaseGraph, report: PassReport) -> BaseGraph:
         rewriter = Rewriter(graph)
         for node in rewriter.nodes():
-            if node.op.name != "conv" or _is_depthwise(node) or not _is_padded(node):
+            if node.op.name != "conv" or is_depthwise(node) or not _is_padded(node):
                 rewriter.copy(node)
                 continue
             rule = partial(_padded, rewriter.graph, node, rewriter.operands(node))
@@ -38,10 +39,6 @@ class ExplicitPadding(Pass):
             rewriter.replace(node, made)
             report.changed(self, "made padding explicit", node)
         return rewriter.finish()
-
-
-def _is_depthwise(node: Node) -> bool:
-    return node.inputs[1].shape[1] == 1 and node.attrs["groups"] > 1
 
 
 def _is_padded(node: Node) -> bool:
