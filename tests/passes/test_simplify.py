@@ -7,6 +7,7 @@ import pytest
 
 from ostinato.passes.algebraic import Algebraic
 from ostinato.passes.shapes import Shapes
+from ostinato.passes.static_slices import StaticSlices
 from ostinato.variables import Variable
 
 X = (3, 4)
@@ -267,6 +268,44 @@ def test_one_of_two_broadcasts_stays(rewrite):
         Shapes(), lambda g, x: g.broadcast_to(x, (3, 4)) + g.broadcast_to(g.exp(x), (3, 4)), (1, 4)
     )
     assert done.expression == "add(x, broadcast_to(exp(x), shape=(3, 4)))"
+
+
+SLICES = {
+    "one row": (
+        lambda g, x: g.take(x, g.constant(1), axis=0),
+        "reshape(slice(x, starts=(1, 0), stops=(2, 4), steps=(1, 1)), shape=(4,))",
+    ),
+    "the last column": (
+        lambda g, x: g.take(x, g.constant(np.array([-1])), axis=1),
+        "slice(x, starts=(0, 3), stops=(3, 4), steps=(1, 1))",
+    ),
+    "every other column": (
+        lambda g, x: g.take(x, g.constant(np.array([0, 2])), axis=1),
+        "slice(x, starts=(0, 0), stops=(3, 3), steps=(1, 2))",
+    ),
+    "beyond the end": (
+        lambda g, x: g.take(x, g.constant(np.array(9)), axis=0),
+        "reshape(slice(x, starts=(2, 0), stops=(3, 4), steps=(1, 1)), shape=(4,))",
+    ),
+    "a dynamic slice at constants": (
+        lambda g, x: g.dynamic_slice(x, (g.constant(2), g.constant(1)), (2, 2)),
+        "slice(x, starts=(1, 1), stops=(3, 3), steps=(1, 1))",
+    ),
+    "an uneven choice": (lambda g, x: g.take(x, g.constant(np.array([0, 1, 3])), axis=1), None),
+    "backwards": (lambda g, x: g.take(x, g.constant(np.array([2, 1])), axis=1), None),
+    "twice the same": (lambda g, x: g.take(x, g.constant(np.array([1, 1])), axis=1), None),
+    "where x says": (lambda g, x: g.take(x, g.cast(x[0, 0], "int32"), axis=1), None),
+}
+
+
+@pytest.mark.parametrize("case", SLICES)
+def test_static_slices(rewrite, case):
+    build, expected = SLICES[case]
+    done = rewrite(StaticSlices(), build, X)
+    if expected is None:
+        assert done.after is done.before
+    else:
+        assert done.expression == expected
 
 
 def test_symbolic_shapes(rewrite):

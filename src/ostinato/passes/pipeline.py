@@ -18,6 +18,7 @@ from ostinato.passes.recover_gelu import RecoverGelu
 from ostinato.passes.recover_norms import RecoverNorms
 from ostinato.passes.recover_softmax import RecoverSoftmax
 from ostinato.passes.shapes import Shapes
+from ostinato.passes.static_slices import StaticSlices
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -33,6 +34,7 @@ _SIMPLIFY: tuple[Pass, ...] = (
     ConstantFolding(),
     CommonSubexpressions(),
     Algebraic(),
+    StaticSlices(),
     Shapes(),
 )
 
@@ -40,6 +42,7 @@ _SIMPLIFY: tuple[Pass, ...] = (
 _TIDY: tuple[Pass, ...] = (
     ConstantFolding(),
     Algebraic(),
+    StaticSlices(),
     Shapes(),
     CommonSubexpressions(),
     DeadCode(),
