@@ -138,3 +138,13 @@ def test_variables_of_one_name():
     x.type = TensorType(x.dtype, (Variable("n", 1, 5),))
     with pytest.raises(GraphError, match=r"^input.*Variable 'n'"):
         verify(g)
+
+
+def test_a_refused_param_leaves_nothing_behind():
+    g = Graph()
+    with pytest.raises(GraphError, match="its value is float64"):
+        g.param("w", (2,), value=np.zeros(2))
+    assert g.nodes == []
+    w = g.param("w", (2,), value=np.zeros(2, np.float32))
+    g.set_outputs([w])
+    verify(g)
