@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from ostinato.frontends.onnx.importer import Importer
 from ostinato.frontends.onnx.known import Known
 from ostinato.frontends.onnx.source import ModelSource, open_model
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name
+from ostinato.ir.types import TensorType
 from ostinato.ops.builder import Graph
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from onnx import ValueInfoProto
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.variables import Dim
 
-__all__ = ["DEFAULT_BOUNDS", "load_onnx"]
+__all__ = ["DEFAULT_BOUNDS", "input_types", "load_onnx"]
 
 
 def load_onnx(
@@ -63,15 +65,33 @@ def load_onnx(
         VariableError: ``dims`` names what the model does not have, or contradicts it.
         InputError: ``constants`` names no input, or a value does not fit it.
     """
-    try:
+    with _blaming_the_model():
         model = open_model(source, base_dir)
         graph = Graph(name or model.name)
         Importer(model, graph).run(_inputs(model, graph, dims, dict(constants or {})))
         return graph
+
+
+def input_types(source: Any, *, dims: Mapping[str, Any] | None = None) -> dict[str, TensorType]:
+    """The type of each input that :func:`load_onnx` would declare, without converting the nodes.
+
+    Inputs that are fixed with ``constants=`` are among them.
+
+    Raises:
+        ModelFormatError, UnsupportedOpError, VariableError: as :func:`load_onnx`.
+    """
+    with _blaming_the_model():
+        return _types(open_model(source), dims)
+
+
+@contextmanager
+def _blaming_the_model() -> Iterator[None]:
+    """Turns what no check foresaw, such as a name that is no valid text, into an error of ours."""
+    try:
+        yield
     except OstinatoError:
         raise
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-        # A field that the checks above did not foresee, such as a name that is no valid text.
         raise ModelFormatError(f"the model is malformed: {error!r}") from error
 
 
@@ -79,27 +99,33 @@ def _inputs(
     model: ModelSource, g: Graph, dims: Mapping[str, Any] | None, constants: dict[str, Any]
 ) -> dict[str, Tensor]:
     """What the model's inputs stand for: inputs of ``g``, or known tensors."""
+    types = _types(model, dims)
+    for given in constants:
+        if given not in types:
+            raise InputError(f"constants: the model has no input {given!r}; it has {list(types)}")
+    return {
+        name: _fixed(name, constants[name], type_.dtype, type_.shape)
+        if name in constants
+        else g.input(name, type_.shape, type_.dtype)
+        for name, type_ in types.items()
+    }
+
+
+def _types(model: ModelSource, dims: Mapping[str, Any] | None) -> dict[str, TensorType]:
+    """The type of each input that has no default value."""
     proto = model.proto.graph
     defaults = {t.name for t in proto.initializer} | {
         t.values.name for t in proto.sparse_initializer
     }
     declared = [value for value in proto.input if value.name not in defaults]
     names = [value.name for value in declared]
-    for given in constants:
-        if given not in names:
-            raise InputError(f"constants: the model has no input {given!r}; it has {names}")
     if len(set(names)) != len(names):
         raise ModelFormatError(f"the model lists an input twice: {names}")
     resolver = DimResolver(dims, declared)
-    found: dict[str, Tensor] = {}
-    for value in declared:
-        dtype = _dtype(value)
-        shape = resolver.shape(value.name, value.type.tensor_type)
-        if value.name in constants:
-            found[value.name] = _fixed(value.name, constants[value.name], dtype, shape)
-        else:
-            found[value.name] = g.input(value.name, shape, dtype)
-    return found
+    return {
+        value.name: TensorType(_dtype(value), resolver.shape(value.name, value.type.tensor_type))
+        for value in declared
+    }
 
 
 def _dtype(value: ValueInfoProto) -> DType:
