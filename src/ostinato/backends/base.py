@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ostinato.dtypes import DType
-
 if TYPE_CHECKING:
     import numpy as np
 
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
+    from ostinato.dtypes import DType
     from ostinato.ir.graph import BaseGraph
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompileReport

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from ostinato.errors import DeviceUnavailableError
 
-__all__ = ["Device"]
+__all__ = ["KINDS", "Device"]
 
-_KINDS = ("CPU", "CUDA", "ROCM", "TPU", "METAL", "VULKAN", "WEBGPU", "MLX", "XLA", "REFERENCE")
+#: Every kind that a name may have.
+KINDS = ("CPU", "CUDA", "ROCM", "TPU", "METAL", "VULKAN", "WEBGPU", "MLX", "XLA", "REFERENCE")
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,15 @@ class Device:
         """
         if isinstance(device, Device):
             return device
-        match = re.fullmatch(r"([A-Za-z]+)(?::(\d{1,3}))?", device) if isinstance(device, str) else None
+        match = (
+            re.fullmatch(r"([A-Za-z]+)(?::(\d{1,3}))?", device) if isinstance(device, str) else None
+        )
         kind = match[1].upper() if match else ""
-        if match is None or kind not in _KINDS:
-            names = ", ".join(k.lower() for k in _KINDS)
+        if match is None or kind not in KINDS:
+            names = ", ".join(k.lower() for k in KINDS)
             raise DeviceUnavailableError(f"unknown device {device!r}; the devices are {names}")
         return Device(kind, int(match[2] or 0))
 
 
-for _kind in _KINDS:
+for _kind in KINDS:
     setattr(Device, _kind, Device(_kind))

@@ -7,11 +7,13 @@ the device kind in lower case as the entry's name.
 from __future__ import annotations
 
 from importlib import import_module, metadata
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from ostinato.backends.base import Backend
 from ostinato.backends.device import Device
 from ostinato.errors import DeviceUnavailableError
+
+if TYPE_CHECKING:
+    from ostinato.backends.base import Backend
 
 __all__ = ["available_devices", "is_available", "open_backend"]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["ALIGNMENT", "Lifetime", "MemoryReport", "Placement", "place"]
 
@@ -77,7 +80,9 @@ def place(lifetimes: Sequence[Lifetime]) -> Placement:
     offsets = [0] * len(lifetimes)
     placed: list[int] = []
     for i in sorted(range(len(lifetimes)), key=lambda i: (-sizes[i], lifetimes[i].first)):
-        rivals = sorted((offsets[j], sizes[j]) for j in placed if _overlap(lifetimes[i], lifetimes[j]))
+        rivals = sorted(
+            (offsets[j], sizes[j]) for j in placed if _overlap(lifetimes[i], lifetimes[j])
+        )
         offset = 0
         for start, size in rivals:
             if start - offset >= sizes[i]:

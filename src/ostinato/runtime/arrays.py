@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.dtypes import DType
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.leaves import as_numpy
 from ostinato.variables import evaluate
 
 if TYPE_CHECKING:
+    from ostinato.dtypes import DType
     from ostinato.ir.types import TensorType
     from ostinato.variables import Dim, Symbol
 

@@ -188,7 +188,9 @@ class CompiledGraph:
                     f"output {spec.name!r} is {spec.dtype} {shape}, got {array.dtype} {array.shape}"
                 )
             if not array.flags.c_contiguous or not array.flags.writeable:
-                raise InputError(f"output {spec.name!r}: the array must be C-contiguous and writable")
+                raise InputError(
+                    f"output {spec.name!r}: the array must be C-contiguous and writable"
+                )
             arrays.append(array)
         return arrays
 

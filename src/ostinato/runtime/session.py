@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.device import Device
@@ -13,6 +12,8 @@ from ostinato.runtime.arrays import TensorSpec, checked, checked_mapping
 from ostinato.runtime.compiled_graph import CompiledGraph
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ostinato.backends.base import Progress
     from ostinato.ir.graph import BaseGraph
 

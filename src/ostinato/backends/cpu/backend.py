@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from ostinato.backends.base import Backend, Capabilities, Progress
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.compiler import KernelCompiler, MachineCode
 from ostinato.backends.cpu.executable import CpuExecutable
-from ostinato.backends.device import Device
 from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.object_cache import ObjectCache
 from ostinato.dtypes import ALL_DTYPES
@@ -30,9 +28,12 @@ from ostinato.passes.pipeline import run_passes
 from ostinato.plan.report import CompileReport
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import numpy as np
 
     from ostinato.backends.base import Executable
+    from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
     from ostinato.lower.program import Program
@@ -94,7 +95,6 @@ class CpuBackend(Backend):
             for name, array in params.items():
                 executable.write_param(name, array)
         return executable
-
 
     def _compile_kernels(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,8 @@ from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.plan.execution_plan import ExecutionPlan, arena_placement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from ostinato.backends.cpu.compiler import MachineCode
     from ostinato.backends.device import Device
     from ostinato.lower.program import Program
