@@ -1,0 +1,233 @@
+"""The command line ``ostinato``.
+
+Exit codes: 0 for success; 1 for what the user can mend (a missing or damaged file, an unsupported
+op, an input that does not fit), with one message and no traceback; 2 for wrong usage; 3 when
+``bench --tolerance`` finds results that differ by more; 70 for a bug in Ostinato.
+
+Modules that do the work are imported by the command that needs them, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ostinato import __version__
+from ostinato.tools.arguments import (
+    ConstantArgument,
+    DimArgument,
+    InputArgument,
+    dims_mapping,
+    parse_constant,
+    parse_dim,
+    parse_input,
+)
+from ostinato.tools.models import ModelOptions
+from ostinato.tools.output import failures, print_json
+
+__all__ = ["BUG", "DIFFERENT", "app", "main"]
+
+#: Exit codes besides 0, 1 and 2; see above.
+DIFFERENT, BUG = 3, 70
+
+app = typer.Typer(
+    name="ostinato",
+    help="Compile ONNX models to native code, look at them, run them and time them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")]
+Dims = Annotated[
+    list[DimArgument] | None,
+    typer.Option(
+        "--dim",
+        parser=parse_dim,
+        metavar="NAME=SIZE",
+        help="The size of a dynamic dim, or bounds: batch=8, seq=1..128, x[0]=8. Repeatable.",
+    ),
+]
+Constants = Annotated[
+    list[ConstantArgument] | None,
+    typer.Option(
+        "--constant",
+        parser=parse_constant,
+        metavar="NAME=NUMBER",
+        help="Fix an input while compiling. Repeatable.",
+    ),
+]
+Inputs = Annotated[
+    list[InputArgument] | None,
+    typer.Option(
+        "--input",
+        parser=parse_input,
+        metavar="NAME=SOURCE",
+        help="A .npy file, random, random:LOW..HIGH, zeros, ones or a number; random unless "
+        "said. Repeatable.",
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of random inputs.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, max=1024, help="How many threads run the model; by default all."),
+]
+DeviceName = Annotated[str, typer.Option("--device", help="Where to run; see `ostinato devices`.")]
+Target = Annotated[str, typer.Option(help="Instruction set: host, avx512, avx2 or sse2.")]
+Cast = Annotated[bool, typer.Option("--cast", help="Convert inputs of another dtype.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ostinato {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Compile ONNX models to native code, look at them, run them and time them."""
+
+
+@app.command()
+def inspect(
+    model: ModelPath,
+    dim: Dims = None,
+    constant: Constants = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Add what was rewritten and fused, and what not.")
+    ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Whether to compile the model, too.")
+    ] = True,
+    device: DeviceName = "cpu",
+    threads: Threads = None,
+    target: Target = "host",
+    json: Json = False,
+) -> None:
+    """Show inputs, outputs, ops, params and FLOPs, and the kernels and memory of a run."""
+    with failures(as_json=json):
+        from ostinato.tools.inspect import inspect_model, show
+
+        options = _options(model, dim, constant, device, threads, target)
+        report = inspect_model(options, compiled=compiled or explain, explain=explain)
+        print_json(report) if json else show(report)
+
+
+@app.command()
+def run(
+    model: ModelPath,
+    input: Inputs = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the outputs to this .npz file.")
+    ] = None,
+    dim: Dims = None,
+    constant: Constants = None,
+    seed: Seed = 0,
+    device: DeviceName = "cpu",
+    threads: Threads = None,
+    target: Target = "host",
+    cast: Cast = False,
+    json: Json = False,
+) -> None:
+    """Run a model once and show its outputs."""
+    with failures(as_json=json):
+        from ostinato.tools.run import run_model, show
+
+        options = _options(model, dim, constant, device, threads, target, cast=cast)
+        report = run_model(options, input or [], seed=seed, output=output)
+        print_json(report) if json else show(report)
+
+
+@app.command()
+def bench(
+    model: ModelPath,
+    vs: Annotated[
+        str | None, typer.Option("--vs", metavar="RUNTIME", help="Compare with: onnxruntime.")
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="How many runs to time.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, max=3600.0, help="How long to time each, without --runs.")
+    ] = 2.0,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="With --vs: exit with 3 if outputs differ by more than this."),
+    ] = None,
+    input: Inputs = None,
+    dim: Dims = None,
+    constant: Constants = None,
+    seed: Seed = 0,
+    device: DeviceName = "cpu",
+    threads: Threads = None,
+    target: Target = "host",
+    cast: Cast = False,
+    json: Json = False,
+) -> None:
+    """Time runs of a model, alone or in turns with another runtime."""
+    if vs not in (None, "onnxruntime"):
+        raise typer.BadParameter(f"{vs!r}: the one runtime to compare with is onnxruntime")
+    if tolerance is not None and vs is None:
+        raise typer.BadParameter("--tolerance needs --vs")
+    with failures(as_json=json):
+        from ostinato.tools.bench import bench_model, show
+
+        options = _options(model, dim, constant, device, threads, target, cast=cast)
+        report = bench_model(options, input or [], seed=seed, versus=vs, runs=runs, seconds=seconds)
+        print_json(report) if json else show(report)
+        if tolerance is not None and float(report["difference"]["largest"]) > tolerance:
+            typer.echo(f"error: the outputs differ by more than {tolerance:g}", err=True)
+            raise typer.Exit(DIFFERENT)
+
+
+@app.command()
+def devices(json: Json = False) -> None:
+    """List every kind of device, whether it is available here, and if not, why."""
+    with failures(as_json=json):
+        from ostinato.tools.devices import list_devices, show
+
+        report = list_devices()
+        print_json(report) if json else show(report)
+
+
+def _options(
+    path: Path,
+    dims: list[DimArgument] | None,
+    constants: list[ConstantArgument] | None,
+    device: str,
+    threads: int | None,
+    target: str,
+    *,
+    cast: bool = False,
+) -> ModelOptions:
+    fixed = {argument.name: argument.value for argument in constants or []}
+    return ModelOptions(path, dims_mapping(dims or []), fixed, device, threads, target, cast)
+
+
+def main() -> None:
+    """The entry point of the command ``ostinato``."""
+    try:
+        app()
+    except Exception:
+        traceback.print_exc()
+        print(
+            "\nThis is a bug in Ostinato; please report it with the lines above.", file=sys.stderr
+        )
+        sys.exit(BUG)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""``ostinato devices``: what a session can be opened on, and why not on the rest."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ostinato.backends.device import KINDS, Device
+from ostinato.backends.registry import available_devices, open_backend
+from ostinato.errors import DeviceUnavailableError
+from ostinato.tools.output import console, printable, table
+
+__all__ = ["list_devices", "show"]
+
+
+def list_devices() -> dict[str, Any]:
+    """The report on devices and on the processor, as JSON has it."""
+    present = available_devices()
+    kinds = dict.fromkeys([*KINDS, *(d.kind for d in present)])
+    return {"devices": [_device(kind, present) for kind in kinds], "cpu": _cpu()}
+
+
+def _device(kind: str, present: list[Device]) -> dict[str, Any]:
+    names = [str(device) for device in present if device.kind == kind]
+    reason = None if names else _why_not(Device(kind))
+    return {"kind": kind.lower(), "available": bool(names), "names": names, "reason": reason}
+
+
+def _why_not(device: Device) -> str:
+    try:
+        open_backend(device)
+    except DeviceUnavailableError as error:
+        return str(error)
+    return "it has just become available"
+
+
+def _cpu() -> dict[str, Any]:
+    import llvmlite
+
+    from ostinato.codegen.llvm.toolchain import TargetSpec
+    from ostinato.codegen.object_cache import default_directory
+
+    target = TargetSpec.host()
+    features = [f[1:] for f in target.features.split(",") if f.startswith("+")]
+    return {
+        "processor": target.cpu,
+        "triple": target.triple,
+        "vector_bits": 8 * target.vector_bytes,
+        "features": sorted(features),
+        "threads": len(os.sched_getaffinity(0)),
+        "llvmlite": llvmlite.__version__,
+        "cache_directory": str(default_directory()),
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the report for people."""
+    out = console()
+    rows = [(d["kind"], "yes", ", ".join(d["names"])) for d in report["devices"] if d["available"]]
+    missing: dict[str, list[str]] = {}
+    for d in report["devices"]:
+        if not d["available"]:
+            reason = d["reason"].replace(str(Device.parse(d["kind"])), "them")
+            missing.setdefault(reason, []).append(d["kind"])
+    rows += [(", ".join(kinds), "no", reason) for reason, kinds in missing.items()]
+    out.print(table("Devices", ["device", "available", ""], rows))
+    cpu = dict(report["cpu"])
+    cpu["features"] = " ".join(cpu["features"])
+    rows_of_cpu = [(name.replace("_", " "), printable(str(value))) for name, value in cpu.items()]
+    out.print(table("This processor", ["", ""], rows_of_cpu))

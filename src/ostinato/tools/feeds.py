@@ -1,0 +1,136 @@
+"""The input arrays of a run: from files, made up, or random."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.errors import InputError
+from ostinato.ir.binding import solve_dims
+from ostinato.variables import evaluate, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ostinato.ir.types import TensorType
+    from ostinato.tools.arguments import InputArgument
+    from ostinato.tools.models import ModelOptions
+
+__all__ = ["Feeds", "load_array", "make_feeds"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Feeds:
+    """Arrays for every input of a model.
+
+    Attributes:
+        options: those given, with the size of every dynamic dim that the arrays settle.
+        arrays: by name; inputs that the options fix are among them.
+        assumed: dims that nothing gave a size, which are 1.
+    """
+
+    def __init__(
+        self, options: ModelOptions, arrays: Mapping[str, Array], assumed: Sequence[str]
+    ) -> None:
+        self.options = options
+        self.arrays = dict(arrays)
+        self.assumed = list(assumed)
+
+    @property
+    def live(self) -> dict[str, Array]:
+        """The arrays of the inputs that are not fixed."""
+        return {k: v for k, v in self.arrays.items() if k not in self.options.constants}
+
+
+def make_feeds(options: ModelOptions, inputs: Sequence[InputArgument], seed: int) -> Feeds:
+    """An array for each input of the model; those not mentioned in ``inputs`` are random.
+
+    Random floats are normal, random integers and bools are 0 or 1, unless bounds are given.
+
+    Raises:
+        InputError: a file cannot be read or does not fit, or an input does not exist.
+        OstinatoError: the model cannot be read.
+    """
+    from ostinato.frontends.onnx import input_types
+
+    types = input_types(options.path, dims=options.dims)
+    sources = {argument.name: argument for argument in inputs}
+    for name in sources:
+        if name not in types:
+            known = ", ".join(map(repr, types)) or "none"
+            raise InputError(f"unknown input {name!r}; the model has {known}")
+        if name in options.constants:
+            raise InputError(f"input {name!r} is fixed with --constant and also given with --input")
+    files = {
+        name: _readable_as(types[name], load_array(source.value))
+        for name, source in sources.items()
+        if source.kind == "file"
+    }
+    sizes = solve_dims({name: (types[name].shape, a.shape) for name, a in files.items()}, {})
+    unknown = {s.name for t in types.values() for dim in t.shape for s in symbols(dim)}
+    assumed = sorted(unknown - sizes.keys())
+    sizes.update(dict.fromkeys(assumed, 1))
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, Array] = {}
+    for name, type_ in types.items():
+        shape = tuple(evaluate(dim, sizes) for dim in type_.shape)
+        if name in options.constants:
+            arrays[name] = np.full(shape, options.constants[name], type_.dtype.numpy)
+        elif name in files:
+            arrays[name] = files[name]
+        else:
+            arrays[name] = _made_up(type_, shape, sources.get(name), rng)
+    dims = {name: dict(enumerate(array.shape)) for name, array in arrays.items() if array.ndim}
+    return Feeds(replace(options, dims=dims), arrays, assumed)
+
+
+def load_array(path: str) -> Array:
+    """The array of a ``.npy`` file. Pickled objects are refused: they could run code.
+
+    Raises:
+        InputError: there is no such file, or it holds no such array.
+    """
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, EOFError, ValueError, OverflowError, MemoryError, SyntaxError) as error:
+        raise InputError(f"cannot read the array {path!r}: {error}") from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise InputError(
+            f"{path!r} holds several arrays; an input takes a .npy file, which has one"
+        )
+    return array
+
+
+def _readable_as(type_: TensorType, array: Array) -> Array:
+    """``array`` as ``type_``'s dtype where NumPy's format has no name for that: bfloat16."""
+    wanted = type_.dtype.numpy
+    if array.dtype.kind == "V" and wanted.name == "bfloat16" and array.dtype.itemsize == 2:
+        return array.view(wanted)
+    return array
+
+
+def _made_up(
+    type_: TensorType,
+    shape: tuple[int, ...],
+    source: InputArgument | None,
+    rng: np.random.Generator,
+) -> Array:
+    dtype = type_.dtype
+    if source is not None and source.kind == "fill":
+        try:
+            return np.full(shape, source.value, dtype.numpy)
+        except (OverflowError, ValueError) as error:
+            raise InputError(
+                f"input {source.name!r} cannot be filled with {source.value}: {error}"
+            ) from None
+    bounds = source.value if source is not None else None
+    if dtype.is_float and bounds is None:
+        return np.asarray(rng.standard_normal(shape)).astype(dtype.numpy)
+    low, high = bounds or (0, 1)
+    if dtype.is_float:
+        return np.asarray(rng.uniform(low, high, size=shape)).astype(dtype.numpy)
+    return np.asarray(rng.integers(low, high, size=shape, endpoint=True)).astype(dtype.numpy)
