@@ -281,6 +281,24 @@ def test_sizes_that_depend_on_variables(adder):
         adder.bind(few)  # follows the variables, so it needs room for the most
 
 
+@pytest.mark.parametrize("method", ["run", "run_profiled", "bind"])
+def test_written_memory_may_overlap_no_other(adder, method):
+    memory = np.zeros(3 * LENGTH, np.int64)
+    other = np.zeros(LENGTH, np.int64)
+    call = getattr(adder, method)
+    for start in (LENGTH, 1, 2 * LENGTH - 1):
+        near, out = memory[start : start + LENGTH], memory[LENGTH : 2 * LENGTH]
+        with pytest.raises(ValueError, match="slot 0: the buffer overlaps that of slot 2"):
+            call([out, other, near], [LENGTH])
+        with pytest.raises(ValueError, match="slot 0: the buffer overlaps that of slot 1"):
+            call([out, near, other], [LENGTH])
+        call([other, near, out], [LENGTH])  # what is only read may overlap
+    call([memory[LENGTH : 2 * LENGTH], memory[:LENGTH], memory[2 * LENGTH :]], [LENGTH])
+    empty = memory[LENGTH + 1 : LENGTH + 1]
+    call([memory[:LENGTH], empty, empty], [0])
+    call([empty, memory, memory], [0])
+
+
 def test_buffers_are_released_after_success_and_failure(adder):
     out = bytearray(NBYTES)
     adder.run([out, *arrays(2)], [1])
@@ -386,6 +404,12 @@ def test_bad_programs(pool, slots, steps, n_vars, error, message):
 def test_program_refuses_what_is_no_pool():
     with pytest.raises(TypeError, match="pool must be a ThreadPool"):
         _core.Program(object(), [], [], 0)
+
+
+def test_program_takes_turns_with_programs_only(pool):
+    with pytest.raises(TypeError, match="turns_with must be a Program"):
+        _core.Program(pool, [], [], 0, turns_with=pool)
+    _core.Program(pool, [], [], 0, turns_with=None).run()
 
 
 # ---- lifetime --------------------------------------------------------------------------------

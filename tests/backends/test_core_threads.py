@@ -108,6 +108,23 @@ def test_runs_of_one_program_take_turns(kernels):
     assert int(state[0]) == (3 ** (6 * 200 * 5) - 1) // 2 % 2**64
 
 
+def test_programs_take_turns_where_they_are_told_to(kernels):
+    state = np.zeros(1, np.uint64)
+    pool = _core.ThreadPool(2)
+
+    def program(other):
+        step = (kernels.step_state, ((0, 0),), 5, 0, 1, 0, False)
+        return _core.Program(pool, [state], [step], 0, turns_with=other)
+
+    first = program(None)
+    second = program(first)
+    third = program(second)
+    runs = [first.run, second.bind(), third.run]
+    del first, second, third  # the lock lives on
+    in_threads(3, lambda i: [runs[i]() for _ in range(300)])
+    assert int(state[0]) == (3 ** (3 * 300 * 5) - 1) // 2 % 2**64
+
+
 def test_concurrent_runs_use_their_own_arrays_and_variables(kernels):
     slots = [(800, True), (800, False), (800, False)]
     step = (kernels.add, ((0, 0), (1, 0), (2, 0)), 100, 0, 8, 0)
@@ -180,6 +197,7 @@ count = (address("count"), ((0, 0), (1, 0)), 1000, 0, 1, 0)
 program = _core.Program(pool, [rows, pieces], [count], 0)
 bound = program.bind()
 long = _core.Program(pool, [], [(address("dawdle"), (), 2000, 0, 1, 0)], 0)
+waiting = _core.Program(pool, [rows, pieces], [count], 0, turns_with=long)
 bound()
 
 # Fork while another thread is inside a run: the child inherits its locks, and none of its threads.
@@ -196,14 +214,16 @@ for generation in range(3):
         assert pool.workers == 3, pool.workers
         fresh = _core.Program(pool, [rows, pieces], [count], 0)
         fresh.run()
-        assert (rows == 3).all()
+        waiting.run()
+        assert (rows == 4).all()
         grandchild = os.fork()
         if grandchild == 0:
             bound()
-            assert (rows == 4).all()
+            waiting.run()
+            assert (rows == 6).all()
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]) == 7
-        del program, bound, fresh, long, pool  # and joins only its own workers
+        del program, bound, fresh, waiting, long, pool  # and joins only its own workers
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 busy.join()

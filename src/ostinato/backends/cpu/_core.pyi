@@ -113,6 +113,8 @@ class Program:
         steps: what to run, in order.
         n_vars: how many variables kernels read.
         owner: any object to keep alive with the program, such as the owner of the machine code.
+        turns_with: another program that shares memory with this one. Runs of one wait for runs of
+            the other, and for those of all others that take turns with it.
 
     Raises:
         TypeError, ValueError, IndexError: naming the slot or step, and what is wrong with it.
@@ -127,6 +129,7 @@ class Program:
         n_vars: int,
         *,
         owner: object = None,
+        turns_with: Program | None = None,
     ) -> Program: ...
     @property
     def n_steps(self) -> int:
@@ -141,7 +144,7 @@ class Program:
         """Runs all steps on ``buffers``, one per external slot in order.
 
         ``vars`` are kept for later runs; ``None`` uses those kept. Buffers may be larger than
-        needed. A written buffer must not overlap another one.
+        needed. A written buffer that overlaps another one is refused.
 
         Raises:
             TypeError, ValueError: naming the slot or the variable. Nothing has run or changed.

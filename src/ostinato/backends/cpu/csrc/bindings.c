@@ -71,6 +71,23 @@ static int check_count(const ProgramObject *program, PyObject *buffers) {
     return 0;
 }
 
+/* Memory that is written must be no one else's: a kernel may read its inputs after it wrote. */
+static int check_overlaps(const bindings *b, const ProgramObject *program) {
+    for (Py_ssize_t i = 0; i < b->held; i++) {
+        const char *start = b->addresses[i], *end = start + b->views[i].len;
+        for (Py_ssize_t j = 0; program->externals[i].written && j < b->held; j++) {
+            const char *other = b->addresses[j];
+            bool apart = end <= other || other + b->views[j].len <= start;
+            if (j != i && !apart && b->views[i].len > 0 && b->views[j].len > 0) {
+                PyErr_Format(PyExc_ValueError, "slot %zd: the buffer overlaps that of slot %zd",
+                             program->externals[i].slot, program->externals[j].slot);
+                return -1;
+            }
+        }
+    }
+    return 0;
+}
+
 int bindings_acquire(bindings *b, const ProgramObject *program, PyObject *buffers,
                      const int64_t *vars) {
     if (check_count(program, buffers) < 0) {
@@ -84,6 +101,10 @@ int bindings_acquire(bindings *b, const ProgramObject *program, PyObject *buffer
             bindings_release(b);
             return -1;
         }
+    }
+    if (check_overlaps(b, program) < 0) {
+        bindings_release(b);
+        return -1;
     }
     return 0;
 }

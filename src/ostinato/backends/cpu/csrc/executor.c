@@ -19,6 +19,7 @@ typedef struct {
 struct executor {
     thread_pool *pool;
     pthread_mutex_t lock; /* held by the run in progress; guards the pointer table */
+    struct executor *turn; /* whose lock that is: this one's, unless it takes turns with another */
     unsigned fork_epoch;
     size_t n_steps;
     size_t n_externals;
@@ -119,6 +120,7 @@ executor *executor_create(const executor_description *d, thread_pool *p) {
     e->unbound = true;
     e->fork_epoch = pool_fork_epoch();
     pthread_mutex_init(&e->lock, NULL);
+    e->turn = d->turns_with == NULL ? e : d->turns_with->turn;
     return e;
 }
 
@@ -180,7 +182,7 @@ static void run_timed(executor *e, const int64_t *vars, double *seconds) {
 }
 
 void executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds) {
-    pthread_mutex_lock(&e->lock);
+    pthread_mutex_lock(&e->turn->lock);
     bind_externals(e, addresses);
     if (seconds != NULL) {
         run_timed(e, vars, seconds);
@@ -189,10 +191,13 @@ void executor_run(executor *e, char *const *addresses, const int64_t *vars, doub
             run_step(e, &e->steps[i], vars);
         }
     }
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_unlock(&e->turn->lock);
 }
 
 void executor_refresh_after_fork(executor *e) {
+    if (e->turn != e) {
+        executor_refresh_after_fork(e->turn);
+    }
     if (e->fork_epoch != pool_fork_epoch()) {
         /* A thread of the parent may have been half-way through a run: its lock and the pointers
          * it was writing can not be trusted here. */

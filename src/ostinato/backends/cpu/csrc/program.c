@@ -3,12 +3,27 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+/* The first of several programs that take turns has the lock: the others hold on to that one. */
+static int take_turns(ProgramObject *self, PyObject *other) {
+    if (other == NULL || other == Py_None) {
+        return 0;
+    }
+    if (Py_TYPE(other) != TYPE_OF(self)) {
+        PyErr_Format(PyExc_TypeError, "turns_with must be a Program, not %R",
+                     (PyObject *)Py_TYPE(other));
+        return -1;
+    }
+    ProgramObject *program = (ProgramObject *)other, *first = program->turns_with;
+    self->turns_with = (ProgramObject *)Py_NewRef((PyObject *)(first != NULL ? first : program));
+    return 0;
+}
+
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"pool", "slots", "steps", "n_vars", "owner", NULL};
-    PyObject *pool, *slots, *steps, *owner = NULL;
+    static char *names[] = {"pool", "slots", "steps", "n_vars", "owner", "turns_with", NULL};
+    PyObject *pool, *slots, *steps, *owner = NULL, *turns_with = NULL;
     Py_ssize_t n_vars;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOn|$O:Program", names, &pool, &slots, &steps,
-                                     &n_vars, &owner)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOn|$OO:Program", names, &pool, &slots,
+                                     &steps, &n_vars, &owner, &turns_with)) {
         return NULL;
     }
     if (n_vars < 0 || n_vars > MAX_VARS) {
@@ -21,7 +36,8 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     }
     self->n_vars = n_vars;
     self->owner = Py_XNewRef(owner);
-    if (program_parse(self, PyType_GetModuleState(type), pool, slots, steps) < 0) {
+    if (take_turns(self, turns_with) < 0 ||
+        program_parse(self, PyType_GetModuleState(type), pool, slots, steps) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -32,14 +48,16 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
     Py_VISIT(TYPE_OF(self));
     Py_VISIT(self->pool);
     Py_VISIT(self->owner);
+    Py_VISIT((PyObject *)self->turns_with);
     for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
         Py_VISIT(self->fixed[i].obj);
     }
     return 0;
 }
 
-/* Lets go of everything a cycle can run through. A finalizer may still get hold of the program;
- * the missing pool tells program_execute to refuse. */
+/* Lets go of everything that can close a cycle. A finalizer may still get hold of the program;
+ * the missing pool tells program_execute to refuse. The program that it takes turns with takes
+ * turns with none, so it closes no cycle, and others may still need its lock. */
 static int program_clear(ProgramObject *self) {
     Py_CLEAR(self->pool);
     while (self->n_fixed > 0) {
@@ -57,6 +75,7 @@ static void program_dealloc(ProgramObject *self) {
         executor_destroy(self->executor);
     }
     (void)program_clear(self);
+    Py_XDECREF((PyObject *)self->turns_with);
     PyMem_Free(self->fixed);
     PyMem_Free(self->externals);
     bindings_free(self->spare);
@@ -233,7 +252,7 @@ static PyMemberDef program_members[] = {
 };
 
 static PyType_Slot program_slots[] = {
-    {Py_tp_doc, "Program(pool, slots, steps, n_vars, *, owner=None)\n--\n\n"
+    {Py_tp_doc, "Program(pool, slots, steps, n_vars, *, owner=None, turns_with=None)\n--\n\n"
                 "A prepared list of kernel calls; see the type stub for the shape of its parts."},
     {Py_tp_new, program_new},
     {Py_tp_dealloc, program_dealloc},

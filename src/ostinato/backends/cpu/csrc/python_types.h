@@ -51,11 +51,12 @@ typedef struct {
 /* Runs copy the variables to their stack, which keeps them free of locks and of malloc. */
 #define MAX_VARS 64
 
-typedef struct {
+typedef struct ProgramObject {
     PyObject_HEAD
     executor *executor;
     PyObject *pool;        /* NULL after the garbage collector broke a cycle: unusable */
     PyObject *owner;       /* keeps the machine code alive; or NULL */
+    struct ProgramObject *turns_with; /* the program whose lock its runs take; or NULL */
     Py_ssize_t n_fixed;
     Py_buffer *fixed;      /* the memory of fixed slots, exported as long as the program lives */
     Py_ssize_t n_externals;
