@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -160,17 +161,14 @@ class _Lowering:
 
     def _find_in_place_updates(self) -> None:
         """Updates of a state that nothing else reads are made in the state's own memory."""
-        readers: dict[Value, int] = {}
-        for node in self.nodes:
-            for value in node.inputs:
-                readers[value] = readers.get(value, 0) + 1
-        for value in self.graph.outputs.values():
-            readers[value] = readers.get(value, 0) + 1
+        readers = Counter(value for node in self.nodes for value in node.inputs)
+        readers.update(self.graph.outputs.values())
         for name, value in self.graph.assignments.items():
-            state, node = self.graph.states[name], value.node
-            updates = node.op.name in _UPDATES and node.inputs[0] is state
-            if updates and readers.get(state) == 1 and value not in self._claimed:
-                self._in_place[node] = self.stored[state]
+            state = self.graph.states[name]
+            chain = _update_chain(value, state)
+            links = [node.inputs[0] for node in chain]
+            if all(readers[link] == 1 for link in links) and value not in self._claimed:
+                self._in_place.update(dict.fromkeys(chain, self.stored[state]))
 
     def _target(self, value: Value) -> LoweredBuffer:
         """The buffer that ``value`` is to be written to."""
@@ -395,6 +393,17 @@ def _live(graph: BaseGraph) -> list[Node]:
             needed.add(node)
             stack.extend(value.node for value in node.inputs)
     return [node for node in graph.nodes if node in needed]
+
+
+def _update_chain(value: Value, state: Value) -> list[Node]:
+    """The updates that make ``value`` of ``state``, each of the one before; empty if others do."""
+    chain: list[Node] = []
+    while value is not state:
+        if value.node.op.name not in _UPDATES:
+            return []
+        chain.append(value.node)
+        value = value.node.inputs[0]
+    return chain
 
 
 def _reads_state(value: Value) -> bool:
