@@ -60,7 +60,7 @@ def show(report: dict[str, Any]) -> None:
     missing: dict[str, list[str]] = {}
     for d in report["devices"]:
         if not d["available"]:
-            reason = d["reason"].replace(str(Device.parse(d["kind"])), "them")
+            reason = d["reason"].replace(str(Device(d["kind"].upper())), "them")
             missing.setdefault(reason, []).append(d["kind"])
     rows += [(", ".join(kinds), "no", reason) for reason, kinds in missing.items()]
     out.print(table("Devices", ["device", "available", ""], rows))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.errors import InputError
-from ostinato.ir.binding import solve_dims
+from ostinato.ir.binding import check_values, solve_dims
 from ostinato.variables import evaluate, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ostinato.ir.types import TensorType
     from ostinato.tools.arguments import InputArgument
@@ -23,21 +23,19 @@ __all__ = ["Feeds", "load_array", "make_feeds"]
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
 class Feeds:
     """Arrays for every input of a model.
 
     Attributes:
         options: those given, with the size of every dynamic dim that the arrays settle.
         arrays: by name; inputs that the options fix are among them.
-        assumed: dims that nothing gave a size, which are 1.
+        assumed: sizes of the dims that nothing gave one: the least allowed, and never 0.
     """
 
-    def __init__(
-        self, options: ModelOptions, arrays: Mapping[str, Array], assumed: Sequence[str]
-    ) -> None:
-        self.options = options
-        self.arrays = dict(arrays)
-        self.assumed = list(assumed)
+    options: ModelOptions
+    arrays: dict[str, Array]
+    assumed: dict[str, int]
 
     @property
     def live(self) -> dict[str, Array]:
@@ -70,15 +68,16 @@ def make_feeds(options: ModelOptions, inputs: Sequence[InputArgument], seed: int
         if source.kind == "file"
     }
     sizes = solve_dims({name: (types[name].shape, a.shape) for name, a in files.items()}, {})
-    unknown = {s.name for t in types.values() for dim in t.shape for s in symbols(dim)}
-    assumed = sorted(unknown - sizes.keys())
-    sizes.update(dict.fromkeys(assumed, 1))
+    variables = {s.name: s for t in types.values() for dim in t.shape for s in symbols(dim)}
+    assumed = {name: max(1, s.min) for name, s in variables.items() if name not in sizes}
+    sizes.update(assumed)
+    check_values(variables, sizes)
     rng = np.random.default_rng(seed)
     arrays: dict[str, Array] = {}
     for name, type_ in types.items():
         shape = tuple(evaluate(dim, sizes) for dim in type_.shape)
         if name in options.constants:
-            arrays[name] = np.full(shape, options.constants[name], type_.dtype.numpy)
+            arrays[name] = _filled(name, options.constants[name], type_, shape)
         elif name in files:
             arrays[name] = files[name]
         else:
@@ -113,6 +112,14 @@ def _readable_as(type_: TensorType, array: Array) -> Array:
     return array
 
 
+def _filled(name: str, number: float, type_: TensorType, shape: tuple[int, ...]) -> Array:
+    with np.errstate(invalid="ignore", over="ignore"):
+        element = np.asarray(number).astype(type_.dtype.numpy)
+    if not type_.dtype.is_float and element.item() != number:
+        raise InputError(f"input {name!r} is {type_.dtype} and cannot be filled with {number}")
+    return np.full(shape, element)
+
+
 def _made_up(
     type_: TensorType,
     shape: tuple[int, ...],
@@ -121,12 +128,7 @@ def _made_up(
 ) -> Array:
     dtype = type_.dtype
     if source is not None and source.kind == "fill":
-        try:
-            return np.full(shape, source.value, dtype.numpy)
-        except (OverflowError, ValueError) as error:
-            raise InputError(
-                f"input {source.name!r} cannot be filled with {source.value}: {error}"
-            ) from None
+        return _filled(source.name, source.value, type_, shape)
     bounds = source.value if source is not None else None
     if dtype.is_float and bounds is None:
         return np.asarray(rng.standard_normal(shape)).astype(dtype.numpy)

@@ -64,7 +64,7 @@ def described_inputs(feeds: Feeds) -> dict[str, Any]:
         {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
         for name, array in feeds.arrays.items()
     ]
-    return {"inputs": described, "assumed_dims": dict.fromkeys(feeds.assumed, 1)}
+    return {"inputs": described, "assumed_dims": feeds.assumed}
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -139,10 +139,9 @@ def show(report: dict[str, Any]) -> None:
 def show_assumed(report: dict[str, Any]) -> None:
     """Say which sizes nobody chose."""
     if report["assumed_dims"]:
-        names = ", ".join(report["assumed_dims"])
-        console().print(
-            f"taken as 1, for want of --dim: {printable(names)}", style="yellow", markup=False
-        )
+        sizes = ", ".join(f"{name}={size}" for name, size in report["assumed_dims"].items())
+        text = printable(f"for want of --dim: {sizes}")
+        console().print(text, style="yellow", markup=False)
 
 
 def _short(value: float | str | None) -> str:

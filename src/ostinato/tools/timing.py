@@ -17,6 +17,7 @@ __all__ = ["Timing", "interleave"]
 #: another one's spinning threads.
 _PAUSE = 0.005
 _RUNS_PER_TURN = 5
+_SECONDS_PER_TURN = 0.02
 _MOST_RUNS = 10_000
 
 
@@ -64,8 +65,8 @@ def interleave(
     while any(_wants_more(d, runs, seconds) for d in durations.values()):
         for name, call in calls.items():
             if _wants_more(durations[name], runs, seconds):
-                left = _RUNS_PER_TURN if runs is None else runs - len(durations[name])
-                durations[name] += _turn(call, min(left, _RUNS_PER_TURN))
+                most = _MOST_RUNS if runs is None else runs
+                durations[name] += _turn(call, most - len(durations[name]))
     return {name: Timing.of(measured) for name, measured in durations.items()}
 
 
@@ -75,11 +76,14 @@ def _wants_more(durations: list[float], runs: int | None, seconds: float) -> boo
     return not durations or (sum(durations) < seconds and len(durations) < _MOST_RUNS)
 
 
-def _turn(call: Callable[[], object], count: int) -> list[float]:
+def _turn(call: Callable[[], object], most: int) -> list[float]:
+    """A few calls, or as many quick ones as fit in a moment; never more than ``most``."""
     time.sleep(_PAUSE)
     call()
-    durations = []
-    for _ in range(count):
+    durations: list[float] = []
+    while len(durations) < most:
+        if len(durations) >= _RUNS_PER_TURN and sum(durations) >= _SECONDS_PER_TURN:
+            break
         start = time.perf_counter()
         call()
         durations.append(time.perf_counter() - start)
