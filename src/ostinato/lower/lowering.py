@@ -251,7 +251,13 @@ class _Lowering:
             self._lower_product(region, conv_product(anchor))
 
     def _lower_matmul(self, region: Region, anchor: Node) -> None:
-        self._lower_product(region, matmul_product(anchor))
+        product = matmul_product(anchor)
+        if product.n == 1:
+            build = self._builder(region)
+            outputs = self._region_outputs(region)
+            self._call(region, build, product.dots(build, outputs, self.variables), outputs)
+        else:
+            self._lower_product(region, product)
 
     def _lower_product(self, region: Region, product: Product) -> None:
         if not product.reads_in_place(self._builder(region)):

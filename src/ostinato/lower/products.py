@@ -161,24 +161,11 @@ class Product:
     ) -> Contraction:
         """The kernel, with the region's other members as its epilogue."""
         rows, panel = tile
-        node = self.node
-        (out,) = node.outputs
         batch, m, n, k = self._axes(build)
         a = build.at(self.a, self.a_at(batch, m, k))
         assert isinstance(a, Load)
         b = build.argument(packed, reads=True)
-        at = self.out_at(batch, m, n)
-        total: Scalar = Accumulator(self.acc)
-        if self.bias is not None:
-            bias = cast(build.at(self.bias, (at[1],)), self.acc)
-            total = Apply("add", (total, bias), self.acc)
-        build.results[out] = cast(total, out.dtype)
-        epilogue = []
-        for value, target in outputs:
-            where = reshape_index(value.shape, out.shape, at)
-            scalar = build.at(value, where)
-            position = build.argument(target, writes=True)
-            epilogue.append(Store(position, linear_index(value.shape, where), scalar))
+        epilogue = self._stores(build, Accumulator(self.acc), self.out_at(batch, m, n), outputs)
         (m_symbol,), (n_symbol,) = symbols_of([m]), symbols_of([n])
         return Contraction(
             build.args,
@@ -194,9 +181,42 @@ class Product:
             panel,
             rows,
             self.acc,
-            tuple(epilogue),
+            epilogue,
             variables,
         )
+
+    def dots(
+        self, build: KernelBuilder, outputs: Outputs, variables: tuple[Symbol, ...]
+    ) -> LoopNest:
+        """The kernel of a product with one column: a dot product per row, nothing packed."""
+        batch, m, k = build.axes(self.batch), build.axis(self.m), build.axes(self.k)
+        terms = (
+            cast(build.at(self.a, self.a_at(batch, m, k)), self.acc),
+            cast(build.at(self.b, self.b_at(self.group_of(batch), k, 0)), self.acc),
+        )
+        fold = Reduce("r0", "sum", Apply("multiply", terms, self.acc), self.acc)
+        stores = self._stores(build, Ref("r0", self.acc), self.out_at(batch, m, 0), outputs)
+        outer, statements = merge_axes(symbols_of((*batch, m)), build.finish([fold, *stores]))
+        inner, folded = merge_axes(symbols_of(k), statements[:1])
+        stages = (Stage(inner, folded), Stage((), statements[1:]))
+        return LoopNest(build.args, outer, stages, variables=variables)
+
+    def _stores(
+        self, build: KernelBuilder, total: Scalar, at: Indices, outputs: Outputs
+    ) -> tuple[Store, ...]:
+        """What becomes of the sum at ``at``: the bias, then the region's other members."""
+        (out,) = self.node.outputs
+        if self.bias is not None:
+            bias = cast(build.at(self.bias, (at[1],)), self.acc)
+            total = Apply("add", (total, bias), self.acc)
+        build.results[out] = cast(total, out.dtype)
+        stores = []
+        for value, target in outputs:
+            where = reshape_index(value.shape, out.shape, at)
+            scalar = build.at(value, where)
+            position = build.argument(target, writes=True)
+            stores.append(Store(position, linear_index(value.shape, where), scalar))
+        return tuple(stores)
 
 
 # -- matmul ----------------------------------------------------------------------------------------
