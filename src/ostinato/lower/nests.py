@@ -31,7 +31,7 @@ from ostinato.variables import Dim, Expr, Symbol, bounds, prod
 if TYPE_CHECKING:
     from ostinato.lower.program import LoweredBuffer
 
-__all__ = ["block_nest", "column_nest", "map_nest", "row_nest", "symbols_of"]
+__all__ = ["block_nest", "column_nest", "map_nest", "row_nest", "store_at", "symbols_of"]
 
 #: Bytes that a row kept between stages may take; longer rows are computed again.
 MAX_TEMP_BYTES = 1 << 18
@@ -81,7 +81,7 @@ def map_nest(build: KernelBuilder, outputs: Outputs, variables: tuple[Symbol, ..
     """The nest of a purely elementwise region."""
     shape = max((value.shape for value, _ in outputs), key=len)
     indices = build.axes(shape)
-    statements = [_store(build, value, buffer, shape, indices) for value, buffer in outputs]
+    statements = [store_at(build, value, buffer, shape, indices) for value, buffer in outputs]
     return block_nest(build, symbols_of(indices), statements, variables)
 
 
@@ -92,7 +92,7 @@ def column_nest(
     shape = anchor.outputs[0].shape
     indices = build.axes(shape)
     folds, inner, by_rows = _FOLDS.get(anchor.op.name, _fold_reduction)(build, anchor, indices)
-    stores = [_store(build, value, buffer, shape, indices) for value, buffer in outputs]
+    stores = [store_at(build, value, buffer, shape, indices) for value, buffer in outputs]
     outer = symbols_of(indices)
     everything = build.finish([*folds, *stores])
     axes, everything = merge_axes(outer, everything)
@@ -116,13 +116,14 @@ def row_nest(
     return _Rows(build, region, outputs).nest(variables)
 
 
-def _store(
+def store_at(
     build: KernelBuilder,
     value: Value,
     buffer: LoweredBuffer,
     shape: Sequence[Dim],
     indices: Indices,
 ) -> Store:
+    """Stores ``value``'s element that stands, in C order, where ``indices`` do in ``shape``."""
     at = reshape_index(value.shape, shape, indices)
     scalar = build.at(value, at)
     position = build.argument(buffer, writes=True)
@@ -346,11 +347,17 @@ class _Rows:
 
     # -- statements --------------------------------------------------------------------------
 
+    @property
+    def _shape(self) -> tuple[Dim, ...]:
+        return (*self.outer_shape, *self.inner_shape)
+
+    @property
+    def _indices(self) -> Indices:
+        return (*self.outer, *self.inner)
+
     def _at(self, value: Value) -> Indices:
-        if self._is_row(value):
-            return reshape_index(value.shape, self.outer_shape, self.outer)
-        shape = (*self.outer_shape, *self.inner_shape)
-        return reshape_index(value.shape, shape, (*self.outer, *self.inner))
+        """Where the current position is in a value with an element per position."""
+        return reshape_index(value.shape, self._shape, self._indices)
 
     def _stage(self, number: int) -> list[Statement]:
         build = self.build
@@ -368,29 +375,18 @@ class _Rows:
             if self.stage_of[node] == number:
                 (x,) = node.inputs
                 index = linear_index(self.inner_shape, self.inner)
-                scalar = build.at(x, self._operand_at(x))
+                scalar = build.at(x, self._at(x))
                 statements.append(_fold(build, node, f"r{len(build.results)}", scalar, index))
         for value, buffer in self.outputs:
             if not self._is_row(value) and self.stage_of[value.node] == number:
-                at = self._at(value)
-                scalar = build.at(value, at)
-                position = build.argument(buffer, writes=True)
-                statements.append(Store(position, linear_index(value.shape, at), scalar))
+                statements.append(store_at(build, value, buffer, self._shape, self._indices))
         build.forget()
         for node, temp in rows:
             build.kept[node.outputs[0]] = (temp, self._row_offset)
         return statements
 
-    def _operand_at(self, value: Value) -> Indices:
-        """Indices into a reduction's operand, which need be no member."""
-        shape = (*self.outer_shape, *self.inner_shape)
-        return reshape_index(value.shape, shape, (*self.outer, *self.inner))
-
     def _row_offset(self, indices: Indices) -> Dim:
         return linear_index(self.inner_shape, self.inner)
 
     def _row_store(self, value: Value, buffer: LoweredBuffer) -> Store:
-        at = self._at(value)
-        scalar = self.build.at(value, at)
-        position = self.build.argument(buffer, writes=True)
-        return Store(position, linear_index(value.shape, at), scalar)
+        return store_at(self.build, value, buffer, self.outer_shape, self.outer)

@@ -22,7 +22,7 @@ from ostinato.lower.loops import (
     Store,
 )
 from ostinato.lower.merge import merge_axes
-from ostinato.lower.nests import BLOCK, Outputs, block_nest, symbols_of
+from ostinato.lower.nests import BLOCK, Outputs, block_nest, store_at, symbols_of
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.views import Indices, linear_index, reshape_index, unravel
 from ostinato.ops.base import broadcast_shapes
@@ -210,13 +210,7 @@ class Product:
             bias = cast(build.at(self.bias, (at[1],)), self.acc)
             total = Apply("add", (total, bias), self.acc)
         build.results[out] = cast(total, out.dtype)
-        stores = []
-        for value, target in outputs:
-            where = reshape_index(value.shape, out.shape, at)
-            scalar = build.at(value, where)
-            position = build.argument(target, writes=True)
-            stores.append(Store(position, linear_index(value.shape, where), scalar))
-        return tuple(stores)
+        return tuple(store_at(build, value, buffer, out.shape, at) for value, buffer in outputs)
 
 
 # -- matmul ----------------------------------------------------------------------------------------
@@ -347,12 +341,7 @@ def depthwise_nest(
         total = Apply("add", (total, cast(build.at(bias[0], (indices[1],)), acc)), acc)
     build.results[out] = cast(total, out.dtype)
     fold = Reduce("r0", "sum", term, acc)
-    stores = []
-    for value, buffer in outputs:
-        where = reshape_index(value.shape, out.shape, indices)
-        scalar = build.at(value, where)
-        position = build.argument(buffer, writes=True)
-        stores.append(Store(position, linear_index(value.shape, where), scalar))
+    stores = [store_at(build, value, buffer, out.shape, indices) for value, buffer in outputs]
     axes, statements = merge_axes(symbols_of(indices), build.finish([fold, *stores]))
     inner, folded = merge_axes(symbols_of(taps), statements[:1])
     return LoopNest(
