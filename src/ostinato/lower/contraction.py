@@ -167,17 +167,18 @@ class Contraction:
 
     @cached_property
     def remainders(self) -> tuple[int, ...]:
-        """Heights of the tiles, largest first, that together make up what full tiles leave.
+        """Heights of the tiles for the rows that full tiles leave: one for each possible count.
 
         None where every block of rows has at least a full tile's: the last tile of a block then
-        goes back over rows of the one before it, which costs little time and no code.
+        goes back over rows of the one before it, which costs little time and no code. A symbolic
+        count gets all heights, so that a product of a few rows reads each panel just once, as one
+        compiled for that count does; panels are most of what it has to read.
         """
         m = extent_of(self.m)
         if isinstance(m, int):
             last = m % self.block
             return (last,) if 0 < last < self.rows else ()
-        powers = (1 << bit for bit in reversed(range(self.rows.bit_length())))
-        return tuple(power for power in powers if power < self.rows)
+        return tuple(range(1, min(self.rows, max_extent(self.m) + 1)))
 
     @cached_property
     def stores_along_rows(self) -> bool:

@@ -19,7 +19,6 @@ from ostinato.codegen.llvm.kernel import (
     counted_loop,
     define_extent,
     open_kernel,
-    when,
 )
 from ostinato.codegen.llvm.memory import address
 from ostinato.codegen.llvm.microkernel import define_tile, tile_dims
@@ -147,15 +146,18 @@ class _Renderer:
         counted_loop(b, I64(0), count, rows, step, name="tile")
 
     def _separate_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
-        """Full tiles, then smaller ones for the rows that are left."""
+        """Full tiles, then one as high as there are rows left."""
         c, b = self.contraction, self.builder
         row = b.mul(b.udiv(count, I64(c.rows)), I64(c.rows))
         counted_loop(b, I64(0), row, c.rows, lambda row: tile(c.rows, row), name="tile")
+        done = b.append_basic_block("tiles.done")
+        switch = b.switch(b.sub(count, row), done)
         for height in c.remainders:
-            fits = b.icmp_signed(">=", b.sub(count, row), I64(height))
-            with when(b, fits):
-                tile(height, row)
-            row = b.add(row, b.select(fits, I64(height), I64(0)))
+            switch.add_case(I64(height), b.append_basic_block(f"rows{height}"))
+            b.position_at_end(b.function.basic_blocks[-1])
+            tile(height, row)
+            b.branch(done)
+        b.position_at_end(done)
 
     def _locate_rows(self, item: Scope, count: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
         """What tells a tile where its rows of ``a`` are, as a function of its first row's number.
