@@ -4,6 +4,7 @@
 #   make test         lint, types and tests
 #   make test-peers   comparisons that need PyTorch, in an environment of their own
 #   make test-slow    long fuzzing
+#   make test-sanitized   the native core built with ASan and UBSan, under its tests and the runtime's
 #   make bench        timings against other runtimes
 #   make docs         the documentation site, in site/
 
@@ -15,7 +16,7 @@ STAMP  := $(VENV)/.installed
 PEERS_STAMP := $(PEERS)/.installed
 SOURCES := $(shell find src -name '*.c' -o -name '*.h')
 
-.PHONY: demo test lint types format test-peers test-slow bench docs clean
+.PHONY: demo test lint types format test-peers test-slow test-sanitized bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -36,6 +37,15 @@ format: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
+
+# Python itself leaks at exit: the tests watch for leaks of ours.
+test-sanitized: $(STAMP)
+	CFLAGS="-fsanitize=address,undefined -fno-omit-frame-pointer" \
+		$(BIN)/python setup.py -q build --force --build-base build/sanitized
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		PYTHONPATH="$$(echo build/sanitized/lib.*)" \
+		$(BIN)/python -m pytest -q -s tests/backends tests/runtime
 
 test-peers: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m pytest -q tests/peers
