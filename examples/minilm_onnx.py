@@ -136,7 +136,9 @@ class MiniLM:
     def pooled(self, x: str, mask: str) -> str:
         """The mean over the unmasked tokens, scaled to length 1."""
         write = self.write
-        weight = write.node("Unsqueeze", write.node("Cast", mask, to=TensorProto.FLOAT), write.ints(2))
+        weight = write.node(
+            "Unsqueeze", write.node("Cast", mask, to=TensorProto.FLOAT), write.ints(2)
+        )
         total = write.node("ReduceSum", write.node("Mul", x, weight), write.ints(1), keepdims=0)
         count = write.node("ReduceSum", weight, write.ints(1), keepdims=0)
         mean = write.node("Div", total, write.node("Clip", count, write.number(1e-9)))
