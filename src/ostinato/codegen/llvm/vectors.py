@@ -57,11 +57,13 @@ class Strip:
         width: lanes of a vector.
         unroll: vectors that one pass of the loop works on.
         masked: whether the last vector may be partly beyond the end.
+        counted: whether it is known how many lanes of the last vector are not.
     """
 
     width: int
     unroll: int = 1
     masked: bool = False
+    counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,9 @@ class VectorPlan:
         """The loops that cover ``count`` elements, in order; ``None`` if it is not known yet."""
         found: list[Strip] = []
         rest = count
+        single = self.masks and count is not None and self.width > 1 and count % self.width == 1
         whole = [Strip(self.width, self.unroll)]
-        if self.unroll > 1 and not self.masks:
+        if self.unroll > 1 and (single or not self.masks):
             whole.append(Strip(self.width))
         for strip in whole:
             step = strip.width * strip.unroll
@@ -92,8 +95,10 @@ class VectorPlan:
                 rest = None if rest is None else rest % step
         if rest == 0 or self.width == 1:
             return tuple(found)
-        if self.masks:
-            found.append(Strip(self.width, masked=rest is None or rest % self.width != 0))
+        # One element is an element, not a vector under a mask of one lane: see _tail_mask.
+        if self.masks and not single:
+            partial = rest is None or rest % self.width != 0
+            found.append(Strip(self.width, masked=partial, counted=rest is not None))
         else:
             found.append(Strip(1))
         return tuple(found)
@@ -174,7 +179,7 @@ def _vector_scopes(
     stop: ir.Value,
     shared: Scope,
 ) -> list[Scope]:
-    mask = _tail_mask(builder, strip.width, index, stop) if strip.masked else None
+    mask = _tail_mask(builder, strip, index, stop) if strip.masked else None
     scopes = []
     for vector in range(strip.unroll):
         offset = vector * strip.width
@@ -183,12 +188,20 @@ def _vector_scopes(
     return scopes
 
 
-def _tail_mask(builder: ir.IRBuilder, width: int, index: ir.Value, stop: ir.Value) -> Mask | None:
-    """The lanes from ``index`` on that lie before ``stop``."""
+def _tail_mask(builder: ir.IRBuilder, strip: Strip, index: ir.Value, stop: ir.Value) -> Mask | None:
+    """The lanes from ``index`` on that lie before ``stop``.
+
+    Of a masked store of narrowed values that is known to write one lane, LLVM 22 makes a store as
+    wide as they were before, for AVX-512: it runs over what comes next. Where lowering knows the
+    count there is no such mask; where it does not, LLVM must not find out either.
+    """
+    width = strip.width
     if width == 1:
         return None
     left = Lane(builder, builder.sub(stop, index), INT64, 1)
     left = left.like(left.integers.extremum("min", left.value, I64(width)))
+    if not strip.counted:
+        left = left.like(_hidden(builder, left.value))
     # As narrow as the lane numbers allow: one comparison of one register.
     number = ir.IntType(8 if width > 16 else 32)
     steps = ir.Constant(vector_of(number, width), list(range(width)))
@@ -198,6 +211,12 @@ def _tail_mask(builder: ir.IRBuilder, width: int, index: ir.Value, stop: ir.Valu
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), width), None)
     limit = builder.shuffle_vector(first, undefined, zeros)
     return Mask(builder.icmp_unsigned("<", steps, limit), nonempty=True)
+
+
+def _hidden(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """``value``, about which the optimizer knows nothing. Takes no instruction."""
+    signature = ir.FunctionType(value.type, [value.type])
+    return builder.call(ir.InlineAsm(signature, "", "=r,0"), [value])
 
 
 def _values(statements: Iterable[Statement]) -> Iterator[Scalar]:
