@@ -40,7 +40,7 @@ from ostinato.ops.convolution import is_depthwise
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.program import Kernel
@@ -163,6 +163,7 @@ class _Lowering:
         """Updates of a state that nothing else reads are made in the state's own memory."""
         readers = Counter(value for node in self.nodes for value in node.inputs)
         readers.update(self.graph.outputs.values())
+        readers.update(self.graph.assignments.values())
         for name, value in self.graph.assignments.items():
             state = self.graph.states[name]
             chain = _update_chain(value, state)
@@ -332,26 +333,30 @@ class _Lowering:
             if name not in self.outputs:
                 buffer = LoweredBuffer(value.type, Role.OUTPUT, name, value)
                 self.outputs[name] = buffer
-                self._copy_into(value, buffer)
+                self._copy_into(value, buffer, self.stored)
 
     def _finish_states(self) -> dict[str, LoweredBuffer]:
         """Copy each new value over its state, after everything that reads the old one."""
-        after: dict[str, LoweredBuffer] = {}
-        moved: list[tuple[Value, LoweredBuffer]] = []
+        buffers = {name: self.stored[state] for name, state in self.graph.states.items()}
+        moved: list[tuple[Value, Mapping[Value, LoweredBuffer], LoweredBuffer]] = []
         for name, value in self.graph.assignments.items():
-            state = self.stored[self.graph.states[name]]
-            after[name] = state
-            if value.node in self._in_place or value is self.graph.states[name]:
+            done = self._in_place.get(value.node) is buffers[name]
+            if done or value is self.graph.states[name]:
                 continue
-            if _reads_state(value):
-                self._copy(value)
-            moved.append((value, state))
-        for value, state in moved:
-            self._copy_into(value, state)
-        return after
+            if _reads_state(value):  # which may hold its own new value when its turn comes
+                aside = LoweredBuffer(value.type, Role.TEMP, f"{name}.new", value)
+                self._copy_into(value, aside, self.stored)
+                moved.append((value, {value: aside}, buffers[name]))
+            else:
+                moved.append((value, self.stored, buffers[name]))
+        for value, stored, buffer in moved:
+            self._copy_into(value, buffer, stored)
+        return {name: buffers[name] for name in self.graph.assignments}
 
-    def _copy_into(self, value: Value, buffer: LoweredBuffer) -> None:
-        build = KernelBuilder(self.stored, self.inlined)
+    def _copy_into(
+        self, value: Value, buffer: LoweredBuffer, stored: Mapping[Value, LoweredBuffer]
+    ) -> None:
+        build = KernelBuilder(stored, self.inlined)
         kernel = copy_nest(build, value, buffer, self.variables)
         self._helper_call(value.node, "copy", build, kernel)
 
