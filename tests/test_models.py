@@ -1,0 +1,211 @@
+"""Whole models, compiled: against stored outputs, against ONNX Runtime, and against the clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import ostinato as ost
+
+ROOT = Path(__file__).parents[1]
+VOICE_MODELS = ROOT.parent / "shared" / "models"
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+LIGHT_NAMES = sorted(path.stem for path in LIGHT.glob("*.onnx"))
+
+#: Which networks run with random weights in the fast suite: residual blocks, fire modules,
+#: channel shuffles, and inception blocks with batch normalisation.
+QUICK = {"light_resnet50", "light_squeezenet", "light_shufflenet", "light_inception_v2"}
+
+#: SPEC: import below 0.3 s; MiniLM compiled within 3 s cold and 1 s warm. Exact figures come from
+#: ``bench/compile_time.py``; a test shares its machine, so it allows twice as much.
+IMPORT_SECONDS, COLD_SECONDS, WARM_SECONDS = 2 * 0.3, 2 * 3.0, 2 * 1.0
+
+
+@pytest.fixture(scope="module")
+def session() -> ost.Session:
+    return ost.Session("cpu")
+
+
+def onnxruntime_session(model: Path | bytes) -> Any:
+    ort = pytest.importorskip("onnxruntime")
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    source = str(model) if isinstance(model, Path) else model
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+# -- convolutional networks ----------------------------------------------------------------------
+
+
+def test_all_nine_are_here() -> None:
+    assert len(LIGHT_NAMES) == 9
+
+
+@pytest.mark.parametrize("name", LIGHT_NAMES)
+def test_stored_outputs(name: str, session: ost.Session) -> None:
+    """The networks that the ONNX package ships, whose weights are fills."""
+    graph = ost.load_onnx(LIGHT / f"{name}.onnx")
+    ((key, spec),) = graph.inputs.items()
+    size = int(np.prod(spec.shape))
+    x = (np.arange(size).reshape(spec.shape) / size).astype(np.float32)
+    (result,) = session.compile(graph).run({key: x})
+    expected = numpy_helper.to_array(onnx.load_tensor(str(LIGHT / f"{name}_output_0.pb")))
+    np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in LIGHT_NAMES],
+)
+def test_random_weights(name: str, session: ost.Session) -> None:
+    """The same networks with weights that make every element of every tensor matter."""
+    model = with_random_weights(onnx.load(LIGHT / f"{name}.onnx"))
+    data = model.SerializeToString()
+    graph = ost.load_onnx(data)
+    ((key, spec),) = graph.inputs.items()
+    x = np.random.default_rng(1).standard_normal(spec.shape).astype(np.float32)
+    (result,) = session.compile(graph).run({key: x})
+    (expected,) = onnxruntime_session(data).run(None, {key: x})
+    largest = np.abs(expected).max()
+    assert np.isfinite(largest)
+    assert expected.std() > 1e-2 * largest
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4 * largest)
+
+
+def with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model`` with random initializers in place of fills, up to its last Softmax."""
+    rng = np.random.default_rng(0)
+    graph = model.graph
+    shapes = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    kept = []
+    for node in graph.node:
+        if node.op_type == "ConstantOfShape":
+            array = random_weight(rng, tuple(shapes[node.input[0]]))
+            graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
+        else:
+            kept.append(node)
+    if kept[-1].op_type == "Softmax":
+        last = kept.pop()
+        kept.append(helper.make_node("Identity", [last.input[0]], [last.output[0]]))
+    del graph.node[:]
+    graph.node.extend(kept)
+    del graph.output[0].type.tensor_type.shape.dim[:]
+    graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+def random_weight(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Filters that keep the variance of what passes; vectors around 1, which suit a variance."""
+    if len(shape) < 2:
+        return rng.uniform(0.5, 1.5, shape).astype(np.float32)
+    scale = np.sqrt(2 / np.prod(shape[1:]))
+    return (scale * rng.standard_normal(shape)).astype(np.float32)
+
+
+# -- a transformer -------------------------------------------------------------------------------
+
+
+def tokens(rng: np.random.Generator, batch: int, length: int) -> dict[str, np.ndarray]:
+    """Token ids, and a mask whose rows end in padding."""
+    lengths = rng.integers(1, length + 1, batch)
+    lengths[0] = length
+    return {
+        "input_ids": rng.integers(0, 30522, (batch, length)),
+        "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int64),
+    }
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 16), (3, 33), (8, 128)])
+def test_minilm(minilm: Path, session: ost.Session, batch: int, length: int) -> None:
+    feeds = tokens(np.random.default_rng(length), batch, length)
+    graph = ost.load_onnx(minilm, dims={"batch": batch, "seq": length})
+    (result,) = session.compile(graph).run(feeds)
+    (expected,) = onnxruntime_session(minilm).run(None, feeds)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
+
+
+def test_minilm_with_sizes_that_vary(minilm: Path, session: ost.Session) -> None:
+    graph = ost.load_onnx(minilm, dims={"batch": (1, 4), "seq": (1, 64)})
+    compiled = session.compile(graph)
+    reference = onnxruntime_session(minilm)
+    rng = np.random.default_rng(0)
+    for batch, length in [(1, 7), (4, 64), (2, 31), (1, 1)]:
+        feeds = tokens(rng, batch, length)
+        (result,) = compiled.run(feeds)
+        np.testing.assert_allclose(result, reference.run(None, feeds)[0], rtol=0, atol=1e-5)
+
+
+# -- voice activity detection --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["silero_vad_16k_op15.onnx", "silero_vad_op18_ifless.onnx"])
+def test_voice_activity_detection(name: str, session: ost.Session) -> None:
+    """50 chunks of a recording, each runtime fed the state that it returned itself."""
+    path = VOICE_MODELS / name
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    graph = ost.load_onnx(path, dims={"batch": 1, "sequence": 576}, constants={"sr": 16000})
+    compiled = session.compile(graph)
+    reference = onnxruntime_session(path)
+    rate = np.array(16000)
+    ours = theirs = np.zeros((2, 1, 128), np.float32)
+    for chunk in recording(50):
+        probability, ours = compiled.run({"input": chunk, "state": ours})
+        feeds = {"input": chunk, "state": theirs, "sr": rate}
+        expected, theirs = reference.run(None, feeds)
+        np.testing.assert_allclose(probability, expected, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+def recording(chunks: int) -> np.ndarray:
+    """``[chunks, 1, 576]``: hums that swell and fade; chunks overlap by 64 samples."""
+    rng = np.random.default_rng(0)
+    time = np.arange(64 + 512 * chunks) / 16000
+    hum = sum(np.sin(2 * np.pi * 140 * k * time + k) / k for k in range(1, 12))
+    loudness = np.maximum(0, np.sin(2 * np.pi * 1.5 * time)) * 0.2
+    sound = (loudness * hum + 0.01 * rng.standard_normal(time.shape)).astype(np.float32)
+    return np.stack([sound[None, 512 * i : 512 * i + 576] for i in range(chunks)])
+
+
+# -- the clock -----------------------------------------------------------------------------------
+
+
+def test_import_is_quick_and_lazy() -> None:
+    code = (
+        "import sys, time; start = time.perf_counter(); import ostinato; "
+        "print(time.perf_counter() - start); "
+        "print(sorted({'llvmlite', 'onnx', 'rich', 'typer', 'ml_dtypes'} & set(sys.modules)))"
+    )
+    best = np.inf
+    for _ in range(3):
+        output = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        seconds, loaded = output.splitlines()
+        assert loaded == "[]"
+        best = min(best, float(seconds))
+    assert best < IMPORT_SECONDS
+
+
+def test_compile_time(minilm: Path) -> None:
+    """In fresh processes: with an empty cache, then with what that one left in it."""
+    script = ROOT / "bench" / "compile_time.py"
+    command = [sys.executable, str(script), str(minilm), "--json"]
+    environment = {k: v for k, v in os.environ.items() if k != "OSTINATO_CACHE_DIR"}
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    report = json.loads(found.stdout)
+    assert report["cold"]["compiled"] > 0
+    assert report["cold"]["cached"] == 0
+    assert report["warm"]["compiled"] == 0
+    assert report["warm"]["cached"] > 0
+    assert report["cold"]["compile"] < COLD_SECONDS
+    assert report["warm"]["compile"] < WARM_SECONDS
