@@ -23,12 +23,14 @@ struct executor {
     unsigned fork_epoch;
     size_t n_steps;
     size_t n_externals;
+    size_t n_arguments;
     memory_block scratch;
     size_t scratch_stride;
     bool unbound; /* the pointers of external slots are unknown: write all of them */
 
     /* All of the following lie in the same allocation, behind this struct. */
     executor_step *steps;
+    executor_argument *arguments;
     char **pointers;      /* one per argument; what kernels get as `buffers` */
     char **bound;         /* per external: the address its pointers were written for */
     size_t *first_patch;  /* per external, and one more: where its patches begin */
@@ -48,16 +50,19 @@ static size_t count_patches(const executor_description *d) {
 /* One allocation for everything a run reads, so that it is freed as one and lies together. */
 static executor *allocate(const executor_description *d) {
     size_t steps = sizeof(executor_step) * d->n_steps;
+    size_t arguments = sizeof(executor_argument) * d->n_arguments;
     size_t pointers = sizeof(char *) * d->n_arguments;
     size_t bound = sizeof(char *) * d->n_externals;
     size_t first_patch = sizeof(size_t) * (d->n_externals + 1);
     size_t patches = sizeof(patch) * count_patches(d);
-    char *at = calloc(1, sizeof(executor) + steps + pointers + bound + first_patch + patches);
+    char *at = calloc(1, sizeof(executor) + steps + arguments + pointers + bound + first_patch +
+                             patches);
     executor *e = (executor *)at;
     if (e != NULL) {
         /* Every part is made of words of 8 bytes, so none needs padding. */
         e->steps = (executor_step *)(at += sizeof(executor));
-        e->pointers = (char **)(at += steps);
+        e->arguments = (executor_argument *)(at += steps);
+        e->pointers = (char **)(at += arguments);
         e->bound = (char **)(at += pointers);
         e->first_patch = (size_t *)(at += bound);
         e->patches = (patch *)(at += first_patch);
@@ -114,7 +119,11 @@ executor *executor_create(const executor_description *d, thread_pool *p) {
     if (d->n_steps > 0) {
         memcpy(e->steps, d->steps, sizeof(executor_step) * d->n_steps);
     }
+    if (d->n_arguments > 0) {
+        memcpy(e->arguments, d->arguments, sizeof(executor_argument) * d->n_arguments);
+    }
     e->n_steps = d->n_steps;
+    e->n_arguments = d->n_arguments;
     e->n_externals = d->n_externals;
     fill_pointers(e, d);
     e->unbound = true;
@@ -189,6 +198,16 @@ void executor_run(executor *e, char *const *addresses, const int64_t *vars, doub
     } else {
         for (size_t i = 0; i < e->n_steps; i++) {
             run_step(e, &e->steps[i], vars);
+        }
+    }
+    pthread_mutex_unlock(&e->turn->lock);
+}
+
+void executor_move(executor *e, size_t slot, char *address) {
+    pthread_mutex_lock(&e->turn->lock);
+    for (size_t i = 0; i < e->n_arguments; i++) {
+        if (e->arguments[i].slot == slot) {
+            e->pointers[i] = address + e->arguments[i].offset;
         }
     }
     pthread_mutex_unlock(&e->turn->lock);

@@ -25,8 +25,8 @@ typedef struct {
     size_t offset;
 } executor_argument;
 
-/* A slot is memory that steps refer to by number: fixed for the executor's life, or external,
- * that is, given anew with each run as addresses[external]. */
+/* A slot is memory that steps refer to by number: fixed until it is moved, or external, that is,
+ * given anew with each run as addresses[external]. */
 typedef struct {
     char *fixed;
     int external; /* -1 for a fixed slot */
@@ -54,6 +54,9 @@ void executor_destroy(executor *e);
  * those that it takes turns with, on several threads happen one after the other.
  * Where `seconds` is not NULL, the time of each step goes there. */
 void executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds);
+
+/* Points everything that refers to a fixed slot to `address`. Waits for a run in progress. */
+void executor_move(executor *e, size_t slot, char *address);
 
 /* To be called before a run when this process may be a fork; see pool_refresh_after_fork. */
 void executor_refresh_after_fork(executor *e);

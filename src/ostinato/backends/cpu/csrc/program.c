@@ -50,7 +50,7 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
     Py_VISIT(self->owner);
     Py_VISIT((PyObject *)self->turns_with);
     for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
-        Py_VISIT(self->fixed[i].obj);
+        Py_VISIT(self->fixed[i].view.obj);
     }
     return 0;
 }
@@ -61,7 +61,7 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
 static int program_clear(ProgramObject *self) {
     Py_CLEAR(self->pool);
     while (self->n_fixed > 0) {
-        PyBuffer_Release(&self->fixed[--self->n_fixed]);
+        PyBuffer_Release(&self->fixed[--self->n_fixed].view);
     }
     Py_CLEAR(self->owner);
     return 0;
@@ -224,6 +224,50 @@ static PyObject *program_set_vars(ProgramObject *self, PyObject *vars) {
     Py_RETURN_NONE;
 }
 
+/* ---- moving ---------------------------------------------------------------------------------- */
+
+static fixed_slot *find_fixed(ProgramObject *self, Py_ssize_t slot) {
+    for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
+        if (self->fixed[i].slot == slot) {
+            return &self->fixed[i];
+        }
+    }
+    PyErr_Format(PyExc_IndexError, "the program has no fixed slot %zd", slot);
+    return NULL;
+}
+
+/* The GIL stays held, though a run in progress is waited for, so that two moves of one slot can
+ * not cross: the memory that the last one exported is then the memory that kernels are pointed to.
+ * A run needs no GIL to come to its end. */
+static PyObject *program_move_slot(ProgramObject *self, PyObject *args) {
+    Py_ssize_t slot;
+    PyObject *buffer;
+    if (!PyArg_ParseTuple(args, "nO:move_slot", &slot, &buffer)) {
+        return NULL;
+    }
+    fixed_slot *fixed = find_fixed(self, slot);
+    Py_buffer view;
+    if (fixed == NULL) {
+        return NULL;
+    }
+    if (PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE) < 0) {
+        raise_from_current(PyExc_ValueError, "slot %zd: the buffer must be C-contiguous", slot);
+        return NULL;
+    }
+    if (view.len < fixed->view.len) {
+        PyErr_Format(PyExc_ValueError, "slot %zd: the buffer has %zd bytes, but %zd are needed",
+                     slot, view.len, fixed->view.len);
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    executor_refresh_after_fork(self->executor);
+    executor_move(self->executor, (size_t)slot, view.buf);
+    Py_buffer left = fixed->view;
+    fixed->view = view;
+    PyBuffer_Release(&left);
+    Py_RETURN_NONE;
+}
+
 /* ---- the type -------------------------------------------------------------------------------- */
 
 static PyMethodDef program_methods[] = {
@@ -240,6 +284,9 @@ static PyMethodDef program_methods[] = {
     {"set_vars", (PyCFunction)program_set_vars, METH_O,
      "set_vars($self, vars)\n--\n\n"
      "Sets the variables for the runs that bring none."},
+    {"move_slot", (PyCFunction)program_move_slot, METH_VARARGS,
+     "move_slot($self, slot, buffer, /)\n--\n\n"
+     "Has all later runs use other memory for a fixed slot."},
     {0},
 };
 

@@ -61,11 +61,13 @@ static int parse_fixed(ProgramObject *self, draft *d, Py_ssize_t index, PyObject
                      index, (PyObject *)Py_TYPE(item));
         return -1;
     }
-    Py_buffer *view = &self->fixed[self->n_fixed];
+    fixed_slot *fixed = &self->fixed[self->n_fixed];
+    Py_buffer *view = &fixed->view;
     if (PyObject_GetBuffer(item, view, PyBUF_SIMPLE) < 0) {
         raise_from_current(PyExc_ValueError, "slot %zd: the buffer must be C-contiguous", index);
         return -1;
     }
+    fixed->slot = index;
     self->n_fixed++;
     d->slots[index] = (executor_slot){.fixed = view->buf, .external = -1};
     d->slot_nbytes[index] = view->len;

@@ -41,6 +41,12 @@ typedef struct {
     bool written;
 } external_slot;
 
+/* A memory slot that the program itself holds. */
+typedef struct {
+    Py_ssize_t slot;
+    Py_buffer view; /* exported as long as the program uses it */
+} fixed_slot;
+
 /* The buffers of one run. Allocated once and used again and again. */
 typedef struct {
     Py_ssize_t held; /* this many views are acquired */
@@ -58,7 +64,7 @@ typedef struct ProgramObject {
     PyObject *owner;       /* keeps the machine code alive; or NULL */
     struct ProgramObject *turns_with; /* the program whose lock its runs take; or NULL */
     Py_ssize_t n_fixed;
-    Py_buffer *fixed;      /* the memory of fixed slots, exported as long as the program lives */
+    fixed_slot *fixed;
     Py_ssize_t n_externals;
     external_slot *externals;
     Py_ssize_t n_vars;
