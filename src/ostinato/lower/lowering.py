@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostinato.errors import UnsupportedOpError
+from ostinato.lower.attention import Queries, attention_kernel, attention_tiles
 from ostinato.lower.builder import KernelBuilder
 from ostinato.lower.inline import inline_regions
 from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
@@ -325,6 +326,15 @@ class _Lowering:
         kernel = recurrent_kernel(build, anchor, packed, tile, outputs, self.variables)
         self._call(region, build, kernel, outputs)
 
+    def _lower_attention(self, region: Region, anchor: Node) -> None:
+        if not Queries(self._builder(region), anchor).in_place:
+            self._copy(anchor.inputs[0])
+        tiles = attention_tiles(anchor, self.options.registers)
+        build = self._builder(region)
+        outputs = self._region_outputs(region)
+        kernel = attention_kernel(build, anchor, tiles, outputs, self.variables)
+        self._call(region, build, kernel, outputs)
+
     # -- results -------------------------------------------------------------------------------
 
     def _finish_outputs(self) -> None:
@@ -381,6 +391,7 @@ _RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
     "concat": _Lowering._lower_concat,
     "cumsum": _Lowering._lower_scan,
     "cumprod": _Lowering._lower_scan,
+    "attention": _Lowering._lower_attention,
     "topk": _Lowering._lower_topk,
     "recurrent_scan": _Lowering._lower_recurrent,
     **dict.fromkeys(_UPDATES, _Lowering._lower_update),

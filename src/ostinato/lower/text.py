@@ -21,6 +21,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import DType
+from ostinato.lower.attention import AttentionKernel
 from ostinato.lower.contraction import Contraction
 from ostinato.lower.loops import (
     Accumulator,
@@ -60,6 +61,8 @@ def kernel_text(kernel: Kernel) -> str:
             printer.nest(kernel)
         case Contraction():
             printer.contraction(kernel)
+        case AttentionKernel():
+            printer.attention(kernel)
         case RecurrentKernel():
             printer.recurrent(kernel)
         case TopK():
@@ -125,6 +128,26 @@ class _Printer:
         self._line(1, f"by {self._scalar(kernel.value)}")
         for store in kernel.stores:
             self._statement(store)
+
+    def attention(self, kernel: AttentionKernel) -> None:
+        self._line(0, "attention")
+        self._head(kernel.args)
+        for axis in kernel.batch:
+            self._line(1, f"for {self._axis(axis)}")
+        self._line(1, f"rows {self._axis(kernel.m)}, heads of {self._dim(kernel.length)}")
+        self._line(1, f"keys {self._axis(kernel.key)}")
+        self._line(1, f"sum over {self._axis(kernel.depth)}")
+        self._line(1, f"columns {self._axis(kernel.column)}")
+        self._line(1, f"{kernel.tiles}")
+        self._named("q", [kernel.q])
+        self._named("k", [kernel.k])
+        self._named("v", [kernel.v])
+        if kernel.mask is not None:
+            self._named("mask", [kernel.mask])
+        self._line(1, f"accumulate {kernel.acc.short}, scale={kernel.scale!r}")
+        options = f"softcap={kernel.softcap!r}, causal={kernel.causal}, window={kernel.window}"
+        self._line(1, options)
+        self._statement(kernel.store)
 
     def recurrent(self, kernel: RecurrentKernel) -> None:
         attrs = ", ".join(f"{name}={self._attr(value)}" for name, value in kernel.attrs)

@@ -53,6 +53,8 @@ class Attention(Composite):
             k.shape[3] == depth, f"head dimensions {depth} of q and {k.shape[3]} of k differ"
         )
         self.expect(isinstance(depth, int) and depth > 0, f"head dimension {depth} is no size")
+        features = v.shape[3]
+        self.expect(isinstance(features, int), f"the features {features} of v are no size")
         self.expect(
             k.shape[1] != 0 and heads % k.shape[1] == 0,
             f"{heads} query heads are no multiple of {k.shape[1]} key heads",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.lower.attention import AttentionKernel
 from ostinato.lower.contraction import Contraction
 from ostinato.lower.loops import LoopNest
 from ostinato.lower.recurrent import RecurrentKernel
@@ -20,13 +21,15 @@ __all__ = ["render"]
 
 def render(kernel: Kernel, name: str, target: TargetSpec) -> ir.Module:
     """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic."""
-    from ostinato.codegen.llvm import contraction, loops, recurrent, topk
+    from ostinato.codegen.llvm import attention, contraction, loops, recurrent, topk
 
     match kernel:
         case LoopNest():
             return loops.render(kernel, name, target)
         case Contraction():
             return contraction.render(kernel, name, target)
+        case AttentionKernel():
+            return attention.render(kernel, name, target)
         case RecurrentKernel():
             return recurrent.render(kernel, name, target)
         case TopK():

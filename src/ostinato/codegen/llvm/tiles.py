@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.codegen.llvm.kernel import when
+from ostinato.codegen.llvm.kernel import counted_loop, when
 from ostinato.codegen.llvm.microkernel import define_tile
 from ostinato.codegen.llvm.types import I64
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from llvmlite import ir
 
@@ -54,3 +54,36 @@ class Tiles:
                 fits = more if fits is True else b.and_(fits, more)
             with when(b, fits):
                 b.call(self._functions[height], arguments)
+
+    def cover(self, count: ir.Value, arguments: Callable[[ir.Value], Sequence[ir.Value]]) -> None:
+        """Calls tiles that cover ``count`` rows exactly.
+
+        The highest that fits is used; its last call may go back over rows of the one before it. So
+        each height must be at least half of the counts that are below the next.
+
+        Args:
+            arguments: of a tile, by its first row.
+        """
+        b = self.builder
+        for height, higher in zip(self.heights, (None, *self.heights[:-1]), strict=True):
+            fits: ir.Value | bool = True
+            if height != self.heights[-1]:
+                fits = b.icmp_signed(">=", count, I64(height))
+            if higher is not None:
+                fewer = b.icmp_signed("<", count, I64(higher))
+                fits = fewer if fits is True else b.and_(fits, fewer)
+            with when(b, fits):
+                self._cover(height, count, arguments)
+
+    def _cover(
+        self, height: int, count: ir.Value, arguments: Callable[[ir.Value], Sequence[ir.Value]]
+    ) -> None:
+        b, function = self.builder, self._functions[height]
+        whole = b.mul(b.udiv(count, I64(height)), I64(height))
+
+        def tile(row: ir.Value) -> None:
+            b.call(function, arguments(row))
+
+        counted_loop(b, I64(0), whole, height, tile, name="tile")
+        with when(b, b.icmp_signed("!=", whole, count)):
+            tile(b.sub(count, I64(height)))

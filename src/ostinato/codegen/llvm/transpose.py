@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ostinato.codegen.llvm.lanes import Lane
     from ostinato.dtypes import DType
 
-__all__ = ["square_size", "transpose_square"]
+__all__ = ["square_size", "transpose_square", "transposed"]
 
 _LARGEST = 8
 """LLVM takes four times as long over squares twice as large, which run hardly faster."""
@@ -40,10 +40,15 @@ def transpose_square(
     """
     (start, pitch), (end, end_pitch) = source, target
     rows = [load(builder, start, dtype, I64(row * pitch), size) for row in range(size)]
-    for bit in reversed(range(size.bit_length() - 1)):
-        rows = _exchanged(rows, 1 << bit)
-    for row, lane in enumerate(rows):
+    for row, lane in enumerate(transposed(rows)):
         store(builder, end, dtype, I64(row * end_pitch), lane)
+
+
+def transposed(rows: list[Lane]) -> list[Lane]:
+    """The columns of a square of as many ``rows`` as each has lanes, a power of two."""
+    for bit in reversed(range(len(rows).bit_length() - 1)):
+        rows = _exchanged(rows, 1 << bit)
+    return rows
 
 
 def _exchanged(rows: list[Lane], distance: int) -> list[Lane]:

@@ -1,0 +1,334 @@
+"""The attention kernel: blocks of query rows against all keys, with an online softmax.
+
+The query heads that share a key head are stacked, one below the other, into ``rows``: so keys and
+values are brought into panels once for all of them. A work item is one block of those rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ostinato.lower.builder import cast
+from ostinato.lower.contraction import Contraction, tile_for
+from ostinato.lower.loops import Accumulator, Arg, Load, Scalar, Store, extent_of, max_extent
+from ostinato.lower.nests import Outputs, symbols_of
+from ostinato.lower.products import RegisterFile, separable
+from ostinato.lower.views import Indices, broadcast_index, linear_index, unravel
+from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, floor_div, prod
+
+if TYPE_CHECKING:
+    from ostinato.dtypes import DType
+    from ostinato.ir.graph import Node, Value
+    from ostinato.lower.builder import KernelBuilder
+
+__all__ = ["AttentionKernel", "AttentionTiles", "Queries", "attention_kernel", "attention_tiles"]
+
+#: Rows of an item: many enough that packing a panel of keys costs little beside its products.
+_BLOCK_ROWS = 64
+
+#: Keys between two corrections of the sums: weights and values of so many stay in the second-level
+#: cache.
+_BLOCK_KEYS = 256
+
+#: About 5 µs of one core's work.
+_CHUNK_FLOPS = 500_000
+
+
+@dataclass(frozen=True)
+class AttentionTiles:
+    """How the two products of an attention kernel are cut.
+
+    Attributes:
+        scores: rows and keys of the register tile of ``q @ k^T``.
+        values: rows and features of the register tile of ``weights @ v``.
+        block: rows of a work item.
+        keys: keys whose scores are held at a time, a multiple of the scores' panel.
+    """
+
+    scores: tuple[int, int]
+    values: tuple[int, int]
+    block: int
+    keys: int
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionKernel:
+    """``softmax(masked(scale · q kᵀ)) v`` (SPEC section 1, ``attention``).
+
+    Attributes:
+        args: the buffers, in the order of the kernel's ``buffers``.
+        batch: outer axes, outermost first: of the batch, of the key heads.
+        m: the axis of query rows: every query head of the group, one below the other.
+        key: the axis of keys.
+        depth: the axis that scores sum over.
+        column: the axis of the values' features.
+        q: the element of the queries at ``batch``, ``m`` and ``depth``: affine in ``depth``.
+        k: the element of the keys at ``batch``, ``key`` and ``depth``.
+        v: the element of the values at ``batch``, ``key`` and ``column``.
+        mask: at ``batch``, ``m`` and ``key``, true where a row attends to a key, or a number to
+            add to the score; ``None`` where there is none.
+        scale: a factor on the scores.
+        softcap: see the op.
+        length: positions of a query head: row ``m`` stands at ``m % length``.
+        causal, window: see the op.
+        store: over ``batch``, ``m`` and ``column``; ``Accumulator`` is the result.
+        tiles: how the products are cut.
+        acc: the dtype of scores, weights and sums.
+        variables: the graph's Variables in the order of ``vars``.
+    """
+
+    args: tuple[Arg, ...]
+    batch: tuple[Symbol, ...]
+    m: Symbol
+    key: Symbol
+    depth: Symbol
+    column: Symbol
+    q: Load
+    k: Scalar
+    v: Scalar
+    mask: Scalar | None
+    scale: float
+    softcap: float | None
+    length: Dim
+    causal: bool
+    window: int | None
+    store: Store
+    tiles: AttentionTiles
+    acc: DType
+    variables: tuple[Symbol, ...] = ()
+
+    parallel = True
+
+    # -- how the work is cut ------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> Dim:
+        """Blocks of rows of one batch point."""
+        return ceil_div(extent_of(self.m), self.tiles.block)
+
+    @property
+    def extent(self) -> Dim:
+        """The parallel range: batch points x blocks of rows."""
+        return prod(extent_of(symbol) for symbol in self.batch) * self.blocks
+
+    @property
+    def grain(self) -> int:
+        """How many consecutive items are worth handing out together."""
+        features = max_extent(self.depth) + max_extent(self.column)
+        rows = min(self.tiles.block, max_extent(self.m))
+        return max(1, _CHUNK_FLOPS // max(1, 2 * rows * max_extent(self.key) * features))
+
+    @cached_property
+    def score_product(self) -> Contraction:
+        """The product of query rows and one panel of keys, for its register tiles."""
+        rows, panel = self.tiles.scores
+        return self._product(self.m, self.depth, self.q.dtype, self.q.index, rows, panel)
+
+    @cached_property
+    def value_product(self) -> Contraction:
+        """The product of rows of weights and one panel of values, over the keys at hand."""
+        rows, panel = self.tiles.values
+        row, key = axis("row", self.tiles.block), axis("k", self.key_count)
+        row_symbol, key_symbol = symbols_of((row, key))
+        index = row * self.weight_pitch + key
+        return self._product(row_symbol, key_symbol, self.acc, index, rows, panel)
+
+    @cached_property
+    def key_count(self) -> Dim:
+        """Keys whose scores are held at a time: a number, or a symbol for what the code knows."""
+        keys = extent_of(self.key)
+        if isinstance(keys, int) and not self.causal and self.window is None:
+            if keys <= self.tiles.keys:
+                return keys
+            if keys % self.tiles.keys == 0:
+                return self.tiles.keys
+        return axis("keys", self.tiles.keys + 1)
+
+    @property
+    def single(self) -> bool:
+        """Whether the scores of all keys are held at once: nothing is corrected later."""
+        return max_extent(self.key) <= self.tiles.keys
+
+    def heights(self, rows: int) -> tuple[int, ...]:
+        """Heights of register tiles of up to ``rows`` rows, greatest first, for any block's rows.
+
+        Two of one height cover any number of rows between it and the next.
+        """
+        m = extent_of(self.m)
+        if isinstance(m, int):
+            counts = {min(m, self.tiles.block), m % self.tiles.block}
+            found = {min(count, rows) for count in counts}
+        else:
+            found = {rows, *(1 << bit for bit in range(rows.bit_length()))}
+        return tuple(sorted(found - {0}, reverse=True)) or (rows,)
+
+    def _product(
+        self, row: Symbol, inner: Symbol, dtype: DType, index: Dim, rows: int, panel: int
+    ) -> Contraction:
+        return Contraction(
+            args=(),
+            batch=(),
+            m=row,
+            n=self.column,
+            k=(inner,),
+            a=0,
+            a_dtype=dtype,
+            a_index=index,
+            b=0,
+            b_group=0,
+            panel=panel,
+            rows=rows,
+            acc=self.acc,
+            epilogue=(),
+        )
+
+    # -- scratch memory -----------------------------------------------------------------------
+
+    @property
+    def value_panels(self) -> int:
+        """Panels of the values' features."""
+        return -(-self.features // self.tiles.values[1])
+
+    @property
+    def features(self) -> int:
+        """The values' features."""
+        extent = extent_of(self.column)
+        assert isinstance(extent, int)
+        return extent
+
+    @property
+    def weight_pitch(self) -> int:
+        """Elements from one row of weights to the next: no power of two, for the cache's sake."""
+        return self.tiles.keys + self.tiles.scores[1]
+
+    @cached_property
+    def scratch_layout(self) -> dict[str, int]:
+        """Where everything starts in scratch memory, in bytes; ``end`` is how much it takes.
+
+        By row: ``offsets`` of the queries, the ``greatest`` score so far in each lane, the
+        ``shift`` that was taken off the scores last, the ``total`` of the weights, and the
+        ``correction`` of sums made with the shift before. Then a packed panel of ``keys``, its
+        ``scores``, the ``weights`` of all keys at hand, a packed panel of ``values``, the ``sums``
+        of each panel, and those of the ``last`` keys.
+        """
+        tiles, item = self.tiles, self.acc.itemsize
+        parts = {
+            "offsets": tiles.block * 8,
+            "greatest": tiles.block * 64,
+            "shift": tiles.block * item,
+            "total": tiles.block * item,
+            "correction": tiles.block * item,
+            "keys": max_extent(self.depth) * tiles.scores[1] * item,
+            "scores": tiles.block * tiles.scores[1] * item,
+            "weights": tiles.block * self.weight_pitch * item,
+            "values": tiles.keys * tiles.values[1] * item,
+            "sums": self.value_panels * tiles.block * tiles.values[1] * item,
+            "last": tiles.block * tiles.values[1] * item,
+        }
+        layout, offset = {}, 0
+        for name, size in parts.items():
+            layout[name] = offset
+            offset += -(-size // 64) * 64
+        return layout | {"end": offset}
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch that the kernel needs."""
+        return self.scratch_layout["end"]
+
+
+def attention_tiles(node: Node, registers: RegisterFile) -> AttentionTiles:
+    """How the products of an ``attention`` node are cut."""
+    q, k, v = node.inputs[:3]
+    acc = q.dtype.accumulator
+    group = floor_div(q.shape[1], k.shape[1])
+    rows, keys, features = (bounds(n)[1] for n in (group * q.shape[2], k.shape[2], v.shape[3]))
+    even = -(-rows // max(1, -(-rows // _BLOCK_ROWS)))
+    scores = tile_for(registers.vector_bytes, registers.count, acc, even, min(keys, _BLOCK_KEYS))
+    values = tile_for(registers.vector_bytes, registers.count, acc, even, features)
+    panels = max(1, -(-min(keys, _BLOCK_KEYS) // scores[1]))
+    return AttentionTiles(scores, values, max(1, even), panels * scores[1])
+
+
+class Queries:
+    """The axes of an ``attention`` node's kernel, and how it reads the queries."""
+
+    def __init__(self, build: KernelBuilder, node: Node) -> None:
+        q, k = node.inputs[:2]
+        self.group = floor_div(q.shape[1], k.shape[1])
+        self.length = q.shape[2]
+        self.batch = build.axes((q.shape[0], k.shape[1]))
+        self.m, self.depth = axis("m", self.group * self.length), axis("d", q.shape[3])
+        self.element = build.at(q, (*self.place, self.depth))
+
+    @property
+    def place(self) -> Indices:
+        """The batch, the query head and the position of a row."""
+        image, key_head = self.batch
+        head, position = unravel((self.group, self.length), self.m)
+        return image, key_head * self.group + head, position
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the queries are in memory in a form that the kernel can walk."""
+        element = self.element
+        if not isinstance(element, Load) or element.bindings:
+            return False
+        return separable(element.index, symbols_of([self.depth]))
+
+
+def attention_kernel(
+    build: KernelBuilder,
+    node: Node,
+    tiles: AttentionTiles,
+    outputs: Outputs,
+    variables: tuple[Symbol, ...],
+) -> AttentionKernel:
+    """The kernel of an ``attention`` node whose queries are :attr:`Queries.in_place`."""
+    q, k, v, *mask = node.inputs
+    acc, attrs = q.dtype.accumulator, node.attrs
+    queries = Queries(build, node)
+    element = queries.element
+    assert isinstance(element, Load)
+    key, column = axis("key", k.shape[2]), axis("n", v.shape[3])
+    ((result, buffer),) = outputs
+    at = (*queries.place, column)
+    target = build.argument(buffer, writes=True)
+    m_symbol, key_symbol, depth_symbol, column_symbol = symbols_of(
+        (queries.m, key, queries.depth, column)
+    )
+    depth = q.shape[3]
+    assert isinstance(depth, int)
+    scale = 1.0 / math.sqrt(depth) if attrs["scale"] is None else float(attrs["scale"])
+    k_element = build.at(k, (*queries.batch, key, queries.depth))
+    v_element = build.at(v, (*queries.batch, key, column))
+    mask_element = _mask(build, mask[0], (*queries.place, key), acc) if mask else None
+    return AttentionKernel(
+        build.args,
+        symbols_of(queries.batch),
+        m_symbol,
+        key_symbol,
+        depth_symbol,
+        column_symbol,
+        element,
+        k_element,
+        v_element,
+        mask_element,
+        scale,
+        attrs["softcap"],
+        queries.length,
+        attrs["causal"],
+        attrs["window"],
+        Store(target, linear_index(result.shape, at), Accumulator(acc)),
+        tiles,
+        acc,
+        variables,
+    )
+
+
+def _mask(build: KernelBuilder, mask: Value, at: Indices, acc: DType) -> Scalar:
+    element = build.at(mask, broadcast_index(mask.shape, at))
+    return element if mask.dtype.is_bool else cast(element, acc)
