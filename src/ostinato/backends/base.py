@@ -41,15 +41,20 @@ class Capabilities:
 class Executable(ABC):
     """A graph compiled for a device, with memory of its own.
 
-    Arrays given to it have been checked: they are C-contiguous and of the declared types.
+    Arrays given to it have been checked: they are C-contiguous and of the declared types, and those
+    to be written are writable. It may be used from many threads at once; runs and writes of params
+    happen one after the other.
     """
 
     plan: ExecutionPlan
     report: CompileReport
 
     @abstractmethod
-    def write_param(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Copy ``array`` into the param."""
+    def write_params(self, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Copy arrays into the params, and prepare anew what depends on them.
+
+        No run sees some of them written and others not.
+        """
 
     @abstractmethod
     def run(
@@ -58,7 +63,11 @@ class Executable(ABC):
         outputs: Sequence[np.ndarray[Any, Any]],
         variables: Sequence[int],
     ) -> None:
-        """Run once: read ``inputs`` and write ``outputs``, in the graph's order."""
+        """Run once: read ``inputs`` and write ``outputs``, in the graph's order.
+
+        Raises:
+            ValueError: an output overlaps another array in memory. Nothing has run.
+        """
 
     @abstractmethod
     def bind(
@@ -67,7 +76,11 @@ class Executable(ABC):
         outputs: Sequence[np.ndarray[Any, Any]],
         variables: Sequence[int],
     ) -> Callable[[], None]:
-        """A callable that runs on these arrays, again and again, without further checks."""
+        """A callable that runs on these arrays, again and again, without further checks.
+
+        Raises:
+            ValueError: as :meth:`run`.
+        """
 
 
 class Backend(ABC):

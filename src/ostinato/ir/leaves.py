@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
     from ostinato.variables import Dim
 
-__all__ = ["CONSTANT", "INPUT", "LEAVES", "PARAM", "STATE", "Leaf", "as_numpy", "check_shape"]
+__all__ = [
+    "CONSTANT",
+    "INPUT",
+    "LEAVES",
+    "PARAM",
+    "STATE",
+    "Leaf",
+    "as_array",
+    "as_numpy",
+    "check_shape",
+]
 
 
 class Leaf(Op):
@@ -81,20 +91,38 @@ def check_shape(what: str, shape: Sequence[Dim]) -> tuple[Dim, ...]:
     return tuple(dims)
 
 
-def as_numpy(array: Any, dtype: DType | None = None) -> np.ndarray[Any, Any]:
-    """Anything with the buffer protocol, ``__array__`` or ``__dlpack__``, as a C-ordered array.
+def as_array(given: Any) -> np.ndarray[Any, Any]:
+    """Anything with the buffer protocol, ``__array__`` or ``__dlpack__``, as an array.
+
+    It shares the memory of ``given`` where that has any; numbers and lists of them are copied.
 
     Raises:
         GraphError: it is none of these, or holds objects that are no numbers.
     """
+    if type(given) is np.ndarray and given.dtype != object:
+        return given
     try:
-        if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
-            array = np.from_dlpack(array)
-        result = np.asarray(array) if dtype is None else np.asarray(array).astype(dtype.numpy)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise GraphError(f"expected an array, got {type(array).__name__}: {error}") from None
-    if result.dtype == object:
-        raise GraphError(f"expected an array of numbers, got {array!r}")
-    if not result.dtype.isnative:
-        result = result.astype(result.dtype.newbyteorder("="))
-    return np.ascontiguousarray(result).reshape(result.shape)
+        if isinstance(given, bytes):  # NumPy would take it for text
+            return np.frombuffer(given, np.uint8)
+        if not isinstance(given, np.ndarray) and hasattr(given, "__dlpack__"):
+            given = np.from_dlpack(given)
+        array = np.asarray(given)
+    except Exception as error:  # what a foreign object raises is its own choice
+        raise GraphError(f"expected an array, got {type(given).__name__}: {error}") from error
+    if array.dtype == object:
+        raise GraphError(f"expected an array of numbers, got {type(given).__name__}")
+    return array
+
+
+def as_numpy(given: Any, dtype: DType | None = None) -> np.ndarray[Any, Any]:
+    """What :func:`as_array` takes, as a C-ordered array in native byte order.
+
+    Raises:
+        GraphError: as :func:`as_array`, or the elements do not convert to ``dtype``.
+    """
+    array = as_array(given)
+    wanted = array.dtype.newbyteorder("=") if dtype is None else dtype.numpy
+    try:
+        return np.ascontiguousarray(array, wanted).reshape(array.shape)
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"expected {wanted} elements, got {array.dtype}: {error}") from None

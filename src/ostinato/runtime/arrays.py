@@ -1,4 +1,4 @@
-"""Arrays from users: what is accepted, and what is checked before anything runs."""
+"""Arrays from users: what is accepted, and in which words the rest is refused."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.dtypes import DType
 from ostinato.errors import GraphError, InputError
-from ostinato.ir.binding import check_values, solve_dims
-from ostinato.ir.leaves import as_numpy
-from ostinato.variables import evaluate
+from ostinato.ir.leaves import as_array
 
 if TYPE_CHECKING:
-    from ostinato.dtypes import DType
     from ostinato.ir.types import TensorType
-    from ostinato.variables import Dim, Symbol
+    from ostinato.variables import Dim
 
-__all__ = ["TensorSpec", "bind_variables", "checked", "checked_mapping", "live_shape"]
+__all__ = ["Array", "TensorSpec", "checked_mapping", "examined", "in_place", "settled", "shown"]
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +47,8 @@ def checked_mapping(kind: str, given: object, specs: Mapping[str, TensorSpec]) -
         InputError: it is no mapping, or a name is unknown.
     """
     if not isinstance(given, Mapping):
-        raise InputError(f"{kind}s are given as a mapping of names to arrays, got {given!r:.80}")
+        got = type(given).__name__
+        raise InputError(f"{kind}s are given as a mapping of names to arrays, got {got}")
     for name in given:
         if name not in specs:
             known = ", ".join(map(repr, specs)) or "none"
@@ -57,54 +56,90 @@ def checked_mapping(kind: str, given: object, specs: Mapping[str, TensorSpec]) -
     return given
 
 
-def checked(kind: str, spec: TensorSpec, given: object, *, cast: bool) -> Array:
-    """``given`` as a C-contiguous array of the declared dtype and rank and fixed sizes.
+def examined(kind: str, spec: TensorSpec, given: object, *, cast: bool = False) -> Array:
+    """``given`` as an array of the declared rank and fixed sizes, sharing its memory.
+
+    Its dtype is the declared one, unless ``cast`` says that :func:`settled` may convert it.
 
     Raises:
         InputError: it is no array, or its dtype or shape differs.
     """
     try:
-        array = as_numpy(given)
+        array = as_array(given)
     except GraphError as error:
-        raise InputError(f"{kind} {spec.name!r}: {error}") from None
-    wanted = spec.dtype.numpy
-    if array.dtype != wanted:
-        if not cast:
-            raise InputError(
-                f"{kind} {spec.name!r} is {spec.dtype}, got {array.dtype}; cast the array, or "
-                "compile with CompileOptions(cast_inputs=True)"
-            )
-        array = array.astype(wanted)
+        raise InputError(f"{kind} {spec.name!r} is {spec.type}: {error}") from None
+    if array.dtype != spec.dtype.numpy and not (cast and _is_known(array.dtype)):
+        advice = "" if cast else "; convert the array, or compile with cast_inputs=True"
+        raise InputError(f"{kind} {spec.name!r} is {spec.dtype}, got {_named(array)}{advice}")
     fits = len(array.shape) == len(spec.shape) and all(
         not isinstance(dim, int) or dim == size
         for dim, size in zip(spec.shape, array.shape, strict=True)
     )
     if not fits:
-        raise InputError(f"{kind} {spec.name!r} has shape {_shown(spec)}, got {array.shape}")
+        raise InputError(f"{kind} {spec.name!r} has shape {shown(spec.shape)}, got {array.shape}")
     return array
 
 
-def bind_variables(
-    variables: Mapping[str, Symbol], specs: Sequence[TensorSpec], arrays: Sequence[Array]
-) -> tuple[int, ...]:
-    """The Variables' values that the shapes of the inputs give, in order.
+def settled(spec: TensorSpec, array: Array) -> Array:
+    """An examined array as the device wants it: of the declared dtype, and C-contiguous.
+
+    It is copied only where it has to be.
+    """
+    if array.dtype != spec.dtype.numpy:
+        with np.errstate(all="ignore"):  # a value out of range is what the caller asked to convert
+            return array.astype(spec.dtype.numpy, order="C")
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def in_place(kind: str, spec: TensorSpec, given: object) -> Array:
+    """``given``, whose own memory is going to be used, as an array.
 
     Raises:
-        InputError: a size is no possible value of its expression.
-        VariableError: a value is out of bounds, two inputs disagree, or nothing gives it.
+        InputError: it has no memory to share, its dtype differs, or its elements do not lie in
+            order.
     """
-    if not variables:
-        return ()
-    shapes = {s.name: (s.shape, a.shape) for s, a in zip(specs, arrays, strict=True)}
-    values = solve_dims(shapes, {})
-    check_values(variables, values)
-    return tuple(values[name] for name in variables)
+    shares = isinstance(given, np.ndarray) or hasattr(given, "__dlpack__") or _is_buffer(given)
+    if not shares:
+        raise InputError(
+            f"{kind} {spec.name!r}: a {type(given).__name__} has no memory that could be bound; "
+            "give an array"
+        )
+    try:
+        array = as_array(given)
+    except GraphError as error:
+        raise InputError(f"{kind} {spec.name!r} is {spec.type}: {error}") from None
+    if array.dtype != spec.dtype.numpy:
+        raise InputError(f"{kind} {spec.name!r} is {spec.dtype}, got {_named(array)}")
+    if not array.flags.c_contiguous:
+        raise InputError(
+            f"{kind} {spec.name!r} is used in place and must be C-contiguous, got strides "
+            f"{array.strides} for shape {array.shape}; give np.ascontiguousarray of it"
+        )
+    return array
 
 
-def live_shape(shape: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:
-    """``shape`` with the Variables' values put in."""
-    return tuple(dim if isinstance(dim, int) else evaluate(dim, values) for dim in shape)
+def shown(shape: Sequence[Dim]) -> str:
+    """A shape as Python writes tuples, with Variables by their names."""
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
-def _shown(spec: TensorSpec) -> str:
-    return f"({', '.join(map(str, spec.shape))}{',' if len(spec.shape) == 1 else ''})"
+def _is_buffer(given: object) -> bool:
+    try:
+        memoryview(given)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        return False
+    return True
+
+
+def _is_known(dtype: np.dtype[Any]) -> bool:
+    """Whether elements of ``dtype`` can be converted: numbers are, text and records are not."""
+    try:
+        DType.parse(dtype)
+    except GraphError:
+        return False
+    return True
+
+
+def _named(array: Array) -> str:
+    order = "" if array.dtype.isnative else " in foreign byte order"
+    return f"{array.dtype.name}{order}"

@@ -8,8 +8,8 @@ from ostinato.backends.device import Device
 from ostinato.backends.options import CompileOptions
 from ostinato.backends.registry import open_backend
 from ostinato.errors import GraphError, InputError
-from ostinato.runtime.arrays import TensorSpec, checked, checked_mapping
 from ostinato.runtime.compiled_graph import CompiledGraph
+from ostinato.runtime.signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,11 +71,9 @@ class Session:
         options = options or self.options
         if not graph.outputs:
             raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs")
-        specs = {name: TensorSpec(name, value.type) for name, value in graph.params.items()}
-        given = checked_mapping("param", params or {}, specs)
-        arrays = dict(graph.param_values)
-        for name, array in given.items():
-            arrays[name] = checked("param", specs[name], array, cast=options.cast_inputs)
+        signature = Signature(graph)
+        given = signature.check_params(params or {}, cast=options.cast_inputs)
+        arrays = {**graph.param_values, **given}
         executable = self._backend.compile(graph, arrays, options, progress)
-        unset = frozenset(name for name in graph.params if name not in arrays)
-        return CompiledGraph(graph, executable, self.device, options, unset)
+        unset = frozenset(signature.params) - frozenset(arrays)
+        return CompiledGraph(signature, executable, self.device, options, unset)

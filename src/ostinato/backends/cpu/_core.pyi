@@ -14,17 +14,21 @@ What is checked here is what can be: counts, sizes, offsets, contiguity, writabi
 address is a kernel, and that the kernel stays within its arguments, is the compiler's promise. Of
 an array only the bytes count; names, shapes and element types are checked by the layer above.
 
-``Slot``, ``Argument`` and ``Step`` exist for type checkers only: the extension does not have them.
+``Buffer``, ``Slot``, ``Argument`` and ``Step`` exist for type checkers only: the extension does not have them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
-from typing_extensions import Buffer  # of collections.abc from Python 3.12; read by checkers only
+import numpy as np
+from typing_extensions import Buffer as _Buffer  # of collections.abc only from Python 3.12
 
 __all__ = ["MAX_VARS", "Arena", "BoundCall", "Program", "ThreadPool", "memcpy_kernel"]
+
+Buffer: TypeAlias = _Buffer | np.ndarray[Any, Any]
+"""NumPy's stubs call its arrays buffers only from Python 3.12."""
 
 Slot: TypeAlias = Buffer | tuple[int, bool] | tuple[int, bool, int]
 """Memory that steps refer to by its number.
@@ -167,6 +171,16 @@ class Program:
 
         Raises:
             TypeError, ValueError: naming the variable; none has changed.
+        """
+    def move_slot(self, slot: int, buffer: Buffer, /) -> None:
+        """Has all later runs use ``buffer`` for a fixed slot, those of bound calls too.
+
+        The former memory is let go. What it held is not copied: that is for the caller to do. A
+        run in progress comes to its end first, with the GIL held meanwhile.
+
+        Raises:
+            IndexError: there is no such slot, or it is external.
+            ValueError: the buffer is not contiguous, or smaller than the former one.
         """
 
 @final

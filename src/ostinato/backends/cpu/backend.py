@@ -91,10 +91,7 @@ class CpuBackend(Backend):
         with _timed(report, "code"):
             code = self._compile_kernels(program, target, report, progress)
         with _timed(report, "memory"):
-            executable = CpuExecutable(program, code, self._pool, self.device, report)
-            for name, array in params.items():
-                executable.write_param(name, array)
-        return executable
+            return CpuExecutable(program, code, self._pool, self.device, report, params)
 
     def _compile_kernels(
         self,

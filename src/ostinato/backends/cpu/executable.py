@@ -10,18 +10,23 @@ from ostinato.backends.base import Executable
 from ostinato.backends.cpu import _core
 from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.plan.execution_plan import ExecutionPlan, arena_placement
+from ostinato.plan.preparation import preparations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.cpu.compiler import MachineCode
     from ostinato.backends.device import Device
     from ostinato.lower.program import Program
+    from ostinato.plan.preparation import Preparation
     from ostinato.plan.report import CompileReport
 
 __all__ = ["CpuExecutable"]
 
 Array = np.ndarray[Any, Any]
+
+#: Bytes of a param that one thread copies before it looks for more.
+_COPIED_AT_ONCE = 1 << 18
 
 
 class CpuExecutable(Executable):
@@ -38,6 +43,7 @@ class CpuExecutable(Executable):
         pool: _core.ThreadPool,
         device: Device,
         report: CompileReport,
+        params: Mapping[str, Array],
     ) -> None:
         self.program = program
         self.report = report
@@ -45,7 +51,6 @@ class CpuExecutable(Executable):
         self._pool = pool
         self._slots: list[Any] = []
         self._places: dict[LoweredBuffer, tuple[int, int]] = {}
-        self._writable: dict[str, Array] = {}
         placement, temps = arena_placement(program)
         self._place_together(temps, placement.offsets, placement.arena_bytes)
         owned = self._owned()
@@ -56,11 +61,11 @@ class CpuExecutable(Executable):
             size = code.size(buffer.type.size * buffer.type.dtype.itemsize)
             written = buffer.role is Role.OUTPUT
             self._slots.append((buffer.nbytes, written, size) if size else (buffer.nbytes, written))
-        self._run = self._native(program.calls, self._slots)
-        fixed = self._slots[: -len(externals)] if externals else self._slots
-        self._prepare = self._native(program.prepare, fixed)
-        self._prepared = False
+        self._fixed = self._slots[: -len(externals)] if externals else self._slots
+        self._run = self._native([self._step(call) for call in program.calls], self._slots)
+        self._preparations = preparations(program.prepare)
         self.plan = ExecutionPlan(device, program, placement)
+        self._write(params, [p for p in self._preparations if p.params <= params.keys()])
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -86,8 +91,6 @@ class CpuExecutable(Executable):
             elif buffer.role is Role.STATE:
                 assert buffer.value is not None
                 view[...] = buffer.value.node.attrs["init"]
-            elif buffer.role is Role.PARAM:
-                self._writable[buffer.name] = view
 
     def _place_together(
         self, buffers: Sequence[LoweredBuffer], offsets: Sequence[int], nbytes: int
@@ -98,12 +101,19 @@ class CpuExecutable(Executable):
         self._slots.append(arena)
         return arena
 
-    def _native(self, calls: Sequence[Call], slots: Sequence[Any]) -> _core.Program:
-        steps = [self._step(call) for call in calls]
+    def _native(
+        self,
+        steps: Sequence[_core.Step],
+        slots: Sequence[Any],
+        *,
+        turns_with: _core.Program | None = None,
+    ) -> _core.Program:
         variables = len(self.program.variables)
-        return _core.Program(self._pool, slots, steps, variables, owner=self._code)
+        return _core.Program(
+            self._pool, slots, steps, variables, owner=self._code, turns_with=turns_with
+        )
 
-    def _step(self, call: Call) -> tuple[Any, ...]:
+    def _step(self, call: Call) -> _core.Step:
         kernel = call.kernel
         compiled = self._code.kernel(kernel)
         arguments = tuple(self._places[b] for b in call.buffers)
@@ -118,28 +128,40 @@ class CpuExecutable(Executable):
             kernel.parallel,
         )
 
-    # -- running -----------------------------------------------------------------------------------
+    # -- params ------------------------------------------------------------------------------------
 
-    def write_param(self, name: str, array: Array) -> None:
-        self._writable[name][...] = array
-        self._prepared = False
+    def write_params(self, params: Mapping[str, Array]) -> None:
+        self._write(params, [p for p in self._preparations if not p.params.isdisjoint(params)])
+
+    def _write(self, params: Mapping[str, Array], stale: Sequence[Preparation]) -> None:
+        """Copy arrays into params, then prepare.
+
+        All of it is one native program that takes turns with runs. It is made for the occasion:
+        weights are written rarely, and in any combination.
+        """
+        buffers = [self.program.params[name] for name in params]
+        given = [(buffer.nbytes, False) for buffer in buffers]
+        copies = [self._copy(b, len(self._fixed) + i) for i, b in enumerate(buffers)]
+        steps = [*copies, *(self._step(call) for part in stale for call in part.calls)]
+        slots = [*self._fixed, *given]
+        self._native(steps, slots, turns_with=self._run).run(list(params.values()))
+
+    def _copy(self, target: LoweredBuffer, source: int) -> _core.Step:
+        """The step that fills ``target`` from the slot ``source``."""
+        arguments = (self._places[target], (source, 0))
+        return (_core.memcpy_kernel, arguments, target.nbytes, 0, _COPIED_AT_ONCE, 0)
+
+    # -- running -----------------------------------------------------------------------------------
 
     def run(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> None:
-        self._ensure_prepared()
-        self._run.run((*inputs, *outputs), variables)
+        self._run.run([*inputs, *outputs], variables)
 
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
-        self._ensure_prepared()
-        return self._run.bind((*inputs, *outputs), variables)
-
-    def _ensure_prepared(self) -> None:
-        if not self._prepared:
-            self._prepare.run()
-            self._prepared = True
+        return self._run.bind([*inputs, *outputs], variables)
 
 
 def _typed_view(memory: Any, offset: int, buffer: LoweredBuffer) -> Array:

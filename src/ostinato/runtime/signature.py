@@ -1,0 +1,220 @@
+"""What a compiled graph takes and gives, and the checks of arrays against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.errors import InputError, VariableError
+from ostinato.ir.binding import check_values, solve_dims
+from ostinato.runtime.arrays import (
+    Array,
+    TensorSpec,
+    checked_mapping,
+    examined,
+    in_place,
+    settled,
+    shown,
+)
+from ostinato.variables import evaluate
+
+if TYPE_CHECKING:
+    from ostinato.ir.graph import BaseGraph
+    from ostinato.ir.types import TensorType
+
+__all__ = ["Live", "Signature"]
+
+#: Combinations of input shapes that are remembered; when there are more, all are forgotten.
+_REMEMBERED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What the shapes of the inputs settle for one run.
+
+    Attributes:
+        variables: the Variables' values, in the graph's order.
+        outputs: each output's shape and dtype.
+    """
+
+    variables: tuple[int, ...]
+    outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+
+    def empty(self) -> list[Array]:
+        """Fresh arrays for the outputs."""
+        return [np.empty(shape, dtype) for shape, dtype in self.outputs]
+
+
+class Signature:
+    """The inputs, params and outputs of a graph.
+
+    Inputs are checked twice over. :meth:`check_inputs` is thorough and explains what is wrong.
+    :meth:`recognise` is quick and knows only what :meth:`check_inputs` has accepted before: arrays
+    that differ from those in their contents alone.
+
+    Attributes:
+        inputs, outputs, params: specs by name: ``name``, ``shape``, ``dtype``.
+    """
+
+    def __init__(self, graph: BaseGraph) -> None:
+        self.inputs = _specs({name: value.type for name, value in graph.inputs.items()})
+        self.params = _specs({name: value.type for name, value in graph.params.items()})
+        self.outputs = _specs({name: value.type for name, value in graph.outputs.items()})
+        self._variables = graph.variables
+        self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
+        self._known: dict[tuple[tuple[int, ...], ...], Live] = {}
+
+    # -- inputs --------------------------------------------------------------------------------
+
+    def recognise(self, inputs: object) -> tuple[list[Array], Live] | None:
+        """The arrays of ``inputs`` in order, when it is plain that all is well; else ``None``."""
+        if type(inputs) is not dict or len(inputs) != len(self._expected):
+            return None
+        arrays, shapes = [], []
+        for name, dtype in self._expected:
+            array = inputs.get(name)
+            if type(array) is not np.ndarray or array.dtype is not dtype:
+                return None
+            if not array.flags.c_contiguous:
+                return None
+            arrays.append(array)
+            shapes.append(array.shape)
+        live = self._known.get(tuple(shapes))
+        return None if live is None else (arrays, live)
+
+    def check_inputs(
+        self, inputs: object, *, cast: bool = False, bound: bool = False
+    ) -> tuple[list[Array], Live]:
+        """An array for each input, in order; with ``bound``, the callers' own memory.
+
+        Nothing is copied before everything is known to be right: a wrong array may be huge.
+
+        Raises:
+            InputError: an input is missing, unknown, or of another shape or dtype.
+            VariableError: a size is out of its Variable's bounds, or sizes contradict each other.
+        """
+        given = checked_mapping("input", inputs, self.inputs)
+        missing = [str(spec) for name, spec in self.inputs.items() if name not in given]
+        if missing:
+            raise InputError(f"missing inputs: {', '.join(missing)}")
+        arrays = []
+        for name, spec in self.inputs.items():
+            array = in_place("input", spec, given[name]) if bound else given[name]
+            arrays.append(examined("input", spec, array, cast=cast and not bound))
+        live = self._live([array.shape for array in arrays])
+        return [settled(s, a) for s, a in zip(self.inputs.values(), arrays, strict=True)], live
+
+    def _live(self, shapes: Sequence[tuple[int, ...]]) -> Live:
+        live = self._known.get(tuple(shapes))
+        if live is None:
+            values = self._solve(shapes)
+            live = Live(
+                tuple(values[name] for name in self._variables),
+                tuple(
+                    (tuple(evaluate(d, values) for d in spec.shape), spec.dtype.numpy)
+                    for spec in self.outputs.values()
+                ),
+            )
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[tuple(shapes)] = live
+        return live
+
+    def _solve(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """The Variables' values that the shapes of the inputs give."""
+        if not self._variables:
+            return {}
+        specs = self.inputs.values()
+        pairs = {s.name: (s.shape, shape) for s, shape in zip(specs, shapes, strict=True)}
+        try:
+            values = solve_dims(pairs, {})
+            check_values(self._variables, values)
+        except VariableError as error:
+            listed = [
+                f"{name!r} {shown(declared)} got {actual}"
+                for name, (declared, actual) in pairs.items()
+                if declared != actual
+            ]
+            raise VariableError(f"{error}; input {', '.join(listed) or 'shapes: none'}") from None
+        return values
+
+    # -- params and outputs ----------------------------------------------------------------------
+
+    def check_params(self, params: object, *, cast: bool = False) -> dict[str, Array]:
+        """Arrays for params by name.
+
+        Raises:
+            InputError: a param is unknown, or of another shape or dtype.
+        """
+        given = checked_mapping("param", params, self.params)
+        arrays = {n: examined("param", self.params[n], a, cast=cast) for n, a in given.items()}
+        return {name: settled(self.params[name], array) for name, array in arrays.items()}
+
+    def check_outputs(self, out: object, live: Live) -> list[Array]:
+        """An array for each output, in order: the callers' own memory, to be written.
+
+        Raises:
+            InputError: there are too few or too many, or one does not fit or can not be written.
+        """
+        listed = self._listed_outputs(out)
+        for i, (array, (shape, dtype)) in enumerate(zip(listed, live.outputs, strict=True)):
+            if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
+                listed[i] = self._examined_output(i, array, live)
+            elif not (array.flags.c_contiguous and array.flags.writeable):
+                listed[i] = self._examined_output(i, array, live)
+        return listed
+
+    def _listed_outputs(self, out: object) -> list[Any]:
+        if isinstance(out, Mapping):
+            given = checked_mapping("output", out, self.outputs)
+            missing = [str(spec) for name, spec in self.outputs.items() if name not in given]
+            if missing:
+                raise InputError(f"missing outputs: {', '.join(missing)}")
+            return [given[name] for name in self.outputs]
+        if not isinstance(out, Sequence):
+            raise InputError(
+                f"outputs are given as a list of arrays or a mapping of names to arrays, got "
+                f"{type(out).__name__}"
+            )
+        if len(out) != len(self.outputs):
+            wanted = ", ".join(map(str, self.outputs.values()))
+            raise InputError(
+                f"expected {len(self.outputs)} output arrays ({wanted}), got {len(out)}"
+            )
+        return list(out)
+
+    def _examined_output(self, index: int, given: object, live: Live) -> Array:
+        spec = list(self.outputs.values())[index]
+        array = examined("output", spec, in_place("output", spec, given))
+        shape, _ = live.outputs[index]
+        if array.shape != shape:
+            raise InputError(f"output {spec.name!r} has shape {shape} here, got {array.shape}")
+        if not array.flags.writeable:
+            raise InputError(f"output {spec.name!r}: the array is read-only")
+        return array
+
+    def overlap(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> str:
+        """Names an output that shares memory with another array; empty when none does.
+
+        All arrays are contiguous, so that comparing where they begin and end settles it.
+        """
+        named = [
+            *((f"input {name!r}", array) for name, array in zip(self.inputs, inputs, strict=True)),
+            *(
+                (f"output {name!r}", array)
+                for name, array in zip(self.outputs, outputs, strict=True)
+            ),
+        ]
+        for i in range(len(inputs), len(named)):
+            for name, array in named[:i]:
+                if np.may_share_memory(named[i][1], array):
+                    return f"{named[i][0]} overlaps {name} in memory; give it an array of its own"
+        return ""
+
+
+def _specs(types: Mapping[str, TensorType]) -> Mapping[str, TensorSpec]:
+    return MappingProxyType({name: TensorSpec(name, type_) for name, type_ in types.items()})
