@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import ostinato as ost
-from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
+from ostinato.dtypes import DType
 from ostinato.ir.graph import Value
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
@@ -411,7 +411,7 @@ def _conv_transpose(d: Draw, dtype: str) -> Value:
 
 def _pool(name: str) -> Recipe:
     def recipe(d: Draw, dtype: str) -> Value:
-        spatial, _, _, kernel, sizes = _conv_parts(d)
+        _spatial, _, _, kernel, sizes = _conv_parts(d)
         x = d.of((d.integer(1, 2), d.integer(1, 3), *sizes), dtype)
         options: dict[str, Any] = {
             "stride": d.choice((None, 1, 2)),
@@ -562,7 +562,7 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     **{name: (_arg(name), NUMBERS) for name in ("argmax", "argmin")},
     **{name: (_scan(name), NUMBERS) for name in ("cumsum", "cumprod")},
     "matmul": (_matmul, NUMBERS),
-    "conv": (_conv, FLOATS + ("int32",)),
+    "conv": (_conv, (*FLOATS, "int32")),
     "conv_transpose": (_conv_transpose, FLOATS),
     "max_pool": (_pool("max_pool"), NUMBERS),
     "avg_pool": (_pool("avg_pool"), FLOATS),
