@@ -64,7 +64,7 @@ class CompiledGraph:
         return self._executable.plan
 
     def explain(self) -> str:
-        """Which nodes went native, which were rewritten, which share a kernel, which not and why."""
+        """Which nodes went native, were rewritten, share a kernel, or do not and why."""
         return str(self._executable.report)
 
     # -- params ------------------------------------------------------------------------------------

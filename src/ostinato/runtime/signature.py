@@ -46,7 +46,10 @@ class Live:
 
     def empty(self) -> list[Array]:
         """Fresh arrays for the outputs."""
-        return [np.empty(shape, dtype) for shape, dtype in self.outputs]
+        arrays: list[Array] = []
+        for shape, dtype in self.outputs:  # a comprehension would take longer than a small graph
+            arrays.append(np.empty(shape, dtype))
+        return arrays
 
 
 class Signature:
@@ -160,12 +163,15 @@ class Signature:
         Raises:
             InputError: there are too few or too many, or one does not fit or can not be written.
         """
-        listed = self._listed_outputs(out)
-        for i, (array, (shape, dtype)) in enumerate(zip(listed, live.outputs, strict=True)):
-            if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
-                listed[i] = self._examined_output(i, array, live)
-            elif not (array.flags.c_contiguous and array.flags.writeable):
-                listed[i] = self._examined_output(i, array, live)
+        listed = list(out) if type(out) is list else self._listed_outputs(out)
+        if len(listed) != len(self.outputs):
+            wanted = ", ".join(map(str, self.outputs.values()))
+            raise InputError(f"expected {len(self.outputs)} outputs ({wanted}), got {len(listed)}")
+        for i, (shape, dtype) in enumerate(live.outputs):
+            array = listed[i]
+            plain = type(array) is np.ndarray and array.dtype is dtype and array.shape == shape
+            if not plain or not array.flags.c_contiguous or not array.flags.writeable:
+                listed[i] = self._examined_output(i, array, shape)
         return listed
 
     def _listed_outputs(self, out: object) -> list[Any]:
@@ -175,22 +181,16 @@ class Signature:
             if missing:
                 raise InputError(f"missing outputs: {', '.join(missing)}")
             return [given[name] for name in self.outputs]
-        if not isinstance(out, Sequence):
-            raise InputError(
-                f"outputs are given as a list of arrays or a mapping of names to arrays, got "
-                f"{type(out).__name__}"
-            )
-        if len(out) != len(self.outputs):
-            wanted = ", ".join(map(str, self.outputs.values()))
-            raise InputError(
-                f"expected {len(self.outputs)} output arrays ({wanted}), got {len(out)}"
-            )
-        return list(out)
+        if isinstance(out, Sequence):
+            return list(out)
+        raise InputError(
+            "outputs are given as a list of arrays or as a mapping of names to arrays, got "
+            f"{type(out).__name__}"
+        )
 
-    def _examined_output(self, index: int, given: object, live: Live) -> Array:
+    def _examined_output(self, index: int, given: object, shape: tuple[int, ...]) -> Array:
         spec = list(self.outputs.values())[index]
         array = examined("output", spec, in_place("output", spec, given))
-        shape, _ = live.outputs[index]
         if array.shape != shape:
             raise InputError(f"output {spec.name!r} has shape {shape} here, got {array.shape}")
         if not array.flags.writeable:
@@ -202,17 +202,12 @@ class Signature:
 
         All arrays are contiguous, so that comparing where they begin and end settles it.
         """
-        named = [
-            *((f"input {name!r}", array) for name, array in zip(self.inputs, inputs, strict=True)),
-            *(
-                (f"output {name!r}", array)
-                for name, array in zip(self.outputs, outputs, strict=True)
-            ),
-        ]
-        for i in range(len(inputs), len(named)):
-            for name, array in named[:i]:
-                if np.may_share_memory(named[i][1], array):
-                    return f"{named[i][0]} overlaps {name} in memory; give it an array of its own"
+        names = [f"input {n!r}" for n in self.inputs] + [f"output {n!r}" for n in self.outputs]
+        arrays = [*inputs, *outputs]
+        for i in range(len(inputs), len(arrays)):
+            for j in range(i):
+                if np.may_share_memory(arrays[i], arrays[j]):
+                    return f"{names[i]} overlaps {names[j]} in memory; give it an array of its own"
         return ""
 
 

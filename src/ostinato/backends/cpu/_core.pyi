@@ -14,7 +14,8 @@ What is checked here is what can be: counts, sizes, offsets, contiguity, writabi
 address is a kernel, and that the kernel stays within its arguments, is the compiler's promise. Of
 an array only the bytes count; names, shapes and element types are checked by the layer above.
 
-``Buffer``, ``Slot``, ``Argument`` and ``Step`` exist for type checkers only: the extension does not have them.
+``Buffer``, ``Slot``, ``Argument`` and ``Step`` exist for type checkers only: the extension does
+not have them.
 """
 
 from __future__ import annotations
