@@ -287,7 +287,11 @@ def attention_kernel(
     outputs: Outputs,
     variables: tuple[Symbol, ...],
 ) -> AttentionKernel:
-    """The kernel of an ``attention`` node whose queries are :attr:`Queries.in_place`."""
+    """The kernel of an ``attention`` node whose queries are :attr:`Queries.in_place`.
+
+    Args:
+        outputs: what to store: the node's result, or a transpose of it.
+    """
     q, k, v, *mask = node.inputs
     acc, attrs = q.dtype.accumulator, node.attrs
     queries = Queries(build, node)
@@ -295,7 +299,9 @@ def attention_kernel(
     assert isinstance(element, Load)
     key, column = axis("key", k.shape[2]), axis("n", v.shape[3])
     ((result, buffer),) = outputs
-    at = (*queries.place, column)
+    at: Indices = (*queries.place, column)
+    if result.node is not node:
+        at = tuple(at[axis_] for axis_ in result.node.attrs["axes"])
     target = build.argument(buffer, writes=True)
     m_symbol, key_symbol, depth_symbol, column_symbol = symbols_of(
         (queries.m, key, queries.depth, column)

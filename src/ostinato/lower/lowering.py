@@ -331,9 +331,22 @@ class _Lowering:
             self._copy(anchor.inputs[0])
         tiles = attention_tiles(anchor, self.options.registers)
         build = self._builder(region)
-        outputs = self._region_outputs(region)
+        result = self._only_view(anchor.outputs[0])
+        outputs = [(result, self._target(result))]
         kernel = attention_kernel(build, anchor, tiles, outputs, self.variables)
         self._call(region, build, kernel, outputs)
+
+    def _only_view(self, value: Value) -> Value:
+        """The transpose of ``value`` that is all that anything reads of it, else ``value``.
+
+        Stored in its place, it is in the order in which the next kernel goes over it.
+        """
+        readers = {node for node in self.nodes if value in node.inputs}
+        if len(readers) == 1 and value not in self.graph.results():
+            (reader,) = readers
+            if reader.op.name == "permute_dims":
+                return reader.outputs[0]
+        return value
 
     # -- results -------------------------------------------------------------------------------
 
