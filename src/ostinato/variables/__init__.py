@@ -1,0 +1,66 @@
+"""Symbolic integers: the sizes of dimensions and the index arithmetic of loops.
+
+One representation serves both. An :class:`Expr` is a polynomial with integer coefficients over
+*atoms*: symbols (a user's :class:`Variable`, a loop's axis), and quotients, remainders, minima and
+maxima of other expressions. Polynomials are kept in canonical form, so two expressions that are
+equal by the laws of a ring compare equal, and every atom carries bounds, so that
+``(64 * i + j) // 64`` with ``0 <= j < 64`` simplifies to ``i``.
+
+A *dim* is an ``int`` or an ``Expr``; the module's functions accept either and give back a plain
+``int`` whenever the value is constant.
+"""
+
+from ostinato.variables.division import (
+    ceil_div,
+    floor_div,
+    maximum,
+    minimum,
+    provably_less,
+    provably_nonnegative,
+    recombine,
+    remainder,
+)
+from ostinato.variables.expr import (
+    BoundVariable,
+    Composite,
+    Dim,
+    Expr,
+    Maximum,
+    Minimum,
+    Quotient,
+    Remainder,
+    Symbol,
+    Variable,
+    axis,
+    bounds,
+    prod,
+)
+from ostinato.variables.queries import coefficient, evaluate, substitute, symbols
+
+__all__ = [
+    "BoundVariable",
+    "Composite",
+    "Dim",
+    "Expr",
+    "Maximum",
+    "Minimum",
+    "Quotient",
+    "Remainder",
+    "Symbol",
+    "Variable",
+    "axis",
+    "bounds",
+    "ceil_div",
+    "coefficient",
+    "evaluate",
+    "floor_div",
+    "maximum",
+    "minimum",
+    "prod",
+    "provably_less",
+    "provably_nonnegative",
+    "recombine",
+    "remainder",
+    "substitute",
+    "symbols",
+]
