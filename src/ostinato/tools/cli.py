@@ -109,9 +109,7 @@ def inspect(
     explain: Annotated[
         bool, typer.Option("--explain", help="Add what was rewritten and fused, and what not.")
     ] = False,
-    compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Whether to compile the model, too.")
-    ] = True,
+    no_compile: Annotated[bool, typer.Option("--no-compile", help="Stop at the graph.")] = False,
     device: DeviceName = "cpu",
     threads: Threads = None,
     target: Target = "host",
@@ -122,7 +120,7 @@ def inspect(
         from ostinato.tools.inspect import inspect_model, show
 
         options = _options(model, dim, constant, device, threads, target)
-        report = inspect_model(options, compiled=compiled or explain, explain=explain)
+        report = inspect_model(options, compiled=explain or not no_compile, explain=explain)
         print_json(report) if json else show(report)
 
 
