@@ -22,6 +22,7 @@ from ostinato.variables import (
     bounds,
     ceil_div,
     coefficient,
+    minimum,
     prod,
     substitute,
     symbols,
@@ -86,6 +87,9 @@ class Contraction:
         acc: the accumulator's dtype.
         epilogue: stores over ``batch``, ``m`` and ``n``, in which ``Accumulator`` is the sum.
         variables: the graph's Variables in the order of ``vars``.
+        row_limit: the argument that holds one int64: of how many leading rows the sums are
+            wanted; ``None`` where all are. What the others' stores leave is undefined. It needs
+            an ``m`` of known size and no ``batch``.
     """
 
     args: tuple[Arg, ...]
@@ -103,6 +107,7 @@ class Contraction:
     acc: DType
     epilogue: tuple[Store, ...]
     variables: tuple[Symbol, ...] = ()
+    row_limit: int | None = None
 
     #: Points of the parallel range may run at the same time and in any order.
     parallel: ClassVar[bool] = True
@@ -198,6 +203,17 @@ class Contraction:
     def extent(self) -> Dim:
         """The parallel range: batch points x row blocks x panels."""
         return prod(extent_of(symbol) for symbol in self.batch) * self.blocks * self.panels
+
+    def computed_rows(self, limit: Dim) -> Dim:
+        """How many rows are computed where ``limit`` are wanted: whole tiles, but no row beyond.
+
+        A row comes from the same tile whatever the limit is, so its sums are the same bits.
+        """
+        return minimum(ceil_div(limit, self.rows) * self.rows, extent_of(self.m))
+
+    def limited_extent(self, limit: int) -> Dim:
+        """The parallel range where ``limit`` rows are wanted."""
+        return ceil_div(self.computed_rows(limit), self.block) * self.panels
 
     @cached_property
     def panels_innermost(self) -> bool:

@@ -23,7 +23,7 @@ from ostinato.lower.loops import (
 )
 from ostinato.lower.merge import merge_axes
 from ostinato.lower.nests import BLOCK, Outputs, block_nest, store_at, symbols_of
-from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.program import ALL_ROWS, LoweredBuffer, Role
 from ostinato.lower.views import Indices, linear_index, reshape_index, unravel
 from ostinato.ops.base import broadcast_shapes
 from ostinato.variables import (
@@ -165,8 +165,12 @@ class Product:
         a = build.at(self.a, self.a_at(batch, m, k))
         assert isinstance(a, Load)
         b = build.argument(packed, reads=True)
-        epilogue = self._stores(build, Accumulator(self.acc), self.out_at(batch, m, n), outputs)
+        at = self.out_at(batch, m, n)
+        epilogue = self._stores(build, Accumulator(self.acc), at, outputs)
         (m_symbol,), (n_symbol,) = symbols_of([m]), symbols_of([n])
+        limit = None
+        if not symbols_of(batch) and self._counts_leading_rows(m_symbol, at):
+            limit = build.argument(ALL_ROWS, reads=True)
         return Contraction(
             build.args,
             symbols_of(batch),
@@ -183,7 +187,15 @@ class Product:
             self.acc,
             epilogue,
             variables,
+            limit,
         )
+
+    def _counts_leading_rows(self, m: Symbol, at: Indices) -> bool:
+        """Whether row ``m`` of the product is row ``m`` of the result, of a known number."""
+        (out,) = self.node.outputs
+        parts = coefficient(linear_index(out.shape, at), m)
+        known = isinstance(self.m, int) and self.m > 1
+        return known and parts is not None and parts[0] * self.m == out.type.size
 
     def dots(
         self, build: KernelBuilder, outputs: Outputs, variables: tuple[Symbol, ...]

@@ -6,15 +6,17 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
+from ostinato.dtypes import INT64
+from ostinato.ir.types import TensorType
+
+if TYPE_CHECKING:
     from ostinato.ir.graph import Value
-    from ostinato.ir.types import TensorType
     from ostinato.lower.loops import Arg
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["Call", "Kernel", "LoweredBuffer", "Program", "Role"]
+__all__ = ["ALL_ROWS", "Call", "Kernel", "LoweredBuffer", "Program", "Role"]
 
 
 class Role(enum.Enum):
@@ -53,6 +55,12 @@ class LoweredBuffer:
 
     def __repr__(self) -> str:
         return f"<{self.role.value} {self.name} {self.type}>"
+
+
+#: What kernels that can stop after some leading rows read of how many are wanted: all there are.
+ALL_ROWS = LoweredBuffer(
+    TensorType(INT64, (1,)), Role.CONSTANT, "all rows", data=np.array([np.iinfo(np.int64).max])
+)
 
 
 class Kernel(Protocol):

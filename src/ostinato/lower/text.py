@@ -115,6 +115,8 @@ class _Printer:
         left = f"{kernel.a_dtype.short} b{kernel.a}[{self._dim(kernel.a_index)}]"
         right = f"b{kernel.b}.group[{self._dim(kernel.b_group)}]"
         self._line(1, f"accumulate {kernel.acc.short} {left} * {right}")
+        if kernel.row_limit is not None:
+            self._line(1, f"first b{kernel.row_limit}[0] rows")
         for store in kernel.epilogue:
             self._statement(store)
 

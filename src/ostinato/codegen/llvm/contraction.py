@@ -31,10 +31,27 @@ from ostinato.codegen.llvm.types import I8, I64
 from ostinato.codegen.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import INT64
 from ostinato.lower.dependences import Dependences
-from ostinato.lower.loops import Accumulator, Load, LoopNest, Scalar, Stage, extent_of
+from ostinato.lower.loops import (
+    Accumulator,
+    Load,
+    LoopNest,
+    Scalar,
+    Stage,
+    extent_of,
+    max_extent,
+)
 from ostinato.lower.rewrite import Rewriter
 from ostinato.lower.views import unravel
-from ostinato.variables import Dim, Expr, Symbol, axis, minimum, substitute, symbols
+from ostinato.variables import (
+    Dim,
+    Expr,
+    Symbol,
+    axis,
+    ceil_div,
+    minimum,
+    substitute,
+    symbols,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,11 +91,17 @@ class _Renderer:
         self.builder = kernel.builder
         self.indices = Indices(kernel.builder)
         self.item = axis("range.item", contraction.extent)
+        self.rows: Dim = extent_of(contraction.m)
+        self.blocks = contraction.blocks
+        if contraction.row_limit is not None:
+            self.rows = axis("m.wanted", max_extent(contraction.m) + 1)
+            if self.blocks != 1:
+                self.blocks = ceil_div(self.rows, contraction.block)
         self.block = axis("m.block", contraction.blocks)
         self.panel = axis("n.panel", contraction.panels)
         self.first_row: Dim = self.block * contraction.block
         self.first_column: Dim = self.panel * contraction.panel
-        self.row_count = minimum(contraction.block, extent_of(contraction.m) - self.first_row)
+        self.row_count = minimum(contraction.block, self.rows - self.first_row)
         left = extent_of(contraction.n) - self.first_column
         self.column_count = minimum(contraction.panel, left)
         self.offsets, self.sums, self.turned = (
@@ -92,6 +115,7 @@ class _Renderer:
     def render(self) -> None:
         kernel = self.kernel
         outermost = Scope(symbols=dict(kernel.variables))
+        self._read_row_limit(outermost)
         for dim in tile_dims(self.contraction):
             self.indices.scalar(dim, outermost)
 
@@ -104,11 +128,22 @@ class _Renderer:
         counted_loop(self.builder, kernel.begin, kernel.end, 1, body, name="item")
         self.builder.ret_void()
 
+    def _read_row_limit(self, scope: Scope) -> None:
+        """Gives :attr:`rows` its value where an argument holds the limit."""
+        c, b = self.contraction, self.builder
+        if c.row_limit is None:
+            return
+        most = I64(max_extent(c.m))
+        given = b.load(self.kernel.buffers[c.row_limit], align=8, typ=I64)
+        limit = axis("m.limit", max_extent(c.m) + 1)
+        scope.symbols[_symbol(limit)] = b.select(b.icmp_signed("<", given, most), given, most)
+        scope.symbols[_symbol(self.rows)] = self.indices.scalar(c.computed_rows(limit), scope)
+
     def _take_apart(self, item: Scope) -> None:
         """Finds the batch point, row block and panel of an item."""
         c = self.contraction
         batch = [extent_of(symbol) for symbol in c.batch]
-        inner = [(self.block, c.blocks), (self.panel, c.panels)]
+        inner = [(self.block, self.blocks), (self.panel, c.panels)]
         if not c.panels_innermost:
             inner.reverse()
         wheels = [*c.batch, *(_symbol(wheel) for wheel, _ in inner)]

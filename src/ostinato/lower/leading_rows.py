@@ -1,0 +1,247 @@
+"""Which kernels may stop after the first rows, when not all rows of a graph's inputs are in use.
+
+A graph compiled for ``upper`` rows may be run on fewer: rows beyond hold nothing that matters, and
+computing them is a waste. A kernel is *cut* to the first rows only if that cannot be seen: each row
+of what it writes comes from the same row of what it reads, and whoever reads its results is cut
+itself or, if it is the caller, gets them as an output of ``upper`` rows. A kernel that mixes rows,
+such as a sum over the batch, therefore runs in full, and so does everything that it depends on:
+its result is that of the whole batch, whatever the inputs hold beyond the rows in use.
+
+A *row* of a buffer is one of ``upper`` equal parts of it, in memory order. That is a row of axis 0
+for an input of ``upper`` rows, and after a reshape still what that row became.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import TYPE_CHECKING
+
+from ostinato.lower.attention import AttentionKernel
+from ostinato.lower.contraction import Contraction
+from ostinato.lower.dependences import reached, roots
+from ostinato.lower.loops import Load, LoopNest, Scan, Statement, Store, extent_of
+from ostinato.lower.program import Role
+from ostinato.variables import (
+    Dim,
+    Symbol,
+    axis,
+    ceil_div,
+    coefficient,
+    prod,
+    provably_less,
+    provably_nonnegative,
+    substitute,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ostinato.lower.program import Call, Kernel, LoweredBuffer, Program
+
+__all__ = ["Cut", "LeadingRows"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How far a kernel runs.
+
+    Attributes:
+        extent: steps of its parallel range.
+        rows: what its :attr:`~ostinato.lower.contraction.Contraction.row_limit` is to hold.
+    """
+
+    extent: int
+    rows: int
+
+
+class LeadingRows:
+    """The analysis of one program for one number of rows.
+
+    Args:
+        program: without Variables in the kernels that are to be cut; others run in full.
+        upper: how many rows it was compiled for.
+    """
+
+    def __init__(self, program: Program, upper: int) -> None:
+        self.upper = upper
+        self._calls = program.calls
+        self._walks: dict[int, _Walk] = {}
+        accesses = [_accesses(call) for call in program.calls]
+        for position in reversed(range(len(program.calls))):
+            walk = _walk(program.calls[position].kernel)
+            if walk is not None and self._may_cut(position, walk, accesses):
+                self._walks[position] = walk
+
+    def cuts(self, actual: int) -> list[Cut | None]:
+        """For each call, how far it must run to give ``actual`` rows; ``None``: in full."""
+        return [
+            self._walks[position].cut(call.kernel, actual, self.upper)
+            if position in self._walks
+            else None
+            for position, call in enumerate(self._calls)
+        ]
+
+    def _may_cut(self, position: int, walk: _Walk, accesses: Sequence[Sequence[_Access]]) -> bool:
+        """Whether no one can tell, given what was decided of the calls behind it."""
+        if walk.size % self.upper:
+            return False
+        written = [a.buffer for a in accesses[position] if a.writes]
+        if not all(self._is_private(buffer) for buffer in written):
+            return False
+        return all(
+            (reader == position or reader in self._walks)
+            and _stays_in_row(access, walk if reader == position else self._walks[reader], self)
+            for reader, listed in enumerate(accesses)
+            for access in listed
+            if access.buffer in written and (reader == position or not access.writes)
+        )
+
+    def _is_private(self, buffer: LoweredBuffer) -> bool:
+        """Whether rows beyond those in use are nobody's business."""
+        if buffer.role is Role.OUTPUT:
+            return buffer.type.shape[:1] == (self.upper,)
+        return buffer.role is Role.TEMP
+
+
+@dataclass(frozen=True)
+class _Access:
+    """An element that a kernel reads or writes."""
+
+    buffer: LoweredBuffer
+    index: Dim
+    writes: bool
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """How a kernel comes past its rows.
+
+    Attributes:
+        symbol: the outermost axis of its parallel range, or the one that a row limit bounds.
+        size: how many values that axis takes.
+    """
+
+    symbol: Symbol
+    size: int
+
+    def cut(self, kernel: Kernel, actual: int, upper: int) -> Cut:
+        """The range that covers the first ``actual`` of ``upper`` parts of the axis."""
+        wanted = actual * (self.size // upper)
+        if isinstance(kernel, Contraction) and kernel.row_limit is not None:
+            extent = kernel.limited_extent(wanted)
+        elif isinstance(kernel, LoopNest) and not kernel.axes:
+            extent = ceil_div(wanted, kernel.block)
+        else:
+            assert isinstance(kernel.extent, int)
+            extent = kernel.extent // self.size * wanted
+        assert isinstance(extent, int)
+        return Cut(extent, wanted)
+
+
+def _stays_in_row(access: _Access, walk: _Walk, rows: LeadingRows) -> bool:
+    """Whether a kernel touches only row ``r`` of the buffer while it is at row ``r`` itself."""
+    elements = access.buffer.type.size
+    if not isinstance(elements, int) or elements % rows.upper:
+        return False
+    row_size, steps = elements // rows.upper, walk.size // rows.upper
+    row, inside = axis("row", rows.upper), axis("row.step", steps)
+    place = row * steps + (inside if steps > 1 else 0)
+    ((symbol,), _) = row.terms[0]
+    assert isinstance(symbol, Symbol)
+    parts = coefficient(substitute(access.index, {walk.symbol: place}), symbol)
+    if parts is None or parts[0] != row_size:
+        return False
+    return provably_nonnegative(parts[1]) and provably_less(parts[1], row_size)
+
+
+# -- what kernels do, kind by kind -----------------------------------------------------------------
+
+
+@singledispatch
+def _walk(kernel: object) -> _Walk | None:
+    """How ``kernel`` comes past its rows, if it can be stopped after some of them."""
+    return None
+
+
+@_walk.register
+def _(kernel: LoopNest) -> _Walk | None:
+    return _outermost((*kernel.axes, *([kernel.lane_axis] if kernel.lane_axis else [])))
+
+
+@_walk.register
+def _(kernel: Contraction) -> _Walk | None:
+    return _outermost(kernel.batch or ((kernel.m,) if kernel.row_limit is not None else ()))
+
+
+@_walk.register
+def _(kernel: AttentionKernel) -> _Walk | None:
+    return _outermost(kernel.batch)
+
+
+def _outermost(axes: Sequence[Symbol]) -> _Walk | None:
+    sizes = [extent_of(symbol) for symbol in axes]
+    if not sizes or not all(isinstance(size, int) for size in sizes):
+        return None
+    assert isinstance(sizes[0], int)
+    return _Walk(axes[0], sizes[0])
+
+
+def _accesses(call: Call) -> list[_Access]:
+    """All that a call reads and writes.
+
+    An argument that it does not account for counts as read at an unknown place.
+    """
+    found = [
+        _Access(call.buffers[number], index, writes)
+        for number, index, writes in _indices(call.kernel)
+        if number < len(call.buffers)
+    ]
+    accounted = {(access.buffer, access.writes) for access in found}
+    for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
+        if arg.reads and (buffer, False) not in accounted:
+            found.append(_Access(buffer, -1, writes=False))
+        if arg.writes and (buffer, True) not in accounted:
+            found.append(_Access(buffer, -1, writes=True))
+    return found
+
+
+@singledispatch
+def _indices(kernel: object) -> Iterator[tuple[int, Dim, bool]]:
+    """The buffer numbers and indices of what ``kernel`` reads and (``True``) writes."""
+    yield from ()
+
+
+@_indices.register
+def _(kernel: LoopNest) -> Iterator[tuple[int, Dim, bool]]:
+    for stage in kernel.stages:
+        yield from _of_statements(stage.statements)
+
+
+@_indices.register
+def _(kernel: Contraction) -> Iterator[tuple[int, Dim, bool]]:
+    yield kernel.a, kernel.a_index, False
+    group = prod((kernel.panels, kernel.panel, kernel.depth))
+    yield kernel.b, kernel.b_group * group + axis("panel.element", group), False
+    yield from _of_statements(kernel.epilogue)
+
+
+@_indices.register
+def _(kernel: AttentionKernel) -> Iterator[tuple[int, Dim, bool]]:
+    scalars = [kernel.q, kernel.k, kernel.v, *([kernel.mask] if kernel.mask is not None else [])]
+    for scalar in reached(scalars):
+        if isinstance(scalar, Load):
+            yield scalar.buffer, scalar.index, False
+    yield from _of_statements((kernel.store,))
+
+
+def _of_statements(statements: Iterable[Statement]) -> Iterator[tuple[int, Dim, bool]]:
+    for statement in statements:
+        for scalar in reached(roots(statement)):
+            if isinstance(scalar, Load):
+                yield scalar.buffer, scalar.index, False
+        if isinstance(statement, Store | Scan):
+            yield statement.buffer, statement.index, True
+            if isinstance(statement, Store) and statement.update != "set":
+                yield statement.buffer, statement.index, False
