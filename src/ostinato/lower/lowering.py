@@ -24,6 +24,7 @@ from ostinato.lower.recurrent import recurrent_kernel, recurrent_product, recurr
 from ostinato.lower.regions import (
     REDUCTIONS,
     FusionOptions,
+    Refusal,
     Region,
     computed_behind,
     form_regions,
@@ -62,8 +63,8 @@ class LoweringOptions:
     fusion: FusionOptions = field(default_factory=FusionOptions)
 
 
-def lower(graph: BaseGraph, options: LoweringOptions) -> tuple[Program, list[str]]:
-    """Kernels and buffers for ``graph``, and notes on fusions that were refused.
+def lower(graph: BaseGraph, options: LoweringOptions) -> tuple[Program, list[Refusal]]:
+    """Kernels and buffers for ``graph``, and the fusions that were refused.
 
     Raises:
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
@@ -79,7 +80,7 @@ class _Lowering:
         self.variables = tuple(graph.variables.values())
         self.calls: list[Call] = []
         self.stored: dict[Value, LoweredBuffer] = {}
-        self.refused: list[str] = []
+        self.refused: list[Refusal] = []
         self.nodes = _live(graph)
         self.inlined: set[Node] = set()
         self.outputs: dict[str, LoweredBuffer] = {}

@@ -33,6 +33,7 @@ __all__ = [
     "ANCHORS",
     "REDUCTIONS",
     "FusionOptions",
+    "Refusal",
     "Region",
     "computed_behind",
     "form_regions",
@@ -100,6 +101,14 @@ class _Edge(NamedTuple):
     row: Dim | None  # the inner size of a row edge; None for a same edge
 
 
+class Refusal(NamedTuple):
+    """A fusion that was not made: the labels of two nodes, and why they stay apart."""
+
+    producer: str
+    reader: str
+    why: str
+
+
 def is_row_reduction(node: Node) -> bool:
     """Whether ``node`` reduces exactly the trailing axes of its operand."""
     if node.op.name not in REDUCTIONS:
@@ -117,8 +126,8 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
 
 def form_regions(
     nodes: Sequence[Node], results: Iterable[Value], options: FusionOptions
-) -> tuple[list[Region], list[str]]:
-    """Regions in an order in which they can run, and notes on fusions that were refused.
+) -> tuple[list[Region], list[Refusal]]:
+    """Regions in an order in which they can run, and the fusions that were refused.
 
     Views, leaves and index ops belong to no region: readers look through them.
     """
@@ -150,7 +159,7 @@ def computed_behind(values: Iterable[Value]) -> list[Value]:
 class _Former:
     def __init__(self, options: FusionOptions) -> None:
         self.options = options
-        self.refused: list[str] = []
+        self.refused: list[Refusal] = []
         self._position: dict[Node, int] = {}
         self._readers: dict[Node, list[Node]] = {}
         self._fixed: set[Node] = set()
@@ -233,7 +242,7 @@ class _Former:
         refusal = self._refusal(left, right, edge, node)
         if refusal:
             if refusal != "off":
-                self.refused.append(f"{edge.producer.label} + {node.label}: {refusal}")
+                self.refused.append(Refusal(edge.producer.label, node.label, refusal))
             return
         merged = _merged(left, right, edge, node)
         assert merged is not None

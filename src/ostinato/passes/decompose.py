@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["Decompose", "Native"]
+__all__ = ["REWROTE", "Decompose", "Native"]
+
+#: Before the name of the op, in the notes of this pass.
+REWROTE = "rewrote "
 
 #: Whether a backend takes a node as it is.
 Native: TypeAlias = Callable[[Node], bool]
@@ -66,7 +69,7 @@ class Decompose(Pass):
                 continue
             rewriter.replace(node, simpler)
             if not quiet:
-                report.changed(self, f"rewrote {node.op.name}", node)
+                report.changed(self, f"{REWROTE}{node.op.name}", node)
         return stuck
 
     def _rule(self, rewriter: Rewriter, node: Node) -> Callable[[], Replacement | None]:

@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-__all__ = ["CompileReport"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ostinato.lower.regions import Refusal
+    from ostinato.passes.base import Event
+
+__all__ = ["CompileReport", "KernelNote", "NodeNote", "and_more"]
+
+#: How many of a list of alike things are named before the rest is counted.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class NodeNote:
+    """A node of the graph: its label and the name of its op."""
+
+    label: str
+    op: str
+
+
+@dataclass(frozen=True)
+class KernelNote:
+    """A kernel that was made.
+
+    Attributes:
+        title: what it computes, in a word or two.
+        nodes: labels of the nodes that it computes.
+        code: its name in the machine code; kernels with the same code share it.
+    """
+
+    title: str
+    nodes: tuple[str, ...]
+    code: str
 
 
 @dataclass
@@ -12,32 +46,93 @@ class CompileReport:
     """What was rewritten, what fused, what did not and why.
 
     Attributes:
-        passes: by pass, what it changed.
-        regions: by kernel, the labels of the nodes that it computes.
-        prepared: kernels that run once per write of a param.
+        graph: the graph's name.
+        device: the device it was compiled for.
+        passes: what the passes did, in order.
+        native: nodes of the graph, or of what the passes made of it, that the device takes as they
+            are.
+        rewritten: nodes that it does not, and that were spelled in ops that it does.
+        kernels: of one run, in order.
+        prepared: kernels that run once per write of a param, in order.
         refused: fusions that were not made, with the reason.
         compiled: kernels compiled afresh; ``cached``: taken from the cache.
         seconds: by stage of the compiler, how long it took.
     """
 
-    passes: list[str] = field(default_factory=list)
-    regions: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    prepared: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    graph: str = ""
+    device: str = ""
+    passes: list[Event] = field(default_factory=list)
+    native: list[NodeNote] = field(default_factory=list)
+    rewritten: list[NodeNote] = field(default_factory=list)
+    kernels: list[KernelNote] = field(default_factory=list)
+    prepared: list[KernelNote] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
     compiled: int = 0
     cached: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def fused(self) -> list[KernelNote]:
+        """The kernels that compute more than one node."""
+        return [kernel for kernel in self.kernels if len(kernel.nodes) > 1]
+
     def __str__(self) -> str:
-        lines = ["passes:", *(f"  {event}" for event in self.passes or ["nothing to change"])]
-        lines.append(f"kernels ({len(self.regions)} a run):")
-        for title, nodes in self.regions:
-            lines.append(f"  {title:<32} {', '.join(nodes)}")
-        if self.prepared:
-            lines.append(f"run once per write of a param ({len(self.prepared)}):")
-            lines += [f"  {title:<32} {', '.join(nodes)}" for title, nodes in self.prepared]
-        if self.refused:
-            lines += ["not fused:", *(f"  {note}" for note in self.refused)]
         timing = ", ".join(f"{stage} {1e3 * spent:.0f} ms" for stage, spent in self.seconds.items())
-        lines.append(f"{self.compiled} kernels compiled, {self.cached} from the cache; {timing}")
-        return "\n".join(lines)
+        in_kernels = sum(len(kernel.nodes) for kernel in self.fused)
+        return "\n".join(
+            [
+                f"{self.graph} on {self.device}: {len(self.kernels)} kernels a run, "
+                f"{len(self.prepared)} once per write of a param",
+                *_section("passes", map(str, self.passes)),
+                f"native: {_by_op(self.native)}",
+                f"rewritten: {_by_op(self.rewritten)}",
+                f"fused: {in_kernels} nodes in {len(self.fused)} kernels",
+                *_section("kernels of one run", _kernels(self.kernels)),
+                *_section("kernels once per write of a param", _kernels(self.prepared)),
+                *_section("not fused", _refusals(self.refused)),
+                f"{self.compiled} kernels compiled, {self.cached} from the cache; {timing}",
+            ]
+        )
+
+
+def and_more(names: Sequence[str]) -> str:
+    """The first few of ``names``, and how many more there are."""
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return ", ".join([*names[:_NAMED], *more])
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    """A heading and indented lines; nothing when there is nothing to say."""
+    listed = [f"  {line}" for line in lines]
+    return [f"{title}:", *listed] if listed else []
+
+
+def _by_op(nodes: Sequence[NodeNote]) -> str:
+    counts = Counter(node.op for node in nodes)
+    listed = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in counts.items())
+    return f"{len(nodes)} nodes{f' ({listed})' if listed else ''}"
+
+
+def _kernels(kernels: Sequence[KernelNote]) -> list[str]:
+    """A line for each kernel that differs in its code, in order of first appearance."""
+    alike: dict[str, list[KernelNote]] = {}
+    for kernel in kernels:
+        alike.setdefault(kernel.code, []).append(kernel)
+    return [
+        f"{_times(len(group))} {group[0].title:<32} {and_more(['+'.join(k.nodes) for k in group])}"
+        for group in alike.values()
+    ]
+
+
+def _refusals(refused: Sequence[Refusal]) -> list[str]:
+    """A line for each reason, the most frequent first."""
+    by_reason: dict[str, list[str]] = {}
+    for refusal in refused:
+        pair = f"{refusal.producer}+{refusal.reader}"
+        by_reason.setdefault(refusal.why, []).append(pair)
+    ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    return [f"{_times(len(pairs))} {why}: {and_more(pairs)}" for why, pairs in ordered]
+
+
+def _times(count: int) -> str:
+    return f"×{count:<4}" if count > 1 else " " * 5

@@ -24,8 +24,9 @@ from ostinato.lower.regions import REDUCTIONS, FusionOptions
 from ostinato.lower.views import VIEWS
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
+from ostinato.passes.decompose import REWROTE
 from ostinato.passes.pipeline import run_passes
-from ostinato.plan.report import CompileReport
+from ostinato.plan.report import CompileReport, KernelNote, NodeNote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
-    from ostinato.lower.program import Program
+    from ostinato.lower.program import Call, Program
 
 __all__ = ["CpuBackend"]
 
@@ -75,7 +76,7 @@ class CpuBackend(Backend):
         options: CompileOptions,
         progress: Progress | None = None,
     ) -> Executable:
-        report = CompileReport()
+        report = CompileReport(graph.name, str(self.device))
         target = TargetSpec.named(options.target)
         with _timed(report, "passes"):
             graph, report.passes = run_passes(
@@ -87,9 +88,9 @@ class CpuBackend(Backend):
             )
         with _timed(report, "lowering"):
             program, report.refused = lower(graph, _lowering_options(options, target))
-            _describe(program, report)
         with _timed(report, "code"):
             code = self._compile_kernels(program, target, report, progress)
+        _describe(graph, program, code, report)
         with _timed(report, "memory"):
             return CpuExecutable(program, code, self._pool, self.device, report, params)
 
@@ -143,6 +144,20 @@ def _vector_registers(target: TargetSpec) -> int:
     return 16 if target.triple.startswith("x86") and target.vector_bytes < 64 else 32
 
 
-def _describe(program: Program, report: CompileReport) -> None:
-    report.regions = [(call.title, call.nodes) for call in program.calls]
-    report.prepared = [(call.title, call.nodes) for call in program.prepare]
+def _describe(graph: BaseGraph, program: Program, code: MachineCode, report: CompileReport) -> None:
+    """Note which nodes of the final graph are in which kernel."""
+    rewritten = {
+        label: event.what.removeprefix(REWROTE)
+        for event in report.passes
+        if event.what.startswith(REWROTE)
+        for label in event.labels
+    }
+    computed = {n.label: n.op.name for n in graph.nodes if n.op.name not in LEAVES}
+    report.rewritten = [NodeNote(label, op) for label, op in rewritten.items()]
+    report.native = [NodeNote(la, op) for la, op in computed.items() if la not in rewritten]
+    report.kernels = [_note(call, code) for call in program.calls]
+    report.prepared = [_note(call, code) for call in program.prepare]
+
+
+def _note(call: Call, code: MachineCode) -> KernelNote:
+    return KernelNote(call.title, call.nodes, code.kernel(call.kernel).name)
