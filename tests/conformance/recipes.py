@@ -122,7 +122,7 @@ def _elementwise(op: Elementwise) -> Recipe:
             operands[1] = d.of(x.shape, dtype, 0, 70 if dtype not in ("int8",) else 9)
         if op.name == "pow" and not x.dtype.is_float:
             operands[1] = d.of(x.shape, dtype, 0, 5)
-        return getattr(d.g, op.name)(*operands, **_ATTRS.get(op.name, lambda d: {})(d))
+        return getattr(d.g, op.name)(*operands, **ATTRS.get(op.name, lambda d: {})(d))
 
     return recipe
 
@@ -144,7 +144,7 @@ _DOMAINS: dict[str, tuple[float, float]] = {
     "reciprocal": (0.2, 4),
 }
 
-_ATTRS: dict[str, Callable[[Draw], dict[str, Any]]] = {
+ATTRS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "leaky_relu": lambda d: {"alpha": 0.1},
     "elu": lambda d: {"alpha": 1.5},
     "celu": lambda d: {"alpha": 1.5},
@@ -582,7 +582,7 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "recurrent_scan": (_recurrent("lstm"), FLOATS),
 }
 
-_DTYPES_OF_DOMAIN: dict[str, Sequence[str]] = {
+DTYPES_OF_DOMAIN: dict[str, Sequence[str]] = {
     "any": ANY,
     "numeric": NUMBERS,
     "float": FLOATS,
@@ -597,5 +597,5 @@ def recipes() -> dict[str, tuple[Recipe, Sequence[str]]]:
     table = dict(_SPECIAL)
     for name, op in OPS.items():
         if name not in table and isinstance(op, Elementwise):
-            table[name] = (_elementwise(op), _DTYPES_OF_DOMAIN[op.domain])
+            table[name] = (_elementwise(op), DTYPES_OF_DOMAIN[op.domain])
     return table

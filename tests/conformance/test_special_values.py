@@ -1,0 +1,148 @@
+"""NaN, infinities, signed zeros, denormals, extreme integers and zero divisors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.dtypes import DType
+from ostinato.ops import OPS
+from ostinato.ops.base import Elementwise
+
+from .compare import TOLERANCE
+from .recipes import ANY, ATTRS, DTYPES_OF_DOMAIN, NUMBERS
+
+Array = np.ndarray[Any, Any]
+
+ELEMENTWISE = {name: op for name, op in OPS.items() if isinstance(op, Elementwise)}
+REDUCTIONS = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
+
+#: Functions that cancel on the way, so that small results have the error of larger ones.
+_ABSOLUTE = frozenset({"gelu"})
+
+#: Quotients of exponentials, one of which overflows where the result is subnormal.
+_UNDERFLOWS = frozenset({"sigmoid", "silu", "mish"})
+
+#: The sign of a zero is accident here: the larger of 0 and -0, or what underflows.
+_ANY_ZERO = frozenset(
+    {"maximum", "minimum", "relu", "relu6", "elu", "selu", "celu", "log_sigmoid", "max", "min"}
+)
+
+
+class _Fixed:
+    """Draws attributes without chance."""
+
+    def chance(self) -> bool:
+        return False
+
+
+def attributes(name: str, dtype: str) -> dict[str, Any]:
+    if name == "clip":
+        return {"min": 1 if dtype.startswith("uint") else -1, "max": 2}
+    return ATTRS[name](_Fixed()) if name in ATTRS else {}  # type: ignore[arg-type]
+
+
+def specials(dtype: str) -> Array:
+    """Every kind of value of a dtype, and some that are nothing special."""
+    parsed = DType.parse(dtype)
+    if parsed.is_bool:
+        return np.array([False, True])
+    if parsed.is_integer:
+        info = np.iinfo(parsed.numpy)
+        near = [info.min, info.min + 1, info.max - 1, info.max, 0, 1, 2, 3, 7, 8, 31, 63, 64, 100]
+        less = [-1, -2, -3, -7, -100] if parsed.is_signed else [128, 200, 255]
+        return np.array(near + less, parsed.numpy)
+    info = ml_dtypes.finfo(parsed.numpy) if dtype == "bfloat16" else np.finfo(parsed.numpy)
+    extremes = [info.max, info.tiny, info.smallest_subnormal, info.tiny / 2, info.eps]
+    plain = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 10.0, 88.0, 104.0, 1000.0, 30000.0]
+    both = np.array([*extremes, *plain, np.inf]).astype(parsed.numpy)
+    return np.concatenate([both, -both, np.array([np.nan]).astype(parsed.numpy)])
+
+
+def grid(dtype: str, arity: int) -> list[Array]:
+    """All combinations of special values; of three operands, only those of some."""
+    values = specials(dtype)
+    choices = [values] * arity if arity < 3 else [values, values[::2], values[::3]]
+    return [np.ascontiguousarray(a).ravel() for a in np.meshgrid(*choices, indexing="ij")]
+
+
+def mismatches(actual: Array, expected: Array, name: str) -> Iterator[int]:
+    """Where results of op ``name`` differ by more than a few roundings, in kind or sign of zero."""
+    assert actual.dtype == expected.dtype
+    dtype = str(expected.dtype)
+    if dtype not in TOLERANCE:
+        yield from np.flatnonzero(actual != expected)
+        return
+    mine, truth = actual.astype(np.float64), expected.astype(np.float64)
+    info = (ml_dtypes.finfo if dtype == "bfloat16" else np.finfo)(dtype)
+    least = float(info.tiny if name in _UNDERFLOWS else info.smallest_subnormal)
+    with np.errstate(invalid="ignore"):
+        same = (mine == truth) | (np.isnan(mine) & np.isnan(truth))
+        zeros = (mine == 0) & (truth == 0)
+        if name not in _ANY_ZERO:
+            same &= ~zeros | (np.signbit(mine) == np.signbit(truth))
+        magnitude = np.maximum(np.abs(truth), 1.0 if name in _ABSOLUTE else 0.0)
+        close = ~zeros & (np.abs(mine - truth) <= TOLERANCE[dtype] * magnitude + least)
+    yield from np.flatnonzero(~same & ~close)
+
+
+@pytest.fixture(scope="module")
+def session() -> ost.Session:
+    return ost.Session("cpu", threads=1)
+
+
+def check(session: ost.Session, graph: ost.Graph, arrays: list[Array]) -> None:
+    inputs = dict(zip(graph.inputs, arrays, strict=True))
+    expected = ost.reference.evaluate(graph, inputs)
+    actual = session.compile(graph).run(inputs)
+    complaints = []
+    for mine, truth in zip(actual, expected, strict=True):
+        for i in mismatches(mine.ravel(), truth.ravel(), graph.name):
+            given = ", ".join(repr(a.ravel()[i]) for a in arrays if a.size == mine.size)
+            complaints.append(f"({given}): {mine.ravel()[i]!r}, expected {truth.ravel()[i]!r}")
+    assert not complaints, f"{len(complaints)} differ\n" + "\n".join(complaints[:30])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(n, d) for n, op in ELEMENTWISE.items() for d in DTYPES_OF_DOMAIN[op.domain]
+     if n not in ("cast", "where")],
+)  # fmt: skip
+def test_elementwise(name: str, dtype: str, session: ost.Session) -> None:
+    graph = ost.Graph(name)
+    arrays = grid(dtype, ELEMENTWISE[name].arity)
+    operands = [graph.input(f"x{i}", a.shape, a.dtype) for i, a in enumerate(arrays)]
+    attrs = attributes(name, dtype)
+    graph.set_outputs([getattr(graph, name)(*operands, **attrs)])
+    check(session, graph, arrays)
+
+
+@pytest.mark.parametrize("target", ANY)
+@pytest.mark.parametrize("dtype", ANY)
+def test_cast(dtype: str, target: str, session: ost.Session) -> None:
+    values = specials(dtype)
+    graph = ost.Graph("cast")
+    graph.set_outputs([graph.cast(graph.input("x", values.shape, dtype), target)])
+    check(session, graph, [values])
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reduction(name: str, dtype: str, session: ost.Session) -> None:
+    """Rows that mix two special values among ordinary ones, long and short, along either axis."""
+    values = specials(dtype)
+    pairs = np.stack([a.ravel() for a in np.meshgrid(values, values)], 1)
+    rows = np.zeros((len(pairs), 19), pairs.dtype)
+    rows[:, 3] = pairs[:, 0]
+    rows[:, 17] = pairs[:, 1]
+    graph = ost.Graph(name)
+    x = graph.input("x", rows.shape, dtype)
+    y = graph.input("y", rows.T.shape, dtype)
+    reduce = getattr(graph, name)
+    graph.set_outputs([reduce(x, axis=1), reduce(y, axis=0)])
+    check(session, graph, [rows, np.ascontiguousarray(rows.T)])
