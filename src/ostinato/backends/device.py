@@ -13,6 +13,8 @@ __all__ = ["KINDS", "Device"]
 #: Every kind that a name may have.
 KINDS = ("CPU", "CUDA", "ROCM", "TPU", "METAL", "VULKAN", "WEBGPU", "MLX", "XLA", "REFERENCE")
 
+_NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::([0-9]{1,3}))?")
+
 
 @dataclass(frozen=True)
 class Device:
@@ -42,19 +44,22 @@ class Device:
     def parse(device: Device | str) -> Device:
         """The device of a name such as ``"cpu"`` or ``"cuda:1"``, in any case.
 
+        Any word will do for a kind: other packages may add some. Whether there is such a device is
+        for :func:`ostinato.is_available` to say.
+
         Raises:
-            DeviceUnavailableError: no device has such a name.
+            DeviceUnavailableError: that is not how devices are named.
         """
         if isinstance(device, Device):
             return device
-        match = (
-            re.fullmatch(r"([A-Za-z]+)(?::(\d{1,3}))?", device) if isinstance(device, str) else None
-        )
-        kind = match[1].upper() if match else ""
-        if match is None or kind not in KINDS:
-            names = ", ".join(k.lower() for k in KINDS)
-            raise DeviceUnavailableError(f"unknown device {device!r}; the devices are {names}")
-        return Device(kind, int(match[2] or 0))
+        match = _NAME.fullmatch(device) if isinstance(device, str) else None
+        if match is None:
+            names = ", ".join(kind.lower() for kind in KINDS)
+            raise DeviceUnavailableError(
+                f"{device!r:.80} names no device; a name is a kind ({names}) and perhaps a number, "
+                "such as 'cuda:1'"
+            )
+        return Device(match[1].upper(), int(match[2] or 0))
 
 
 for _kind in KINDS:

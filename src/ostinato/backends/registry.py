@@ -7,13 +7,10 @@ the device kind in lower case as the entry's name.
 from __future__ import annotations
 
 from importlib import import_module, metadata
-from typing import TYPE_CHECKING, cast
 
-from ostinato.backends.device import Device
+from ostinato.backends.base import Backend
+from ostinato.backends.device import KINDS, Device
 from ostinato.errors import DeviceUnavailableError
-
-if TYPE_CHECKING:
-    from ostinato.backends.base import Backend
 
 __all__ = ["available_devices", "is_available", "open_backend"]
 
@@ -21,48 +18,112 @@ _BUILT_IN = {"CPU": ("ostinato.backends.cpu.backend", "CpuBackend")}
 
 _GROUP = "ostinato.backends"
 
+#: The extras of this package that bring what a backend for the kind needs.
+_EXTRAS = {"CUDA": "cuda", "MLX": "mlx", "TPU": "xla", "WEBGPU": "webgpu", "XLA": "xla"}
+
 
 def open_backend(device: Device | str, threads: int | None = None) -> Backend:
     """The backend that drives ``device``.
 
     Raises:
-        DeviceUnavailableError: nothing here drives it; the message says what is available.
+        DeviceUnavailableError: nothing here drives it; the message says what to do.
     """
     wanted = Device.parse(device)
     backend = _backend_class(wanted.kind)
     if backend is None:
-        known = ", ".join(str(d) for d in available_devices())
-        raise DeviceUnavailableError(
-            f"no backend for {wanted} is installed: this version of Ostinato has one for {known}; "
-            f"other packages add theirs through the entry-point group {_GROUP!r}"
-        )
-    if wanted.index >= backend.count():
-        raise DeviceUnavailableError(
-            f"{wanted} is not present: there are {backend.count()} devices of kind {wanted.kind}"
-        )
+        raise DeviceUnavailableError(_missing(wanted))
+    count = _count(wanted.kind, backend)
+    if not 0 <= wanted.index < count:
+        present = f"the only one is {wanted.kind}:0" if count == 1 else f"there are {count}"
+        raise DeviceUnavailableError(f"{wanted} is not present: of this kind, {present}")
     return backend(wanted, threads)
 
 
 def available_devices() -> list[Device]:
-    """Every device that a session can be opened on."""
-    kinds = [*_BUILT_IN, *(e.name.upper() for e in metadata.entry_points(group=_GROUP))]
+    """Every device that a session can be opened on.
+
+    A backend of another package that fails to load has none; opening one of its devices says why.
+    """
     found: list[Device] = []
-    for kind in dict.fromkeys(kinds):
-        backend = _backend_class(kind)
-        if backend is not None:
-            found += [Device(kind, i) for i in range(backend.count())]
+    for kind in _registered_kinds():
+        try:
+            backend = _backend_class(kind)
+            count = 0 if backend is None else _count(kind, backend)
+        except DeviceUnavailableError:
+            continue
+        found += [Device(kind, i) for i in range(count)]
     return found
 
 
 def is_available(device: Device | str) -> bool:
-    """Whether a session can be opened on ``device``."""
-    return Device.parse(device) in available_devices()
+    """Whether a session can be opened on ``device``.
+
+    Raises:
+        DeviceUnavailableError: ``device`` is no name of a device at all.
+    """
+    wanted = Device.parse(device)
+    if wanted.kind not in (*KINDS, *_registered_kinds()):
+        raise DeviceUnavailableError(_missing(wanted))
+    return wanted in available_devices()
+
+
+def _registered_kinds() -> list[str]:
+    """The kinds that there are backends for, those of this package first."""
+    others = sorted(entry.name.upper() for entry in metadata.entry_points(group=_GROUP))
+    return list(dict.fromkeys([*_BUILT_IN, *others]))
 
 
 def _backend_class(kind: str) -> type[Backend] | None:
+    """The backend for a kind, or ``None`` where none is registered.
+
+    Raises:
+        DeviceUnavailableError: there is one, and it fails to load.
+    """
     if kind in _BUILT_IN:
         module, name = _BUILT_IN[kind]
-        return cast("type[Backend]", getattr(import_module(module), name))
-    for entry in metadata.entry_points(group=_GROUP, name=kind.lower()):
-        return cast("type[Backend]", entry.load())
+        return _checked(f"{module}:{name}", getattr(import_module(module), name))
+    for entry in metadata.entry_points(group=_GROUP):
+        if entry.name.upper() == kind:
+            try:
+                loaded = entry.load()
+            except Exception as error:  # another package's import may fail in any way
+                raise DeviceUnavailableError(
+                    f"the backend {entry.value} for {kind} failed to load: {error!r}"
+                ) from error
+            return _checked(entry.value, loaded)
     return None
+
+
+def _checked(origin: str, loaded: object) -> type[Backend]:
+    if isinstance(loaded, type) and issubclass(loaded, Backend):
+        return loaded
+    raise DeviceUnavailableError(f"the entry point {origin} is no Backend, but {loaded!r:.80}")
+
+
+def _count(kind: str, backend: type[Backend]) -> int:
+    """How many devices ``backend`` finds.
+
+    Raises:
+        DeviceUnavailableError: it fails to look for them.
+    """
+    try:
+        return backend.count()
+    except Exception as error:  # so may another package's look at its devices
+        raise DeviceUnavailableError(f"looking for {kind} devices failed: {error!r}") from error
+
+
+def _missing(device: Device) -> str:
+    """Why there is no backend for ``device``, and what to do."""
+    here = ", ".join(map(str, available_devices()))
+    if device.kind not in KINDS:
+        names = ", ".join(kind.lower() for kind in KINDS)
+        return f"unknown device {device}: the names are {names}; available here: {here}"
+    hint = ""
+    if device.kind in _EXTRAS:
+        extra = f"pip install ostinato[{_EXTRAS[device.kind]}]"
+        hint = f" (a version that has one needs `{extra}`; installing that now changes nothing)"
+    return (
+        f"{device} is not available: this version of Ostinato has no {device.kind} backend "
+        f"yet{hint}, and no other package registers one as {device.kind.lower()!r} in the "
+        f"entry-point group {_GROUP!r}; available here: {here}"
+    )

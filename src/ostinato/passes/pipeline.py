@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from ostinato.errors import InputError
 from ostinato.ir.verify import verify as verify_graph
 from ostinato.passes.algebraic import Algebraic
 from ostinato.passes.base import Pass, PassReport
@@ -107,12 +108,12 @@ def run_passes(
         UnsupportedOpError: the backend neither takes some nodes nor can they be rewritten; lists
             every one.
         GraphError: ``verify`` found something wrong.
-        ValueError: ``disabled`` names a pass that does not exist or cannot be left out.
+        InputError: ``disabled`` names a pass that does not exist or cannot be left out.
     """
     unknown = set(disabled) - OPTIONAL_PASSES
     if unknown:
         known = ", ".join(sorted(OPTIONAL_PASSES))
-        raise ValueError(f"no such passes: {', '.join(sorted(unknown))}; there are {known}")
+        raise InputError(f"no such passes: {', '.join(sorted(unknown))}; there are {known}")
     report = PassReport()
     if verify:
         verify_graph(graph)

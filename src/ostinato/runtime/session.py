@@ -8,6 +8,7 @@ from ostinato.backends.device import Device
 from ostinato.backends.options import CompileOptions
 from ostinato.backends.registry import open_backend
 from ostinato.errors import GraphError, InputError
+from ostinato.ir.graph import BaseGraph
 from ostinato.runtime.compiled_graph import CompiledGraph
 from ostinato.runtime.signature import Signature
 
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.base import Progress
-    from ostinato.ir.graph import BaseGraph
 
 __all__ = ["Session"]
+
+_MAX_THREADS = 1024
 
 
 class Session:
@@ -31,6 +33,7 @@ class Session:
 
     Raises:
         DeviceUnavailableError: the device is not here; the message says what to do.
+        InputError: ``threads`` or ``options`` make no sense.
     """
 
     def __init__(
@@ -40,10 +43,9 @@ class Session:
         threads: int | None = None,
         options: CompileOptions | None = None,
     ) -> None:
-        if threads is not None and (isinstance(threads, bool) or threads not in range(1, 1025)):
-            raise InputError(f"threads is an int within 1..1024, got {threads!r}")
         self.device = Device.parse(device)
-        self.options = options or CompileOptions()
+        self.options = _checked_options(options) or CompileOptions()
+        _check_threads(threads)
         self._backend = open_backend(self.device, threads)
 
     def compile(
@@ -68,7 +70,9 @@ class Session:
             InputError: a param is unknown or of another shape or dtype.
             UnsupportedOpError: nodes that the device has no way to compute, every one listed.
         """
-        options = options or self.options
+        options = _checked_options(options) or self.options
+        if not isinstance(graph, BaseGraph):
+            raise GraphError(f"expected a Graph, got {type(graph).__name__}")
         if not graph.outputs:
             raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs")
         signature = Signature(graph)
@@ -77,3 +81,15 @@ class Session:
         executable = self._backend.compile(graph, arrays, options, progress)
         unset = frozenset(signature.params) - frozenset(arrays)
         return CompiledGraph(signature, executable, self.device, options, unset)
+
+
+def _checked_options(options: object) -> CompileOptions | None:
+    if options is None or isinstance(options, CompileOptions):
+        return options
+    raise InputError(f"options are a CompileOptions, got {type(options).__name__}")
+
+
+def _check_threads(threads: object) -> None:
+    whole = isinstance(threads, int) and not isinstance(threads, bool)
+    if threads is not None and not (whole and threads in range(1, _MAX_THREADS + 1)):
+        raise InputError(f"threads is an int within 1..{_MAX_THREADS}, got {threads!r:.80}")
