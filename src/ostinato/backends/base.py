@@ -82,6 +82,37 @@ class Executable(ABC):
             ValueError: as :meth:`run`.
         """
 
+    @abstractmethod
+    def read_state(self, name: str) -> np.ndarray[Any, Any]:
+        """A copy of what the state holds between two runs."""
+
+    @abstractmethod
+    def write_state(self, name: str, array: np.ndarray[Any, Any] | None) -> None:
+        """Copy ``array`` into the state; ``None`` gives it its initial value again."""
+
+    @abstractmethod
+    def clone(self) -> Executable:
+        """Another one with memory and states of its own, which begin as copies of these.
+
+        Params, and what is prepared from them, are shared until one side writes a param, and no
+        longer: what one side writes never shows on the other.
+        """
+
+    @property
+    @abstractmethod
+    def arena(self) -> memoryview:
+        """The memory that a run works in, writable. Its end is for results that nobody keeps."""
+
+    @property
+    @abstractmethod
+    def arena_address(self) -> int:
+        """The address of the arena's first byte."""
+
+    @property
+    @abstractmethod
+    def result_offsets(self) -> Sequence[int]:
+        """For each output, where in the arena there is room for it, at its largest size."""
+
 
 class Backend(ABC):
     """A kind of device."""

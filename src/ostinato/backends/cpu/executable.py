@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.backends.base import Executable
 from ostinato.backends.cpu import _core
-from ostinato.lower.program import Call, LoweredBuffer, Role
-from ostinato.plan.execution_plan import ExecutionPlan, arena_placement
+from ostinato.backends.cpu.memory import Layout, Slot, Tenancy
+from ostinato.lower.program import Role
+from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.preparation import preparations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ostinato.backends.cpu.compiler import MachineCode
     from ostinato.backends.device import Device
-    from ostinato.lower.program import Program
+    from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.plan.preparation import Preparation
     from ostinato.plan.report import CompileReport
 
@@ -32,8 +34,8 @@ _COPIED_AT_ONCE = 1 << 18
 class CpuExecutable(Executable):
     """See :class:`~ostinato.backends.base.Executable`.
 
-    Memory is taken once, here: an arena for what lives within a run, and one block each for
-    params, constants, states and prepared values. Inputs and outputs are the caller's arrays.
+    Memory is taken once, here: an arena for what lives within a run, and a block each for
+    constants, weights and states. Inputs and outputs are the caller's arrays.
     """
 
     def __init__(
@@ -47,76 +49,67 @@ class CpuExecutable(Executable):
     ) -> None:
         self.program = program
         self.report = report
+        self._device = device
         self._code = code
         self._pool = pool
-        self._slots: list[Any] = []
-        self._places: dict[LoweredBuffer, tuple[int, int]] = {}
-        placement, temps = arena_placement(program)
-        self._place_together(temps, placement.offsets, placement.arena_bytes)
-        owned = self._owned()
-        self._place_fixed(owned)
-        externals = [*program.inputs.values(), *program.outputs.values()]
-        for buffer in externals:
-            self._places[buffer] = (len(self._slots), 0)
-            size = code.size(buffer.type.size * buffer.type.dtype.itemsize)
-            written = buffer.role is Role.OUTPUT
-            self._slots.append((buffer.nbytes, written, size) if size else (buffer.nbytes, written))
-        self._fixed = self._slots[: -len(externals)] if externals else self._slots
-        self._run = self._native([self._step(call) for call in program.calls], self._slots)
+        self._layout = Layout.of(program)
         self._preparations = preparations(program.prepare)
-        self.plan = ExecutionPlan(device, program, placement)
+        self._constants = _core.Arena(self._layout.sizes[Slot.CONSTANTS])
+        for buffer, offset in self._layout.members(Slot.CONSTANTS):
+            _typed_view(self._constants, offset, buffer)[...] = buffer.data
+        self._weights = Tenancy(self._layout.sizes[Slot.WEIGHTS])
+        self._take_memory()
+        for buffer, offset in self._layout.members(Slot.STATES):
+            _typed_view(self._states, offset, buffer)[...] = _initial(buffer)
         self._write(params, [p for p in self._preparations if p.params <= params.keys()])
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def _owned(self) -> list[LoweredBuffer]:
-        """Buffers that live as long as this object, each once."""
-        program = self.program
-        used = [b for call in (*program.prepare, *program.calls) for b in call.buffers]
-        kept = (Role.PARAM, Role.CONSTANT, Role.STATE, Role.PREPARED)
-        listed = [*program.params.values(), *program.states.values(), *used]
-        return list(dict.fromkeys(b for b in listed if b.role in kept))
+    def _take_memory(self) -> None:
+        """Memory of its own for all that is not shared, and the native program that runs on it."""
+        sizes = self._layout.sizes
+        self._arena = _core.Arena(sizes[Slot.ARENA])
+        self._states = _core.Arena(sizes[Slot.STATES])
+        steps = [self._step(call) for call in self.program.calls]
+        slots = [*self._fixed(), *self._externals()]
+        self._run = self._native(steps, slots, owner=(self._code, self._weights))
+        self.plan = ExecutionPlan(self._device, self.program, self._layout.placement)
 
-    def _place_fixed(self, owned: Sequence[LoweredBuffer]) -> None:
-        offsets: list[int] = []
-        end = 0
-        for buffer in owned:
-            offsets.append(end)
-            end += -(-buffer.nbytes // 64) * 64
-        memory = self._place_together(owned, offsets, end)
-        for buffer, offset in zip(owned, offsets, strict=True):
-            view = _typed_view(memory, offset, buffer)
-            if buffer.data is not None:
-                view[...] = buffer.data
-            elif buffer.role is Role.STATE:
-                assert buffer.value is not None
-                view[...] = buffer.value.node.attrs["init"]
+    def _fixed(self) -> list[_core.Slot]:
+        """In the order of :class:`Slot`."""
+        return [self._arena, self._constants, self._weights.arena, self._states]
 
-    def _place_together(
-        self, buffers: Sequence[LoweredBuffer], offsets: Sequence[int], nbytes: int
-    ) -> _core.Arena:
-        arena = _core.Arena(nbytes)
-        for buffer, offset in zip(buffers, offsets, strict=True):
-            self._places[buffer] = (len(self._slots), offset)
-        self._slots.append(arena)
-        return arena
+    def _externals(self) -> Iterator[_core.Slot]:
+        for buffer in (*self.program.inputs.values(), *self.program.outputs.values()):
+            size = self._code.size(buffer.type.size * buffer.type.dtype.itemsize)
+            written = buffer.role is Role.OUTPUT
+            yield (buffer.nbytes, written, size) if size else (buffer.nbytes, written)
+
+    def clone(self) -> CpuExecutable:
+        with self._weights.guard:
+            twin = copy.copy(self)
+            twin._weights = self._weights.join()
+            twin._take_memory()
+        self._transfer(twin._states, (Slot.STATES, 0), self._layout.sizes[Slot.STATES])
+        return twin
 
     def _native(
         self,
         steps: Sequence[_core.Step],
-        slots: Sequence[Any],
+        slots: Sequence[_core.Slot],
         *,
+        owner: object,
         turns_with: _core.Program | None = None,
     ) -> _core.Program:
         variables = len(self.program.variables)
         return _core.Program(
-            self._pool, slots, steps, variables, owner=self._code, turns_with=turns_with
+            self._pool, slots, steps, variables, owner=owner, turns_with=turns_with
         )
 
     def _step(self, call: Call) -> _core.Step:
         kernel = call.kernel
         compiled = self._code.kernel(kernel)
-        arguments = tuple(self._places[b] for b in call.buffers)
+        arguments = tuple(self._layout.places[b] for b in call.buffers)
         extent = kernel.extent if isinstance(kernel.extent, int) else 0
         return (
             compiled.address,
@@ -141,15 +134,45 @@ class CpuExecutable(Executable):
         """
         buffers = [self.program.params[name] for name in params]
         given = [(buffer.nbytes, False) for buffer in buffers]
-        copies = [self._copy(b, len(self._fixed) + i) for i, b in enumerate(buffers)]
+        copies = [
+            _copy(self._layout.places[buffer], (number, 0), buffer.nbytes)
+            for number, buffer in enumerate(buffers, len(Slot))
+        ]
         steps = [*copies, *(self._step(call) for part in stale for call in part.calls)]
-        slots = [*self._fixed, *given]
-        self._native(steps, slots, turns_with=self._run).run(list(params.values()))
+        with self._weights.guard:
+            if self._weights.move_out():
+                self._run.move_slot(Slot.WEIGHTS, self._weights.arena)
+            slots = [*self._fixed(), *given]
+            writing = self._native(steps, slots, owner=self._code, turns_with=self._run)
+            writing.run(list(params.values()))
 
-    def _copy(self, target: LoweredBuffer, source: int) -> _core.Step:
-        """The step that fills ``target`` from the slot ``source``."""
-        arguments = (self._places[target], (source, 0))
-        return (_core.memcpy_kernel, arguments, target.nbytes, 0, _COPIED_AT_ONCE, 0)
+    # -- states ------------------------------------------------------------------------------------
+
+    def read_state(self, name: str) -> Array:
+        buffer = self.program.states[name]
+        array = np.empty(_fixed_shape(buffer), buffer.type.dtype.numpy)
+        self._transfer(array, self._layout.places[buffer], buffer.nbytes)
+        return array
+
+    def write_state(self, name: str, array: Array | None) -> None:
+        buffer = self.program.states[name]
+        if array is None:
+            array = np.ascontiguousarray(_initial(buffer))
+        self._transfer(array, self._layout.places[buffer], buffer.nbytes, write=True)
+
+    def _transfer(
+        self,
+        outside: Array | _core.Arena,
+        place: tuple[int, int],
+        nbytes: int,
+        *,
+        write: bool = False,
+    ) -> None:
+        """Copy bytes between memory of others and a place of ours, in turn with runs."""
+        there = (len(Slot), 0)
+        step = _copy(place, there, nbytes) if write else _copy(there, place, nbytes)
+        slots = [*self._fixed(), (nbytes, not write)]
+        self._native([step], slots, owner=self._code, turns_with=self._run).run([outside])
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -163,10 +186,39 @@ class CpuExecutable(Executable):
     ) -> Callable[[], None]:
         return self._run.bind([*inputs, *outputs], variables)
 
+    # -- the arena ---------------------------------------------------------------------------------
 
-def _typed_view(memory: Any, offset: int, buffer: LoweredBuffer) -> Array:
-    shape = tuple(int(d) for d in buffer.type.shape)  # type: ignore[arg-type]  # never symbolic
-    dtype = buffer.type.dtype.numpy
-    count = int(np.prod(shape, dtype=np.int64))
-    flat = np.frombuffer(memory, np.uint8, count * dtype.itemsize, offset)
-    return flat.view(dtype).reshape(shape)
+    @property
+    def arena(self) -> memoryview:
+        return memoryview(self._arena)
+
+    @property
+    def arena_address(self) -> int:
+        return self._arena.address
+
+    @property
+    def result_offsets(self) -> Sequence[int]:
+        return self._layout.results
+
+
+def _copy(target: tuple[int, int], source: tuple[int, int], nbytes: int) -> _core.Step:
+    """The step that copies bytes from one place to another."""
+    return (_core.memcpy_kernel, (target, source), nbytes, 0, _COPIED_AT_ONCE, 0)
+
+
+def _initial(buffer: LoweredBuffer) -> Array:
+    """What a state holds before the first run."""
+    assert buffer.value is not None
+    array: Array = buffer.value.node.attrs["init"]
+    return array
+
+
+def _fixed_shape(buffer: LoweredBuffer) -> tuple[int, ...]:
+    return tuple(int(d) for d in buffer.type.shape)  # type: ignore[arg-type]  # never symbolic
+
+
+def _typed_view(memory: _core.Arena, offset: int, buffer: LoweredBuffer) -> Array:
+    array: Array = np.ndarray(
+        _fixed_shape(buffer), buffer.type.dtype.numpy, memoryview(memory), offset
+    )
+    return array
