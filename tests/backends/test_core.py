@@ -166,6 +166,52 @@ def test_profile_has_one_time_per_step(pool, kernels):
     assert slow > fast >= 0.0
 
 
+def test_limits_cut_steps_and_come_with_what_kernels_read(adder):
+    out, a, b = arrays(3)
+    memory = ints(0)
+    call = adder.bind([out, a, b])
+    adder.set_limits(ints(2), memory, ints(7))
+    assert memory == [7]
+    out[:] = -1
+    adder.run([out, a, b], [3])
+    assert list(out[:3]) == [a[0] + b[0] + 3, a[1] + b[1] + 3, -1]
+    out[:] = -1
+    call()
+    assert list(out[:3]) == [a[0] + b[0] + 3, a[1] + b[1] + 3, -1]
+    adder.set_limits(ints(2**63 - 1), ints(), ints())
+    call()
+    assert (out[:3] == a[:3] + b[:3] + 3).all()
+    adder.set_limits(ints(0), ints(), ints())
+    out[:] = -1
+    call()
+    assert (out == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("limits", "source", "message"),
+    [
+        (ints(-1), ints(5), "step 0: the limit is negative"),
+        (ints(), ints(5), "limits has 0 bytes, but 1 steps need 8 each"),
+        (ints(1, 1), ints(5), "limits has 16 bytes"),
+        (memoryview(bytes(9))[1:], ints(5), "not aligned"),
+        (ints(1), ints(5, 5), "target has 8 bytes, but source has 16"),
+    ],
+)
+def test_bad_limits_change_nothing(adder, limits, source, message):
+    out, a, b = arrays(3)
+    memory = ints(0)
+    with pytest.raises(ValueError, match=message):
+        adder.set_limits(limits, memory, source)
+    assert memory == [0]
+    adder.run([out, a, b], [LENGTH])
+    assert (out == a + b + LENGTH).all()
+
+
+def test_limits_are_written_to_writable_memory_only(adder):
+    with pytest.raises(TypeError):
+        adder.set_limits(ints(1), bytes(8), bytes(8))
+
+
 def test_bound_call_follows_the_program_unless_bound_with_variables(adder):
     out, a, b = arrays(3)
     following = adder.bind([out, a, b])

@@ -183,6 +183,21 @@ class Program:
             IndexError: there is no such slot, or it is external.
             ValueError: the buffer is not contiguous, or smaller than the former one.
         """
+    def set_limits(self, limits: Buffer, target: Buffer, source: Buffer, /) -> None:
+        """Has all later runs, those of bound calls too, leave out steps' work beyond a limit.
+
+        At the same moment, between two runs, ``source`` is copied to ``target``: memory in which
+        kernels find limits of their own.
+
+        Args:
+            limits: an int64 for each step; of its extent, only what lies before that is run.
+            target: writable memory, as long as ``source``.
+            source: any bytes.
+
+        Raises:
+            ValueError: a limit is negative, there is not one for each step, they are not aligned,
+                or the lengths of ``target`` and ``source`` differ. Nothing has changed.
+        """
 
 @final
 class BoundCall:

@@ -159,11 +159,12 @@ static void bind_externals(executor *e, char *const *addresses) {
 }
 
 static void run_step(executor *e, const executor_step *step, const int64_t *vars) {
+    int64_t extent = step->extent_of == NULL ? step->extent : step->extent_of(vars);
     pool_job job = {
         .kernel = step->kernel,
         .buffers = e->pointers + step->first_argument,
         .vars = vars,
-        .extent = step->extent_of == NULL ? step->extent : step->extent_of(vars),
+        .extent = extent < step->limit ? extent : step->limit,
         .grain = step->grain,
         .scratch = e->scratch.address,
         .scratch_stride = e->scratch_stride,
@@ -209,6 +210,18 @@ void executor_move(executor *e, size_t slot, char *address) {
         if (e->arguments[i].slot == slot) {
             e->pointers[i] = address + e->arguments[i].offset;
         }
+    }
+    pthread_mutex_unlock(&e->turn->lock);
+}
+
+void executor_limit(executor *e, const int64_t *limits, void *target, const void *source,
+                    size_t nbytes) {
+    pthread_mutex_lock(&e->turn->lock);
+    for (size_t i = 0; i < e->n_steps; i++) {
+        e->steps[i].limit = limits[i];
+    }
+    if (nbytes > 0) {
+        memcpy(target, source, nbytes);
     }
     pthread_mutex_unlock(&e->turn->lock);
 }

@@ -14,6 +14,7 @@ typedef struct {
     kernel_fn kernel;
     symbolic_fn extent_of; /* NULL: the extent is the constant below */
     int64_t extent;
+    int64_t limit; /* steps beyond are left out, whatever the extent */
     int64_t grain;
     size_t first_argument; /* its arguments start here in the list of all arguments */
     bool threaded;
@@ -57,6 +58,11 @@ void executor_run(executor *e, char *const *addresses, const int64_t *vars, doub
 
 /* Points everything that refers to a fixed slot to `address`. Waits for a run in progress. */
 void executor_move(executor *e, size_t slot, char *address);
+
+/* Gives every step its limit, and copies bytes that kernels read, such as limits of their own.
+ * Between two runs: waits for the one in progress. */
+void executor_limit(executor *e, const int64_t *limits, void *target, const void *source,
+                    size_t nbytes);
 
 /* To be called before a run when this process may be a fork; see pool_refresh_after_fork. */
 void executor_refresh_after_fork(executor *e);

@@ -268,6 +268,48 @@ static PyObject *program_move_slot(ProgramObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+static int check_limits(const ProgramObject *self, const Py_buffer *limits) {
+    if (limits->len != self->n_steps * (Py_ssize_t)sizeof(int64_t)) {
+        PyErr_Format(PyExc_ValueError, "limits has %zd bytes, but %zd steps need 8 each",
+                     limits->len, self->n_steps);
+        return -1;
+    }
+    if ((uintptr_t)limits->buf % sizeof(int64_t) != 0) {
+        PyErr_SetString(PyExc_ValueError, "limits is not aligned to 8 bytes");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < self->n_steps; i++) {
+        if (((const int64_t *)limits->buf)[i] < 0) {
+            PyErr_Format(PyExc_ValueError, "step %zd: the limit is negative", i);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* The GIL stays held; see program_move_slot. */
+static PyObject *program_set_limits(ProgramObject *self, PyObject *args) {
+    Py_buffer limits, target, source;
+    if (!PyArg_ParseTuple(args, "y*w*y*:set_limits", &limits, &target, &source)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    if (target.len != source.len) {
+        PyErr_Format(PyExc_ValueError, "target has %zd bytes, but source has %zd", target.len,
+                     source.len);
+    } else if (check_limits(self, &limits) == 0) {
+        executor_refresh_after_fork(self->executor);
+        executor_limit(self->executor, limits.buf, target.buf, source.buf, (size_t)target.len);
+        result = Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&limits);
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&source);
+    return result;
+}
+
 /* ---- the type -------------------------------------------------------------------------------- */
 
 static PyMethodDef program_methods[] = {
@@ -287,6 +329,9 @@ static PyMethodDef program_methods[] = {
     {"move_slot", (PyCFunction)program_move_slot, METH_VARARGS,
      "move_slot($self, slot, buffer, /)\n--\n\n"
      "Has all later runs use other memory for a fixed slot."},
+    {"set_limits", (PyCFunction)program_set_limits, METH_VARARGS,
+     "set_limits($self, limits, target, source, /)\n--\n\n"
+     "Has all later runs leave out what lies beyond each step's limit."},
     {0},
 };
 

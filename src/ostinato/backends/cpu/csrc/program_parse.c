@@ -182,6 +182,7 @@ static int parse_fields(draft *d, Py_ssize_t index, PyObject *fields) {
         .kernel = (kernel_fn)(uintptr_t)kernel,
         .extent_of = (symbolic_fn)(uintptr_t)extent_of,
         .extent = extent,
+        .limit = INT64_MAX,
         .grain = grain,
         .first_argument = d->n_arguments,
         .threaded = threaded,
