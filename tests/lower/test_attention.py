@@ -208,3 +208,16 @@ def test_items_are_blocks_of_rows(lowered: Lowered) -> None:
     (kernel,) = run.kernels
     assert kernel.extent == 24
     assert kernel.scratch_bytes < 256 << 10
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2, 1, 77), (1, 8, 2, 1, 300), (1, 4, 2, 2, 9)])
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64, FLOAT16], ids=str)
+def test_few_rows_are_multiplied_in_place(
+    lowered: Lowered, level: str, sizes: tuple[int, ...], dtype: DType
+) -> None:
+    """As when tokens are generated: neither keys nor values are packed."""
+    for depth, features in [(64, 64), (19, 128)]:
+        g = attend((*sizes, depth, features), dtype, causal=True, mask=((sizes[-1],), BOOL))
+        (kernel,) = check(lowered, level, g, dtype).kernels
+        assert kernel.by_dot_products
+        assert (kernel.value_pitch == features) == (dtype != FLOAT16)

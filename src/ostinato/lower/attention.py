@@ -17,7 +17,17 @@ from ostinato.lower.loops import Accumulator, Arg, Load, Scalar, Store, extent_o
 from ostinato.lower.nests import Outputs, symbols_of
 from ostinato.lower.products import RegisterFile, separable
 from ostinato.lower.views import Indices, broadcast_index, linear_index, unravel
-from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, floor_div, prod
+from ostinato.variables import (
+    Dim,
+    Symbol,
+    axis,
+    bounds,
+    ceil_div,
+    coefficient,
+    floor_div,
+    prod,
+    symbols,
+)
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
@@ -32,6 +42,9 @@ _BLOCK_ROWS = 64
 #: Keys between two corrections of the sums: weights and values of so many stay in the second-level
 #: cache.
 _BLOCK_KEYS = 256
+
+#: Rows up to which packing a panel of keys costs more than it saves.
+_FEW_ROWS = 4
 
 #: About 5 µs of one core's work.
 _CHUNK_FLOPS = 500_000
@@ -151,6 +164,47 @@ class AttentionKernel:
     def single(self) -> bool:
         """Whether the scores of all keys are held at once: nothing is corrected later."""
         return max_extent(self.key) <= self.tiles.keys
+
+    @cached_property
+    def key_strides(self) -> tuple[Dim, Dim] | None:
+        """Where key 0 is, and how far it is from key to key, if features are side by side."""
+        if not isinstance(self.k, Load) or self.k.bindings:
+            return None
+        by_depth = coefficient(self.k.index, self.depth)
+        if by_depth is None or by_depth[0] != 1:
+            return None
+        by_key = coefficient(by_depth[1], self.key)
+        if by_key is None or by_key[0] == 1:
+            return None
+        axes = {self.key, self.depth, *self.batch}
+        return None if symbols(by_key[0]) & axes else (by_key[1], by_key[0])
+
+    @property
+    def by_dot_products(self) -> bool:
+        """Whether each score is a dot product along vectors of features, without packed panels.
+
+        For a few rows at a time, as when tokens are generated, packing would cost more.
+        """
+        side_by_side = coefficient(self.q.index, self.depth)
+        few = self.tiles.block <= _FEW_ROWS and self.key_strides is not None
+        return few and side_by_side is not None and side_by_side[0] == 1
+
+    @cached_property
+    def value_pitch(self) -> int | None:
+        """Elements from one key's values to the next, if register tiles read them in place.
+
+        Copied to panels, values are near one another however often tiles go over them; tiles that
+        go over them once or twice gain nothing by that.
+        """
+        rows, panel = self.tiles.values
+        if not isinstance(self.v, Load) or self.v.bindings or self.v.dtype != self.acc:
+            return None
+        if self.features % panel or self.tiles.block > 2 * rows:
+            return None
+        by_column, by_key = (coefficient(self.v.index, axis_) for axis_ in (self.column, self.key))
+        if by_column is None or by_key is None or by_column[0] != 1:
+            return None
+        return by_key[0] if isinstance(by_key[0], int) and by_key[0] > 0 else None
 
     def heights(self, rows: int) -> tuple[int, ...]:
         """Heights of register tiles of up to ``rows`` rows, greatest first, for any block's rows.

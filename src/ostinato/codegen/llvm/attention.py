@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING
 
-from llvmlite import ir
-
+from ostinato.codegen.llvm.dot_products import DotProducts
 from ostinato.codegen.llvm.expressions import enter_point, expression_scalars
+from ostinato.codegen.llvm.horizontal import across
 from ostinato.codegen.llvm.kernel import (
     KernelFunction,
     counted_loop,
@@ -33,13 +33,15 @@ from ostinato.codegen.llvm.namespace import LaneNamespace
 from ostinato.codegen.llvm.scalars import condition_mask
 from ostinato.codegen.llvm.scopes import Mask, Scope
 from ostinato.codegen.llvm.tiles import Tiles
-from ostinato.codegen.llvm.types import I8, I32, I64, register_type
+from ostinato.codegen.llvm.types import I8, I64, register_type
 from ostinato.dtypes import BOOL, INT64
-from ostinato.lower.loops import extent_of
+from ostinato.lower.loops import Load, extent_of
 from ostinato.variables import Dim, Expr, Symbol, axis, bounds, remainder, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from llvmlite import ir
 
     from ostinato.codegen.llvm.toolchain import TargetSpec
     from ostinato.lower.attention import AttentionKernel
@@ -86,16 +88,16 @@ class _Renderer:
         self.kernel = kernel
         self.builder = kernel.builder
         self.acc = attention.acc
-        values = [attention.k, attention.v, *([attention.mask] if attention.mask else [])]
-        self.scalars = expression_scalars(kernel, attention.args, values)
+        read = [attention.k, attention.v, *([attention.mask] if attention.mask else [])]
+        self.scalars = expression_scalars(kernel, attention.args, read)
         self.indices = self.scalars.indices
-        self.score_tiles, self.value_tiles = (
-            Tiles(kernel, f"{name}.{part}", product, attention.heights(product.rows))
-            for part, product in (
-                ("scores", attention.score_product),
-                ("values", attention.value_product),
-            )
-        )
+        scores, values = attention.score_product, attention.value_product
+        # Dot products need no tiles, and each costs time to compile.
+        heights = () if attention.by_dot_products else attention.heights(scores.rows)
+        self.score_tiles = Tiles(kernel, f"{name}.scores", scores, heights)
+        heights = attention.heights(values.rows)
+        pitch = attention.value_pitch
+        self.value_tiles = Tiles(kernel, f"{name}.values", values, heights, pitch)
         self.score_lanes = tile_lanes(attention.score_product, kernel.target)
         self.value_lanes = tile_lanes(attention.value_product, kernel.target)
         self.scratch = {
@@ -104,6 +106,8 @@ class _Renderer:
             if part != "end"
         }
         self.key_panels = KeyPanels(attention, kernel, self.scalars, self.scratch["keys"])
+        lanes = kernel.target.lanes(self.acc.itemsize)
+        self.dot_products = DotProducts(attention, self.key_panels, self.scratch["scores"], lanes)
 
     def render(self) -> None:
         attention, b = self.attention, self.builder
@@ -228,23 +232,44 @@ class _Renderer:
 
     def _scores(self, item: _Item, keys: _Keys, at: ir.Value) -> None:
         """Leaves the scores of the panel of keys from ``at`` on among the weights."""
-        b, attention = self.builder, self.attention
-        panel = attention.tiles.scores[1]
+        b = self.builder
         left = b.sub(keys.count, at)
-        self.key_panels.pack(item.scope, b.add(keys.first, at), left)
+        self._multiply(item, b.add(keys.first, at), left)
+
+        def rows(may_end: bool) -> None:
+            live = left if may_end else None
+            self._for_rows(item, lambda row: self._row_scores(item, keys, at, row, live))
+
+        self.key_panels.whole_or_partial(left, rows)
+
+    def _multiply(self, item: _Item, first: ir.Value, left: ir.Value) -> None:
+        """Leaves the products of all rows and a panel of keys among the scores.
+
+        Args:
+            left: keys from the panel's ``first`` on.
+        """
+        attention, b = self.attention, self.builder
+        if attention.by_dot_products:
+            query = partial(self._query, item)
+            self.dot_products.panel(item.scope, first, left, item.count, query)
+            return
+        self.key_panels.pack(item.scope, first, left)
         dims = [self.indices.scalar(d, item.scope) for d in tile_dims(attention.score_product)]
+        panel = I64(attention.tiles.scores[1])
 
         def arguments(row: ir.Value) -> list[ir.Value]:
-            out = address(b, self.scratch["scores"], self.acc, b.mul(row, I64(panel)))
+            out = address(b, self.scratch["scores"], self.acc, b.mul(row, panel))
             return [*item.locate(row), self.scratch["keys"], out, *dims]
 
         self.score_tiles.cover(item.count, arguments)
 
-        def rows(partial_: bool) -> None:
-            live = left if partial_ else None
-            self._for_rows(item, lambda row: self._row_scores(item, keys, at, row, live))
-
-        self.key_panels.whole_or_partial(left, rows)
+    def _query(self, item: _Item, row: ir.Value) -> ir.Value:
+        """The address of a row's query."""
+        q, offset = item.locate(row)
+        if self.attention.score_product.row_stride is not None:
+            return q
+        element = self.builder.load(offset, align=8, typ=I64)
+        return address(self.builder, q, self.attention.q.dtype, element)
 
     def _row_scores(
         self, item: _Item, keys: _Keys, at: ir.Value, row: ir.Value, live: ir.Value | None
@@ -306,7 +331,7 @@ class _Renderer:
         """Turns a row's scores into weights, relative to the greatest score so far."""
         b, attention = self.builder, self.attention
         panel, width = attention.tiles.scores[1], self.score_lanes
-        greatest = _across(self._get("greatest", row, width), _greater)
+        greatest = across(self._get("greatest", row, width), _greater)
         shift = where(greatest == -math.inf, 0.0, greatest)
         kind = register_type(self.acc, width)
         sums = [stack_slot(b, kind) for _ in range(panel // width)]
@@ -325,7 +350,7 @@ class _Renderer:
 
         counted_loop(b, I64(0), keys.count, panel, weigh, name="panel")
         loaded = [Lane(b, b.load(s, typ=kind), self.acc, width) for s in sums]
-        total = _across(reduce(add, loaded), add)
+        total = across(reduce(add, loaded), add)
         if not attention.single:
             correction = _XP.exp(self._get("shift", row, 1) - shift)
             self._put("correction", row, correction)
@@ -338,7 +363,7 @@ class _Renderer:
     def _values(self, item: _Item, keys: _Keys, number: int) -> None:
         """Adds the weighted values of a panel of features to the sums."""
         b, attention = self.builder, self.attention
-        self._pack_values(item.scope, keys, number)
+        place = self._value_panel(item.scope, keys, number)
         counts = [keys.count for _ in tile_dims(attention.value_product)]
         out = self._sums(number) if attention.single else self.scratch["last"]
         pitch, panel = I64(attention.weight_pitch), I64(attention.tiles.values[1])
@@ -346,11 +371,23 @@ class _Renderer:
         def arguments(row: ir.Value) -> list[ir.Value]:
             weights = address(b, self.scratch["weights"], self.acc, b.mul(row, pitch))
             sums = address(b, out, self.acc, b.mul(row, panel))
-            return [weights, weights, self.scratch["values"], sums, *counts]
+            return [weights, weights, place, sums, *counts]
 
         self.value_tiles.cover(item.count, arguments)
         if not attention.single:
             self._for_rows(item, lambda row: self._correct(row, number))
+
+    def _value_panel(self, scope: Scope, keys: _Keys, number: int) -> ir.Value:
+        """Where tiles find a panel of features of all values at hand."""
+        attention, v = self.attention, self.attention.v
+        if attention.value_pitch is None:
+            self._pack_values(scope, keys, number)
+            return self.scratch["values"]
+        assert isinstance(v, Load)
+        start = I64(number * attention.tiles.values[1])
+        inside = scope.child(symbols={attention.key: keys.first, attention.column: start})
+        element = self.indices.scalar(v.index, inside)
+        return address(self.builder, self.kernel.buffers[v.buffer], v.dtype, element)
 
     def _pack_values(self, scope: Scope, keys: _Keys, number: int) -> None:
         """Copies a panel of features of all values at hand, one row for each key."""
@@ -425,24 +462,6 @@ class _Renderer:
     def _put(self, part: str, row: ir.Value, lane: Lane) -> None:
         place = self.builder.mul(row, I64(lane.lanes))
         store(self.builder, self.scratch[part], self.acc, place, lane)
-
-
-def _across(lane: Lane, combine: Callable[[Lane, Lane], Lane]) -> Lane:
-    """All lanes combined to one."""
-    b = lane.builder
-    while lane.lanes > 1:
-        half = lane.lanes // 2
-        parts = []
-        for start in (0, half):
-            chosen = ir.Constant(ir.VectorType(I32, half), list(range(start, start + half)))
-            part = (
-                b.extract_element(lane.value, I32(start))
-                if half == 1
-                else b.shuffle_vector(lane.value, lane.value, chosen)
-            )
-            parts.append(Lane(b, part, lane.dtype, half))
-        lane = combine(*parts)
-    return lane
 
 
 def _greater(x: Lane, y: Lane) -> Lane:

@@ -15,7 +15,6 @@ from ostinato.codegen.llvm.transpose import square_size, transposed
 from ostinato.codegen.llvm.types import I1, I64, mask_type
 from ostinato.dtypes import INT64
 from ostinato.lower.loops import Load, max_extent
-from ostinato.variables import coefficient, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ostinato.codegen.llvm.kernel import KernelFunction
     from ostinato.codegen.llvm.scalars import Scalars
     from ostinato.lower.attention import AttentionKernel
-    from ostinato.lower.loops import Scalar
     from ostinato.variables import Dim
 
 __all__ = ["KeyPanels", "first_lanes"]
@@ -50,6 +48,7 @@ class KeyPanels:
         self.target = target
         self.width = tile_lanes(attention.score_product, kernel.target)
         self.size = attention.tiles.scores[1]
+        self.square = min(square_size(self.size), self.width)
 
     def whole_or_partial(self, left: ir.Value, emit: Callable[[bool], None]) -> None:
         """Emits what happens to a whole panel, and, if there may be one, to a partial one.
@@ -91,8 +90,7 @@ class KeyPanels:
 
         Lanes beyond the last key are left with whatever numbers.
         """
-        k = self.attention.k
-        strides = self._strides(k)
+        k, strides = self.attention.k, self.attention.key_strides
         if isinstance(k, Load) and strides is not None:
             self._pack_squares(k, strides, scope, first, left)
             return
@@ -117,44 +115,22 @@ class KeyPanels:
         place = b.add(b.mul(depth, I64(self.size)), within)
         store(b, self.target, self.attention.acc, place, lane)
 
-    def _strides(self, k: Scalar) -> tuple[Dim, Dim] | None:
-        """Where key 0 is, and how far it is from key to key, if features are side by side."""
-        attention = self.attention
-        if not isinstance(k, Load) or k.bindings:
-            return None
-        by_depth = coefficient(k.index, attention.depth)
-        if by_depth is None or by_depth[0] != 1:
-            return None
-        by_key = coefficient(by_depth[1], attention.key)
-        known = {attention.key, attention.depth, *attention.batch}
-        if by_key is None or by_key[0] == 1 or symbols(by_key[0]) & known:
-            return None
-        return by_key[1], by_key[0]
-
     def _pack_squares(
         self, k: Load, strides: tuple[Dim, Dim], scope: Scope, first: ir.Value, left: ir.Value
     ) -> None:
-        """Transposes squares of keys by features; the last key stands in for those beyond it."""
-        b, attention = self.builder, self.attention
-        dtype = k.dtype
-        size = min(square_size(self.size), self.width)
-        depth = max_extent(attention.depth)
-        start, stride = (self.scalars.indices.scalar(dim, scope) for dim in strides)
-        base = address(b, self.kernel.buffers[k.buffer], dtype, start)
-        last = b.add(first, b.sub(left, I64(1)))
+        """Transposes squares of keys by features."""
+        b, acc = self.builder, self.attention.acc
+        depth = max_extent(self.attention.depth)
 
         def square(rows: list[ir.Value], within: ir.Value, at: ir.Value, features: int) -> None:
+            size = len(rows)
             mask = first_lanes(b, I64(features), size) if features < size else None
-            lanes = [load(b, row, dtype, at, size, mask).astype(attention.acc) for row in rows]
+            lanes = [load(b, row, k.dtype, at, size, mask).astype(acc) for row in rows]
             for number, lane in enumerate(transposed(lanes)[:features]):
                 self._store(b.add(at, I64(number)), within, lane)
 
-        def keys(within: ir.Value) -> None:
-            rows = []
-            for number in range(size):
-                key = b.add(b.add(first, within), I64(number))
-                key = b.select(b.icmp_signed("<", key, last), key, last)
-                rows.append(address(b, base, dtype, b.mul(key, stride)))
+        def keys(rows: list[ir.Value], within: ir.Value) -> None:
+            size = len(rows)
             whole = depth - depth % size
 
             def features(at: ir.Value) -> None:
@@ -163,6 +139,38 @@ class KeyPanels:
             counted_loop(b, I64(0), I64(whole), size, features, trips=whole // size, name="d")
             if depth % size:
                 square(rows, within, I64(whole), depth % size)
+
+        self.for_keys(k, strides, scope, first, left, keys)
+
+    def for_keys(
+        self,
+        k: Load,
+        strides: tuple[Dim, Dim],
+        scope: Scope,
+        first: ir.Value,
+        left: ir.Value,
+        body: Callable[[list[ir.Value], ir.Value], None],
+    ) -> None:
+        """Runs ``body`` for every few keys of a panel; the last stands in for those beyond it.
+
+        Args:
+            strides: see :attr:`AttentionKernel.key_strides`.
+            body: takes the addresses of the keys, as many as a square has rows, and the place of
+                the first in the panel.
+        """
+        b = self.builder
+        start, stride = (self.scalars.indices.scalar(dim, scope) for dim in strides)
+        base = address(b, self.kernel.buffers[k.buffer], k.dtype, start)
+        last = b.add(first, b.sub(left, I64(1)))
+        size = self.square
+
+        def keys(within: ir.Value) -> None:
+            rows = []
+            for number in range(size):
+                key = b.add(b.add(first, within), I64(number))
+                key = b.select(b.icmp_signed("<", key, last), key, last)
+                rows.append(address(b, base, k.dtype, b.mul(key, stride)))
+            body(rows, within)
 
         most = I64(self.size)
         end = b.select(b.icmp_signed("<", left, most), left, most)

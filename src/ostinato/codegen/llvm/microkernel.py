@@ -54,13 +54,21 @@ def tile_dims(contraction: Contraction) -> tuple[Dim, ...]:
 
 
 def define_tile(
-    module: ir.Module, name: str, contraction: Contraction, rows: int, target: TargetSpec
+    module: ir.Module,
+    name: str,
+    contraction: Contraction,
+    rows: int,
+    target: TargetSpec,
+    pitch: int | None = None,
 ) -> ir.Function:
     """Adds the function ``void name(a, offsets, b, out, dims...)`` to ``module``.
 
     ``a`` points at element 0 of the first row where :attr:`Contraction.row_stride` is known;
     otherwise at the buffer's, with ``offsets`` the rows' element offsets. ``b`` is the panel and
     ``out`` receives ``rows`` x ``panel`` sums, densely. ``dims`` are those of :func:`tile_dims`.
+
+    Args:
+        pitch: elements from one row of ``b`` to the next, if they are not packed.
     """
     dims = tile_dims(contraction)
     arguments = [BYTE_POINTER] * 4 + [I64] * len(dims)
@@ -77,6 +85,7 @@ def define_tile(
         rows=_row_pointers(builder, contraction, rows, a, offsets),
         vectors=contraction.panel // lanes,
         lanes=lanes,
+        pitch=pitch or contraction.panel,
         dims=dict(zip(dims, values, strict=True)),
     )
     _store_sums(tile, _accumulate(tile, b), out)
@@ -93,6 +102,7 @@ class _Tile:
     rows: Sequence[ir.Value]
     vectors: int
     lanes: int
+    pitch: int
     dims: dict[Dim, ir.Value]
 
     @property
@@ -222,11 +232,11 @@ def _join(
 
 def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
     """``count`` consecutive products along the innermost axis."""
-    builder, acc, panel = tile.builder, tile.contraction.acc, tile.contraction.panel
+    builder, acc, pitch = tile.builder, tile.contraction.acc, tile.pitch
     sums, stride = list(cursor.sums), tile.value(step)
     for number in range(count):
         columns = [
-            load(builder, cursor.b, acc, I64(number * panel + vector * tile.lanes), tile.lanes)
+            load(builder, cursor.b, acc, I64(number * pitch + vector * tile.lanes), tile.lanes)
             for vector in range(tile.vectors)
         ]
         at = builder.add(cursor.offset, builder.mul(stride, I64(number)))
@@ -237,7 +247,7 @@ def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
                 place = chain + row * tile.vectors + vector
                 sums[place] = _multiply_add(factor, column, sums[place])
     offset = builder.add(cursor.offset, builder.mul(stride, I64(count)))
-    b = builder.gep(cursor.b, [I64(count * panel * acc.itemsize)], source_etype=ir.IntType(8))
+    b = builder.gep(cursor.b, [I64(count * pitch * acc.itemsize)], source_etype=ir.IntType(8))
     return _Cursor(offset, b, sums)
 
 

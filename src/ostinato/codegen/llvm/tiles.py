@@ -27,15 +27,23 @@ class Tiles:
         name: what their names start with.
         product: see :func:`~ostinato.codegen.llvm.microkernel.define_tile`.
         heights: rows of each function, greatest first.
+        pitch: elements between rows of the right operand, if it is not packed.
     """
 
     def __init__(
-        self, kernel: KernelFunction, name: str, product: Contraction, heights: Sequence[int]
+        self,
+        kernel: KernelFunction,
+        name: str,
+        product: Contraction,
+        heights: Sequence[int],
+        pitch: int | None = None,
     ) -> None:
         self.builder = kernel.builder
         self.heights = tuple(heights)
         self._functions = {
-            height: define_tile(kernel.module, f"{name}{height}", product, height, kernel.target)
+            height: define_tile(
+                kernel.module, f"{name}{height}", product, height, kernel.target, pitch
+            )
             for height in heights
         }
 
