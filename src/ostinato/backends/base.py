@@ -91,6 +91,18 @@ class Executable(ABC):
         """Copy ``array`` into the state; ``None`` gives it its initial value again."""
 
     @abstractmethod
+    def limit_rows(self, extent: tuple[int, int] | None) -> None:
+        """A hint that of ``upper`` leading rows of the inputs, only ``actual`` are in use.
+
+        What later runs, those of bound calls too, leave in the other rows of outputs of ``upper``
+        rows is undefined; all else is as if nothing had been hinted. It is no mistake to compute
+        all rows regardless.
+
+        Args:
+            extent: ``(actual, upper)``; ``None``: all rows are in use again.
+        """
+
+    @abstractmethod
     def clone(self) -> Executable:
         """Another one with memory and states of its own, which begin as copies of these.
 

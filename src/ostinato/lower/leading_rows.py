@@ -13,15 +13,13 @@ for an input of ``upper`` rows, and after a reshape still what that row became.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import TYPE_CHECKING
 
 from ostinato.lower.attention import AttentionKernel
 from ostinato.lower.contraction import Contraction
 from ostinato.lower.dependences import reached, roots
-from ostinato.lower.loops import Load, LoopNest, Scan, Statement, Store, extent_of
+from ostinato.lower.loops import Load, LoopNest, Scalar, Scan, Statement, Store, extent_of
 from ostinato.lower.program import Role
 from ostinato.variables import (
     Dim,
@@ -36,7 +34,7 @@ from ostinato.variables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ostinato.lower.program import Call, Kernel, LoweredBuffer, Program
 
@@ -159,30 +157,18 @@ def _stays_in_row(access: _Access, walk: _Walk, rows: LeadingRows) -> bool:
 # -- what kernels do, kind by kind -----------------------------------------------------------------
 
 
-@singledispatch
-def _walk(kernel: object) -> _Walk | None:
+def _walk(kernel: Kernel) -> _Walk | None:
     """How ``kernel`` comes past its rows, if it can be stopped after some of them."""
-    return None
-
-
-@_walk.register
-def _(kernel: LoopNest) -> _Walk | None:
-    return _outermost((*kernel.axes, *([kernel.lane_axis] if kernel.lane_axis else [])))
-
-
-@_walk.register
-def _(kernel: Contraction) -> _Walk | None:
-    return _outermost(kernel.batch or ((kernel.m,) if kernel.row_limit is not None else ()))
-
-
-@_walk.register
-def _(kernel: AttentionKernel) -> _Walk | None:
-    return _outermost(kernel.batch)
-
-
-def _outermost(axes: Sequence[Symbol]) -> _Walk | None:
+    axes: tuple[Symbol, ...] = ()
+    match kernel:
+        case LoopNest():
+            axes = (*kernel.axes, *([kernel.lane_axis] if kernel.lane_axis else []))
+        case Contraction():
+            axes = kernel.batch or ((kernel.m,) if kernel.row_limit is not None else ())
+        case AttentionKernel():
+            axes = kernel.batch
     sizes = [extent_of(symbol) for symbol in axes]
-    if not sizes or not all(isinstance(size, int) for size in sizes):
+    if not sizes or not all(isinstance(size, int) for size in (*sizes, kernel.extent)):
         return None
     assert isinstance(sizes[0], int)
     return _Walk(axes[0], sizes[0])
@@ -207,41 +193,33 @@ def _accesses(call: Call) -> list[_Access]:
     return found
 
 
-@singledispatch
-def _indices(kernel: object) -> Iterator[tuple[int, Dim, bool]]:
+def _indices(kernel: Kernel) -> Iterator[tuple[int, Dim, bool]]:
     """The buffer numbers and indices of what ``kernel`` reads and (``True``) writes."""
-    yield from ()
-
-
-@_indices.register
-def _(kernel: LoopNest) -> Iterator[tuple[int, Dim, bool]]:
-    for stage in kernel.stages:
-        yield from _of_statements(stage.statements)
-
-
-@_indices.register
-def _(kernel: Contraction) -> Iterator[tuple[int, Dim, bool]]:
-    yield kernel.a, kernel.a_index, False
-    group = prod((kernel.panels, kernel.panel, kernel.depth))
-    yield kernel.b, kernel.b_group * group + axis("panel.element", group), False
-    yield from _of_statements(kernel.epilogue)
-
-
-@_indices.register
-def _(kernel: AttentionKernel) -> Iterator[tuple[int, Dim, bool]]:
-    scalars = [kernel.q, kernel.k, kernel.v, *([kernel.mask] if kernel.mask is not None else [])]
-    for scalar in reached(scalars):
-        if isinstance(scalar, Load):
-            yield scalar.buffer, scalar.index, False
-    yield from _of_statements((kernel.store,))
+    match kernel:
+        case LoopNest():
+            for stage in kernel.stages:
+                yield from _of_statements(stage.statements)
+        case Contraction():
+            yield kernel.a, kernel.a_index, False
+            group = prod((kernel.panels, kernel.panel, kernel.depth))
+            yield kernel.b, kernel.b_group * group + axis("panel.element", group), False
+            yield from _of_statements(kernel.epilogue)
+        case AttentionKernel():
+            operands = (kernel.q, kernel.k, kernel.v, kernel.mask)
+            yield from _of_scalars(scalar for scalar in operands if scalar is not None)
+            yield from _of_statements((kernel.store,))
 
 
 def _of_statements(statements: Iterable[Statement]) -> Iterator[tuple[int, Dim, bool]]:
     for statement in statements:
-        for scalar in reached(roots(statement)):
-            if isinstance(scalar, Load):
-                yield scalar.buffer, scalar.index, False
+        yield from _of_scalars(roots(statement))
         if isinstance(statement, Store | Scan):
             yield statement.buffer, statement.index, True
             if isinstance(statement, Store) and statement.update != "set":
                 yield statement.buffer, statement.index, False
+
+
+def _of_scalars(scalars: Iterable[Scalar]) -> Iterator[tuple[int, Dim, bool]]:
+    for scalar in reached(scalars):
+        if isinstance(scalar, Load):
+            yield scalar.buffer, scalar.index, False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ostinato.dtypes import INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.builder import KernelBuilder, cast
 from ostinato.lower.contraction import Contraction, tile_for
@@ -23,7 +24,7 @@ from ostinato.lower.loops import (
 )
 from ostinato.lower.merge import merge_axes
 from ostinato.lower.nests import BLOCK, Outputs, block_nest, store_at, symbols_of
-from ostinato.lower.program import ALL_ROWS, LoweredBuffer, Role
+from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.views import Indices, linear_index, reshape_index, unravel
 from ostinato.ops.base import broadcast_shapes
 from ostinato.variables import (
@@ -170,7 +171,9 @@ class Product:
         (m_symbol,), (n_symbol,) = symbols_of([m]), symbols_of([n])
         limit = None
         if not symbols_of(batch) and self._counts_leading_rows(m_symbol, at):
-            limit = build.argument(ALL_ROWS, reads=True)
+            name = f"{self.node.label}.rows"
+            wanted = LoweredBuffer(TensorType(INT64, (1,)), Role.LIMIT, name)
+            limit = build.argument(wanted, reads=True)
         return Contraction(
             build.args,
             symbols_of(batch),

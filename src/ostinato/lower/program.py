@@ -6,17 +6,15 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from ostinato.dtypes import INT64
-from ostinato.ir.types import TensorType
-
 if TYPE_CHECKING:
+    import numpy as np
+
     from ostinato.ir.graph import Value
+    from ostinato.ir.types import TensorType
     from ostinato.lower.loops import Arg
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["ALL_ROWS", "Call", "Kernel", "LoweredBuffer", "Program", "Role"]
+__all__ = ["Call", "Kernel", "LoweredBuffer", "Program", "Role"]
 
 
 class Role(enum.Enum):
@@ -29,6 +27,7 @@ class Role(enum.Enum):
     CONSTANT = "constant"  #: known while compiling
     PREPARED = "prepared"  #: computed from params and constants alone, once per write of a param
     TEMP = "temp"  #: lives within one run; shares the arena
+    LIMIT = "limit"  #: one int64: how many leading rows a kernel is to compute; set between runs
 
 
 @dataclass(eq=False)
@@ -55,12 +54,6 @@ class LoweredBuffer:
 
     def __repr__(self) -> str:
         return f"<{self.role.value} {self.name} {self.type}>"
-
-
-#: What kernels that can stop after some leading rows read of how many are wanted: all there are.
-ALL_ROWS = LoweredBuffer(
-    TensorType(INT64, (1,)), Role.CONSTANT, "all rows", data=np.array([np.iinfo(np.int64).max])
-)
 
 
 class Kernel(Protocol):

@@ -10,6 +10,7 @@ import numpy as np
 from ostinato.backends.base import Executable
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.memory import Layout, Slot, Tenancy
+from ostinato.lower.leading_rows import LeadingRows
 from ostinato.lower.program import Role
 from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.preparation import preparations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.compiler import MachineCode
     from ostinato.backends.device import Device
+    from ostinato.lower.leading_rows import Cut
     from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.plan.preparation import Preparation
     from ostinato.plan.report import CompileReport
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["CpuExecutable"]
 
 Array = np.ndarray[Any, Any]
+
+_NO_LIMIT = np.int64(np.iinfo(np.int64).max)
 
 #: Bytes of a param that one thread copies before it looks for more.
 _COPIED_AT_ONCE = 1 << 18
@@ -54,6 +58,7 @@ class CpuExecutable(Executable):
         self._pool = pool
         self._layout = Layout.of(program)
         self._preparations = preparations(program.prepare)
+        self._leading_rows: dict[int, LeadingRows] = {}
         self._constants = _core.Arena(self._layout.sizes[Slot.CONSTANTS])
         for buffer, offset in self._layout.members(Slot.CONSTANTS):
             _typed_view(self._constants, offset, buffer)[...] = buffer.data
@@ -70,14 +75,16 @@ class CpuExecutable(Executable):
         sizes = self._layout.sizes
         self._arena = _core.Arena(sizes[Slot.ARENA])
         self._states = _core.Arena(sizes[Slot.STATES])
+        self._limits = _core.Arena(sizes[Slot.LIMITS])
         steps = [self._step(call) for call in self.program.calls]
         slots = [*self._fixed(), *self._externals()]
         self._run = self._native(steps, slots, owner=(self._code, self._weights))
+        self._set_limits([None] * len(steps))
         self.plan = ExecutionPlan(self._device, self.program, self._layout.placement)
 
     def _fixed(self) -> list[_core.Slot]:
         """In the order of :class:`Slot`."""
-        return [self._arena, self._constants, self._weights.arena, self._states]
+        return [self._arena, self._constants, self._weights.arena, self._states, self._limits]
 
     def _externals(self) -> Iterator[_core.Slot]:
         for buffer in (*self.program.inputs.values(), *self.program.outputs.values()):
@@ -185,6 +192,30 @@ class CpuExecutable(Executable):
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
         return self._run.bind([*inputs, *outputs], variables)
+
+    # -- leading rows ------------------------------------------------------------------------------
+
+    def limit_rows(self, extent: tuple[int, int] | None) -> None:
+        if extent is None or extent[0] == extent[1]:
+            self._set_limits([None] * len(self.program.calls))
+            return
+        actual, upper = extent
+        if upper not in self._leading_rows:
+            self._leading_rows[upper] = LeadingRows(self.program, upper)
+        self._set_limits(self._leading_rows[upper].cuts(actual))
+
+    def _set_limits(self, cuts: Sequence[Cut | None]) -> None:
+        """Have each step run as far as its cut says; ``None``: in full."""
+        limits = np.full(len(cuts), _NO_LIMIT)
+        rows = np.full(self._limits.nbytes // _NO_LIMIT.itemsize, _NO_LIMIT)
+        for position, (call, cut) in enumerate(zip(self.program.calls, cuts, strict=True)):
+            if cut is None:
+                continue
+            limits[position] = cut.extent
+            for buffer in call.buffers:
+                if buffer.role is Role.LIMIT:
+                    rows[self._layout.places[buffer][1] // _NO_LIMIT.itemsize] = cut.rows
+        self._run.set_limits(limits, self._limits, rows)
 
     # -- the arena ---------------------------------------------------------------------------------
 
