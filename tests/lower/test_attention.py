@@ -10,6 +10,7 @@ import pytest
 
 from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, DType
 from ostinato.lower.attention import AttentionKernel
+from ostinato.lower.text import kernel_text
 from ostinato.ops.builder import Graph
 from ostinato.reference import evaluate
 from ostinato.variables import Variable
@@ -208,6 +209,30 @@ def test_items_are_blocks_of_rows(lowered: Lowered) -> None:
     (kernel,) = run.kernels
     assert kernel.extent == 24
     assert kernel.scratch_bytes < 256 << 10
+
+
+@pytest.mark.parametrize("length", [1, 2, 37])
+def test_rows_that_are_not_evenly_spaced(lowered: Lowered, level: str, length: int) -> None:
+    """Heads share keys, and stand beside one another in memory."""
+    g = Graph("grouped")
+    q = g.permute_dims(g.input("q", (2, length, 6, 16), FLOAT32), (0, 2, 1, 3))
+    k, v = (g.input(name, (2, 2, 40, 16), FLOAT32) for name in "kv")
+    g.set_outputs([g.attention(q, k, v, causal=True)])
+    (kernel,) = check(lowered, level, g).kernels
+    assert (kernel.score_product.row_stride is None) == (length > 1)
+
+
+def test_text_tells_kernels_apart(lowered: Lowered) -> None:
+    sizes = (1, 2, 1, 5, 21, 16, 16)
+    variants: list[dict[str, Any]] = [
+        {}, {"causal": True}, {"window": 3}, {"scale": 0.5}, {"softcap": 2.0},
+        {"mask": ((21,), BOOL)}, {"mask": ((5, 21), BOOL)},
+    ]  # fmt: skip
+    texts = [
+        kernel_text(lowered(attend(sizes, **options), "host").kernels[0]) for options in variants
+    ]
+    assert len(set(texts)) == len(variants)
+    assert texts[0] == kernel_text(lowered(attend(sizes), "host").kernels[0])
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2, 1, 77), (1, 8, 2, 1, 300), (1, 4, 2, 2, 9)])

@@ -10,6 +10,7 @@ import pytest
 
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT32, DType
 from ostinato.lower.recurrent import RecurrentKernel
+from ostinato.lower.text import kernel_text
 from ostinato.ops.builder import Graph
 from ostinato.ops.recurrent import DEFAULT_ACTIVATIONS, GATES, RECURRENT_SCAN, WEIGHT_PARTS
 from ostinato.reference import evaluate
@@ -191,3 +192,15 @@ def test_weights_in_params_are_packed_once(lowered: Lowered) -> None:
     (got,) = run({"x": array, **params})
     (want,) = evaluate(g, {"x": array}, params)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_text_tells_kernels_apart(lowered: Lowered) -> None:
+    variants: list[dict[str, Any]] = [
+        {}, {"reverse": True}, {"clip": 1.0}, {"activations": ("tanh", "tanh", "tanh")},
+        {"given": ("peepholes",)}, {"given": ("sequence_lens",)}, {"wanted": (0,)},
+    ]  # fmt: skip
+    sizes = (3, 2, 16)
+    graphs = [scan("lstm", False, sizes, **options) for options in (*variants, {})]
+    texts = [kernel_text(lowered(g, "host").kernels[-1]) for g in graphs]
+    assert len(set(texts)) == len(variants)
+    assert texts[0] == texts[-1]
