@@ -126,7 +126,7 @@ def shown(shape: Sequence[Dim]) -> str:
 def _is_buffer(given: object) -> bool:
     try:
         memoryview(given)  # type: ignore[arg-type]  # that is the question
-    except TypeError:
+    except (TypeError, ValueError, BufferError):
         return False
     return True
 
