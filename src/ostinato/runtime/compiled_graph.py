@@ -20,11 +20,12 @@ from ostinato.runtime.turns import Queue, Turn
 from ostinato.runtime.typed import check_typed, check_typed_inputs, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.backends.base import Executable
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
+    from ostinato.dtypes import DType
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.arrays import Array, TensorSpec
     from ostinato.runtime.signature import Live, Signature
@@ -120,8 +121,8 @@ class CompiledGraph(ActiveExtent):
             InputError: no such param, too few or too many bytes, an unknown dtype, or a value that
                 the param's dtype can not hold. Nothing has been written.
         """
-        spec = checked_mapping("param", {name: data}, self.params) and self.params[name]
-        self.set_params({name: check_typed(f"param {name!r}", spec, data, dtype)})
+        checked_mapping("param", {name: data}, self.params)
+        self.set_params({name: check_typed(f"param {name!r}", self.params[name], data, dtype)})
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -424,6 +425,7 @@ class CompiledGraph(ActiveExtent):
         twin._turn = Turn()
         twin._commits = Queue()
         twin._unset = set(self._unset)
+        twin._active = None
         twin._last = ()
         twin._settle()
         return twin
@@ -546,5 +548,5 @@ def _copied(inputs: object) -> object:
 
 def _read_only(array: Array) -> Array:
     """A view that can not be made writable."""
-    data = memoryview(array.reshape(-1).view(np.uint8)).toreadonly()
-    return np.ndarray(array.shape, array.dtype, data)
+    octets: Any = array.reshape(-1).view(np.uint8)
+    return np.ndarray(array.shape, array.dtype, memoryview(octets).toreadonly())

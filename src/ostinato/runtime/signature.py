@@ -60,12 +60,13 @@ class Signature:
     that differ from those in their contents alone.
 
     Attributes:
-        inputs, outputs, params: specs by name: ``name``, ``shape``, ``dtype``.
+        inputs, outputs, params, states: specs by name: ``name``, ``shape``, ``dtype``.
     """
 
     def __init__(self, graph: BaseGraph) -> None:
         self.inputs = _specs({name: value.type for name, value in graph.inputs.items()})
         self.params = _specs({name: value.type for name, value in graph.params.items()})
+        self.states = _specs({name: value.type for name, value in graph.states.items()})
         self.outputs = _specs({name: value.type for name, value in graph.outputs.items()})
         self._variables = graph.variables
         self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
@@ -110,6 +111,21 @@ class Signature:
             arrays.append(examined("input", spec, array, cast=cast and not bound))
         live = self._live([array.shape for array in arrays])
         return [settled(s, a) for s, a in zip(self.inputs.values(), arrays, strict=True)], live
+
+    def check_resident(self, name: str, array: object, *, cast: bool = False) -> Array:
+        """A copy of ``array`` that can stay in the place of an input or a state.
+
+        Raises:
+            InputError: its shape or dtype differs.
+            VariableError: a size is out of its Variable's bounds.
+        """
+        kind, spec = (
+            ("input", self.inputs[name]) if name in self.inputs else ("state", self.states[name])
+        )
+        examined_array = examined(kind, spec, array, cast=cast)
+        values = solve_dims({name: (spec.shape, examined_array.shape)}, {})
+        check_values({n: self._variables[n] for n in values}, values)
+        return settled(spec, examined_array).copy()
 
     def _live(self, shapes: Sequence[tuple[int, ...]]) -> Live:
         live = self._known.get(tuple(shapes))

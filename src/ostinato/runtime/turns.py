@@ -1,0 +1,89 @@
+"""Taking turns: a lock, and a queue, that a forked process does not inherit in use."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Queue", "Turn"]
+
+
+class Turn:
+    """A lock for ``with``; its holder may take it again.
+
+    A child of ``os.fork`` finds it free, whoever held it in the parent: the thread that did so does
+    not exist in the child.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+
+    def __enter__(self) -> None:
+        if self._process != os.getpid():
+            self._lock, self._process = threading.RLock(), os.getpid()
+        self._lock.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+
+class Queue:
+    """Calls made one after the other on a thread of their own.
+
+    The thread starts with the first call and ends when nobody refers to the queue any more, or with
+    the interpreter, which lets the queued calls finish. A child of ``os.fork`` finds it empty.
+    """
+
+    def __init__(self) -> None:
+        self._guard = Turn()
+        self._process = -1  # nothing is there yet
+        self._last: Future[None] | None = None
+        self._outcome = _Outcome()
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Queue ``call`` and return at once."""
+        with self._guard:
+            if self._process != os.getpid():
+                self._process = os.getpid()
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="ostinato-queue")
+                self._outcome = _Outcome()
+            self._last = self._thread.submit(self._outcome.run, call)
+
+    @property
+    def used(self) -> bool:
+        """Whether anything was ever queued."""
+        return self._last is not None
+
+    def settle(self) -> None:
+        """Wait until everything queued so far is done; what it raised stays for :meth:`sync`."""
+        last = self._last
+        if last is not None and self._process == os.getpid():
+            last.result()
+
+    def sync(self) -> None:
+        """Wait, then raise the first error since the last ``sync``, if there was one."""
+        self.settle()
+        with self._guard:
+            error, self._outcome.error = self._outcome.error, None
+        if error is not None:
+            raise error
+
+
+class _Outcome:
+    """The first error of the calls; apart from the queue, so that its thread does not hold that."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:  # whatever it is belongs to the one who syncs
+            if self.error is None:
+                self.error = error
