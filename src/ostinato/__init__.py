@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph
     from ostinato.ops.parser import parse_graph
     from ostinato.plan.execution_plan import ExecutionPlan
+    from ostinato.runtime.caches import (
+        BucketedCompileCache,
+        CompileCache,
+        power_of_two_ladder,
+    )
     from ostinato.runtime.compiled_graph import CompiledGraph
     from ostinato.runtime.session import Session
     from ostinato.variables import Variable
@@ -45,7 +50,9 @@ __version__ = "0.1.0"
 
 #: Public name -> module that defines it.
 _HOMES = {
+    "BucketedCompileCache": "ostinato.runtime.caches",
     "CaptureError": "ostinato.errors",
+    "CompileCache": "ostinato.runtime.caches",
     "CompileOptions": "ostinato.backends.options",
     "CompiledGraph": "ostinato.runtime.compiled_graph",
     "DType": "ostinato.dtypes",
@@ -68,10 +75,13 @@ _HOMES = {
     "is_available": "ostinato.backends.registry",
     "load_onnx": "ostinato.frontends.onnx",
     "parse_graph": "ostinato.ops.parser",
+    "power_of_two_ladder": "ostinato.runtime.caches",
 }
 
 __all__ = [
+    "BucketedCompileCache",
     "CaptureError",
+    "CompileCache",
     "CompileOptions",
     "CompiledGraph",
     "DType",
@@ -94,6 +104,7 @@ __all__ = [
     "is_available",
     "load_onnx",
     "parse_graph",
+    "power_of_two_ladder",
     "reference",
 ]
 
