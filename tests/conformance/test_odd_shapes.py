@@ -1,0 +1,62 @@
+"""Every op on shapes that nobody draws: one long row or column, seven dimensions, none at all."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.ir.graph import Value
+
+from .compare import check_against_oracle
+from .motifs import MOTIFS
+from .recipes import Draw, recipes
+
+RECIPES = {**recipes(), **MOTIFS}
+
+LONG = ((1, 100003), (100003, 1), (100003,), (2, 1, 20011), (20011, 1, 2), (1, 1, 1, 65537))
+DEEP = ((3, 1, 5, 1, 7), (2, 3, 1, 2, 1, 3), (1, 2, 1, 3, 2, 1, 2), (1, 1, 1, 1, 1, 1))
+EMPTY = ((0,), (3, 0), (0, 5), (2, 0, 3), (0, 0), (1, 0, 1), (4, 1, 0, 2))
+FLAT = ((), (1,), (1, 1), (1, 1, 1, 1))
+
+
+class OddDraw(Draw):
+    """Draws its shapes from a list; what fits no rank asked for is drawn as usual."""
+
+    def __init__(self, graph: ost.Graph, rng: np.random.Generator, shapes: object) -> None:
+        super().__init__(graph, rng)
+        self.shapes = shapes
+
+    def shape(self, low: int, high: int) -> tuple[int, ...]:
+        high = 7 if high == 4 else high
+        fits = [s for s in self.shapes if low <= len(s) <= high]  # type: ignore[attr-defined]
+        return self.choice(fits) if fits else super().shape(low, high)
+
+
+@pytest.fixture(scope="module")
+def session() -> ost.Session:
+    return ost.Session("cpu", threads=2)
+
+
+#: Tables of gigabytes, and products beyond any float.
+_NOT_LONG = frozenset({"take", "cumprod"})
+
+
+@pytest.mark.parametrize("shapes", [LONG, DEEP, EMPTY, FLAT], ids=["long", "deep", "empty", "flat"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_op(name: str, shapes: object, session: ost.Session) -> None:
+    recipe, dtypes = RECIPES[name]
+    if shapes is LONG and name in _NOT_LONG:
+        pytest.skip("too large")
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    graph = ost.Graph(name)
+    draw = OddDraw(graph, rng, shapes)
+    outputs: list[Value] = []
+    usual = [d for d in ("float32", "int8", "bool", "bfloat16") if d in dtypes]
+    for dtype in (usual or dtypes)[:2]:
+        made = recipe(draw, dtype)
+        outputs += made if isinstance(made, list | tuple) else [made]
+    graph.set_outputs(outputs)
+    check_against_oracle(graph, draw.arrays, [(session, ost.CompileOptions(verify=True))])
