@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.errors import GraphError, InputError
-from ostinato.ir.leaves import as_array
+from ostinato.errors import InputError
 from ostinato.runtime.active_extent import ActiveExtent
 from ostinato.runtime.arrays import checked_mapping
-from ostinato.runtime.handles import Handles, output_index
+from ostinato.runtime.execution import nothing
+from ostinato.runtime.handle_calls import HandleCalls
+from ostinato.runtime.queued_calls import QueuedCalls
 from ostinato.runtime.turns import Queue, Turn
 from ostinato.runtime.typed import check_typed, check_typed_inputs, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ostinato.backends.base import Executable
     from ostinato.backends.device import Device
-    from ostinato.backends.options import CompileOptions
     from ostinato.dtypes import DType
     from ostinato.plan.execution_plan import ExecutionPlan
-    from ostinato.runtime.arrays import Array, TensorSpec
-    from ostinato.runtime.signature import Live, Signature
+    from ostinato.runtime.arrays import Array
 
 __all__ = ["CompiledGraph"]
 
 
-class CompiledGraph(ActiveExtent):
+class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
     """A graph compiled for a device (SPEC section 2). Made by :meth:`Session.compile`.
 
     It may be used from many threads: runs, and writes of params, happen one after the other.
@@ -41,31 +36,6 @@ class CompiledGraph(ActiveExtent):
     Attributes:
         inputs, outputs, params: specs by name: ``name``, ``shape``, ``dtype``.
     """
-
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]
-    params: Mapping[str, TensorSpec]
-
-    def __init__(
-        self,
-        signature: Signature,
-        executable: Executable,
-        device: Device,
-        options: CompileOptions,
-        unset: frozenset[str],
-    ) -> None:
-        self.inputs, self.outputs = signature.inputs, signature.outputs
-        self.params = signature.params
-        self._signature = signature
-        self._executable = executable
-        self._device = device
-        self._cast = options.cast_inputs
-        self._unset = set(unset)
-        self._handles = Handles(signature)
-        self._turn = Turn()
-        self._commits = Queue()
-        self._last: tuple[Array, ...] = ()
-        self._settle()
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -105,7 +75,7 @@ class CompiledGraph(ActiveExtent):
         self._commits.settle()
         self._executable.write_params(arrays)
         self._unset.difference_update(arrays)
-        self._settle()
+        self._choose_path()
 
     def set_param_typed(self, name: str, data: Any, dtype: Any) -> None:
         """Write a weight from raw little-endian bytes.
@@ -201,7 +171,7 @@ class CompiledGraph(ActiveExtent):
             InputError, VariableError: as :meth:`run`.
         """
         self._commits.settle()
-        return [_read_only(array) for array in self._perform(inputs, _nothing)[1]]
+        return [_read_only(array) for array in self._perform(inputs, nothing)[1]]
 
     def run_slots(self, *arrays: Any) -> list[tuple[int, int]]:
         """Run once on inputs in the order of their declaration; the results stay in the arena.
@@ -279,136 +249,6 @@ class CompiledGraph(ActiveExtent):
         except ValueError as error:
             raise self._refusal(arrays, written, error) from None
 
-    # -- handles -----------------------------------------------------------------------------------
-
-    def bind_handle(self, name: str, array: Any) -> bool:
-        """Keep a copy of ``array`` on the device, to stand in for an input that a run leaves out.
-
-        With the name of a state, write the state.
-
-        Returns:
-            ``True``; on a device without handles, ``False``.
-
-        Raises:
-            InputError: no input or state has that name, or the shape or dtype differs.
-            VariableError: a size is out of its Variable's bounds.
-        """
-        if not self._is_state(name):
-            self._handles.spec(name)
-        resident = self._signature.check_resident(name, array, cast=self._cast)
-        self._commits.settle()
-        with self._turn:
-            if self._is_state(name):
-                self._executable.write_state(name, resident)
-            else:
-                self._handles.bind(name, resident)
-                self._settle()
-        return True
-
-    def has_handle(self, name: str) -> bool:
-        """Whether an input has a handle that would stand in for it. A state always has.
-
-        Raises:
-            InputError: no input or state has that name.
-        """
-        self._commits.settle()
-        return self._is_state(name) or self._handles.spec(name).name in self._handles.bound
-
-    def read_handle(self, name: str) -> Array | None:
-        """A copy of what a handle, or a state, holds; ``None`` when nothing is bound.
-
-        Raises:
-            InputError: no input or state has that name.
-        """
-        self._commits.settle()
-        with self._turn:
-            if self._is_state(name):
-                return self._executable.read_state(name)
-            bound = self._handles.bound.get(self._handles.spec(name).name)
-            return None if bound is None else bound.copy()
-
-    def unbind_handle(self, name: str) -> None:
-        """Drop a handle, if there is one, and its feed; give a state its initial value again.
-
-        Raises:
-            InputError: no input or state has that name.
-        """
-        self._commits.settle()
-        with self._turn:
-            if self._is_state(name):
-                self._executable.write_state(name, None)
-            else:
-                self._handles.unbind(self._handles.spec(name).name)
-                self._settle()
-
-    def set_handle_feed(self, name: str, output_index: int | None) -> None:
-        """After each run, let the handle of an input take an output; ``None`` ends that.
-
-        The handle takes the buffer that the run wrote, and its former buffer is written by the next
-        run: nothing is copied, unless the output is read as well. Calls of :meth:`bind` neither
-        read handles nor feed them.
-
-        Raises:
-            InputError: no input has that name, there is no such output, or their types differ.
-        """
-        self._commits.settle()
-        with self._turn:
-            self._handles.feed(name, output_index)
-            self._settle()
-
-    def run_feed_handle(
-        self, inputs: Mapping[str, Any] | None, name: str, output_index: int
-    ) -> Array:
-        """Run once, let the handle of an input take an output, and return a copy of that.
-
-        Raises:
-            InputError, VariableError: as :meth:`run` and :meth:`set_handle_feed`. Nothing has run.
-        """
-        position = self._handles.check_feed(name, output_index)
-        asked = self._run_aside(inputs, positions=[position], feed={name: position})
-        return asked[position]
-
-    def _is_state(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._signature.states
-
-    # -- queued runs -------------------------------------------------------------------------------
-
-    def commit_no_wait(self, inputs: Mapping[str, Any] | None = None) -> None:
-        """Queue a run and return at once.
-
-        The inputs are copied now, so that the caller may change them. Handles, states and params
-        are those of the moment when the run's turn has come. Its results stay in the arena, where
-        the next run overwrites them: read them through :meth:`read_output_row` or a handle that
-        takes them. All other calls wait for queued runs, but for those of :meth:`bind`.
-
-        What is wrong with the inputs is raised by :meth:`sync_pending`; later runs still run.
-        """
-        given = _copied(inputs)
-        self._quick = False
-        self._commits.submit(partial(self._perform, given, _nothing))
-
-    def sync_pending(self) -> None:
-        """Wait for the queued runs, then raise the first error among them, if there was one."""
-        self._commits.sync()
-
-    def run_pipelined(self, input_sets: Iterable[Mapping[str, Any]]) -> list[list[Array]]:
-        """Run once for each set of inputs, with no other run in between.
-
-        Returns:
-            By run, the outputs: the same bits as from as many calls of :meth:`run`.
-
-        Raises:
-            InputError, VariableError: as :meth:`run`. Unless handles are fed from run to run, all
-                sets are checked before the first one runs.
-        """
-        sets = list(input_sets)
-        self._commits.settle()
-        with self._turn:
-            if not self._handles.feeds:
-                for given in sets:
-                    self._checked(self._handles.complete(given))
-            return [self._run_aside(given) for given in sets]
-
     # -- clones ------------------------------------------------------------------------------------
 
     def clone(self) -> CompiledGraph:
@@ -427,123 +267,8 @@ class CompiledGraph(ActiveExtent):
         twin._unset = set(self._unset)
         twin._active = None
         twin._last = ()
-        twin._settle()
+        twin._choose_path()
         return twin
-
-    # -- machinery ---------------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        """Whether runs are free to take the short path."""
-        self._quick = not (self._unset or self._handles.active or self._commits.used)
-
-    def _positions(self, indices: object) -> list[int]:
-        if not isinstance(indices, Iterable):
-            raise InputError(f"expected positions of outputs, got {indices!r:.80}")
-        return [output_index(index, len(self.outputs)) for index in indices]
-
-    def _run_aside(
-        self,
-        inputs: object,
-        out: Any = None,
-        *,
-        positions: Sequence[int] | None = None,
-        feed: Mapping[str, int] | None = None,
-    ) -> list[Array]:
-        """A run for a caller who reads all outputs, or those at ``positions``."""
-
-        def choose(live: Live) -> list[Array | None]:
-            if out is not None:
-                return [*self._signature.check_outputs(out, live)]
-            wanted = range(len(live.outputs)) if positions is None else positions
-            return [
-                np.empty(shape, dtype) if i in wanted else None
-                for i, (shape, dtype) in enumerate(live.outputs)
-            ]
-
-        self._commits.settle()
-        return self._perform(inputs, choose, feed)[0]
-
-    def _perform(
-        self,
-        inputs: object,
-        choose: Callable[[Live], Sequence[Array | None]],
-        feed: Mapping[str, int] | None = None,
-    ) -> tuple[list[Array], list[Array]]:
-        """One run by the long path, which minds handles.
-
-        Args:
-            inputs: those that handles stand in for may be missing.
-            choose: for each output, the array that the caller wants to have filled, if any.
-            feed: handles that take outputs after this run alone.
-
-        Returns:
-            The outputs for the caller, and those that the run wrote: they differ where a handle
-            takes what the run wrote and the caller a copy of it.
-        """
-        with self._turn:
-            feeds = {**self._handles.feeds, **(feed or {})}
-            arrays, live = self._checked(self._handles.complete(inputs))
-            chosen = choose(live)
-            written = [
-                room if array is None else array
-                for array, room in zip(chosen, self._room(live), strict=True)
-            ]
-            taken = self._handles.destinations(live, feeds)
-            for position, buffer in taken.items():
-                written[position] = buffer
-            self._dispatch(arrays, written, live)
-            self._handles.take(taken, feeds)
-            self._last = tuple(written)
-            if taken:
-                self._settle()
-            asked = [w if c is None else c for c, w in zip(chosen, written, strict=True)]
-            for position, buffer in taken.items():
-                if asked[position] is not buffer:
-                    np.copyto(asked[position], buffer)
-        return asked, written
-
-    def _dispatch(self, inputs: list[Array], outputs: list[Array], live: Live) -> None:
-        try:
-            self._executable.run(inputs, outputs, live.variables)
-        except ValueError as error:
-            raise self._refusal(inputs, outputs, error) from None
-
-    def _room(self, live: Live) -> list[Array]:
-        """For each output, its place in the arena."""
-        arena, offsets = self._executable.arena, self._executable.result_offsets
-        return [
-            np.ndarray(shape, dtype, arena, offset)
-            for offset, (shape, dtype) in zip(offsets, live.outputs, strict=True)
-        ]
-
-    def _checked(self, inputs: object, *, bound: bool = False) -> tuple[list[Array], Live]:
-        if self._unset:
-            names = ", ".join(str(self.params[name]) for name in sorted(self._unset))
-            raise InputError(f"these params were never set: {names}; use set_param")
-        given = {} if inputs is None else inputs
-        return self._signature.check_inputs(given, cast=self._cast, bound=bound)
-
-    def _refusal(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], error: ValueError
-    ) -> InputError:
-        """What was wrong with arrays that an executable would not run on."""
-        return InputError(self._signature.overlap(inputs, outputs) or str(error))
-
-
-def _nothing(live: Live) -> list[None]:
-    """What a caller wants who reads no output."""
-    return [None] * len(live.outputs)
-
-
-def _copied(inputs: object) -> object:
-    """Inputs that the caller may change; what is no array is left for the run to refuse."""
-    if not isinstance(inputs, Mapping):
-        return inputs
-    copies: dict[Any, Any] = dict(inputs)
-    for name, given in copies.items():
-        with suppress(GraphError):
-            copies[name] = as_array(given).copy()
-    return copies
 
 
 def _read_only(array: Array) -> Array:

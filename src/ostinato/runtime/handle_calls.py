@@ -1,0 +1,112 @@
+"""The calls for handles and states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ostinato.runtime.execution import Execution
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.runtime.arrays import Array
+
+__all__ = ["HandleCalls"]
+
+
+class HandleCalls(Execution):
+    """Buffers that stay on the device from run to run; a part of :class:`CompiledGraph`.
+
+    A handle stands in for an input that a run leaves out; given explicitly, an input overrides its
+    handle for that run alone. States are read and written with the same calls.
+    """
+
+    def bind_handle(self, name: str, array: Any) -> bool:
+        """Keep a copy of ``array`` on the device, to stand in for an input that a run leaves out.
+
+        With the name of a state, write the state.
+
+        Returns:
+            ``True``; on a device without handles, ``False``.
+
+        Raises:
+            InputError: no input or state has that name, or the shape or dtype differs.
+            VariableError: a size is out of its Variable's bounds.
+        """
+        if not self._is_state(name):
+            self._handles.spec(name)
+        resident = self._signature.check_resident(name, array, cast=self._cast)
+        self._commits.settle()
+        with self._turn:
+            if self._is_state(name):
+                self._executable.write_state(name, resident)
+            else:
+                self._handles.bind(name, resident)
+                self._choose_path()
+        return True
+
+    def has_handle(self, name: str) -> bool:
+        """Whether an input has a handle that would stand in for it. A state always has.
+
+        Raises:
+            InputError: no input or state has that name.
+        """
+        self._commits.settle()
+        return self._is_state(name) or self._handles.spec(name).name in self._handles.bound
+
+    def read_handle(self, name: str) -> Array | None:
+        """A copy of what a handle, or a state, holds; ``None`` when nothing is bound.
+
+        Raises:
+            InputError: no input or state has that name.
+        """
+        self._commits.settle()
+        with self._turn:
+            if self._is_state(name):
+                return self._executable.read_state(name)
+            bound = self._handles.bound.get(self._handles.spec(name).name)
+            return None if bound is None else bound.copy()
+
+    def unbind_handle(self, name: str) -> None:
+        """Drop a handle, if there is one, and its feed; give a state its initial value again.
+
+        Raises:
+            InputError: no input or state has that name.
+        """
+        self._commits.settle()
+        with self._turn:
+            if self._is_state(name):
+                self._executable.write_state(name, None)
+            else:
+                self._handles.unbind(self._handles.spec(name).name)
+                self._choose_path()
+
+    def set_handle_feed(self, name: str, output_index: int | None) -> None:
+        """After each run, let the handle of an input take an output; ``None`` ends that.
+
+        The handle takes the buffer that the run wrote, and its former buffer is written by the next
+        run: nothing is copied, unless the output is read as well. Calls of :meth:`bind` neither
+        read handles nor feed them.
+
+        Raises:
+            InputError: no input has that name, there is no such output, or their types differ.
+        """
+        self._commits.settle()
+        with self._turn:
+            self._handles.feed(name, output_index)
+            self._choose_path()
+
+    def run_feed_handle(
+        self, inputs: Mapping[str, Any] | None, name: str, output_index: int
+    ) -> Array:
+        """Run once, let the handle of an input take an output, and return a copy of that.
+
+        Raises:
+            InputError, VariableError: as :meth:`run` and :meth:`set_handle_feed`. Nothing has run.
+        """
+        position = self._handles.check_feed(name, output_index)
+        asked = self._run_aside(inputs, positions=[position], feed={name: position})
+        return asked[position]
+
+    def _is_state(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._signature.states
