@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import Result
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from ostinato.tools.cli import app
 
-Cli = Callable[..., Result]
+if TYPE_CHECKING:
+    from typer.testing import Result
+
+Cli = Callable[..., "Result"]
 
 
 def value(name: str, shape: list[Any], type_: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:

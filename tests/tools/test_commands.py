@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -243,3 +245,19 @@ def test_a_model_with_a_scalar_and_a_bool(cli: Cli, tmp_path: Path) -> None:
     path = save(tmp_path / "scalar.onnx", helper.make_graph(nodes, "g", inputs, [value("y", [])]))
     onnx.checker.check_model(str(path))
     assert report(cli("run", path, "--json", "--input", "x=2.5"))["outputs"][0]["first"] == [2.5]
+
+
+def test_progress_is_shown_on_a_terminal_and_only_there(dense: Path) -> None:
+    pty = pytest.importorskip("pty")
+    command = [sys.executable, "-m", "ostinato.tools.cli", "run", str(dense), "--json"]
+    terminal, stderr = pty.openpty()
+    try:
+        ended = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, check=True, timeout=60
+        )
+        shown = os.read(terminal, 1 << 16).decode()
+    finally:
+        os.close(stderr)
+        os.close(terminal)
+    assert json.loads(ended.stdout)["outputs"]
+    assert "loading" in shown

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from ostinato.tools.cli import main
 
 from .conftest import Cli, report
 
@@ -111,7 +114,7 @@ def test_arrays_that_do_not_fit(cli: Cli, dense: Path, tmp_path: Path) -> None:
         (["--constant", "nope=3"], "no input 'nope'"),
         (["--constant", "ids=3", "--input", "ids=3"], "fixed with --constant"),
         (["--input", "ids=99999999999999999999"], "cannot be filled"),
-        (["--device", "warp"], "unknown device 'warp'"),
+        (["--device", "warp"], "unknown device"),
         (["--device", "cuda"], "CUDA"),
         (["--target", "z80"], "unknown CPU level"),
         (["--output", "/nonexistent/folder/out.npz"], "cannot write"),
@@ -160,3 +163,29 @@ def test_out_of_memory(cli: Cli, dense: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("ostinato.tools.run.prepare", exhausted)
     assert "--dim" in mistaken(cli, "run", dense)
+
+
+def test_a_bug_is_called_one(
+    dense: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr("ostinato.tools.run.run_model", broken)
+    monkeypatch.setattr(sys, "argv", ["ostinato", "run", str(dense)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 70
+    told = capsys.readouterr().err
+    assert "ZeroDivisionError: boom" in told
+    assert "bug in Ostinato" in told
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk here")
+def test_a_full_disk(dense: Path) -> None:
+    command = [sys.executable, "-m", "ostinato.tools.cli", "run", str(dense), "--json"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: ")
+    assert "Traceback" not in ended.stderr

@@ -27,7 +27,7 @@ from ostinato.tools.arguments import (
     parse_input,
 )
 from ostinato.tools.models import ModelOptions
-from ostinato.tools.output import failures, print_json
+from ostinato.tools.output import FAILED, failures, print_json
 
 __all__ = ["BUG", "DIFFERENT", "app", "main"]
 
@@ -219,6 +219,9 @@ def main() -> None:
     """The entry point of the command ``ostinato``."""
     try:
         app()
+    except OSError as error:  # of stdout: a full disk
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(FAILED)
     except Exception:
         traceback.print_exc()
         print(

@@ -56,13 +56,10 @@ def _cpu() -> dict[str, Any]:
 def show(report: dict[str, Any]) -> None:
     """Print the report for people."""
     out = console()
-    rows = [(d["kind"], "yes", ", ".join(d["names"])) for d in report["devices"] if d["available"]]
-    missing: dict[str, list[str]] = {}
-    for d in report["devices"]:
-        if not d["available"]:
-            reason = d["reason"].replace(str(Device(d["kind"].upper())), "them")
-            missing.setdefault(reason, []).append(d["kind"])
-    rows += [(", ".join(kinds), "no", reason) for reason, kinds in missing.items()]
+    rows = [
+        (d["kind"], "yes" if d["available"] else "no", ", ".join(d["names"]) or d["reason"])
+        for d in report["devices"]
+    ]
     out.print(table("Devices", ["device", "available", ""], rows))
     cpu = dict(report["cpu"])
     cpu["features"] = " ".join(cpu["features"])
