@@ -21,6 +21,9 @@ __all__ = ["Session"]
 
 _MAX_THREADS = 1024
 
+#: No tensor may be larger: addresses, and the indices that kernels compute, have 64 bits.
+_MAX_BYTES = 1 << 56
+
 
 class Session:
     """Compiles graphs for one device (SPEC section 2).
@@ -66,7 +69,7 @@ class Session:
             progress: called with ``(done, total)`` as kernels are compiled.
 
         Raises:
-            GraphError: the graph has no outputs, or is malformed.
+            GraphError: the graph has no outputs, is malformed, or has a tensor that no memory holds.
             InputError: a param is unknown or of another shape or dtype.
             UnsupportedOpError: nodes that the device has no way to compute, every one listed.
         """
@@ -75,8 +78,9 @@ class Session:
             raise GraphError(f"expected a Graph, got {type(graph).__name__}")
         if not graph.outputs:
             raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs")
+        _check_sizes(graph)
         signature = Signature(graph)
-        given = signature.check_params(params or {}, cast=options.cast_inputs)
+        given = signature.check_params({} if params is None else params, cast=options.cast_inputs)
         arrays = {**graph.param_values, **given}
         executable = self._backend.compile(graph, arrays, options, progress)
         unset = frozenset(signature.params) - frozenset(arrays)
@@ -93,3 +97,10 @@ def _check_threads(threads: object) -> None:
     whole = isinstance(threads, int) and not isinstance(threads, bool)
     if threads is not None and not (whole and threads in range(1, _MAX_THREADS + 1)):
         raise InputError(f"threads is an int within 1..{_MAX_THREADS}, got {threads!r:.80}")
+
+
+def _check_sizes(graph: BaseGraph) -> None:
+    for node in graph.nodes:
+        for value in node.outputs:
+            if value.type.max_bytes > _MAX_BYTES:
+                raise GraphError(f"{node}: a tensor of {value.type.max_bytes:,} bytes is too large")
