@@ -15,7 +15,7 @@ from ostinato.runtime.execution import nothing
 from ostinato.runtime.handle_calls import HandleCalls
 from ostinato.runtime.queued_calls import QueuedCalls
 from ostinato.runtime.turns import Queue, Turn
-from ostinato.runtime.typed import check_typed, check_typed_inputs, to_bytes
+from ostinato.runtime.typed import check_typed_inputs, check_typed_param, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
         Raises:
             InputError: no such param, or the shape or dtype differs. Nothing has been written.
         """
-        self.set_params({name: array})
+        self.set_params(_single(name, array))
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Write several weights at once; no run sees some of them without the others.
@@ -91,8 +91,8 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             InputError: no such param, too few or too many bytes, an unknown dtype, or a value that
                 the param's dtype can not hold. Nothing has been written.
         """
-        checked_mapping("param", {name: data}, self.params)
-        self.set_params({name: check_typed(f"param {name!r}", self.params[name], data, dtype)})
+        checked_mapping("param", _single(name, data), self.params)
+        self.set_params({name: check_typed_param(self.params[name], data, dtype)})
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -269,6 +269,17 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
         twin._last = ()
         twin._choose_path()
         return twin
+
+
+def _single(name: object, value: Any) -> dict[str, Any]:
+    """A mapping of one param.
+
+    Raises:
+        InputError: its name is no string, and so perhaps no key at all.
+    """
+    if not isinstance(name, str):
+        raise InputError(f"a param is named by a string, got {name!r:.80}")
+    return {name: value}
 
 
 def _read_only(array: Array) -> Array:

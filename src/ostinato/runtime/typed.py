@@ -19,6 +19,7 @@ import numpy as np
 from ostinato.dtypes import BFLOAT16, BOOL, DType
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.binding import solve_dims
+from ostinato.runtime.arrays import shown
 from ostinato.variables import evaluate, symbols
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ostinato.runtime.arrays import TensorSpec
     from ostinato.variables import Dim
 
-__all__ = ["check_typed", "check_typed_inputs", "convert_exactly", "to_bytes"]
+__all__ = ["check_typed_inputs", "check_typed_param", "convert_exactly", "to_bytes"]
 
 Array = np.ndarray[Any, Any]
 
@@ -38,15 +39,16 @@ _EXACT_INTEGERS = 1 << 53
 _STICKY_BITS = 12
 
 
-def check_typed(what: str, spec: TensorSpec, data: object, dtype: object) -> Array:
-    """An array of the declared dtype and shape, which is fixed, from raw elements.
+def check_typed_param(spec: TensorSpec, data: object, dtype: object) -> Array:
+    """An array of the dtype and shape that a param declares, from raw elements.
 
     Raises:
         InputError: too few or too many bytes, an unknown dtype, or a value that the declared dtype
             can not hold.
     """
+    what = f"param {spec.name!r}"
     flat = from_bytes(what, data, parse_dtype(what, dtype))
-    shapes = _shapes_of({spec.name: spec.shape}, {spec.name: flat})
+    shapes = _shapes_of("param", {spec.name: spec.shape}, {spec.name: flat})
     return convert_exactly(what, flat.reshape(shapes[spec.name]), spec.dtype)
 
 
@@ -74,7 +76,7 @@ def check_typed_inputs(items: object, specs: Mapping[str, TensorSpec]) -> dict[s
             raise InputError(f"input {name!r:.80} is {wrong}; the graph has {known}")
         what = f"input {name!r}"
         flat[name] = from_bytes(what, data, parse_dtype(what, dtype))
-    shapes = _shapes_of({name: specs[name].shape for name in flat}, flat)
+    shapes = _shapes_of("input", {name: specs[name].shape for name in flat}, flat)
     return {
         name: convert_exactly(f"input {name!r}", array.reshape(shapes[name]), specs[name].dtype)
         for name, array in flat.items()
@@ -135,10 +137,9 @@ def convert_exactly(what: str, array: Array, dtype: DType) -> Array:
         kept = _kept(array, result, source, dtype)
     if not kept.all():
         flat = int(np.argmin(kept))
-        place = np.unravel_index(flat, array.shape) if array.ndim != 1 else (flat,)
+        place = [int(i) for i in np.unravel_index(flat, array.shape)]
         raise InputError(
-            f"{what}: element {_place(place)} is {array.reshape(-1)[flat]}, "
-            f"which {dtype} can not hold"
+            f"{what}: element {place} is {array.reshape(-1)[flat]}, which {dtype} can not hold"
         )
     return result
 
@@ -204,12 +205,8 @@ def _integers_to_float64(array: Array) -> Array:
     return np.where(large, (array & ~mask) | sticky, array).astype(np.float64)
 
 
-def _place(index: Sequence[Any]) -> str:
-    return f"[{', '.join(map(str, index))}]"
-
-
 def _shapes_of(
-    declared: Mapping[str, tuple[Dim, ...]], flat: Mapping[str, Array]
+    kind: str, declared: Mapping[str, tuple[Dim, ...]], flat: Mapping[str, Array]
 ) -> dict[str, tuple[int, ...]]:
     """The shapes that numbers of elements give; each may settle Variables that others need."""
     values: dict[str, int] = {}
@@ -227,11 +224,11 @@ def _shapes_of(
         for axis in _unknown(shape, values):
             rest = math.prod([evaluate(d, values) for i, d in enumerate(shape) if i != axis])
             if rest == 0 or count % rest:
-                raise InputError(f"input {name!r}: {count} elements do not fill {_place(shape)}")
+                raise InputError(f"{kind} {name!r}: {count} elements do not fill {shown(shape)}")
             values |= solve_dims({name: ((shape[axis],), (count // rest,))}, values)
         live = tuple(evaluate(dim, values) for dim in shape)
         if math.prod(live) != count:
-            raise InputError(f"input {name!r} has shape {_place(live)}, got {count} elements")
+            raise InputError(f"{kind} {name!r} has shape {shown(live)}, got {count} elements")
         shapes[name] = live
     return shapes
 
