@@ -168,7 +168,7 @@ def test_memory_that_no_machine_has(session):
     for shape in ((1 << 62, 1 << 62), (1 << 55, 4)):
         g = ost.Graph()
         g.set_outputs([g.input("x", shape) + 1])
-        with pytest.raises(ost.GraphError, match=r"x.*too large"):
+        with pytest.raises(ost.GraphError, match="too large"):
             session.compile(g)
 
 

@@ -69,7 +69,7 @@ class Session:
             progress: called with ``(done, total)`` as kernels are compiled.
 
         Raises:
-            GraphError: the graph has no outputs, is malformed, or has a tensor that no memory holds.
+            GraphError: the graph has no outputs, is malformed, or has a tensor beyond all memory.
             InputError: a param is unknown or of another shape or dtype.
             UnsupportedOpError: nodes that the device has no way to compute, every one listed.
         """
