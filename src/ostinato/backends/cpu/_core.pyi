@@ -26,7 +26,15 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from typing_extensions import Buffer as _Buffer  # of collections.abc only from Python 3.12
 
-__all__ = ["MAX_VARS", "Arena", "BoundCall", "Program", "ThreadPool", "memcpy_kernel"]
+__all__ = [
+    "MAX_VARS",
+    "Arena",
+    "BoundCall",
+    "Program",
+    "ThreadPool",
+    "discard_kernel",
+    "memcpy_kernel",
+]
 
 Buffer: TypeAlias = _Buffer | np.ndarray[Any, Any]
 """NumPy's stubs call its arrays buffers only from Python 3.12."""
@@ -61,6 +69,10 @@ MAX_VARS: int
 
 memcpy_kernel: int
 """Address of a kernel that copies bytes ``[begin, end)`` of argument 1 to argument 0."""
+
+discard_kernel: int
+"""Address of a kernel that zeroes bytes ``[begin, end)`` of argument 0, a private mapping such as an
+:class:`Arena`, by giving its pages back to the system. It takes memory again when it is written."""
 
 @final
 class Arena:
@@ -182,6 +194,12 @@ class Program:
         Raises:
             IndexError: there is no such slot, or it is external.
             ValueError: the buffer is not contiguous, or smaller than the former one.
+        """
+    def stop(self, error: Exception, /) -> None:
+        """Lets the memory of fixed slots go. All later runs, those of bound calls too, raise ``error``.
+
+        A run in progress comes to its end first, with the GIL held meanwhile. Stopped once more,
+        the program keeps raising the first error.
         """
     def set_limits(self, limits: Buffer, target: Buffer, source: Buffer, /) -> None:
         """Has all later runs, those of bound calls too, leave out steps' work beyond a limit.

@@ -26,6 +26,7 @@ struct executor {
     size_t n_arguments;
     memory_block scratch;
     size_t scratch_stride;
+    bool stopped; /* guarded by the lock: the memory of slots may be gone */
     bool unbound; /* the pointers of external slots are unknown: write all of them */
 
     /* All of the following lie in the same allocation, behind this struct. */
@@ -191,8 +192,7 @@ static void run_timed(executor *e, const int64_t *vars, double *seconds) {
     }
 }
 
-void executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds) {
-    pthread_mutex_lock(&e->turn->lock);
+static void run_steps(executor *e, char *const *addresses, const int64_t *vars, double *seconds) {
     bind_externals(e, addresses);
     if (seconds != NULL) {
         run_timed(e, vars, seconds);
@@ -201,6 +201,21 @@ void executor_run(executor *e, char *const *addresses, const int64_t *vars, doub
             run_step(e, &e->steps[i], vars);
         }
     }
+}
+
+bool executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds) {
+    pthread_mutex_lock(&e->turn->lock);
+    bool runs = !e->stopped;
+    if (runs) {
+        run_steps(e, addresses, vars, seconds);
+    }
+    pthread_mutex_unlock(&e->turn->lock);
+    return runs;
+}
+
+void executor_stop(executor *e) {
+    pthread_mutex_lock(&e->turn->lock);
+    e->stopped = true;
     pthread_mutex_unlock(&e->turn->lock);
 }
 

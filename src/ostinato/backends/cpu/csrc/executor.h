@@ -53,8 +53,12 @@ void executor_destroy(executor *e);
 
 /* Runs all steps in order; allocates nothing. Runs of one executor, and of
  * those that it takes turns with, on several threads happen one after the other.
- * Where `seconds` is not NULL, the time of each step goes there. */
-void executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds);
+ * Where `seconds` is not NULL, the time of each step goes there. False, and nothing has run, once
+ * the executor was stopped. */
+bool executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds);
+
+/* Waits for a run in progress; there will be no other, so that the memory of slots may go. */
+void executor_stop(executor *e);
 
 /* Points everything that refers to a fixed slot to `address`. Waits for a run in progress. */
 void executor_move(executor *e, size_t slot, char *address);

@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <stdint.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -52,6 +53,17 @@ bool memory_map(memory_block *block, size_t nbytes, bool huge_pages) {
 #endif
     *block = (memory_block){.address = address, .nbytes = nbytes, .reserved = reserved};
     return true;
+}
+
+void memory_discard(char *address, size_t nbytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t before = (page - (uintptr_t)address % page) % page;
+    size_t whole = nbytes > before ? (nbytes - before) / page * page : 0;
+    if (whole == 0 || madvise(address + before, whole, MADV_DONTNEED) != 0) {
+        before = whole = 0; /* all of it is cleared by hand */
+    }
+    memset(address, 0, before);
+    memset(address + before + whole, 0, nbytes - before - whole);
 }
 
 void memory_unmap(memory_block *block) {

@@ -15,6 +15,9 @@ typedef struct {
  * Zero bytes are allowed and still give a valid address. */
 bool memory_map(memory_block *block, size_t nbytes, bool huge_pages);
 
+/* Gives pages within [address, address + nbytes) back to the system; they read as zero again. */
+void memory_discard(char *address, size_t nbytes);
+
 /* Gives the memory back; a block that was never mapped (all zero) is left alone. */
 void memory_unmap(memory_block *block);
 

@@ -1,5 +1,7 @@
-/* The extension module ostinato.backends.cpu._core: its types and its one ready-made kernel. */
+/* The extension module ostinato.backends.cpu._core: its types and its ready-made kernels. */
 #include "python_types.h"
+
+#include "memory.h"
 
 /* A copy step of a program: bytes [begin, end) of argument 1 to argument 0. memmove, because a
  * plan may ask for the copy of a buffer onto itself. */
@@ -8,6 +10,15 @@ static void memcpy_kernel(char *const *buffers, const int64_t *vars, int64_t beg
     (void)vars;
     (void)scratch;
     memmove(buffers[0] + begin, buffers[1] + begin, (size_t)(end - begin));
+}
+
+/* Bytes [begin, end) of argument 0 are needed no more: they cost no memory until they are written
+ * again. A kernel, so that a program that takes turns with others can do it between their runs. */
+static void discard_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+                           char *scratch) {
+    (void)vars;
+    (void)scratch;
+    memory_discard(buffers[0] + begin, (size_t)(end - begin));
 }
 
 static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
@@ -31,7 +42,10 @@ static int core_exec(PyObject *module) {
         PyModule_AddIntMacro(module, MAX_VARS) < 0) {
         return -1;
     }
-    return add_address(module, "memcpy_kernel", (void *)(uintptr_t)memcpy_kernel);
+    if (add_address(module, "memcpy_kernel", (void *)(uintptr_t)memcpy_kernel) < 0) {
+        return -1;
+    }
+    return add_address(module, "discard_kernel", (void *)(uintptr_t)discard_kernel);
 }
 
 static int core_traverse(PyObject *module, visitproc visit, void *arg) {

@@ -48,6 +48,7 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
     Py_VISIT(TYPE_OF(self));
     Py_VISIT(self->pool);
     Py_VISIT(self->owner);
+    Py_VISIT(self->stopped);
     Py_VISIT((PyObject *)self->turns_with);
     for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
         Py_VISIT(self->fixed[i].view.obj);
@@ -55,15 +56,20 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
     return 0;
 }
 
+static void release_fixed(ProgramObject *self) {
+    while (self->n_fixed > 0) {
+        PyBuffer_Release(&self->fixed[--self->n_fixed].view);
+    }
+}
+
 /* Lets go of everything that can close a cycle. A finalizer may still get hold of the program;
  * the missing pool tells program_execute to refuse. The program that it takes turns with takes
  * turns with none, so it closes no cycle, and others may still need its lock. */
 static int program_clear(ProgramObject *self) {
     Py_CLEAR(self->pool);
-    while (self->n_fixed > 0) {
-        PyBuffer_Release(&self->fixed[--self->n_fixed].view);
-    }
+    release_fixed(self);
     Py_CLEAR(self->owner);
+    Py_CLEAR(self->stopped);
     return 0;
 }
 
@@ -85,6 +91,15 @@ static void program_dealloc(ProgramObject *self) {
 
 /* ---- running --------------------------------------------------------------------------------- */
 
+/* A new exception: one that is raised again and again would gather tracebacks. */
+static void raise_alike(PyObject *error) {
+    PyObject *args = PyObject_GetAttrString(error, "args");
+    if (args != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(error), args);
+        Py_DECREF(args);
+    }
+}
+
 int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
                     double *seconds) {
     if (program->pool == NULL) {
@@ -92,9 +107,14 @@ int program_execute(ProgramObject *program, const bindings *b, const int64_t *va
         return -1;
     }
     executor_refresh_after_fork(program->executor); /* holding the GIL: one thread at a time */
+    bool ran;
     Py_BEGIN_ALLOW_THREADS
-    executor_run(program->executor, b->addresses, vars, seconds);
+    ran = executor_run(program->executor, b->addresses, vars, seconds);
     Py_END_ALLOW_THREADS
+    if (!ran) {
+        raise_alike(program->stopped);
+        return -1;
+    }
     return 0;
 }
 
@@ -268,6 +288,22 @@ static PyObject *program_move_slot(ProgramObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* ---- stopping -------------------------------------------------------------------------------- */
+
+/* The GIL stays held; see program_move_slot. */
+static PyObject *program_stop(ProgramObject *self, PyObject *error) {
+    if (!PyObject_IsInstance(error, PyExc_Exception)) {
+        return PyErr_Format(PyExc_TypeError, "stop() takes an exception, not %R", error);
+    }
+    if (self->stopped == NULL) {
+        self->stopped = Py_NewRef(error);
+        executor_refresh_after_fork(self->executor);
+        executor_stop(self->executor);
+        release_fixed(self);
+    }
+    Py_RETURN_NONE;
+}
+
 /* ---- limits ---------------------------------------------------------------------------------- */
 
 static int check_limits(const ProgramObject *self, const Py_buffer *limits) {
@@ -329,6 +365,9 @@ static PyMethodDef program_methods[] = {
     {"move_slot", (PyCFunction)program_move_slot, METH_VARARGS,
      "move_slot($self, slot, buffer, /)\n--\n\n"
      "Has all later runs use other memory for a fixed slot."},
+    {"stop", (PyCFunction)program_stop, METH_O,
+     "stop($self, error, /)\n--\n\n"
+     "Lets the memory of fixed slots go; all later runs raise the error."},
     {"set_limits", (PyCFunction)program_set_limits, METH_VARARGS,
      "set_limits($self, limits, target, source, /)\n--\n\n"
      "Has all later runs leave out what lies beyond each step's limit."},

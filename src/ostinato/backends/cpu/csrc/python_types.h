@@ -62,6 +62,7 @@ typedef struct ProgramObject {
     executor *executor;
     PyObject *pool;        /* NULL after the garbage collector broke a cycle: unusable */
     PyObject *owner;       /* keeps the machine code alive; or NULL */
+    PyObject *stopped;     /* what runs raise since the program was stopped; or NULL */
     struct ProgramObject *turns_with; /* the program whose lock its runs take; or NULL */
     Py_ssize_t n_fixed;
     fixed_slot *fixed;
