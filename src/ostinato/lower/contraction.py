@@ -249,36 +249,65 @@ class Contraction:
         return self.panel * bounds(self.depth)[1]
 
 
-def tile_for(
-    vector_bytes: int, registers: int, acc: DType, m_hint: int, n_hint: int
-) -> tuple[int, int]:
-    """The register tile, ``(rows, panel)``, for products of about ``m_hint`` x ``n_hint``.
+def tile_for(vector_bytes: int, registers: int, acc: DType, m: Dim, n: Dim) -> tuple[int, int]:
+    """The register tile, ``(rows, panel)``, for products of ``m`` x ``n``.
+
+    Where a size is symbolic, the tile takes the least time for products of several sizes, from the
+    least to the greatest, each twice the one before.
 
     Args:
         vector_bytes: the width of a vector register.
         registers: how many vector registers there are.
         acc: the accumulator's dtype.
-        m_hint: rows of the product, at most.
-        n_hint: columns of the product, at most.
+        m: rows of the product.
+        n: columns of the product.
     """
     lanes = max(1, vector_bytes // acc.itemsize)
-    if n_hint < lanes:
-        panel = 1 << max(0, n_hint - 1).bit_length()
-        return min(_most_rows(registers, 1), max(1, m_hint)), panel
+    most_m, most_n = bounds(m)[1], bounds(n)[1]
+    if most_n < lanes:
+        panel = 1 << max(0, most_n - 1).bit_length()
+        return min(_most_rows(registers, 1), max(1, most_m)), panel
     shapes = [
         (rows, vectors)
         for vectors in range(1, _MAX_VECTORS + 1)
-        for rows in _row_choices(m_hint, _most_rows(registers, vectors))
+        for rows in _row_choices(most_m, _most_rows(registers, vectors))
     ]
+    sizes = [(rows, -(-columns // lanes)) for rows in _samples(m) for columns in _samples(n)]
 
     def cost(shape: tuple[int, int]) -> tuple[int, int]:
-        """By time per step of ``k`` over the whole product, then by loads."""
+        """By time, then by loads."""
         rows, vectors = shape
-        tiles = -(-m_hint // rows) * -(-n_hint // (vectors * lanes))
-        return tiles * _tile_time(rows, vectors), tiles * (rows + vectors)
+        tiles = -(-most_m // rows) * -(-most_n // (vectors * lanes))
+        return sum(_cost(shape, size, m, n) for size in sizes), tiles * (rows + vectors)
 
     rows, vectors = min(shapes, key=cost)
     return rows, vectors * lanes
+
+
+def _samples(size: Dim) -> list[int]:
+    """Values of a size that stand for all of them."""
+    least, most = bounds(size)
+    found = [max(1, most)]
+    while found[-1] // 2 >= max(1, least):
+        found.append(found[-1] // 2)
+    return found
+
+
+def _cost(shape: tuple[int, int], size: tuple[int, int], m: Dim, n: Dim) -> int:
+    """Time per step of ``k`` over a whole product of ``size``: rows, and vectors of columns.
+
+    A symbolic ``m`` has a tile of every height for the last rows. A symbolic ``n`` has panels that
+    are packed at each run, the last one in full.
+    """
+    (rows, vectors), (all_rows, all_vectors) = shape, size
+    panels = -(-all_vectors // vectors)
+    if isinstance(m, int):
+        time = -(-all_rows // rows) * _tile_time(rows, vectors)
+    else:
+        full, rest = divmod(all_rows, rows)
+        time = full * _tile_time(rows, vectors) + (_tile_time(rest, vectors) if rest else 0)
+    packing = 0 if isinstance(n, int) else 2 * vectors
+    return panels * (time + packing)
 
 
 def _step(index: Dim, symbol: Symbol, k: tuple[Symbol, ...]) -> Dim:

@@ -106,9 +106,7 @@ class Product:
 
     def tile(self, registers: RegisterFile) -> tuple[int, int]:
         """Rows and columns of the register tile."""
-        return tile_for(
-            registers.vector_bytes, registers.count, self.acc, bounds(self.m)[1], bounds(self.n)[1]
-        )
+        return tile_for(registers.vector_bytes, registers.count, self.acc, self.m, self.n)
 
     # -- packing ------------------------------------------------------------------------------
 
