@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import ostinato as ost
 from ostinato.backends.base import Backend, Capabilities, Executable
 from ostinato.backends.registry import open_backend
 from ostinato.dtypes import ALL_DTYPES
+from ostinato.plan.report import CompileReport
 
 KINDS = ("CPU", "CUDA", "ROCM", "TPU", "METAL", "VULKAN", "WEBGPU", "MLX", "XLA", "REFERENCE")
 
@@ -40,9 +40,7 @@ def test_names_parse(name, kind, index):
     assert len({device, ost.Device(kind, index)}) == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["", "cpu:", ":0", "cpu:x", "cpu:-1", "cpu 1", "cpu:0 ", "1", "a b"]
-)
+@pytest.mark.parametrize("name", ["", "cpu:", ":0", "cpu:x", "cpu:-1", "cpu 1", "cpu:0 ", "1"])
 def test_names_that_do_not_parse(name):
     with pytest.raises(ost.DeviceUnavailableError) as caught:
         ost.Device.parse(name)
@@ -91,7 +89,7 @@ class AbacusExecutable(Executable):
     """Runs a graph with the oracle, and counts."""
 
     def __init__(self, graph: Any, params: Mapping[str, np.ndarray]) -> None:
-        self.report = SimpleNamespace(__str__=lambda: "beads")  # type: ignore[assignment]
+        self.report = CompileReport(graph.name, "ABACUS")
         self._graph = graph
         self._params = dict(params)
 
@@ -203,9 +201,10 @@ def test_a_backend_of_another_package(installed):
     x = np.arange(3, dtype=np.float32)
     assert str(compiled.device) == "ABACUS:1"
     assert compiled.run({"x": x})[0].tolist() == [0, 2, 4]
+    assert "on ABACUS" in compiled.explain()
     with pytest.raises(ost.InputError, match="'x'"):
         compiled.run({"x": x[:2]})
-    with pytest.raises(ost.DeviceUnavailableError, match="ABACUS:2 is not present.*there are 2"):
+    with pytest.raises(ost.DeviceUnavailableError, match=r"ABACUS:2 is not present.*there are 2"):
         ost.Session("abacus:2")
 
 
