@@ -188,8 +188,10 @@ def _clip(d: Draw, dtype: str) -> Value:
 
 
 def _reshape(d: Draw, dtype: str) -> Value:
-    x = d.tensor(dtype, 1, 4, nonempty=True)
+    x = d.tensor(dtype, 1, 4)
     sizes = [int(s) for s in x.shape]
+    if 0 in sizes:
+        return d.g.reshape(x, d.choice(((0,), (3, 0), (0, 2, 2), tuple(sizes[::-1]))))
     if d.chance():
         return d.g.reshape(x, (-1,))
     split = d.integer(0, len(sizes))

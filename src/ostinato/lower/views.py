@@ -48,8 +48,10 @@ def reshape_index(source: Sequence[Dim], target: Sequence[Dim], indices: Indices
     """Where the element at ``indices`` of the reshaped array stands in the array before.
 
     Dimensions are matched in the smallest groups of equal size, so that those which a reshape
-    leaves alone keep their own index.
+    leaves alone keep their own index. In an array of none, any place will do.
     """
+    if any(size == 0 for size in source):
+        return (0,) * len(source)
     result: list[Dim] = []
     for old, new in _matching_groups(source, target):
         sizes = [target[i] for i in new]
@@ -76,11 +78,10 @@ def _matching_groups(
             if grow_old:
                 old.append(i)
                 i += 1
-            elif j < len(target):
+            else:
+                assert j < len(target), f"{source} and {target} are not of one size"
                 new.append(j)
                 j += 1
-            else:  # only with a zero-sized dim: nothing will be read
-                break
         groups.append((old, new))
     return groups
 
