@@ -285,4 +285,5 @@ def _single(name: object, value: Any) -> dict[str, Any]:
 def _read_only(array: Array) -> Array:
     """A view that can not be made writable."""
     octets: Any = array.reshape(-1).view(np.uint8)
-    return np.ndarray(array.shape, array.dtype, memoryview(octets).toreadonly())
+    readable = np.frombuffer(memoryview(octets).toreadonly(), np.uint8)
+    return readable.view(array.dtype).reshape(array.shape)
