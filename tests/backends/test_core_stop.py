@@ -1,4 +1,4 @@
-"""Giving memory back: pages that a program needs no more, and programs that will never run again."""
+"""Giving memory back: pages that are needed no more, programs that will never run again."""
 
 from __future__ import annotations
 

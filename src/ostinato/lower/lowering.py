@@ -39,13 +39,13 @@ from ostinato.lower.updates import (
     scatter_nest,
 )
 from ostinato.ops.convolution import is_depthwise
-from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.program import Kernel
+    from ostinato.variables import Dim
 
 __all__ = ["LOWERED_OPS", "LoweringOptions", "lower"]
 
@@ -227,9 +227,9 @@ class _Lowering:
     def _call(self, region: Region, build: KernelBuilder, kernel: Kernel, outputs: Outputs) -> None:
         self.stored.update(outputs)
         title = "+".join(dict.fromkeys(n.op.name for n in region.members))
-        flops = sum(
-            bounds(n.op.flops([v.type for v in n.inputs], n.attrs))[1] for n in region.members
-        )
+        flops: Dim = 0
+        for node in region.members:
+            flops = flops + node.op.flops([v.type for v in node.inputs], node.attrs)
         labels = tuple(dict.fromkeys(n.label for n in region.members))
         self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))
 

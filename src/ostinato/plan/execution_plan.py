@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.lower.program import LoweredBuffer, Program, Role
 from ostinato.lower.text import kernel_text
 from ostinato.plan.memory import Lifetime, MemoryReport, Placement, place
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from ostinato.lower.program import Call
@@ -96,4 +97,4 @@ def _total(program: Program, roles: tuple[Role, ...]) -> int:
 
 def _info(call: Call) -> KernelInfo:
     nbytes = sum(b.nbytes for b in call.reads()) + sum(b.nbytes for b in call.writes())
-    return KernelInfo(call.title, kernel_text(call.kernel), call.nodes, call.flops, nbytes)
+    return KernelInfo(call.title, kernel_text(call.kernel), call.nodes, bounds(call.flops)[1], nbytes)

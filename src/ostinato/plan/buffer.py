@@ -1,0 +1,323 @@
+"""Memory of a device: storages, and the buffers that are ranges of them."""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ostinato.dtypes import UINT8
+from ostinato.errors import GraphError, InputError, PlanError
+from ostinato.ir.binding import check_values, solve_dims
+from ostinato.ir.leaves import as_numpy
+from ostinato.ir.types import TensorType
+from ostinato.variables import evaluate, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ostinato.dtypes import DType
+
+__all__ = ["Buffer", "HostMemory", "LentStorage", "Memory", "Storage"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Memory(Protocol):
+    """A block of memory as a device hands it out. Offsets and sizes have been checked."""
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Copy bytes of the host into the block."""
+
+    def read(self, offset: int, data: memoryview) -> None:
+        """Copy bytes of the block to the host."""
+
+
+class HostMemory:
+    """Memory that the processor reads and writes itself.
+
+    Attributes:
+        block: what exports the memory as a writable buffer of bytes.
+    """
+
+    def __init__(self, block: Any) -> None:
+        self.block = block
+        self._bytes = memoryview(block).cast("B")
+
+    def write(self, offset: int, data: memoryview) -> None:
+        self._bytes[offset : offset + len(data)] = data
+
+    def read(self, offset: int, data: memoryview) -> None:
+        data[:] = self._bytes[offset : offset + len(data)]
+
+
+class Storage:
+    """One block of device memory, taken when it is first used, and zero then.
+
+    What it is and where buffers lie in it is settled before there is any memory: a plan that is
+    never executed on buffers of its own takes none for them.
+
+    Args:
+        device: whose memory it is.
+        nbytes: its size.
+        allocate: takes that many bytes of the device.
+    """
+
+    def __init__(self, device: Any, nbytes: int, allocate: Callable[[int], Memory]) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        self.allocations = 0  #: how often memory was taken
+        self._allocate = allocate
+        self._memory: Memory | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def memory(self) -> Memory:
+        """The block.
+
+        Raises:
+            PlanError: it was given back for good.
+        """
+        memory = self._memory
+        if memory is not None:
+            return memory
+        with self._lock:
+            self._check_open()
+            if self._memory is None:
+                self._memory = self._allocate(self.nbytes)
+                self.allocations += 1
+            return self._memory
+
+    @property
+    def allocated(self) -> bool:
+        """Whether there is memory at the moment."""
+        return self._memory is not None
+
+    def close(self) -> None:
+        """Give the memory back for good."""
+        with self._lock:
+            self._memory = None
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PlanError("this memory was released; prepare the graph again to run it")
+
+
+class LentStorage(Storage):
+    """A block that somebody else keeps, and may exchange for another: it is asked for at each use.
+
+    Args:
+        device: whose memory it is.
+        nbytes: its size.
+        lend: gives the block of the moment.
+    """
+
+    def __init__(self, device: Any, nbytes: int, lend: Callable[[], Memory]) -> None:
+        super().__init__(device, nbytes, lambda _: lend())
+        self._lend = lend
+
+    @property
+    def memory(self) -> Memory:
+        """The block of the moment.
+
+        Raises:
+            PlanError: it was given back for good.
+        """
+        self._check_open()
+        return self._lend()
+
+
+class Buffer:
+    """A tensor's bytes: a range of a storage, C-ordered (SPEC section 3).
+
+    Where the type has Variables, the range has room for their greatest values, while
+    :attr:`shape`, and what :meth:`copyout` gives, follow the values that the plan last ran with;
+    the elements lie at the start of the range, without gaps.
+
+    Args:
+        storage: the memory.
+        offset: where in it the buffer starts, in bytes.
+        type: dtype and shape.
+        sizes: the values of the Variables, which may change; needed only if ``type`` has some.
+        read_only: what makes the buffer not for the user to write, or nothing.
+        write: writes the whole buffer in the place of :meth:`copyin`, where others must know of it.
+
+    Raises:
+        PlanError: the range is not within the storage.
+    """
+
+    __slots__ = ("_read_only", "_sizes", "_write", "nbytes", "offset", "storage", "type")
+
+    def __init__(
+        self,
+        storage: Storage,
+        offset: int,
+        type: TensorType,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        read_only: str = "",
+        write: Callable[[Array], None] | None = None,
+    ) -> None:
+        self.storage = storage
+        self.offset = offset
+        self.type = type
+        self.nbytes = type.max_bytes
+        self._sizes = sizes or {}
+        self._read_only = read_only
+        self._write = write
+        if not 0 <= offset <= offset + self.nbytes <= storage.nbytes:
+            raise PlanError(
+                f"bytes {offset}..{offset + self.nbytes} are not within the {storage.nbytes} "
+                "bytes of their storage"
+            )
+
+    @property
+    def device(self) -> Any:
+        """Whose memory it is."""
+        return self.storage.device
+
+    @property
+    def storage_id(self) -> int:
+        """The same for buffers of one storage, different for those of another living one."""
+        return id(self.storage)
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.type.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, at the values of the Variables that the plan last ran with."""
+        return tuple(evaluate(dim, self._sizes) for dim in self.type.shape)
+
+    @property
+    def end(self) -> int:
+        """Where in the storage the buffer ends."""
+        return self.offset + self.nbytes
+
+    def copyin(self, data: Any) -> None:
+        """Write the buffer.
+
+        Args:
+            data: an array of the buffer's dtype and shape, or ``bytes``, a ``bytearray`` or a
+                ``memoryview`` with as many bytes. Where the shape has Variables, any size that
+                some of their values give.
+
+        Raises:
+            InputError: dtype, shape or size differs, or the buffer is not the user's to write.
+            VariableError: a size is out of its Variable's bounds.
+            PlanError: the memory was released.
+        """
+        if self._read_only:
+            raise InputError(f"{self!r} is {self._read_only}, which cannot be written")
+        raw = isinstance(data, bytes | bytearray | memoryview)
+        array = self._from_bytes(data) if raw else self._elements(data)
+        if self._write is not None:
+            self._write(array)
+        else:
+            self.storage.memory.write(self.offset, _bytes_of(array))
+
+    def copyout(self) -> Array:
+        """A fresh array with the buffer's contents, of its live shape.
+
+        Raises:
+            PlanError: the memory was released.
+        """
+        array = np.empty(self.shape, self.dtype.numpy)
+        self.storage.memory.read(self.offset, _bytes_of(array))
+        return array
+
+    def view(self, offset: int, nbytes: int) -> Buffer:
+        """A buffer on part of these bytes: one-dimensional.
+
+        It has this buffer's dtype where offset and size are whole elements, else ``uint8``.
+
+        Raises:
+            InputError: the part is not within the buffer.
+        """
+        try:
+            start, size = operator.index(offset), operator.index(nbytes)
+        except TypeError:
+            raise InputError(f"a view takes two ints, got {offset!r} and {nbytes!r}") from None
+        if start < 0 or size < 0 or start + size > self.nbytes:
+            raise InputError(
+                f"{size} bytes from byte {start} are not within the {self.nbytes} of {self!r}"
+            )
+        read_only = self._read_only or ("only part of what is written whole" if self._write else "")
+        return Buffer(
+            self.storage,
+            self.offset + start,
+            _flat_type(self.dtype, start, size),
+            read_only=read_only,
+        )
+
+    def reshaped(self, type: TensorType) -> Buffer:
+        """The same bytes as elements of another type of the same size.
+
+        Raises:
+            PlanError: the sizes differ.
+        """
+        if type.max_bytes != self.nbytes:
+            raise PlanError(f"{self!r} cannot be seen as {type}, which has {type.max_bytes} bytes")
+        return Buffer(
+            self.storage,
+            self.offset,
+            type,
+            sizes=self._sizes,
+            read_only=self._read_only,
+            write=None if self._write is None else self._write_reshaped,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Buffer {self.type} on {self.device}, {self.nbytes} bytes at {self.offset}>"
+
+    # -- what is written ---------------------------------------------------------------------------
+
+    def _write_reshaped(self, array: Array) -> None:
+        assert self._write is not None
+        self._write(array.reshape(self.shape))
+
+    def _from_bytes(self, data: bytes | bytearray | memoryview) -> Array:
+        """The elements that ``data`` holds, as many as there are live ones or there is room for."""
+        try:
+            octets = np.frombuffer(data, np.uint8) if memoryview(data).nbytes else np.empty(0, "u1")
+        except ValueError as error:  # released, or not contiguous
+            raise InputError(f"{self!r}: {error}") from None
+        live = math.prod(self.shape) * self.dtype.itemsize
+        if octets.nbytes not in (live, self.nbytes):
+            wanted = f"{live} or {self.nbytes}" if live != self.nbytes else str(live)
+            raise InputError(f"{self!r} takes {wanted} bytes, got {octets.nbytes}")
+        elements: Array = octets.view(self.dtype.numpy)
+        return elements.reshape(self.shape) if octets.nbytes == live else elements
+
+    def _elements(self, data: Any) -> Array:
+        try:
+            array = as_numpy(data)
+        except GraphError as error:
+            raise InputError(f"{self!r}: {error}") from None
+        if array.dtype != self.dtype.numpy:
+            raise InputError(f"{self!r} holds {self.dtype}, got {array.dtype}; cast the array")
+        values = solve_dims({"the array": (self.type.shape, array.shape)}, {})
+        known = {s.name: s for dim in self.type.shape for s in symbols(dim) if s.name in values}
+        check_values(known, values)
+        if array.nbytes > self.nbytes:
+            raise InputError(f"{self!r} takes at most {self.nbytes} bytes, got {array.nbytes}")
+        return array
+
+
+def _flat_type(dtype: DType, offset: int, nbytes: int) -> TensorType:
+    if offset % dtype.itemsize or nbytes % dtype.itemsize:
+        dtype = UINT8
+    return TensorType(dtype, (nbytes // dtype.itemsize,))
+
+
+def _bytes_of(array: Array) -> memoryview:
+    """The bytes of a C-ordered array; NumPy exports some dtypes in no other way."""
+    octets: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(octets) if array.size else memoryview(b"")
