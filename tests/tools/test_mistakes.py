@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ostinato as ost
 from ostinato.tools.cli import main
+from ostinato.tools.feeds import load_array
 
 from .conftest import Cli, report
 
@@ -69,6 +71,28 @@ def test_arrays_that_cannot_be_read(cli: Cli, dense: Path, tmp_path: Path) -> No
     np.savez(tmp_path / "two.npz", a=np.ones(2), b=np.ones(2))
     (tmp_path / "two.npz").rename(path)
     assert "several arrays" in message()
+
+
+def test_damaged_arrays(tmp_path: Path) -> None:
+    """Whatever NumPy's parsers make of the bytes, it is an error of ours or an array."""
+    path = tmp_path / "x.npy"
+    np.save(path, np.ones((3, 4), np.float32))
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole) - 48, 3):
+            damaged[place] = rng.integers(256)
+        path.write_bytes(damaged)
+        try:
+            assert isinstance(load_array(str(path)), np.ndarray)
+        except ost.InputError:
+            refused += 1
+    assert refused > 200
+    path.write_bytes(b"PK\x03\x04 and more")
+    with pytest.raises(ost.InputError, match="cannot read the array"):
+        load_array(str(path))
 
 
 def test_pickles_are_never_opened(cli: Cli, dense: Path, tmp_path: Path) -> None:

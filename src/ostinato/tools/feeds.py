@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +94,9 @@ def load_array(path: str) -> Array:
         InputError: there is no such file, or it holds no such array.
     """
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, EOFError, ValueError, OverflowError, MemoryError, SyntaxError) as error:
+        with warnings.catch_warnings(action="ignore"):  # on damage that NumPy then stumbles over
+            array = np.load(path, allow_pickle=False)
+    except Exception as error:  # its parsers let all kinds of exceptions through
         raise InputError(f"cannot read the array {path!r}: {error}") from None
     if not isinstance(array, np.ndarray):
         array.close()

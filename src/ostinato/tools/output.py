@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["FAILED", "bytes_text", "console", "count_text", "failures", "print_json", "table"]
+__all__ = [
+    "FAILED",
+    "bytes_text",
+    "console",
+    "count_text",
+    "failures",
+    "print_json",
+    "printable",
+    "table",
+]
 
 #: The exit code for what the user can mend: a missing file, an unsupported model, a wrong shape.
 FAILED = 1
