@@ -87,8 +87,8 @@ class Contraction:
         acc: the accumulator's dtype.
         epilogue: stores over ``batch``, ``m`` and ``n``, in which ``Accumulator`` is the sum.
         variables: the graph's Variables in the order of ``vars``.
-        row_limit: the argument that holds one int64: of how many leading rows the sums are
-            wanted; ``None`` where all are. What the others' stores leave is undefined. It needs
+        idle: the argument that holds one int64, within ``0..m``: how many of the last rows are not
+            wanted, and what is stored for them undefined; ``None`` where all are wanted. It needs
             an ``m`` of known size and no ``batch``.
     """
 
@@ -107,7 +107,7 @@ class Contraction:
     acc: DType
     epilogue: tuple[Store, ...]
     variables: tuple[Symbol, ...] = ()
-    row_limit: int | None = None
+    idle: int | None = None
 
     #: Points of the parallel range may run at the same time and in any order.
     parallel: ClassVar[bool] = True
@@ -204,16 +204,16 @@ class Contraction:
         """The parallel range: batch points x row blocks x panels."""
         return prod(extent_of(symbol) for symbol in self.batch) * self.blocks * self.panels
 
-    def computed_rows(self, limit: Dim) -> Dim:
-        """How many rows are computed where ``limit`` are wanted: whole tiles, but no row beyond.
+    def computed_rows(self, wanted: Dim) -> Dim:
+        """How many rows are computed where the first ``wanted`` are wanted: whole tiles.
 
-        A row comes from the same tile whatever the limit is, so its sums are the same bits.
+        A row comes from the same tile however many are wanted, so its sums are the same bits.
         """
-        return minimum(ceil_div(limit, self.rows) * self.rows, extent_of(self.m))
+        return minimum(ceil_div(wanted, self.rows) * self.rows, extent_of(self.m))
 
-    def limited_extent(self, limit: int) -> Dim:
-        """The parallel range where ``limit`` rows are wanted."""
-        return ceil_div(self.computed_rows(limit), self.block) * self.panels
+    def extent_for(self, wanted: int) -> Dim:
+        """The parallel range where the first ``wanted`` rows are wanted."""
+        return ceil_div(self.computed_rows(wanted), self.block) * self.panels
 
     @cached_property
     def panels_innermost(self) -> bool:

@@ -47,11 +47,11 @@ class Cut:
 
     Attributes:
         extent: steps of its parallel range.
-        rows: what its :attr:`~ostinato.lower.contraction.Contraction.row_limit` is to hold.
+        idle: what its :attr:`~ostinato.lower.contraction.Contraction.idle` is to hold.
     """
 
     extent: int
-    rows: int
+    idle: int
 
 
 class LeadingRows:
@@ -117,7 +117,7 @@ class _Walk:
     """How a kernel comes past its rows.
 
     Attributes:
-        symbol: the outermost axis of its parallel range, or the one that a row limit bounds.
+        symbol: the outermost axis of its parallel range, or the rows of a contraction that may leave out some.
         size: how many values that axis takes.
     """
 
@@ -127,15 +127,15 @@ class _Walk:
     def cut(self, kernel: Kernel, actual: int, upper: int) -> Cut:
         """The range that covers the first ``actual`` of ``upper`` parts of the axis."""
         wanted = actual * (self.size // upper)
-        if isinstance(kernel, Contraction) and kernel.row_limit is not None:
-            extent = kernel.limited_extent(wanted)
+        if isinstance(kernel, Contraction) and kernel.idle is not None:
+            extent = kernel.extent_for(wanted)
         elif isinstance(kernel, LoopNest) and not kernel.axes:
             extent = ceil_div(wanted, kernel.block)
         else:
             assert isinstance(kernel.extent, int)
             extent = kernel.extent // self.size * wanted
         assert isinstance(extent, int)
-        return Cut(extent, wanted)
+        return Cut(extent, self.size - wanted)
 
 
 def _stays_in_row(access: _Access, walk: _Walk, rows: LeadingRows) -> bool:
@@ -164,7 +164,7 @@ def _walk(kernel: Kernel) -> _Walk | None:
         case LoopNest():
             axes = (*kernel.axes, *([kernel.lane_axis] if kernel.lane_axis else []))
         case Contraction():
-            axes = kernel.batch or ((kernel.m,) if kernel.row_limit is not None else ())
+            axes = kernel.batch or ((kernel.m,) if kernel.idle is not None else ())
         case AttentionKernel():
             axes = kernel.batch
     sizes = [extent_of(symbol) for symbol in axes]

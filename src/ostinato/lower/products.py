@@ -167,11 +167,10 @@ class Product:
         at = self.out_at(batch, m, n)
         epilogue = self._stores(build, Accumulator(self.acc), at, outputs)
         (m_symbol,), (n_symbol,) = symbols_of([m]), symbols_of([n])
-        limit = None
+        idle = None
         if not symbols_of(batch) and self._counts_leading_rows(m_symbol, at):
-            name = f"{self.node.label}.rows"
-            wanted = LoweredBuffer(TensorType(INT64, (1,)), Role.LIMIT, name)
-            limit = build.argument(wanted, reads=True)
+            count = LoweredBuffer(TensorType(INT64, (1,)), Role.IDLE, f"{self.node.label}.idle")
+            idle = build.argument(count, reads=True)
         return Contraction(
             build.args,
             symbols_of(batch),
@@ -188,7 +187,7 @@ class Product:
             self.acc,
             epilogue,
             variables,
-            limit,
+            idle,
         )
 
     def _counts_leading_rows(self, m: Symbol, at: Indices) -> bool:

@@ -27,7 +27,7 @@ class Role(enum.Enum):
     CONSTANT = "constant"  #: known while compiling
     PREPARED = "prepared"  #: computed from params and constants alone, once per write of a param
     TEMP = "temp"  #: lives within one run; shares the arena
-    LIMIT = "limit"  #: one int64: how many leading rows a kernel is to compute; set between runs
+    IDLE = "idle"  #: how many of the last rows a kernel may leave out; zero, or set between runs
 
 
 @dataclass(eq=False)
@@ -93,14 +93,14 @@ class Call:
         buffers: one per kernel argument; ``kernel.args`` says which are read and written.
         nodes: labels of the graph nodes that it computes.
         title: what it does, in a word or two (``"matmul+gelu"``).
-        flops: floating point operations at the largest sizes.
+        flops: floating point operations, as a dim.
     """
 
     kernel: Kernel
     buffers: tuple[LoweredBuffer, ...]
     nodes: tuple[str, ...]
     title: str
-    flops: int = 0
+    flops: Dim = 0
 
     def reads(self) -> list[LoweredBuffer]:
         pairs = zip(self.kernel.args, self.buffers, strict=True)

@@ -115,8 +115,8 @@ class _Printer:
         left = f"{kernel.a_dtype.short} b{kernel.a}[{self._dim(kernel.a_index)}]"
         right = f"b{kernel.b}.group[{self._dim(kernel.b_group)}]"
         self._line(1, f"accumulate {kernel.acc.short} {left} * {right}")
-        if kernel.row_limit is not None:
-            self._line(1, f"first b{kernel.row_limit}[0] rows")
+        if kernel.idle is not None:
+            self._line(1, f"without the last b{kernel.idle}[0] rows")
         for store in kernel.epilogue:
             self._statement(store)
 
@@ -231,12 +231,14 @@ class _Printer:
                 self._bind(scalar.bindings)
                 return f"load {dtype} b{scalar.buffer}[{self._dim(scalar.index)}]"
             case IndexValue():
+                self._bind(scalar.bindings)
                 return f"index {dtype} {self._dim(scalar.index)}"
             case Apply():
                 arguments = [self._scalar(operand) for operand in scalar.operands]
                 arguments += [f"{name}={self._attr(value)}" for name, value in scalar.attrs]
                 return f"{scalar.op} {dtype}({', '.join(arguments)})"
             case Guard():
+                self._bind(scalar.bindings)
                 body, otherwise = self._scalar(scalar.body), self._scalar(scalar.otherwise)
                 conditions = self._conditions(scalar.conditions)
                 return f"guard {dtype} {body} if {conditions} else {otherwise}"

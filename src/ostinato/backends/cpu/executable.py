@@ -29,8 +29,6 @@ __all__ = ["CpuExecutable"]
 
 Array = np.ndarray[Any, Any]
 
-_NO_LIMIT = np.int64(np.iinfo(np.int64).max)
-
 #: Bytes of a param that one thread copies before it looks for more.
 _COPIED_AT_ONCE = 1 << 18
 
@@ -75,16 +73,15 @@ class CpuExecutable(Executable):
         sizes = self._layout.sizes
         self._arena = _core.Arena(sizes[Slot.ARENA])
         self._states = _core.Arena(sizes[Slot.STATES])
-        self._limits = _core.Arena(sizes[Slot.LIMITS])
+        self._idle = _core.Arena(sizes[Slot.IDLE])
         steps = [self._step(call) for call in self.program.calls]
         slots = [*self._fixed(), *self._externals()]
         self._run = self._native(steps, slots, owner=(self._code, self._weights))
-        self._set_limits([None] * len(steps))
         self.plan = ExecutionPlan(self._device, self.program, self._layout.placement)
 
     def _fixed(self) -> list[_core.Slot]:
         """In the order of :class:`Slot`."""
-        return [self._arena, self._constants, self._weights.arena, self._states, self._limits]
+        return [self._arena, self._constants, self._weights.arena, self._states, self._idle]
 
     def _externals(self) -> Iterator[_core.Slot]:
         for buffer in (*self.program.inputs.values(), *self.program.outputs.values()):
@@ -197,25 +194,25 @@ class CpuExecutable(Executable):
 
     def limit_rows(self, extent: tuple[int, int] | None) -> None:
         if extent is None or extent[0] == extent[1]:
-            self._set_limits([None] * len(self.program.calls))
+            self._cut([None] * len(self.program.calls))
             return
         actual, upper = extent
         if upper not in self._leading_rows:
             self._leading_rows[upper] = LeadingRows(self.program, upper)
-        self._set_limits(self._leading_rows[upper].cuts(actual))
+        self._cut(self._leading_rows[upper].cuts(actual))
 
-    def _set_limits(self, cuts: Sequence[Cut | None]) -> None:
+    def _cut(self, cuts: Sequence[Cut | None]) -> None:
         """Have each step run as far as its cut says; ``None``: in full."""
-        limits = np.full(len(cuts), _NO_LIMIT)
-        rows = np.full(self._limits.nbytes // _NO_LIMIT.itemsize, _NO_LIMIT)
+        limits = np.full(len(cuts), np.iinfo(np.int64).max)
+        idle = np.zeros(self._idle.nbytes // limits.itemsize, np.int64)
         for position, (call, cut) in enumerate(zip(self.program.calls, cuts, strict=True)):
             if cut is None:
                 continue
             limits[position] = cut.extent
             for buffer in call.buffers:
-                if buffer.role is Role.LIMIT:
-                    rows[self._layout.places[buffer][1] // _NO_LIMIT.itemsize] = cut.rows
-        self._run.set_limits(limits, self._limits, rows)
+                if buffer.role is Role.IDLE:
+                    idle[self._layout.places[buffer][1] // limits.itemsize] = cut.idle
+        self._run.set_limits(limits, self._idle, idle)
 
     # -- the arena ---------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class Slot(IntEnum):
     CONSTANTS = 1  #: shared by clones for good
     WEIGHTS = 2  #: params and what is prepared from them; shared by clones until one writes
     STATES = 3  #: what lives from run to run
-    LIMITS = 4  #: how many leading rows kernels are to compute
+    IDLE = 4  #: how many rows kernels may leave out
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Layout:
             (Slot.CONSTANTS, (Role.CONSTANT,)),
             (Slot.WEIGHTS, (Role.PARAM, Role.PREPARED)),
             (Slot.STATES, (Role.STATE,)),
-            (Slot.LIMITS, (Role.LIMIT,)),
+            (Slot.IDLE, (Role.IDLE,)),
         ):
             members = [buffer for buffer in owned if buffer.role in roles]
             offsets, size = _side_by_side(members)

@@ -93,8 +93,8 @@ class _Renderer:
         self.item = axis("range.item", contraction.extent)
         self.rows: Dim = extent_of(contraction.m)
         self.blocks = contraction.blocks
-        if contraction.row_limit is not None:
-            self.rows = axis("m.wanted", max_extent(contraction.m) + 1)
+        if contraction.idle is not None:
+            self.rows = axis("m.computed", max_extent(contraction.m) + 1)
             if self.blocks != 1:
                 self.blocks = ceil_div(self.rows, contraction.block)
         self.block = axis("m.block", contraction.blocks)
@@ -115,7 +115,7 @@ class _Renderer:
     def render(self) -> None:
         kernel = self.kernel
         outermost = Scope(symbols=dict(kernel.variables))
-        self._read_row_limit(outermost)
+        self._read_idle(outermost)
         for dim in tile_dims(self.contraction):
             self.indices.scalar(dim, outermost)
 
@@ -128,16 +128,16 @@ class _Renderer:
         counted_loop(self.builder, kernel.begin, kernel.end, 1, body, name="item")
         self.builder.ret_void()
 
-    def _read_row_limit(self, scope: Scope) -> None:
-        """Gives :attr:`rows` its value where an argument holds the limit."""
+    def _read_idle(self, scope: Scope) -> None:
+        """Gives :attr:`rows` its value where an argument says how many are not wanted."""
         c, b = self.contraction, self.builder
-        if c.row_limit is None:
+        if c.idle is None:
             return
-        most = I64(max_extent(c.m))
-        given = b.load(self.kernel.buffers[c.row_limit], align=8, typ=I64)
-        limit = axis("m.limit", max_extent(c.m) + 1)
-        scope.symbols[_symbol(limit)] = b.select(b.icmp_signed("<", given, most), given, most)
-        scope.symbols[_symbol(self.rows)] = self.indices.scalar(c.computed_rows(limit), scope)
+        most = max_extent(c.m)
+        wanted = axis("m.wanted", most + 1)
+        idle = b.load(self.kernel.buffers[c.idle], align=8, typ=I64)
+        scope.symbols[_symbol(wanted)] = b.sub(I64(most), idle)
+        scope.symbols[_symbol(self.rows)] = self.indices.scalar(c.computed_rows(wanted), scope)
 
     def _take_apart(self, item: Scope) -> None:
         """Finds the batch point, row block and panel of an item."""
