@@ -217,7 +217,10 @@ def _pad(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
             conditions.append(size + before - 1 - index)
     body = build.at(x, tuple(inner))
     otherwise = Number(node.attrs["value"], x.dtype)
-    return Guard(tuple(conditions), body, otherwise, x.dtype) if conditions else body
+    if not conditions:
+        return body
+    bindings = build.bindings_of(*conditions)
+    return Guard(tuple(conditions), body, otherwise, x.dtype, bindings)
 
 
 def _take(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
@@ -260,7 +263,8 @@ def _dynamic_slice(build: KernelBuilder, node: Node, indices: Indices) -> Scalar
 
 
 def _iota(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
-    return IndexValue(indices[node.attrs["axis"]], node.outputs[0].dtype)
+    index = indices[node.attrs["axis"]]
+    return IndexValue(index, node.outputs[0].dtype, build.bindings_of(index))
 
 
 def _dim_value(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:

@@ -67,7 +67,7 @@ class Dependences:
             if isinstance(statement, Store):
                 self._data.update((b.symbol, b.value) for b in statement.bindings)
         for scalar in reached(root for s in statements for root in roots(s)):
-            if isinstance(scalar, Load):
+            if isinstance(scalar, Load | IndexValue | Guard):
                 self._data.update((b.symbol, b.value) for b in scalar.bindings)
 
     @property

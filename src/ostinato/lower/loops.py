@@ -45,6 +45,7 @@ __all__ = [
     "max_extent",
     "operands",
     "parallel_extent",
+    "values",
 ]
 
 # -- scalar expressions ----------------------------------------------------------------------
@@ -85,10 +86,17 @@ class Number:
 
 @dataclass(frozen=True, eq=False)
 class IndexValue:
-    """An index expression as a number: iota, and the run-time value of a dim."""
+    """An index expression as a number: iota, and the run-time value of a dim.
+
+    Attributes:
+        index: what the number is.
+        dtype: its type.
+        bindings: the data symbols that ``index`` mentions.
+    """
 
     index: Dim
     dtype: DType
+    bindings: tuple[Binding, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,12 +118,16 @@ class Guard:
 
     ``body`` may load from addresses that are valid only under the conditions: it is evaluated
     under a mask, and reads nothing where the mask is off.
+
+    Attributes:
+        bindings: the data symbols that the conditions mention.
     """
 
     conditions: tuple[Dim, ...]
     body: Scalar
     otherwise: Scalar
     dtype: DType
+    bindings: tuple[Binding, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,10 +279,15 @@ class LoopNest:
 
 def operands(scalar: Scalar) -> Iterator[Scalar]:
     """The expressions that ``scalar`` is made of, those of its bindings included."""
+    yield from values(scalar)
+    if isinstance(scalar, Load | IndexValue | Guard):
+        for binding in scalar.bindings:
+            yield binding.value
+
+
+def values(scalar: Scalar) -> Iterator[Scalar]:
+    """The expressions that ``scalar`` is computed from, those of its indices aside."""
     match scalar:
-        case Load():
-            for binding in scalar.bindings:
-                yield binding.value
         case Apply():
             yield from scalar.operands
         case Guard():

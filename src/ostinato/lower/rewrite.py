@@ -82,13 +82,15 @@ class Rewriter:
                     self._bound(scalar.bindings),
                 )
             case IndexValue():
-                return IndexValue(self._index(scalar.index), scalar.dtype)
+                bindings = self._bound(scalar.bindings)
+                return IndexValue(self._index(scalar.index), scalar.dtype, bindings)
             case Apply():
                 return replace(scalar, operands=tuple(map(self.scalar, scalar.operands)))
             case Guard():
                 conditions = tuple(map(self._index, scalar.conditions))
                 body, otherwise = self.scalar(scalar.body), self.scalar(scalar.otherwise)
-                return Guard(conditions, body, otherwise, scalar.dtype)
+                bindings = self._bound(scalar.bindings)
+                return Guard(conditions, body, otherwise, scalar.dtype, bindings)
             case Number() | Ref() | Accumulator():
                 return scalar
 

@@ -23,7 +23,7 @@ from ostinato.lower.loops import (
     Stage,
     Statement,
     Store,
-    operands,
+    values,
 )
 from ostinato.variables import Symbol, symbols
 
@@ -228,8 +228,7 @@ def _values(statements: Iterable[Statement]) -> Iterator[Scalar]:
         if id(scalar) not in seen:
             seen.add(id(scalar))
             yield scalar
-            if not isinstance(scalar, Load):
-                waiting.extend(operands(scalar))
+            waiting.extend(values(scalar))
 
 
 def _data_dtypes(statements: Iterable[Statement]) -> set[DType]:
