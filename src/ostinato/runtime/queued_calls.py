@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ostinato.errors import GraphError
+from ostinato.errors import GraphError, InputError
 from ostinato.ir.leaves import as_array
 from ostinato.runtime.execution import Execution, nothing
 from ostinato.runtime.signature import Live
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ostinato.runtime.arrays import Array
 
 __all__ = ["QueuedCalls"]
@@ -51,6 +49,8 @@ class QueuedCalls(Execution):
             InputError, VariableError: as :meth:`run`. Unless handles are fed from run to run, all
                 sets are checked before the first one runs.
         """
+        if not isinstance(input_sets, Iterable):
+            raise InputError(f"expected a list of inputs for each run, got {input_sets!r:.80}")
         sets = list(input_sets)
         self._commits.settle()
         with self._turn:
