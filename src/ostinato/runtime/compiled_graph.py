@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.backends.turns import Turn
 from ostinato.errors import InputError
 from ostinato.runtime.active_extent import ActiveExtent
 from ostinato.runtime.arrays import checked_mapping
 from ostinato.runtime.execution import nothing
 from ostinato.runtime.handle_calls import HandleCalls
 from ostinato.runtime.queued_calls import QueuedCalls
-from ostinato.runtime.turns import Queue, Turn
+from ostinato.runtime.turns import Queue
 from ostinato.runtime.typed import check_typed_inputs, check_typed_param, to_bytes
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.backends.turns import Turn
 from ostinato.errors import InputError
 from ostinato.runtime.handles import Handles, output_index
-from ostinato.runtime.turns import Queue, Turn
+from ostinato.runtime.turns import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,36 +1,17 @@
-"""Taking turns: a lock, and a queue, that a forked process does not inherit in use."""
+"""A queue of calls that a forked process does not inherit in use."""
 
 from __future__ import annotations
 
 import os
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+from ostinato.backends.turns import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Queue", "Turn"]
-
-
-class Turn:
-    """A lock for ``with``; its holder may take it again.
-
-    A child of ``os.fork`` finds it free, whoever held it in the parent: the thread that did so does
-    not exist in the child.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._process = os.getpid()
-
-    def __enter__(self) -> None:
-        if self._process != os.getpid():
-            self._lock, self._process = threading.RLock(), os.getpid()
-        self._lock.acquire()
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.release()
+__all__ = ["Queue"]
 
 
 class Queue:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu import _core
+from ostinato.backends.turns import Turn
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.plan.execution_plan import arena_placement
 from ostinato.plan.memory import ALIGNMENT, Placement
@@ -105,7 +105,7 @@ class Tenancy:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.guard = threading.RLock()
+        self.guard = Turn()
         self._enter(_Block(nbytes))
 
     @property
