@@ -102,6 +102,8 @@ class _Run:
                 memory.array[...] = self.inputs[buffer.name]
             elif buffer.role is Role.CONSTANT:
                 memory.array[...] = buffer.data
+            elif buffer.role is Role.IDLE:
+                memory.array[...] = 0
             self._memory[id(buffer)] = memory
         return self._memory[id(buffer)]
 
