@@ -25,6 +25,7 @@ from ostinato.variables import (
     ceil_div,
     coefficient,
     floor_div,
+    minimum,
     prod,
     symbols,
 )
@@ -299,11 +300,13 @@ def attention_tiles(node: Node, registers: RegisterFile) -> AttentionTiles:
     q, k, v = node.inputs[:3]
     acc = q.dtype.accumulator
     group = floor_div(q.shape[1], k.shape[1])
-    rows, keys, features = (bounds(n)[1] for n in (group * q.shape[2], k.shape[2], v.shape[3]))
-    even = -(-rows // max(1, -(-rows // _BLOCK_ROWS)))
-    scores = tile_for(registers.vector_bytes, registers.count, acc, even, min(keys, _BLOCK_KEYS))
-    values = tile_for(registers.vector_bytes, registers.count, acc, even, features)
-    panels = max(1, -(-min(keys, _BLOCK_KEYS) // scores[1]))
+    most = bounds(group * q.shape[2])[1]
+    even = -(-most // max(1, -(-most // _BLOCK_ROWS)))
+    rows = minimum(group * q.shape[2], even)
+    keys = minimum(k.shape[2], _BLOCK_KEYS)
+    scores = tile_for(registers.vector_bytes, registers.count, acc, rows, keys)
+    values = tile_for(registers.vector_bytes, registers.count, acc, rows, v.shape[3])
+    panels = max(1, -(-bounds(keys)[1] // scores[1]))
     return AttentionTiles(scores, values, max(1, even), panels * scores[1])
 
 
