@@ -147,7 +147,7 @@ def test_what_is_prepared_follows_every_write(session):
 
     params = {name: fresh(name) for name in g.params}
     compiled = session.compile(g, params)
-    assert compiled.plan.prepared_kernels, "this graph is meant to have some"
+    assert compiled.plan.preparation, "this graph is meant to have some"
     x = rng.standard_normal((8, 24)).astype(np.float32)
     y = [np.empty((8, 24), np.float32), np.empty((6, 3), np.float32)]
     bound = compiled.bind({"x": x}, y)

@@ -46,8 +46,12 @@ class Executable(ABC):
     happen one after the other.
     """
 
-    plan: ExecutionPlan
     report: CompileReport
+    unset: set[str]  #: params that were never written
+
+    @abstractmethod
+    def make_plan(self) -> ExecutionPlan:
+        """A plan that runs this, on buffers of its own for inputs and outputs."""
 
     @abstractmethod
     def write_params(self, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -108,6 +112,17 @@ class Executable(ABC):
 
         Params, and what is prepared from them, are shared until one side writes a param, and no
         longer: what one side writes never shows on the other.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Give back the memory of what lives within a run, until the next run writes it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back all memory that is not shared, for good.
+
+        From now on every other method, and every bound call, raises :class:`PlanError`.
         """
 
     @property

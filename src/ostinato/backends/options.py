@@ -18,6 +18,8 @@ class CompileOptions:
         epilogue_fusion: join elementwise nodes with the matmul or convolution before them.
         rowwise_fusion: join reductions along rows with what surrounds them.
         cast_inputs: convert inputs and params of another dtype instead of refusing them.
+        keep_intermediates: give every intermediate value that is in memory a place of its own, so
+            that a plan's buffers hold it after a run.
         verify: check the graph between passes.
         target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.
     """
@@ -28,5 +30,6 @@ class CompileOptions:
     epilogue_fusion: bool = True
     rowwise_fusion: bool = True
     cast_inputs: bool = False
+    keep_intermediates: bool = False
     verify: bool = False
     target: str = "host"

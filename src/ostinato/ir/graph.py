@@ -209,6 +209,8 @@ class BaseGraph:
         inputs, params, states: leaves by name.
         outputs: results by name, in order.
         assignments: by state name, the value that the state holds after the run.
+        stand_ins: in a rewritten graph, by the id of a value of the first graph, what stands for it
+            here, as far as anything does.
     """
 
     name: str = "graph"
@@ -219,6 +221,7 @@ class BaseGraph:
     outputs: dict[str, Value] = field(default_factory=dict)
     assignments: dict[str, Value] = field(default_factory=dict)
     param_values: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    stand_ins: dict[int, Value] | None = None
     _variables: dict[str, Symbol] = field(default_factory=dict)
     _next_id: int = 0
     _label: str = ""

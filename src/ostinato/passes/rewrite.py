@@ -150,7 +150,14 @@ class Rewriter:
         new = self._new
         self.graph.outputs = {name: new[v] for name, v in self.source.outputs.items()}
         self.graph.assignments = {name: new[v] for name, v in self.source.assignments.items()}
+        self.graph.stand_ins = self._stand_ins()
         return self.graph
+
+    def _stand_ins(self) -> dict[int, Value]:
+        before = self.source.stand_ins
+        if before is None:
+            return {value.id: stand_in for value, stand_in in self._new.items()}
+        return {key: self._new[value] for key, value in before.items() if value in self._new}
 
     def _offer(self, node: Node, rules: Mapping[str, Rule]) -> Replacement | None:
         graph = self.graph

@@ -92,11 +92,6 @@ class Storage:
                 self.allocations += 1
             return self._memory
 
-    @property
-    def allocated(self) -> bool:
-        """Whether there is memory at the moment."""
-        return self._memory is not None
-
     def close(self) -> None:
         """Give the memory back for good."""
         with self._lock:

@@ -1,100 +1,337 @@
-"""The plan of a compiled graph: which kernels run, in which order, in which memory."""
+"""The plan: prepared ops in the order in which they run, and the memory that they run on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+import operator
+import threading
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ostinato.lower.program import LoweredBuffer, Program, Role
-from ostinato.lower.text import kernel_text
-from ostinato.plan.memory import Lifetime, MemoryReport, Placement, place
-from ostinato.variables import bounds
+from ostinato.errors import PlanError, VariableError
+from ostinato.ir.binding import check_values
+from ostinato.plan.buffer import Buffer
+from ostinato.plan.memory import ops_memory
+from ostinato.plan.prepared import KernelCall, View
+from ostinato.plan.profile import KernelProfile, Profile
+from ostinato.plan.schedule import schedule
+from ostinato.plan.values import ValueBuffers
 
 if TYPE_CHECKING:
-    from ostinato.lower.program import Call
+    from collections.abc import Callable, Iterable
 
-__all__ = ["ExecutionPlan", "KernelInfo", "arena_placement"]
+    from ostinato.ir.graph import Value
+    from ostinato.plan.memory import MemoryReport
+    from ostinato.plan.prepared import PreparedKernel, PreparedOp
+    from ostinato.variables import Symbol
+
+__all__ = ["ExecutionPlan", "Runner"]
 
 
-@dataclass(frozen=True)
-class KernelInfo:
-    """One kernel of a plan.
+class Runner(Protocol):
+    """Prepared ops as a device has made them ready to run, any number of times."""
 
-    Attributes:
-        name: what it computes, in a word or two.
-        source: its loop IR.
-        node_names: labels of the graph's nodes that it computes.
-        flops: floating point operations, at the largest sizes.
-        bytes: bytes of the buffers that it reads and writes, at the largest sizes.
-    """
+    def check(self) -> None:
+        """Raises what keeps the ops from running: a param that was never set."""
 
-    name: str
-    source: str
-    node_names: tuple[str, ...]
-    flops: int
-    bytes: int
+    def run(self, variables: Sequence[int]) -> None:
+        """Run all ops, in order or as if in order."""
+
+    def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
+        """Run; the seconds that each op but views took."""
+
+    def discard(self) -> None:
+        """Give back the memory of what lives within a run, until the next one."""
+
+    def close(self) -> None:
+        """Give back all memory; from now on :meth:`run` raises :class:`PlanError`."""
 
 
 class ExecutionPlan:
-    """What a compiled graph runs (SPEC section 3).
+    """What runs, in which order, on which memory (SPEC section 3).
+
+    Made by :meth:`Session.prepare`, held by every :class:`CompiledGraph`, or built by hand. It has
+    buffers of its own for inputs and outputs, for which memory is taken when they are first used:
+    a compiled graph runs on the caller's arrays instead. It may be used from many threads; runs
+    happen one after the other.
+
+    Args:
+        ops: what to run. Their order is that of ``ops``, but for ops that declare a dependency on
+            a later one.
+        device: where they run.
+        runner: makes ops, in their final order, ready to run.
+        inputs, outputs: buffers by name.
+        memory: how much memory the plan takes; by default, what the ops touch.
+        preparation: ops that have run, or will, outside of :meth:`execute`.
+        variables: the Variables, in the order in which kernels take them.
+        sizes: their values, shared with the buffers' shapes; first the greatest ones.
+        values: which buffer holds which value of the graph.
+
+    Raises:
+        PlanError: ops have the same id, or one depends on itself, on an op that does not exist,
+            or through others on itself; or an output is neither written by an op nor an input.
 
     Attributes:
         device: where it runs.
         memory: how much memory it takes.
+        prepared_ops: kernel calls, copies and views, in schedule order.
+        preparation: those that run once per write of a param.
+        inputs, outputs: buffers by name.
     """
 
-    def __init__(self, device: Any, program: Program, placement: Placement) -> None:
+    def __init__(
+        self,
+        ops: Iterable[PreparedOp],
+        *,
+        device: Any,
+        runner: Callable[[Sequence[PreparedOp]], Runner],
+        inputs: Mapping[str, Buffer] = MappingProxyType({}),
+        outputs: Mapping[str, Buffer] = MappingProxyType({}),
+        memory: MemoryReport | None = None,
+        preparation: Sequence[KernelCall] = (),
+        variables: Sequence[Symbol] = (),
+        sizes: dict[str, int] | None = None,
+        values: ValueBuffers | None = None,
+    ) -> None:
         self.device = device
-        self._program = program
-        fixed = _total(program, (Role.PARAM, Role.CONSTANT, Role.PREPARED))
-        self.memory = MemoryReport(
-            placement.arena_bytes,
-            placement.unshared_bytes,
-            placement.lower_bound_bytes,
-            fixed,
-            _total(program, (Role.STATE,)),
+        self.prepared_ops = schedule(list(ops))
+        self.preparation = tuple(preparation)
+        self.inputs = MappingProxyType(dict(inputs))
+        self.outputs = MappingProxyType(dict(outputs))
+        _check_outputs(self.prepared_ops, self.inputs, self.outputs)
+        held = [*self.inputs.values(), *self.outputs.values()]
+        self.memory = memory or ops_memory(self.prepared_ops, held)
+        self._variables = {v.name: v for v in variables}
+        self._sizes = {v.name: v.max for v in variables} if sizes is None else sizes
+        self._given: dict[str, int] = {}
+        self._values = values or ValueBuffers({})
+        self._buffers = self._listed(held)
+        self._index = {buffer: i for i, buffer in enumerate(self._buffers)}
+        self._lock = threading.RLock()
+        self._closed = False
+        self._runner = runner(self.prepared_ops)
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def execute(self) -> None:
+        """Run once, on the plan's own buffers, with the Variables' last values.
+
+        Raises:
+            VariableError: a Variable has no value yet.
+            InputError: a param was never set.
+            PlanError: the buffers were released.
+        """
+        self.execute_with_vars({})
+
+    def execute_with_vars(self, variables: Mapping[str, int]) -> None:
+        """Run once with other values of Variables; those left out keep theirs.
+
+        Raises:
+            VariableError: a name is unknown, a value is out of bounds, or a Variable has no value
+                yet. Nothing has run or changed.
+            InputError, PlanError: as :meth:`execute`.
+        """
+        self._perform(variables, self._runner.run)
+
+    def execute_profiled(self) -> Profile:
+        """As :meth:`execute`; a record for each kernel dispatch, in execution order.
+
+        Raises:
+            VariableError, InputError, PlanError: as :meth:`execute`.
+        """
+        return self.execute_with_vars_profiled({})
+
+    def execute_with_vars_profiled(self, variables: Mapping[str, int]) -> Profile:
+        """As :meth:`execute_with_vars`; a record for each kernel dispatch, in execution order.
+
+        Raises:
+            VariableError, InputError, PlanError: as :meth:`execute_with_vars`.
+        """
+        with self._lock:
+            seconds = self._perform(variables, self._runner.run_profiled)
+            timed = [op for op in self.prepared_ops if not isinstance(op, View)]
+            return Profile(
+                self._record(op, elapsed)
+                for op, elapsed in zip(timed, seconds, strict=True)
+                if isinstance(op, KernelCall)
+            )
+
+    def set_variables(self, variables: Mapping[str, int]) -> None:
+        """Give Variables the values that later runs take.
+
+        Raises:
+            VariableError: a name is unknown, or a value is out of bounds. Nothing has changed.
+        """
+        with self._lock:
+            self._take(self._checked(variables))
+
+    def _perform(self, variables: Mapping[str, int], run: Callable[[Sequence[int]], Any]) -> Any:
+        with self._lock:
+            self._check_open()
+            values = self._checked(variables)
+            missing = [name for name in self._variables if name not in values]
+            if missing:
+                raise VariableError(
+                    f"no value yet for {', '.join(missing)}: give one to prepare or "
+                    "execute_with_vars"
+                )
+            self._runner.check()
+            result = run([values[name] for name in self._variables])
+            self._take(values)
+            return result
+
+    def _checked(self, variables: object) -> dict[str, int]:
+        """All values that are known, those of ``variables`` included."""
+        if not isinstance(variables, Mapping):
+            raise VariableError(f"Variables are given as a mapping, got {variables!r:.80}")
+        given = {name: _as_int(value) for name, value in variables.items()}
+        known = {name: self._variables[name] for name in given if name in self._variables}
+        check_values(known if len(known) == len(given) else self._variables, given)
+        return {**self._given, **given}
+
+    def _take(self, values: Mapping[str, int]) -> None:
+        self._given.update(values)
+        self._sizes.update(values)
+
+    def _record(self, op: KernelCall, elapsed: float) -> KernelProfile:
+        flops, nbytes = op.work(self._sizes)
+        return KernelProfile(
+            op.kernel, self.device, len(op.buffers), elapsed, flops, nbytes, op.node_names
         )
 
-    @cached_property
-    def kernels(self) -> tuple[KernelInfo, ...]:
-        """The kernels of one run, in order."""
-        return tuple(_info(call) for call in self._program.calls)
+    # -- what it consists of -----------------------------------------------------------------------
 
-    @cached_property
-    def prepared_kernels(self) -> tuple[KernelInfo, ...]:
-        """The kernels that run once per write of a param, in order."""
-        return tuple(_info(call) for call in self._program.prepare)
+    @property
+    def prepared_kernels(self) -> tuple[KernelCall, ...]:
+        """The prepared ops that are calls of kernels, in schedule order."""
+        return tuple(op for op in self.prepared_ops if isinstance(op, KernelCall))
+
+    @property
+    def kernels(self) -> tuple[PreparedKernel, ...]:
+        """The compiled kernels, one for each call, in schedule order."""
+        return tuple(op.kernel for op in self.prepared_kernels)
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All buffers: inputs, then those that ops touch, in schedule order; outputs last."""
+        return self._buffers
+
+    @property
+    def value_to_buffer(self) -> Mapping[int, int]:
+        """By a graph value's id, the position in :attr:`buffers` of what holds it."""
+        return {key: self._index[buffer] for key, buffer in self._values.by_id.items()}
+
+    def buffer(self, value: Value | int) -> Buffer | None:
+        """The buffer of an input or intermediate value, or of its id.
+
+        Intermediate values may share memory: what one holds after a run is only sure with
+        ``CompileOptions(keep_intermediates=True)``.
+
+        Returns:
+            ``None`` for a value that is never in memory, because its kernel goes on to compute with
+            it, or because nothing needs it.
+
+        Raises:
+            PlanError: it is a value of another graph, or neither a value nor an id.
+        """
+        return self._values.find(value)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs there are."""
+        return len(self.outputs)
+
+    def output_buffer(self) -> Buffer | None:
+        """The first output; ``None`` when there is none."""
+        return self.output_buffer_at(0)
+
+    def output_buffer_at(self, index: int) -> Buffer | None:
+        """The output at a position; ``None`` when there is none there."""
+        outputs = self.output_buffers()
+        return outputs[index] if 0 <= index < len(outputs) else None
+
+    def output_buffers(self) -> list[Buffer]:
+        """All outputs, in order."""
+        return list(self.outputs.values())
 
     def __str__(self) -> str:
-        lines = [f"plan on {self.device}: {len(self.kernels)} kernels a run"]
-        for position, kernel in enumerate(self.kernels):
-            lines.append(
-                f"  {position:>4} {kernel.name:<40} {kernel.flops:>14,} flop {kernel.bytes:>14,} B"
-            )
+        lines = [f"plan on {self.device}: {len(self.prepared_ops)} ops a run"]
+        most = {v.name: v.max for v in self._variables.values()}
+        for op in self.prepared_ops:
+            flops, nbytes = op.work(most) if isinstance(op, KernelCall) else (0, 0)
+            lines.append(f"  {op.id:>4} {op.name:<40.40} {flops:>14,} flop {nbytes:>14,} B")
         return "\n".join([*lines, str(self.memory)])
 
+    # -- memory ------------------------------------------------------------------------------------
 
-def arena_placement(program: Program) -> tuple[Placement, list[LoweredBuffer]]:
-    """Places the buffers that live within one run; returns them in the placement's order."""
-    first: dict[LoweredBuffer, int] = {}
-    last: dict[LoweredBuffer, int] = {}
-    for step, call in enumerate(program.calls):
-        for buffer in call.buffers:
-            if buffer.role is Role.TEMP:
-                first.setdefault(buffer, step)
-                last[buffer] = step
-    buffers = list(first)
-    lifetimes = [Lifetime(b.nbytes, first[b], last[b]) for b in buffers]
-    return place(lifetimes), buffers
+    def allocate(self) -> None:
+        """Take all memory now that the first run would take.
+
+        Raises:
+            PlanError: it was released.
+        """
+        for buffer in self._buffers:
+            _ = buffer.storage.memory
+
+    def release_intermediate_buffers(self) -> None:
+        """Give back the memory of all but inputs, outputs, states and params.
+
+        The plan still runs: memory is taken again as the next run writes it. Until then, what
+        intermediate buffers hold is zero.
+        """
+        with self._lock:
+            if not self._closed:
+                self._runner.discard()
+
+    def release_all_buffers(self) -> None:
+        """Give back all memory, for good; a run in progress comes to its end first.
+
+        Running the plan, or the compiled graph that holds it, raises :class:`PlanError` from now
+        on, and so does reading or writing a buffer.
+        """
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._runner.close()
+                for buffer in self._buffers:
+                    buffer.storage.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PlanError("the plan's buffers were released; prepare the graph again to run it")
+
+    def _listed(self, held: Sequence[Buffer]) -> tuple[Buffer, ...]:
+        inputs, outputs = self.inputs.values(), self.outputs.values()
+        touched = [b for op in self.prepared_ops for b in (*op.reads, *op.writes)]
+        aliases = [op.target for op in self.prepared_ops if isinstance(op, View)]
+        others = [*touched, *aliases, *self._values.by_id.values()]
+        last = set(outputs)
+        first = [b for b in dict.fromkeys([*inputs, *others]) if b not in last]
+        return tuple(dict.fromkeys([*first, *outputs]))
 
 
-def _total(program: Program, roles: tuple[Role, ...]) -> int:
-    used = [b for call in (*program.prepare, *program.calls) for b in call.buffers]
-    listed = [*program.params.values(), *program.states.values(), *used]
-    return sum(b.nbytes for b in dict.fromkeys(listed) if b.role in roles)
+def _check_outputs(
+    ops: Sequence[PreparedOp], inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]
+) -> None:
+    """That every byte of every output comes from somewhere."""
+    filled = [*inputs.values(), *(buffer for op in ops for buffer in op.writes)]
+    for name, output in outputs.items():
+        if not isinstance(output, Buffer):
+            raise PlanError(f"output {name!r} is missing: expected a Buffer, got {output!r}")
+        reached = output.offset
+        here = sorted((b.offset, b.end) for b in filled if b.storage_id == output.storage_id)
+        for start, end in here:
+            if start <= reached:
+                reached = max(reached, end)
+        if reached < output.end:
+            raise PlanError(f"output {name!r} is missing: no op writes all of {output!r}")
 
 
-def _info(call: Call) -> KernelInfo:
-    nbytes = sum(b.nbytes for b in call.reads()) + sum(b.nbytes for b in call.writes())
-    return KernelInfo(call.title, kernel_text(call.kernel), call.nodes, bounds(call.flops)[1], nbytes)
+def _as_int(value: object) -> Any:
+    """``value`` as an int where it is one of some kind; else as it is, to be refused."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return value

@@ -5,10 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from ostinato.lower.program import Role
 
-__all__ = ["ALIGNMENT", "Lifetime", "MemoryReport", "Placement", "place"]
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from ostinato.lower.program import LoweredBuffer, Program
+    from ostinato.plan.buffer import Buffer
+    from ostinato.plan.prepared import PreparedOp
+
+__all__ = [
+    "ALIGNMENT",
+    "Lifetime",
+    "MemoryReport",
+    "Placement",
+    "arena_placement",
+    "ops_memory",
+    "place",
+    "program_memory",
+]
 
 #: Every buffer starts on a cache line, which is also the widest vector.
 ALIGNMENT = 64
@@ -69,8 +84,8 @@ class MemoryReport:
         return "\n".join(f"{name:<22}{nbytes:>16,} B" for name, nbytes in rows)
 
 
-def place(lifetimes: Sequence[Lifetime]) -> Placement:
-    """Offsets such that buffers alive at the same step never overlap.
+def place(lifetimes: Sequence[Lifetime], *, apart: bool = False) -> Placement:
+    """Offsets such that buffers alive at the same step never overlap; ``apart``: that none do.
 
     Greedy by size: the largest buffers are placed first, each at the lowest gap that fits between
     those already placed whose lifetimes overlap its own (Pisarchyk and Lee, "Efficient Memory
@@ -81,7 +96,7 @@ def place(lifetimes: Sequence[Lifetime]) -> Placement:
     placed: list[int] = []
     for i in sorted(range(len(lifetimes)), key=lambda i: (-sizes[i], lifetimes[i].first)):
         rivals = sorted(
-            (offsets[j], sizes[j]) for j in placed if _overlap(lifetimes[i], lifetimes[j])
+            (offsets[j], sizes[j]) for j in placed if apart or _overlap(lifetimes[i], lifetimes[j])
         )
         offset = 0
         for start, size in rivals:
@@ -92,6 +107,57 @@ def place(lifetimes: Sequence[Lifetime]) -> Placement:
         placed.append(i)
     arena = max((o + s for o, s in zip(offsets, sizes, strict=True)), default=0)
     return Placement(tuple(offsets), arena, sum(sizes), _lower_bound(lifetimes, sizes))
+
+
+def arena_placement(
+    program: Program, *, apart: bool = False
+) -> tuple[Placement, list[LoweredBuffer]]:
+    """Places the buffers that live within one run; returns them in the placement's order."""
+    first: dict[LoweredBuffer, int] = {}
+    last: dict[LoweredBuffer, int] = {}
+    for step, call in enumerate(program.calls):
+        for buffer in call.buffers:
+            if buffer.role is Role.TEMP:
+                first.setdefault(buffer, step)
+                last[buffer] = step
+    buffers = list(first)
+    lifetimes = [Lifetime(b.nbytes, first[b], last[b]) for b in buffers]
+    return place(lifetimes, apart=apart), buffers
+
+
+def program_memory(program: Program, placement: Placement) -> MemoryReport:
+    """What a program takes whose intermediate buffers are placed like this."""
+    return MemoryReport(
+        placement.arena_bytes,
+        placement.unshared_bytes,
+        placement.lower_bound_bytes,
+        _total(program, (Role.PARAM, Role.CONSTANT, Role.PREPARED)),
+        _total(program, (Role.STATE,)),
+    )
+
+
+def ops_memory(ops: Sequence[PreparedOp], held: Collection[Buffer]) -> MemoryReport:
+    """What ops take that run on buffers placed already; ``held`` ones are no intermediates."""
+    outside = {buffer.storage_id for buffer in held}
+    touched: dict[tuple[int, int, int], Lifetime] = {}
+    storages: dict[int, int] = {}
+    for step, op in enumerate(ops):
+        for buffer in (*op.reads, *op.writes):
+            if buffer.storage_id in outside:
+                continue
+            storages[buffer.storage_id] = buffer.storage.nbytes
+            place_ = (buffer.storage_id, buffer.offset, buffer.end)
+            since = touched[place_].first if place_ in touched else step
+            touched[place_] = Lifetime(buffer.nbytes, since, step)
+    ideal = place(list(touched.values()))
+    arena = sum(storages.values())
+    return MemoryReport(arena, ideal.unshared_bytes, ideal.lower_bound_bytes, 0)
+
+
+def _total(program: Program, roles: tuple[Role, ...]) -> int:
+    used = [b for call in (*program.prepare, *program.calls) for b in call.buffers]
+    listed = [*program.params.values(), *program.states.values(), *used]
+    return sum(b.nbytes for b in dict.fromkeys(listed) if b.role in roles)
 
 
 def _aligned(nbytes: int) -> int:

@@ -13,7 +13,30 @@ if TYPE_CHECKING:
 
     from ostinato.plan.buffer import Buffer
 
-__all__ = ["ValueBuffers"]
+__all__ = ["Origin", "ValueBuffers"]
+
+
+class Origin:
+    """The graph that a user built, and what passes made of it.
+
+    Args:
+        built: it is not kept alive: its weights may be large.
+        lowered: the graph that became kernels.
+    """
+
+    def __init__(self, built: BaseGraph, lowered: BaseGraph) -> None:
+        self._built = weakref.ref(built)
+        self.lowered = lowered
+
+    def is_of(self, value: Value) -> bool:
+        """Whether it is a value of the graph that the user built."""
+        return value.graph is self._built()
+
+    def stand_ins(self) -> Mapping[int, Value]:
+        """By the ids of values of the user's graph, what stands for them in the lowered one."""
+        if self.lowered.stand_ins is not None:
+            return self.lowered.stand_ins
+        return {value.id: value for value in self.lowered.values()}
 
 
 class ValueBuffers:
@@ -21,12 +44,12 @@ class ValueBuffers:
 
     Args:
         by_id: the buffers.
-        graph: whose values they are. It is not kept alive: its weights may be large.
+        origin: tells whose values they are; by default, of any graph.
     """
 
-    def __init__(self, by_id: Mapping[int, Buffer], graph: BaseGraph | None = None) -> None:
+    def __init__(self, by_id: Mapping[int, Buffer], origin: Origin | None = None) -> None:
         self.by_id = by_id
-        self._graph = None if graph is None else weakref.ref(graph)
+        self._origin = origin
 
     def find(self, value: Value | int) -> Buffer | None:
         """The buffer that holds a value, or the value with an id; ``None`` if none does.
@@ -35,7 +58,7 @@ class ValueBuffers:
             PlanError: it is a value of another graph, or neither a value nor an id.
         """
         if isinstance(value, Value):
-            if self._graph is not None and self._graph() is not value.graph:
+            if self._origin is not None and not self._origin.is_of(value):
                 raise PlanError(f"{value!r} is of another graph than the plan")
             return self.by_id.get(value.id)
         if isinstance(value, int) and not isinstance(value, bool):

@@ -48,7 +48,10 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
     @property
     def plan(self) -> ExecutionPlan:
         """The kernels of a run, in order, and their memory."""
-        return self._executable.plan
+        with self._turn:
+            if self._plan is None:
+                self._plan = self._executable.make_plan()
+            return self._plan
 
     def explain(self) -> str:
         """Which nodes went native, were rewritten, share a kernel, or do not and why."""
@@ -75,7 +78,6 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
         arrays = self._signature.check_params(params, cast=self._cast)
         self._commits.settle()
         self._executable.write_params(arrays)
-        self._unset.difference_update(arrays)
         self._choose_path()
 
     def set_param_typed(self, name: str, data: Any, dtype: Any) -> None:
@@ -265,7 +267,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             twin._handles = self._handles.copy()
         twin._turn = Turn()
         twin._commits = Queue()
-        twin._unset = set(self._unset)
+        twin._plan = None
         twin._active = None
         twin._last = ()
         twin._choose_path()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ostinato.backends.base import Executable
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
+    from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.arrays import Array, TensorSpec
     from ostinato.runtime.signature import Live, Signature
 
@@ -41,7 +42,6 @@ class Execution:
         executable: Executable,
         device: Device,
         options: CompileOptions,
-        unset: frozenset[str],
     ) -> None:
         self.inputs, self.outputs = signature.inputs, signature.outputs
         self.params = signature.params
@@ -49,7 +49,7 @@ class Execution:
         self._executable = executable
         self._device = device
         self._cast = options.cast_inputs
-        self._unset = set(unset)
+        self._plan: ExecutionPlan | None = None
         self._handles = Handles(signature)
         self._turn = Turn()
         self._commits = Queue()
@@ -58,7 +58,7 @@ class Execution:
 
     def _choose_path(self) -> None:
         """Whether runs are free to take the short path."""
-        self._quick = not (self._unset or self._handles.active or self._commits.used)
+        self._quick = not (self._executable.unset or self._handles.active or self._commits.used)
 
     def _positions(self, indices: object) -> list[int]:
         if not isinstance(indices, Iterable):
@@ -107,7 +107,7 @@ class Execution:
         with self._turn:
             feeds = {**self._handles.feeds, **(feed or {})}
             given = self._handles.complete(inputs)
-            known = None if self._unset else self._signature.recognise(given)
+            known = None if self._executable.unset else self._signature.recognise(given)
             arrays, live = known or self._checked(given)
             chosen = choose(live)
             written = [
@@ -143,8 +143,9 @@ class Execution:
         ]
 
     def _checked(self, inputs: object, *, bound: bool = False) -> tuple[list[Array], Live]:
-        if self._unset:
-            names = ", ".join(str(self.params[name]) for name in sorted(self._unset))
+        if self._executable.unset:
+            unset = sorted(self._executable.unset)
+            names = ", ".join(str(self.params[name]) for name in unset)
             raise InputError(f"these params were never set: {names}; use set_param")
         given = {} if inputs is None else inputs
         return self._signature.check_inputs(given, cast=self._cast, bound=bound)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.base import Progress
+    from ostinato.plan.execution_plan import ExecutionPlan
 
 __all__ = ["Session"]
 
@@ -83,8 +84,31 @@ class Session:
         given = signature.check_params({} if params is None else params, cast=options.cast_inputs)
         arrays = {**graph.param_values, **given}
         executable = self._backend.compile(graph, arrays, options, progress)
-        unset = frozenset(signature.params) - frozenset(arrays)
-        return CompiledGraph(signature, executable, self.device, options, unset)
+        return CompiledGraph(signature, executable, self.device, options)
+
+    def prepare(
+        self,
+        graph: BaseGraph,
+        params: Mapping[str, Any] | None = None,
+        *,
+        variables: Mapping[str, int] | None = None,
+        options: CompileOptions | None = None,
+        progress: Progress | None = None,
+    ) -> ExecutionPlan:
+        """Plan, allocate and compile everything for ``graph``, and run nothing (SPEC section 3).
+
+        Args:
+            graph, params, options, progress: as for :meth:`compile`.
+            variables: values of Variables that runs take until they are given others.
+
+        Raises:
+            GraphError, InputError, UnsupportedOpError: as :meth:`compile`.
+            VariableError: there is no such Variable, or a value is out of its bounds.
+        """
+        plan = self.compile(graph, params, options=options, progress=progress).plan
+        plan.set_variables({} if variables is None else variables)
+        plan.allocate()
+        return plan
 
 
 def _checked_options(options: object) -> CompileOptions | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.ir.graph import BaseGraph, Value
-    from ostinato.plan.execution_plan import KernelInfo
+    from ostinato.plan.prepared import KernelCall
 
 __all__ = ["inspect_model", "show"]
 
@@ -38,8 +38,8 @@ def inspect_model(options: ModelOptions, *, compiled: bool, explain: bool) -> di
         plan = prepared.compiled.plan
         report |= {
             "device": str(prepared.compiled.device),
-            "kernels": [_kernel(kernel) for kernel in plan.kernels],
-            "prepared_kernels": [_kernel(kernel) for kernel in plan.prepared_kernels],
+            "kernels": [_kernel(call) for call in plan.prepared_kernels],
+            "prepared_kernels": [_kernel(call) for call in plan.preparation],
             "memory": asdict(plan.memory),
             "seconds": prepared.seconds,
         }
@@ -79,12 +79,12 @@ def _tensors(values: Mapping[str, Value]) -> list[dict[str, Any]]:
     ]
 
 
-def _kernel(kernel: KernelInfo) -> dict[str, Any]:
+def _kernel(call: KernelCall) -> dict[str, Any]:
     return {
-        "name": kernel.name,
-        "nodes": list(kernel.node_names),
-        "flops": kernel.flops,
-        "bytes": kernel.bytes,
+        "name": call.name,
+        "nodes": list(call.node_names),
+        "flops": bounds(call.flops)[1],
+        "bytes": bounds(call.bytes)[1],
     }
 
 

@@ -71,8 +71,10 @@ memcpy_kernel: int
 """Address of a kernel that copies bytes ``[begin, end)`` of argument 1 to argument 0."""
 
 discard_kernel: int
-"""Address of a kernel that zeroes bytes ``[begin, end)`` of argument 0, a private mapping such as an
-:class:`Arena`, by giving its pages back to the system. It takes memory again when it is written."""
+"""Address of a kernel that zeroes bytes ``[begin, end)`` of argument 0, its pages given back.
+
+Argument 0 is memory of an :class:`Arena`; it takes pages again when it is written.
+"""
 
 @final
 class Arena:
@@ -196,7 +198,7 @@ class Program:
             ValueError: the buffer is not contiguous, or smaller than the former one.
         """
     def stop(self, error: Exception, /) -> None:
-        """Lets the memory of fixed slots go. All later runs, those of bound calls too, raise ``error``.
+        """Lets the memory of fixed slots go; all later runs, of bound calls too, raise ``error``.
 
         A run in progress comes to its end first, with the GIL held meanwhile. Stopped once more,
         the program keeps raising the first error.

@@ -27,6 +27,7 @@ from ostinato.ops.base import Elementwise
 from ostinato.passes.decompose import REWROTE
 from ostinato.passes.pipeline import run_passes
 from ostinato.plan.report import CompileReport, KernelNote, NodeNote
+from ostinato.plan.values import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -78,6 +79,7 @@ class CpuBackend(Backend):
     ) -> Executable:
         report = CompileReport(graph.name, str(self.device))
         target = TargetSpec.named(options.target)
+        built = graph
         with _timed(report, "passes"):
             graph, report.passes = run_passes(
                 graph,
@@ -92,7 +94,16 @@ class CpuBackend(Backend):
             code = self._compile_kernels(program, target, report, progress)
         _describe(graph, program, code, report)
         with _timed(report, "memory"):
-            return CpuExecutable(program, code, self._pool, self.device, report, params)
+            return CpuExecutable(
+                program,
+                code,
+                self._pool,
+                self.device,
+                report,
+                params,
+                Origin(built, graph),
+                apart=options.keep_intermediates,
+            )
 
     def _compile_kernels(
         self,

@@ -29,18 +29,43 @@ class CompiledKernel:
         name: its symbol.
         address: of the kernel.
         extent_address: of the function that gives its extent; 0 where that is a constant.
+        kernel: what was compiled.
+        target: for which processor.
     """
 
     name: str
     address: int
     extent_address: int
+    kernel: Kernel
+    target: TargetSpec
+
+    @property
+    def source(self) -> str:
+        """Its LLVM IR, before optimisation, rendered once more: objects are all that is kept."""
+        from ostinato.codegen.llvm import render
+
+        return str(render(self.kernel, self.name, self.target))
+
+    @property
+    def assembly(self) -> str:
+        """Its machine code as text, compiled once more."""
+        from ostinato.codegen.llvm.toolchain import assembly
+
+        return assembly(self.source, self.target)
 
 
 class MachineCode:
     """Linked kernels and size functions. Their addresses are valid as long as this lives."""
 
-    def __init__(self, linked: LinkedCode | None, names: dict[Kernel, str], sizes: dict[Dim, str]):
+    def __init__(
+        self,
+        linked: LinkedCode | None,
+        names: dict[Kernel, str],
+        sizes: dict[Dim, str],
+        target: TargetSpec,
+    ) -> None:
         self._linked = linked
+        self._target = target
         self._names = names
         self._sizes = sizes
 
@@ -50,7 +75,8 @@ class MachineCode:
         name = self._names[kernel]
         symbolic = not isinstance(kernel.extent, int)
         extent = self._linked.address(f"{name}_extent") if symbolic else 0
-        return CompiledKernel(name, self._linked.address(name), extent)
+        address = self._linked.address(name)
+        return CompiledKernel(name, address, extent, kernel, self._target)
 
     def size(self, size: Dim) -> int:
         """The address of the function that gives a symbolic size; 0 for a constant."""
@@ -95,7 +121,7 @@ class KernelCompiler:
                 progress(done + 1, len(kernels))
         size_names = self._sizes(sizes, variables, objects)
         linked = link(objects.values()) if objects else None
-        return MachineCode(linked, names, size_names)
+        return MachineCode(linked, names, size_names, self.target)
 
     def _symbol(self, text: str) -> str:
         return "k" + object_key(text, self.target.identity)

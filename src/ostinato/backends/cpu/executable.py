@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,9 +11,21 @@ import numpy as np
 from ostinato.backends.base import Executable
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.memory import Layout, Slot, Tenancy
+from ostinato.backends.cpu.submission import (
+    RELEASED,
+    ProgramRunner,
+    allocate,
+    copy_step,
+    discard_step,
+    kernel_step,
+)
+from ostinato.errors import InputError, PlanError
 from ostinato.lower.leading_rows import LeadingRows
 from ostinato.lower.program import Role
+from ostinato.plan.buffer import Buffer, HostMemory, LentStorage, Storage
 from ostinato.plan.execution_plan import ExecutionPlan
+from ostinato.plan.lowered import LoweredOps
+from ostinato.plan.memory import program_memory
 from ostinato.plan.preparation import preparations
 
 if TYPE_CHECKING:
@@ -24,13 +37,18 @@ if TYPE_CHECKING:
     from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.plan.preparation import Preparation
     from ostinato.plan.report import CompileReport
+    from ostinato.plan.values import Origin
 
 __all__ = ["CpuExecutable"]
 
 Array = np.ndarray[Any, Any]
 
-#: Bytes of a param that one thread copies before it looks for more.
-_COPIED_AT_ONCE = 1 << 18
+#: What buffers hold that are not for users to write.
+_READ_ONLY = {
+    Role.CONSTANT: "a constant",
+    Role.PREPARED: "prepared from params",
+    Role.IDLE: "set between runs",
+}
 
 
 class CpuExecutable(Executable):
@@ -48,13 +66,19 @@ class CpuExecutable(Executable):
         device: Device,
         report: CompileReport,
         params: Mapping[str, Array],
+        origin: Origin,
+        *,
+        apart: bool = False,
     ) -> None:
         self.program = program
+        self.unset = set(program.params).difference(params)
+        self._origin = origin
+        self._closed = False
         self.report = report
         self._device = device
         self._code = code
         self._pool = pool
-        self._layout = Layout.of(program)
+        self._layout = Layout.of(program, apart=apart)
         self._preparations = preparations(program.prepare)
         self._leading_rows: dict[int, LeadingRows] = {}
         self._constants = _core.Arena(self._layout.sizes[Slot.CONSTANTS])
@@ -77,10 +101,10 @@ class CpuExecutable(Executable):
         steps = [self._step(call) for call in self.program.calls]
         slots = [*self._fixed(), *self._externals()]
         self._run = self._native(steps, slots, owner=(self._code, self._weights))
-        self.plan = ExecutionPlan(self._device, self.program, self._layout.placement)
 
     def _fixed(self) -> list[_core.Slot]:
         """In the order of :class:`Slot`."""
+        self._check_open()
         return [self._arena, self._constants, self._weights.arena, self._states, self._idle]
 
     def _externals(self) -> Iterator[_core.Slot]:
@@ -91,7 +115,9 @@ class CpuExecutable(Executable):
 
     def clone(self) -> CpuExecutable:
         with self._weights.guard:
+            self._check_open()
             twin = copy.copy(self)
+            twin.unset = set(self.unset)
             twin._weights = self._weights.join()
             twin._take_memory()
         self._transfer(twin._states, (Slot.STATES, 0), self._layout.sizes[Slot.STATES])
@@ -111,19 +137,24 @@ class CpuExecutable(Executable):
         )
 
     def _step(self, call: Call) -> _core.Step:
-        kernel = call.kernel
-        compiled = self._code.kernel(kernel)
-        arguments = tuple(self._layout.places[b] for b in call.buffers)
-        extent = kernel.extent if isinstance(kernel.extent, int) else 0
-        return (
-            compiled.address,
-            arguments,
-            extent,
-            compiled.extent_address,
-            kernel.grain,
-            kernel.scratch_bytes,
-            kernel.parallel,
-        )
+        places = [self._layout.places[b] for b in call.buffers]
+        return kernel_step(self._code.kernel(call.kernel), places)
+
+    def discard(self) -> None:
+        nbytes = self._layout.placement.arena_bytes
+        step = discard_step((Slot.ARENA, 0), nbytes)
+        self._native([step], self._fixed(), owner=self._code, turns_with=self._run).run()
+
+    def close(self) -> None:
+        with self._weights.guard:
+            self._closed = True
+            self._run.stop(PlanError(RELEASED))
+            self._arena = self._states = self._constants = _core.Arena(0)
+            self._weights = Tenancy(0)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PlanError(RELEASED)
 
     # -- params ------------------------------------------------------------------------------------
 
@@ -139,7 +170,7 @@ class CpuExecutable(Executable):
         buffers = [self.program.params[name] for name in params]
         given = [(buffer.nbytes, False) for buffer in buffers]
         copies = [
-            _copy(self._layout.places[buffer], (number, 0), buffer.nbytes)
+            copy_step(self._layout.places[buffer], (number, 0), buffer.nbytes)
             for number, buffer in enumerate(buffers, len(Slot))
         ]
         steps = [*copies, *(self._step(call) for part in stale for call in part.calls)]
@@ -149,6 +180,7 @@ class CpuExecutable(Executable):
             slots = [*self._fixed(), *given]
             writing = self._native(steps, slots, owner=self._code, turns_with=self._run)
             writing.run(list(params.values()))
+        self.unset.difference_update(params)
 
     # -- states ------------------------------------------------------------------------------------
 
@@ -174,7 +206,7 @@ class CpuExecutable(Executable):
     ) -> None:
         """Copy bytes between memory of others and a place of ours, in turn with runs."""
         there = (len(Slot), 0)
-        step = _copy(place, there, nbytes) if write else _copy(there, place, nbytes)
+        step = copy_step(place, there, nbytes) if write else copy_step(there, place, nbytes)
         slots = [*self._fixed(), (nbytes, not write)]
         self._native([step], slots, owner=self._code, turns_with=self._run).run([outside])
 
@@ -189,6 +221,60 @@ class CpuExecutable(Executable):
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
         return self._run.bind([*inputs, *outputs], variables)
+
+    # -- the plan ----------------------------------------------------------------------------------
+
+    def make_plan(self) -> ExecutionPlan:
+        program = self.program
+        sizes = {v.name: v.max for v in program.variables}
+        external = [*program.inputs.values(), *program.outputs.values()]
+        own = [Storage(self._device, buffer.nbytes, allocate) for buffer in external]
+        kept = [
+            LentStorage(self._device, size, partial(self._lend, slot))
+            for slot, size in zip(Slot, self._layout.sizes, strict=True)
+        ]
+        storages = [*kept, *own]
+        buffers = {
+            buffer: self._plan_buffer(buffer, storages[slot], offset, sizes)
+            for buffer, (slot, offset) in self._layout.places.items()
+        }
+        lowered = LoweredOps(program, buffers, self._code.kernel, self._origin)
+        return ExecutionPlan(
+            lowered.ops,
+            device=self._device,
+            runner=lambda _: ProgramRunner(
+                self._run, own, check=self._check_params, discard=self.discard, close=self.close
+            ),
+            inputs={name: buffers[b] for name, b in program.inputs.items()},
+            outputs={name: buffers[b] for name, b in program.outputs.items()},
+            memory=program_memory(program, self._layout.placement),
+            preparation=lowered.preparation,
+            variables=program.variables,
+            sizes=sizes,
+            values=lowered.values,
+        )
+
+    def _plan_buffer(
+        self, buffer: LoweredBuffer, storage: Storage, offset: int, sizes: Mapping[str, int]
+    ) -> Buffer:
+        write: Callable[[Array], None] | None = None
+        if buffer.role is Role.PARAM:
+            write = partial(self._write_param, buffer.name)
+        elif buffer.role is Role.STATE:
+            write = partial(self.write_state, buffer.name)
+        read_only = _READ_ONLY.get(buffer.role, "")
+        return Buffer(storage, offset, buffer.type, sizes=sizes, read_only=read_only, write=write)
+
+    def _lend(self, slot: Slot) -> HostMemory:
+        return HostMemory(self._fixed()[slot])
+
+    def _write_param(self, name: str, array: Array) -> None:
+        self.write_params({name: array})
+
+    def _check_params(self) -> None:
+        if self.unset:
+            names = ", ".join(sorted(self.unset))
+            raise InputError(f"these params were never set: {names}")
 
     # -- leading rows ------------------------------------------------------------------------------
 
@@ -218,6 +304,7 @@ class CpuExecutable(Executable):
 
     @property
     def arena(self) -> memoryview:
+        self._check_open()
         return memoryview(self._arena)
 
     @property
@@ -227,11 +314,6 @@ class CpuExecutable(Executable):
     @property
     def result_offsets(self) -> Sequence[int]:
         return self._layout.results
-
-
-def _copy(target: tuple[int, int], source: tuple[int, int], nbytes: int) -> _core.Step:
-    """The step that copies bytes from one place to another."""
-    return (_core.memcpy_kernel, (target, source), nbytes, 0, _COPIED_AT_ONCE, 0)
 
 
 def _initial(buffer: LoweredBuffer) -> Array:

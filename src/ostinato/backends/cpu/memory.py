@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu import _core
 from ostinato.backends.turns import Turn
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.plan.execution_plan import arena_placement
-from ostinato.plan.memory import ALIGNMENT, Placement
+from ostinato.plan.memory import ALIGNMENT, Placement, arena_placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,9 +47,14 @@ class Layout:
     placement: Placement
 
     @staticmethod
-    def of(program: Program) -> Layout:
-        """The layout of a program. Buffers start on cache lines."""
-        placement, temps = arena_placement(program)
+    def of(program: Program, *, apart: bool = False) -> Layout:
+        """The layout of a program. Buffers start on cache lines.
+
+        Args:
+            program: the buffers.
+            apart: let no two buffers share memory.
+        """
+        placement, temps = arena_placement(program, apart=apart)
         places = {
             buffer: (int(Slot.ARENA), offset)
             for buffer, offset in zip(temps, placement.offsets, strict=True)
