@@ -105,7 +105,9 @@ def as_array(given: Any) -> np.ndarray[Any, Any]:
         if isinstance(given, bytes):  # NumPy would take it for text
             return np.frombuffer(given, np.uint8)
         if not isinstance(given, np.ndarray) and hasattr(given, "__dlpack__"):
-            given = np.from_dlpack(given)
+            from ostinato.ir.dlpack import from_dlpack
+
+            given = from_dlpack(given)
         array = np.asarray(given)
     except Exception as error:  # what a foreign object raises is its own choice
         raise GraphError(f"expected an array, got {type(given).__name__}: {error}") from error
