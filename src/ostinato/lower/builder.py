@@ -52,6 +52,8 @@ class KernelBuilder:
         self.results: dict[Value, Scalar] = {}
         #: rows in temps, each with its temp and how a value's indices become an offset in the row
         self.kept: dict[Value, tuple[int, Callable[[Indices], Dim]]] = {}
+        #: the nodes that were computed on the spot, as keys
+        self.computed: dict[Node, None] = {}
         self._stored = stored
         self._members = members
         self._access: list[list[bool]] = []
@@ -170,6 +172,7 @@ class KernelBuilder:
         if node.op.name in INDEX_OPS:
             return INDEX_OPS[node.op.name](self, node, indices)
         assert node in self._members, f"{node} is neither stored nor computed here"
+        self.computed[node] = None
         return POINTWISE.get(node.op.name, _elementwise)(self, node, indices)
 
     def _load(self, value: Value, indices: Indices) -> Scalar:

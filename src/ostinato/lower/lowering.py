@@ -82,6 +82,7 @@ class _Lowering:
         self.stored: dict[Value, LoweredBuffer] = {}
         self.refused: list[Refusal] = []
         self.nodes = _live(graph)
+        self._position = {node: i for i, node in enumerate(self.nodes)}
         self.inlined: set[Node] = set()
         self.outputs: dict[str, LoweredBuffer] = {}
         self._claimed: dict[Value, tuple[str, Value]] = {}
@@ -92,7 +93,8 @@ class _Lowering:
         self._store_leaves()
         results = self.graph.results()
         regions, self.refused = form_regions(self.nodes, results, self.options.fusion)
-        self.inlined = inline_regions(regions, self.nodes, results)
+        if self.options.fusion.elementwise:
+            self.inlined = inline_regions(regions, self.nodes, results)
         self._check_supported(regions)
         self._find_needed(regions)
         self._claim_outputs()
@@ -226,15 +228,17 @@ class _Lowering:
 
     def _call(self, region: Region, build: KernelBuilder, kernel: Kernel, outputs: Outputs) -> None:
         self.stored.update(outputs)
-        title = "+".join(dict.fromkeys(n.op.name for n in region.members))
+        nodes = sorted({*region.members, *build.computed}, key=self._position.__getitem__)
+        title = "+".join(dict.fromkeys(n.op.name for n in nodes))
         flops: Dim = 0
-        for node in region.members:
+        for node in nodes:
             flops = flops + node.op.flops([v.type for v in node.inputs], node.attrs)
-        labels = tuple(dict.fromkeys(n.label for n in region.members))
+        labels = tuple(dict.fromkeys(n.label for n in nodes))
         self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))
 
     def _helper_call(self, node: Node, title: str, build: KernelBuilder, kernel: Kernel) -> None:
-        self.calls.append(Call(kernel, tuple(build.buffers), (node.label,), title))
+        labels = tuple(dict.fromkeys(n.label for n in (node, *build.computed)))
+        self.calls.append(Call(kernel, tuple(build.buffers), labels, title))
 
     # -- anchors -------------------------------------------------------------------------------
 
