@@ -39,7 +39,7 @@ def inspect_model(options: ModelOptions, *, compiled: bool, explain: bool) -> di
         report |= {
             "device": str(prepared.compiled.device),
             "kernels": [_kernel(call) for call in plan.prepared_kernels],
-            "prepared_kernels": [_kernel(call) for call in plan.preparation],
+            "preparation": [_kernel(call) for call in plan.preparation],
             "memory": asdict(plan.memory),
             "seconds": prepared.seconds,
         }
@@ -125,8 +125,8 @@ def _show_plan(report: dict[str, Any]) -> None:
     ]
     title = f"Kernels of a run on {report['device']} ({len(rows)})"
     out.print(table(title, columns, rows, numbers=[0, 2, 3]))
-    if report["prepared_kernels"]:
-        out.print(f"{len(report['prepared_kernels'])} more run once per write of a param\n")
+    if report["preparation"]:
+        out.print(f"{len(report['preparation'])} more run once per write of a param\n")
     memory = [(n.removesuffix("_bytes"), bytes_text(b)) for n, b in report["memory"].items()]
     out.print(table("Memory", ["", "bytes"], memory, numbers=[1]))
     load_time, compile_time = (report["seconds"][step] for step in ("load", "compile"))
