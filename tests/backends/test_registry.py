@@ -93,6 +93,10 @@ class AbacusExecutable(Executable):
         self._graph = graph
         self._params = dict(params)
 
+    @property
+    def unset(self) -> frozenset[str]:
+        return frozenset(self._graph.params) - self._params.keys()
+
     def write_params(self, params: Mapping[str, np.ndarray]) -> None:
         self._params |= {name: array.copy() for name, array in params.items()}
 

@@ -102,7 +102,7 @@ WRONG: dict[str, tuple[Any, tuple[str, ...]]] = {
     "byte order": ({"w": W.astype(">f4")}, ("param 'w'", "byte order")),
     "nothing": ({"w": None}, ("param 'w'", "NoneType")),
     "an input": ({"x": X}, ("unknown param 'x'", "'w', 'b'")),
-    "a number as name": ({0: W}, ("unknown param 0",)),
+    "a number as name": ({0: W}, ("param", "0")),
     "no mapping": ([W, B], ("mapping", "list")),
     "an array": (W, ("mapping", "ndarray")),
     "the second is wrong": ({"b": B + 1, "w": W[0]}, ("param 'w'", "(3,)")),
