@@ -17,10 +17,11 @@ import os
 import secrets
 import stat
 import threading
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ostinato.once import Once, call_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,9 +97,14 @@ class ObjectCache:
     ) -> None:
         root = Path(directory) if directory is not None else default_directory()
         self._disk = _ObjectDirectory(root, max_bytes)
-        self._objects: dict[str, Future[bytes]] = {}
-        self._lock = threading.Lock()
-        self.counters = CacheCounters()
+        self._objects: Once[str, bytes] = Once()
+        self._found: set[str] = set()
+
+    @property
+    def counters(self) -> CacheCounters:
+        """What it has done so far."""
+        once, found = self._objects, len(self._found)
+        return CacheCounters(once.hits, found, once.misses - found)
 
     def get_or_build(self, key: str, build: Callable[[], bytes]) -> bytes:
         """The object of ``key``, from memory, from disk, or from ``build()``.
@@ -106,35 +112,16 @@ class ObjectCache:
         When many threads ask at once, one builds and the others wait for it. If ``build``
         raises, all of them get its exception, and the next call tries again.
         """
-        with self._lock:
-            future = self._objects.get(key)
-            ours = future is None
-            if future is None:
-                future = self._objects[key] = Future()
-            else:
-                self.counters.hits += 1
-        if ours:
-            self._fulfil(future, key, build)
-        return future.result()
+        return self._objects.get(key, lambda: self._read_or_build(key, build))
 
-    def _fulfil(self, future: Future[bytes], key: str, build: Callable[[], bytes]) -> None:
-        try:
-            data = self._disk.read(key)
-            found = data is not None
-            if data is None:
-                data = build()
-                self._disk.write(key, data)
-        except BaseException as error:
-            with self._lock:
-                del self._objects[key]
-            future.set_exception(error)
-            return
-        with self._lock:
-            if found:
-                self.counters.disk_hits += 1
-            else:
-                self.counters.misses += 1
-        future.set_result(data)
+    def _read_or_build(self, key: str, build: Callable[[], bytes]) -> bytes:
+        data = self._disk.read(key)
+        if data is None:
+            data = build()
+            self._disk.write(key, data)
+        else:
+            self._found.add(key)
+        return data
 
 
 class _ObjectDirectory:
@@ -143,8 +130,12 @@ class _ObjectDirectory:
     def __init__(self, root: Path, max_bytes: int) -> None:
         self._path = root / "objects"
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
         self._known_bytes: int | None = None
+        self._renew_lock()
+        call_after_fork(self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def read(self, key: str) -> bytes | None:
         path = self._file(key)

@@ -9,26 +9,24 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.leaves import as_numpy
+from ostinato.once import Once
 from ostinato.runtime.arrays import checked_mapping
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
     from ostinato.ir.graph import BaseGraph
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.compiled_graph import CompiledGraph
     from ostinato.runtime.session import Session
 
 __all__ = ["BucketedCompileCache", "CompileCache", "power_of_two_ladder"]
-
-K = TypeVar("K", bound=Hashable)
 
 Bucket = tuple[int, int]
 """A half-open range of keys, ``(start, end)``."""
@@ -87,7 +85,7 @@ class BucketedCompileCache:
         self.buckets = _checked_buckets(buckets)
         self._session = session
         self._params = params
-        self._compiled: _Once[Bucket] = _Once()
+        self._compiled: Once[Bucket, CompiledGraph] = Once()
         self._running = {bucket: threading.Lock() for bucket in self.buckets}
 
     def bucket_of(self, key: int) -> Bucket | None:
@@ -188,7 +186,7 @@ class CompileCache:
             raise ValueError(f"a cache holds at least one graph, got capacity={capacity!r}")
         self.capacity = capacity
         self._session = session
-        self._compiled: _Once[Hashable] = _Once(capacity)
+        self._compiled: Once[Hashable, CompiledGraph] = Once(capacity)
 
     def get(self, key: Hashable, build: Callable[[], BaseGraph]) -> CompiledGraph:
         """The graph of ``key``, compiled from ``build()`` if it is not there.
@@ -214,53 +212,6 @@ class CompileCache:
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._compiled
-
-
-class _Once(Generic[K]):
-    """Graphs by key, each made once; the least recently used are dropped beyond ``capacity``."""
-
-    def __init__(self, capacity: int | None = None) -> None:
-        self.hits = self.misses = self.evictions = 0
-        self._capacity = capacity
-        self._graphs: OrderedDict[K, Future[CompiledGraph]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: K, make: Callable[[], CompiledGraph]) -> CompiledGraph:
-        with self._lock:
-            future = self._graphs.get(key)
-            ours = future is None
-            if future is None:
-                future = self._graphs[key] = Future()
-                self.misses += 1
-                self._drop_oldest()
-            else:
-                self.hits += 1
-                self._graphs.move_to_end(key)
-        if ours:
-            self._fulfil(future, key, make)
-        return future.result()
-
-    def _fulfil(
-        self, future: Future[CompiledGraph], key: K, make: Callable[[], CompiledGraph]
-    ) -> None:
-        try:
-            future.set_result(make())
-        except BaseException as error:
-            with self._lock:
-                if self._graphs.get(key) is future:
-                    del self._graphs[key]
-            future.set_exception(error)
-
-    def _drop_oldest(self) -> None:
-        if self._capacity is not None and len(self._graphs) > self._capacity:
-            self._graphs.popitem(last=False)
-            self.evictions += 1
-
-    def __len__(self) -> int:
-        return len(self._graphs)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._graphs
 
 
 def _checked_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
