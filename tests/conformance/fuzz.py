@@ -309,6 +309,8 @@ def _moved(
         if (known := str(operand.dtype)) in _UNIT and op.name == "cast":
             coarse = max(coarse, _UNIT[known])
     reach = _largest(wide)
+    if op.name in ("scatter", "scatter_nd"):  # rounded at every update
+        fine = coarse
     if op.name in _SUMMING:
         sizes = [_largest(a) for a in operands]
         reach += max(sizes, default=0.0) + math.prod(max(s, 1.0) for s in sizes)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.lower.builder import is_pointwise
-from ostinato.lower.regions import COSTLY, Region, computed_behind, is_transparent
+from ostinato.lower.cost import COSTLY, cost
+from ostinato.lower.regions import Region, computed_behind, is_transparent
 from ostinato.ops.base import Elementwise
 from ostinato.variables import prod
 
@@ -30,7 +31,7 @@ def inline_regions(
 
     A region is inlined when it is purely elementwise, gives one value, that value is no result,
     and either a single reader needs each element about once, or computing it is as cheap as
-    loading it.
+    loading it. What depends on params alone stays out of readers that run every time.
     """
     readers = _readers(nodes)
     kept = {value.node for value in computed_behind(results)}
@@ -44,6 +45,8 @@ def inline_regions(
         if not all(_can_inline(reader, position) for reader, position, _ in uses):
             continue
         single = len(uses) == 1 and _reads_once(uses[0], region_of)
+        if region.fixed:
+            single = single and _is_prepared(uses[0], region_of)
         if single or _is_cheap(region):
             inlined.update(region.members)
     return inlined
@@ -96,9 +99,14 @@ def _reads_once(use: tuple[Node, int, bool], region_of: dict[Node, Region]) -> b
     return reader.op.name != "take" or position != 0
 
 
+def _is_prepared(use: tuple[Node, int, bool], region_of: dict[Node, Region]) -> bool:
+    """Whether what a fixed region's reader does with its elements is done once."""
+    reader, position, _ = use
+    return region_of[reader].fixed or _PACKED.get(reader.op.name) == position
+
+
 def _is_cheap(region: Region) -> bool:
-    cost = sum(n.op.cost if isinstance(n.op, Elementwise) else COSTLY for n in region.members)
     members = set(region.members)
     operands = {v for n in region.members for v in n.inputs if v.node not in members}
     loads = [v for v in operands if v.node.op.name != "constant"]
-    return cost < COSTLY // 2 and len(loads) <= 1
+    return sum(map(cost, region.members)) < COSTLY // 2 and len(loads) <= 1

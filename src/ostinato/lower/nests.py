@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.ir.graph import Node, Value
 from ostinato.lower.builder import KernelBuilder, cast
+from ostinato.lower.cost import COSTLY, cost
 from ostinato.lower.loops import (
     Apply,
     Guard,
@@ -23,9 +24,8 @@ from ostinato.lower.loops import (
     extent_of,
 )
 from ostinato.lower.merge import merge_axes
-from ostinato.lower.regions import COSTLY, Region, is_row_reduction, reduced_axes
+from ostinato.lower.regions import Region, is_row_reduction, reduced_axes
 from ostinato.lower.views import Indices, linear_index, reshape_index
-from ostinato.ops.base import Elementwise
 from ostinato.variables import Dim, Expr, Symbol, bounds, prod
 
 if TYPE_CHECKING:
@@ -341,8 +341,7 @@ class _Rows:
         for node in self.region.members:
             if node in self.region.row_members:
                 continue
-            own = node.op.cost if isinstance(node.op, Elementwise) else COSTLY
-            costs[node] = own + sum(costs.get(p, 0) for p in self._operands(node))
+            costs[node] = cost(node) + sum(costs.get(p, 0) for p in self._operands(node))
         return costs
 
     # -- statements --------------------------------------------------------------------------

@@ -45,9 +45,6 @@ ANCHORS = frozenset({"matmul", "conv", "max_pool", "avg_pool"})
 
 REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all", "argmax", "argmin"})
 
-#: Rules whose code is long; recomputing them is dearer than a trip through the cache.
-COSTLY = 4
-
 
 @dataclass(frozen=True)
 class FusionOptions:
@@ -80,6 +77,8 @@ class Region:
         inner: elements of a row, where the region has rows.
         row_members: the members with one element per row.
         anchor: see the module's docstring.
+        closed: whether it joins no producer.
+        fixed: whether it depends on params and constants alone, so that it need run only once.
     """
 
     members: list[Node]
@@ -88,6 +87,7 @@ class Region:
     row_members: set[Node] = field(default_factory=set)
     anchor: Node | None = None
     closed: bool = False
+    fixed: bool = False
 
     @property
     def reductions(self) -> list[Node]:
@@ -212,11 +212,13 @@ class _Former:
 
     def _alone(self, node: Node) -> Region:
         options, out = self.options, node.outputs[0]
+        fixed = node in self._fixed
         if is_row_reduction(node):
             (x,) = node.inputs
             inner = prod(x.shape[i] for i in reduced_axes(node))
-            return Region([node], prod(x.shape), inner, {node}, closed=not options.rowwise)
-        region = Region([node], prod(out.shape))
+            closed = not options.rowwise
+            return Region([node], prod(x.shape), inner, {node}, closed=closed, fixed=fixed)
+        region = Region([node], prod(out.shape), fixed=fixed)
         if node.op.name in REDUCTIONS or node.op.name in ANCHORS:
             region.anchor = node
             region.closed = True  # it joins no producer; readers may join it
@@ -269,7 +271,7 @@ class _Former:
             return "rows of different lengths"
         if merged.inner is not None and not merged.reductions:
             return "rows without a reduction along them"
-        if (left.members[0] in self._fixed) != (node in self._fixed):
+        if left.fixed != right.fixed:
             return "one depends on params alone, and runs once"
         if merged.anchor is not None and merged.inner is not None:
             return "a row's statistic after a contraction"
@@ -441,7 +443,8 @@ def _merged_by_row_edge(
 def _union(left: Region, right: Region, size: Dim, inner: Dim | None, rows: set[Node]) -> Region:
     anchor = left.anchor or right.anchor
     members = left.members + right.members
-    return Region(members, size, inner, rows, anchor, left.closed and right.closed)
+    closed = left.closed and right.closed
+    return Region(members, size, inner, rows, anchor, closed, left.fixed)
 
 
 def _consistent(region: Region, edge: _Edge, node: Node) -> bool:

@@ -13,6 +13,7 @@ from ostinato.codegen.llvm.lanes import Lane
 from ostinato.codegen.llvm.scopes import Mask, Scope
 from ostinato.codegen.llvm.types import I64, register_dtype, vector_of
 from ostinato.dtypes import INT64, DType
+from ostinato.lower.cost import LONG, SHORT_OPS
 from ostinato.lower.dependences import Dependences, reached, roots
 from ostinato.lower.loops import (
     Apply,
@@ -33,20 +34,6 @@ if TYPE_CHECKING:
     from ostinato.codegen.llvm.toolchain import TargetSpec
 
 __all__ = ["Strip", "VectorPlan", "cut", "plan_vectors"]
-
-# fmt: off
-_SHORT_OPS = frozenset((
-    "abs", "add", "bitwise_and", "bitwise_invert", "bitwise_or", "bitwise_xor", "cast", "ceil",
-    "clip", "divide", "equal", "floor", "greater", "greater_equal", "isnan", "leaky_relu", "less",
-    "less_equal", "logical_and", "logical_not", "logical_or", "logical_xor", "maximum", "minimum",
-    "multiply", "neg", "not_equal", "relu", "round", "rsqrt", "sqrt", "square", "subtract",
-    "trunc", "where",
-))
-# fmt: on
-"""Ops of a few instructions; the others are polynomials and the like."""
-
-_LONG = 12
-"""What an op that is not short counts as, in short ones."""
 
 
 @dataclass(frozen=True)
@@ -251,11 +238,11 @@ def _unroll(statements: Sequence[Statement], *, columns: bool) -> int:
     vectors at a time, 160 µs with eight).
     """
     ops = [scalar.op for scalar in _values(statements) if isinstance(scalar, Apply)]
-    cost = sum(1 if op in _SHORT_OPS else _LONG for op in ops)
+    cost = sum(1 if op in SHORT_OPS else LONG for op in ops)
     reduces = any(isinstance(statement, Reduce) for statement in statements)
-    if cost < _LONG:
+    if cost < LONG:
         return (8 if columns else 4) if reduces else 2
-    return 2 if reduces and cost < 3 * _LONG else 1
+    return 2 if reduces and cost < 3 * LONG else 1
 
 
 def _in_order(stage: Stage, lane: Symbol, width: int, dependences: Dependences) -> bool:
