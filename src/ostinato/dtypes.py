@@ -76,6 +76,11 @@ class DType:
         return np.dtype(self.name)
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """The same as :attr:`numpy`: lets NumPy take a DType wherever it takes a dtype."""
+        return self.numpy
+
+    @property
     def is_float(self) -> bool:
         return self.kind is Kind.FLOAT
 

@@ -186,6 +186,22 @@ def test_out_arrays_get_what_the_handle_takes(adder):
     assert adder.read_handle("acc").tolist() == [5, 5, 5]
 
 
+def test_out_arrays_that_overlap_are_refused(session):
+    """Also those that the run itself does not write, because a handle takes what it writes."""
+    g = ost.Graph("pair")
+    acc, x = g.input("acc", (3,)), g.input("x", (3,))
+    g.set_outputs([acc + x, acc - x])
+    compiled = session.compile(g)
+    compiled.bind_handle("acc", 5 * ONE)
+    compiled.set_handle_feed("acc", 0)
+    out, x_ = np.empty(3, np.float32), ONE.copy()
+    for outs in ([out, out], [x_, out], [out, x_]):
+        with pytest.raises(ost.InputError, match="overlaps"):
+            compiled.run({"x": x_}, out=outs)
+    assert compiled.read_handle("acc").tolist() == [5, 5, 5]
+    assert x_.tolist() == [1, 1, 1]
+
+
 def test_a_feed_without_a_handle_begins_with_the_first_run(adder):
     adder.set_handle_feed("acc", 0)
     with pytest.raises(ost.InputError, match="missing inputs: acc"):

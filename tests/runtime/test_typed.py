@@ -243,6 +243,7 @@ def test_shapes_follow_from_numbers_of_elements(sized):
         items = [(name, array.tobytes(), array.dtype) for name, array in feed.items()]
         got = sized.run_typed(items[::-1])
         assert [data for data, _ in got] == [array.tobytes() for array in sized.run(feed)]
+        assert [np.frombuffer(*pair).size for pair in got] == [4 * n, 1], "NumPy takes our dtypes"
 
 
 def test_a_shape_that_numbers_of_elements_do_not_settle(session):

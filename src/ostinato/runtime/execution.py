@@ -115,6 +115,8 @@ class Execution:
                 for array, room in zip(chosen, self._room(live), strict=True)
             ]
             taken = self._handles.destinations(live, feeds)
+            if taken and (clash := self._signature.overlap(arrays, written)):
+                raise InputError(clash)  # of arrays that the run itself may not get to see
             for position, buffer in taken.items():
                 written[position] = buffer
             self._dispatch(arrays, written, live)
