@@ -95,14 +95,20 @@ class Kernel:
             assert self._extent((ctypes.c_int64 * max(1, len(values)))(*values)) == expected
         return expected
 
-    def run(self, arrays: Sequence[Array], values: Sequence[int] = (), pieces: int = 1) -> None:
-        """Runs the whole extent in ``pieces``, last piece first; arrays are updated in place."""
+    def run(
+        self,
+        arrays: Sequence[Array],
+        values: Sequence[int] = (),
+        pieces: int = 1,
+        extent: int | None = None,
+    ) -> None:
+        """Runs the (whole) extent in ``pieces``, last piece first; arrays are updated in place."""
         guarded = [Guarded(array) for array in arrays]
         buffers = (ctypes.c_void_p * len(arrays))(*(g.address for g in guarded))
         live = (ctypes.c_int64 * max(1, len(values)))(*values)
         memory = np.full(self.contraction.scratch_bytes + 128, CANARY, np.uint8)
         start = -memory.ctypes.data % 64
-        extent = self.extent(values)
+        extent = self.extent(values) if extent is None else extent
         cuts = [extent * i // pieces for i in range(pieces + 1)]
         for begin, end in reversed(list(itertools.pairwise(cuts))):
             self._call(buffers, live, begin, end, memory.ctypes.data + start)
@@ -537,6 +543,37 @@ def test_nothing_summed_gives_zero_to_the_epilogue() -> None:
     assert (out == 1.5).all()
 
 
+# -- some of the rows ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("tile", [(8, 16), (5, 32), (3, 16)])
+@pytest.mark.parametrize("m", [2, 20, 53, 160])
+def test_rows_left_out(level: str, m: int, tile: tuple[int, int]) -> None:
+    n, k = 70, 300
+    target = target_of(level)
+    whole = product(target, m, n, k, tile=tile)
+    some = replace(whole, args=(*whole.args, Arg(INT64)), idle=3)
+    rng = np.random.default_rng(m)
+    a, b = random(rng, (1, m, k), FLOAT32), random(rng, (1, k, n), FLOAT32)
+    panels = pack(b, whole.panel, whole.acc)
+    want = np.zeros((m, n), np.float32)
+    Kernel(whole, target).run([a, panels, want])
+    kernel = Kernel(some, target)
+    for wanted in {0, 1, m // 3, m - 1, m}:
+        got = np.full((m, n), np.nan, np.float32)
+        extent, computed = some.extent_for(wanted), some.computed_rows(wanted)
+        assert isinstance(extent, int)
+        assert isinstance(computed, int)
+        assert wanted <= computed < wanted + tile[0]
+        assert extent <= whole.extent
+        kernel.run([a, panels, got, np.array([m - wanted])], pieces=3, extent=extent)
+        np.testing.assert_array_equal(got[:computed], want[:computed])
+        assert np.isnan(got[computed:]).all()
+    assert some.extent_for(m) == whole.extent
+    assert some.extent_for(0) == 0
+
+
 # -- how the work is cut ---------------------------------------------------------------------------
 
 
@@ -550,6 +587,16 @@ def test_tiles_fit_the_registers(registers: int, m: int, n: int) -> None:
     assert 1 <= rows <= max(m, 1)
     assert rows * vectors + vectors + 1 <= registers
     assert -(-n // panel) * panel < n + max(vector_bytes // 4, n // 3)
+
+
+def test_tiles_for_symbolic_sizes_suit_small_ones_too() -> None:
+    n = Variable("n", 1, 256)
+    whole = tile_for(64, 32, FLOAT32, 256, 256)
+    assert tile_for(64, 32, FLOAT32, 256, n)[1] < whole[1], "few columns fill few panels"
+    rows, _ = tile_for(64, 32, FLOAT32, n, 256)
+    assert rows * 2 > whole[0]
+    assert tile_for(64, 32, FLOAT32, Variable("m", 256, 256), 256) == whole
+    assert tile_for(64, 32, FLOAT32, 4, Variable("k", 0, 3)) == tile_for(64, 32, FLOAT32, 4, 3)
 
 
 def test_smaller_tiles_exist_only_where_a_full_one_may_not_fit() -> None:
