@@ -264,7 +264,7 @@ def test_processes_share_a_folder_at_the_same_time(tmp_path):
         process.stdin.flush()
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
-    assert max(int(output) for output in outputs) >= 10
+    assert sum(int(output) for output in outputs) >= 10  # each kernel at least once, by someone
     assert not list((tmp_path / "objects").glob("*.tmp"))
     late = start()
     assert late.communicate("\n", timeout=120)[0].strip() == "0"

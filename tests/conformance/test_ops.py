@@ -41,6 +41,4 @@ def test_op(name: str, dtype: str, sessions: dict[int, ost.Session]) -> None:
         made = recipe(draw, dtype)
         outputs += made if isinstance(made, list | tuple) else [made]
     graph.set_outputs(outputs)
-    check_against_oracle(
-        graph, draw.arrays, [(sessions[2], OPTIMISED), (sessions[1], UNOPTIMISED)]
-    )
+    check_against_oracle(graph, draw.arrays, [(sessions[2], OPTIMISED), (sessions[1], UNOPTIMISED)])

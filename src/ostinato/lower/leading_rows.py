@@ -117,7 +117,8 @@ class _Walk:
     """How a kernel comes past its rows.
 
     Attributes:
-        symbol: the outermost axis of its parallel range, or the rows of a contraction that may leave out some.
+        symbol: the outermost axis of its parallel range, or a contraction's rows, where some may
+            be left out.
         size: how many values that axis takes.
     """
 
