@@ -282,7 +282,7 @@ class Buffer:
         """The elements that ``data`` holds, as many as there are live ones or there is room for."""
         try:
             octets = np.frombuffer(data, np.uint8) if memoryview(data).nbytes else np.empty(0, "u1")
-        except ValueError as error:  # released, or not contiguous
+        except (ValueError, BufferError) as error:  # released, or not contiguous
             raise InputError(f"{self!r}: {error}") from None
         live = math.prod(self.shape) * self.dtype.itemsize
         if octets.nbytes not in (live, self.nbytes):
@@ -315,4 +315,4 @@ def _flat_type(dtype: DType, offset: int, nbytes: int) -> TensorType:
 def _bytes_of(array: Array) -> memoryview:
     """The bytes of a C-ordered array; NumPy exports some dtypes in no other way."""
     octets: Any = array.reshape(-1).view(np.uint8)
-    return memoryview(octets) if array.size else memoryview(b"")
+    return memoryview(octets)

@@ -114,7 +114,7 @@ def _stored(program: Program, graph: BaseGraph) -> dict[Value, LoweredBuffer]:
     for buffer in (*leaves, *used):
         if buffer.value is not None:
             found.setdefault(buffer.value, buffer)
-    return {**states, **found, **outputs}
+    return {**states, **outputs, **found}
 
 
 def _holder(value: Value, stored: Mapping[Value, LoweredBuffer]) -> LoweredBuffer | None:

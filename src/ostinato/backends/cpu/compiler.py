@@ -31,6 +31,7 @@ class CompiledKernel:
         extent_address: of the function that gives its extent; 0 where that is a constant.
         kernel: what was compiled.
         target: for which processor.
+        linked: keeps the code.
     """
 
     name: str
@@ -38,6 +39,7 @@ class CompiledKernel:
     extent_address: int
     kernel: Kernel
     target: TargetSpec
+    linked: LinkedCode
 
     @property
     def source(self) -> str:
@@ -76,7 +78,7 @@ class MachineCode:
         symbolic = not isinstance(kernel.extent, int)
         extent = self._linked.address(f"{name}_extent") if symbolic else 0
         address = self._linked.address(name)
-        return CompiledKernel(name, address, extent, kernel, self._target)
+        return CompiledKernel(name, address, extent, kernel, self._target, self._linked)
 
     def size(self, size: Dim) -> int:
         """The address of the function that gives a symbolic size; 0 for a constant."""

@@ -111,7 +111,7 @@ class CpuContext:
         Raises:
             PlanError: a buffer is another device's.
         """
-        buffers = [b for op in ops for b in (*op.reads, *op.writes)]
+        buffers = [b for op in ops for b in _touched(op)]
         for buffer in buffers:
             if buffer.device != self.device:
                 raise PlanError(f"{buffer!r} cannot be used on {self.device}")
@@ -124,6 +124,10 @@ class CpuContext:
                 self._pool, [_block(s) for s in storages], steps, n_variables, owner=owner
             )
         )
+
+
+def _touched(op: PreparedOp) -> tuple[Buffer, ...]:
+    return op.buffers if isinstance(op, KernelCall) else (*op.reads, *op.writes)
 
 
 def _step(op: PreparedOp, slots: Mapping[Storage, int]) -> _core.Step:

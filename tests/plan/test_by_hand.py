@@ -1,0 +1,238 @@
+"""Plans built by hand: their order, what is wrong with them, and that they run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ostinato as ost
+from ostinato.backends.cpu.submission import CpuContext
+from ostinato.dtypes import FLOAT32, UINT8
+from ostinato.ir.types import TensorType
+from ostinato.plan.buffer import Buffer, HostMemory, Storage
+from ostinato.plan.execution_plan import ExecutionPlan
+from ostinato.plan.prepared import Copy, KernelCall, PreparedOp, View
+from ostinato.plan.schedule import schedule
+
+from .conftest import layers, new_buffer, numbers
+
+NOTHING: Mapping[str, Buffer] = MappingProxyType({})
+
+
+def by_hand(
+    context: CpuContext,
+    ops: Iterable[PreparedOp],
+    inputs: Mapping[str, Buffer] = NOTHING,
+    outputs: Mapping[str, Buffer] = NOTHING,
+) -> ExecutionPlan:
+    return ExecutionPlan(
+        ops, device=context.device, runner=context.runner, inputs=inputs, outputs=outputs
+    )
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def test_copies_run_in_order(context: CpuContext) -> None:
+    a, b, c = (new_buffer(context, 4) for _ in range(3))
+    ops = [Copy(id=1, source=a, target=b), Copy(id=2, source=b, target=c)]
+    plan = by_hand(context, ops, {"a": a}, {"c": c})
+    a.copyin(numbers(4))
+    plan.execute()
+    np.testing.assert_array_equal(c.copyout(), numbers(4))
+    assert [op.dependencies for op in plan.prepared_ops] == [(), (1,)]
+    assert plan.execute_profiled() == []
+    assert plan.buffers == (a, b, c)
+    assert plan.memory.arena_bytes == 16
+
+
+def test_declared_dependencies_go_before_the_order_given(context: CpuContext) -> None:
+    a, b, c = (new_buffer(context, 4) for _ in range(3))
+    second = Copy(id=2, source=b, target=c, dependencies=(1,))
+    plan = by_hand(context, [second, Copy(id=1, source=a, target=b)], {"a": a}, {"c": c})
+    assert [op.id for op in plan.prepared_ops] == [1, 2]
+    a.copyin(numbers(4))
+    plan.execute()
+    np.testing.assert_array_equal(c.copyout(), numbers(4))
+
+
+def test_kernels_on_views_of_one_buffer(session: ost.Session, context: CpuContext) -> None:
+    """A kernel of another plan, applied to both halves of a buffer, twice, and a copy between."""
+    graph = ost.Graph("square")
+    x = graph.input("x", (8,))
+    graph.set_outputs([x * x])
+    (call,) = session.prepare(graph).prepared_kernels
+    memory = new_buffer(context, 16)
+    low, high, aside = memory.view(0, 32), memory.view(32, 32), new_buffer(context, 8)
+    whole = View(id=9, source=memory, target=memory.reshaped(TensorType(FLOAT32, (4, 4))))
+    ops = [
+        KernelCall(id=0, kernel=call.kernel, buffers=(low, high)),
+        Copy(id=1, source=high, target=aside),
+        KernelCall(id=2, kernel=call.kernel, buffers=(aside, low)),
+        whole,
+    ]
+    plan = by_hand(context, ops, {"x": memory}, {"y": memory})
+    array = numbers(8)
+    low.copyin(array)
+    records = plan.execute_profiled()
+    np.testing.assert_array_equal(high.copyout(), array * array)
+    np.testing.assert_array_equal(whole.target.copyout().ravel()[:8], (array * array) ** 2)
+    assert len(records) == 2
+    assert [op.dependencies for op in plan.prepared_ops] == [(), (0,), (0, 1), (0, 2)]
+
+
+def test_released_plans_refuse(context: CpuContext) -> None:
+    a, b = new_buffer(context, 4), new_buffer(context, 4)
+    plan = by_hand(context, [Copy(id=0, source=a, target=b)], {"a": a}, {"b": b})
+    plan.execute()
+    plan.release_intermediate_buffers()
+    plan.execute()
+    plan.release_all_buffers()
+    for use in (plan.execute, plan.execute_profiled, a.copyout, lambda: b.copyin(bytes(16))):
+        with pytest.raises(ost.PlanError, match="released"):
+            use()
+
+
+def test_buffers_of_other_devices(context: CpuContext) -> None:
+    foreign = Buffer(
+        Storage(ost.Device.parse("cuda"), 16, lambda n: HostMemory(bytearray(n))),
+        0,
+        TensorType(FLOAT32, (4,)),
+    )
+    with pytest.raises(ost.PlanError, match="CUDA"):
+        by_hand(context, [Copy(id=0, source=foreign, target=new_buffer(context, 4))])
+
+
+# -- what is wrong with a plan ---------------------------------------------------------------------
+
+
+class Nothing(PreparedOp):
+    """Touches no memory; only its declared dependencies count."""
+
+    name = "nothing"
+    reads = writes = ()  # type: ignore[assignment]
+
+
+def nothing(number: int, *dependencies: int) -> Nothing:
+    return Nothing(id=number, dependencies=dependencies)
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ([nothing(7, 7)], r"op 7 .* depends on itself"),
+        ([nothing(7, 8)], r"op 7 .* depends on op 8"),
+        ([nothing(1), nothing(2), nothing(1)], r"op 1 .* same id"),
+        ([nothing(1, 2), nothing(2, 1)], r"op 1 .*op 2 .*op 1|op 2 .*op 1 .*op 2"),
+        ([nothing(0), nothing(1, 3, 0), nothing(2, 1), nothing(3, 2)], r"op 1 .*op 3 .*op 2"),
+        ([nothing(0, 1), nothing(1, 2), nothing(2, 1)], r"^[^0]*$"),
+    ],
+)
+def test_bad_dependencies(context: CpuContext, ops: list[PreparedOp], message: str) -> None:
+    for order in itertools.permutations(ops):
+        with pytest.raises(ost.PlanError, match="op"):
+            by_hand(context, order)
+    with pytest.raises(ost.PlanError, match=message):
+        by_hand(context, ops)
+
+
+def test_missing_outputs(context: CpuContext) -> None:
+    a, b, c = (new_buffer(context, 4) for _ in range(3))
+    copy = Copy(id=0, source=a, target=b)
+    by_hand(context, [copy], {"a": a}, {"a": a, "b": b, "part": b.view(4, 8)})
+    half = Copy(id=1, source=a.view(0, 8), target=c.view(0, 8))
+    rest = Copy(id=2, source=a.view(8, 8), target=c.view(8, 8))
+    by_hand(context, [rest, half], {"a": a}, {"c": c})
+    middle = Copy(id=3, source=a.view(0, 8), target=c.view(4, 8))
+    for ops in ([copy], [], [half], [rest], [half, middle]):
+        with pytest.raises(ost.PlanError, match="'c' is missing"):
+            by_hand(context, ops, {"a": a}, {"b": a, "c": c})
+    with pytest.raises(ost.PlanError, match="'none' is missing"):
+        by_hand(context, [copy], {"a": a}, {"none": None})  # type: ignore[dict-item]
+
+
+def test_no_outputs(context: CpuContext) -> None:
+    plan = by_hand(context, [])
+    plan.execute()
+    assert plan.output_buffer() is None
+    assert plan.output_buffers() == []
+    assert plan.num_outputs == 0
+
+
+def test_ops_that_make_no_sense(session: ost.Session, context: CpuContext) -> None:
+    a, b = new_buffer(context, 4), new_buffer(context, 5)
+    with pytest.raises(ost.PlanError, match="bytes"):
+        Copy(id=0, source=a, target=b)
+    with pytest.raises(ost.PlanError, match="overlap"):
+        Copy(id=0, source=a.view(0, 12), target=a.view(4, 12))
+    Copy(id=0, source=a.view(0, 8), target=a.view(8, 8))
+    with pytest.raises(ost.PlanError, match="not within"):
+        View(id=0, source=a, target=b)
+    with pytest.raises(ost.PlanError, match="not within"):
+        View(id=0, source=a.view(0, 8), target=a.view(4, 8))
+    net = layers()
+    kernel = session.prepare(net.graph, net.params).kernels[0]
+    with pytest.raises(ost.PlanError, match="buffers"):
+        KernelCall(id=0, kernel=kernel, buffers=(a,))
+
+
+# -- the order, on random plans --------------------------------------------------------------------
+
+
+@st.composite
+def copies(draw: st.DrawFn) -> list[Copy]:
+    """Copies between parts of one storage, some of which name earlier or later ones."""
+    storage = Storage("host", 24, lambda n: HostMemory(bytearray(n)))
+    whole = Buffer(storage, 0, TensorType(UINT8, (24,)))
+    ops = []
+    count = draw(st.integers(0, 8))
+    for number in range(count):
+        size = draw(st.integers(0, 6))
+        source, target = draw(st.integers(0, 24 - size)), draw(st.integers(0, 24 - size))
+        if abs(source - target) < size:
+            continue
+        named = draw(st.sets(st.integers(0, count - 1), max_size=1))
+        ops.append((number, whole.view(source, size), whole.view(target, size), named))
+    known = {number for number, *_ in ops}
+    return [
+        Copy(id=n, source=s, target=t, dependencies=tuple(d & known - {n})) for n, s, t, d in ops
+    ]
+
+
+@given(copies())
+def test_any_order_that_dependencies_allow_gives_the_same(ops: list[Copy]) -> None:
+    try:
+        ordered = schedule(ops)
+    except ost.PlanError as error:
+        assert "wait for each other" in str(error)
+        return
+    position = {op.id: i for i, op in enumerate(ordered)}
+    assert sorted(position) == sorted(op.id for op in ops)
+    for op in ordered:
+        assert all(position[d] < position[op.id] for d in op.dependencies)
+    assert _run(ordered) == _run(_as_late_as_allowed(ordered))
+
+
+def _as_late_as_allowed(ordered: Iterable[PreparedOp]) -> list[PreparedOp]:
+    """Another order in which everything comes after what it depends on: last come, first served."""
+    waiting, done, order = list(ordered), set[int](), list[PreparedOp]()
+    while waiting:
+        op = next(op for op in reversed(waiting) if done.issuperset(op.dependencies))
+        waiting.remove(op)
+        done.add(op.id)
+        order.append(op)
+    return order
+
+
+def _run(ops: Iterable[PreparedOp]) -> bytes:
+    memory = bytearray(range(24))
+    for op in ops:
+        (source,), (target,) = op.reads, op.writes
+        memory[target.offset : target.end] = bytes(memory[source.offset : source.end])
+    return bytes(memory)
