@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ostinato.plan.prepared import KernelCall, PreparedKernel, View
 from ostinato.plan.values import ValueBuffers
-from ostinato.variables import prod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from ostinato.plan.buffer import Buffer
     from ostinato.plan.prepared import KernelCode, PreparedOp
     from ostinato.plan.values import Origin
-    from ostinato.variables import Dim
 
 __all__ = ["LoweredOps"]
 
@@ -61,7 +59,6 @@ class LoweredOps:
             buffers=tuple(self._buffers[b] for b in call.buffers),
             node_names=call.nodes,
             flops=call.flops,
-            bytes=_bytes(call),
         )
 
     def _find(
@@ -122,11 +119,3 @@ def _holder(value: Value, stored: Mapping[Value, LoweredBuffer]) -> LoweredBuffe
     while value not in stored and value.node.op.name == "reshape":
         (value,) = value.node.inputs
     return stored.get(value)
-
-
-def _bytes(call: Call) -> Dim:
-    """Bytes of all that a call reads and of all that it writes."""
-    total: Dim = 0
-    for buffer in (*call.reads(), *call.writes()):
-        total = total + prod(buffer.type.shape) * buffer.type.dtype.itemsize
-    return total

@@ -7,9 +7,11 @@ what (:mod:`ostinato.plan.hazards`). How a device carries it out is the device's
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ostinato.errors import PlanError
+from ostinato.lower.traffic import traffic
 from ostinato.plan.hazards import overlap
 from ostinato.variables import evaluate
 
@@ -108,7 +110,6 @@ class KernelCall(PreparedOp):
         buffers: one per argument of the kernel.
         node_names: labels of the graph's nodes that it computes.
         flops: floating point operations.
-        bytes: bytes that it reads and writes.
 
     Raises:
         PlanError: the kernel has another number of arguments.
@@ -118,7 +119,6 @@ class KernelCall(PreparedOp):
     buffers: tuple[Buffer, ...]
     node_names: tuple[str, ...] = ()
     flops: Dim = 0
-    bytes: Dim = 0
 
     def __post_init__(self) -> None:
         wanted = len(self.kernel.kernel.args)
@@ -143,6 +143,11 @@ class KernelCall(PreparedOp):
     def writes(self) -> tuple[Buffer, ...]:
         pairs = zip(self.kernel.kernel.args, self.buffers, strict=True)
         return tuple(buffer for arg, buffer in pairs if arg.writes)
+
+    @cached_property
+    def bytes(self) -> Dim:
+        """Bytes that it reads and writes; see :func:`ostinato.lower.traffic.traffic`."""
+        return traffic(self.kernel.kernel, [buffer.type for buffer in self.buffers])
 
     def work(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Floating point operations and bytes at these values of the Variables."""
