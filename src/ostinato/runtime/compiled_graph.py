@@ -12,7 +12,7 @@ from ostinato.backends.turns import Turn
 from ostinato.errors import InputError
 from ostinato.runtime.active_extent import ActiveExtent
 from ostinato.runtime.arrays import checked_mapping
-from ostinato.runtime.execution import nothing
+from ostinato.runtime.execution import nothing, read_only
 from ostinato.runtime.handle_calls import HandleCalls
 from ostinato.runtime.queued_calls import QueuedCalls
 from ostinato.runtime.turns import Queue
@@ -119,8 +119,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             return self._run_aside(inputs, out)
         arrays, live = self._signature.recognise(inputs) or self._checked(inputs)
         outputs = live.empty() if out is None else self._signature.check_outputs(out, live)
-        self._dispatch(arrays, outputs, live)
-        self._last = tuple(outputs)
+        self._launch(arrays, outputs, live)
         return outputs
 
     def run_read_outputs(
@@ -174,7 +173,13 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             InputError, VariableError: as :meth:`run`.
         """
         self._commits.settle()
-        return [_read_only(array) for array in self._perform(inputs, nothing)[1]]
+        outputs = self._perform(inputs, nothing)
+        room = self._last_room
+        assert room is not None
+        return [
+            view.view() if array is place else read_only(array)
+            for array, place, view in zip(outputs, room.arrays, room.views, strict=True)
+        ]
 
     def run_slots(self, *arrays: Any) -> list[tuple[int, int]]:
         """Run once on inputs in the order of their declaration; the results stay in the arena.
@@ -193,7 +198,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             raise InputError(f"the graph has {len(self.inputs)} inputs, got {len(arrays)}")
         given = {n: a for n, a in zip(self.inputs, arrays, strict=False) if a is not None}
         self._commits.settle()
-        outputs, _ = self._perform(given, self._room)
+        outputs = self._perform(given, self._places)
         offsets = self._executable.result_offsets
         return [(o, array.size) for o, array in zip(offsets, outputs, strict=True)]
 
@@ -269,7 +274,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
         twin._commits = Queue()
         twin._plan = None
         twin._active = None
-        twin._last = ()
+        twin._last, twin._last_room = (), None
         twin._choose_path()
         return twin
 
@@ -283,10 +288,3 @@ def _single(name: object, value: Any) -> dict[str, Any]:
     if not isinstance(name, str):
         raise InputError(f"a param is named by a string, got {name!r:.80}")
     return {name: value}
-
-
-def _read_only(array: Array) -> Array:
-    """A view that can not be made writable."""
-    octets: Any = array.reshape(-1).view(np.uint8)
-    readable = np.frombuffer(memoryview(octets).toreadonly(), np.uint8)
-    return readable.view(array.dtype).reshape(array.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.runtime.arrays import Array, TensorSpec
     from ostinato.runtime.signature import Live, Signature
 
-__all__ = ["Execution", "nothing"]
+__all__ = ["Execution", "nothing", "read_only"]
 
 
 class Execution:
@@ -54,6 +55,7 @@ class Execution:
         self._turn = Turn()
         self._commits = Queue()
         self._last: tuple[Array, ...] = ()
+        self._last_room: _Room | None = None
         self._choose_path()
 
     def _choose_path(self) -> None:
@@ -85,15 +87,15 @@ class Execution:
             ]
 
         self._commits.settle()
-        return self._perform(inputs, choose, feed)[0]
+        return self._perform(inputs, choose, feed)
 
     def _perform(
         self,
         inputs: object,
         choose: Callable[[Live], Sequence[Array | None]],
         feed: Mapping[str, int] | None = None,
-    ) -> tuple[list[Array], list[Array]]:
-        """One run by the long path, which minds handles.
+    ) -> list[Array]:
+        """One run, with handles.
 
         Args:
             inputs: those that handles stand in for may be missing.
@@ -101,48 +103,76 @@ class Execution:
             feed: handles that take outputs after this run alone.
 
         Returns:
-            The outputs for the caller, and those that the run wrote: they differ where a handle
-            takes what the run wrote and the caller a copy of it.
+            The outputs. Those that the caller did not want are in memory of ours.
         """
+        if self._quick and not feed:
+            arrays, live = self._signature.recognise(inputs) or self._checked(inputs)
+            outputs = self._with_room(choose(live), live)
+            self._launch(arrays, outputs, live)
+            return outputs
         with self._turn:
-            feeds = {**self._handles.feeds, **(feed or {})}
             given = self._handles.complete(inputs)
             known = None if self._executable.unset else self._signature.recognise(given)
             arrays, live = known or self._checked(given)
             chosen = choose(live)
-            written = [
-                room if array is None else array
-                for array, room in zip(chosen, self._room(live), strict=True)
-            ]
-            taken = self._handles.destinations(live, feeds)
-            if taken and (clash := self._signature.overlap(arrays, written)):
-                raise InputError(clash)  # of arrays that the run itself may not get to see
-            for position, buffer in taken.items():
-                written[position] = buffer
-            self._dispatch(arrays, written, live)
-            self._handles.take(taken, feeds)
-            self._last = tuple(written)
-            if taken:
-                self._choose_path()
-            asked = [w if c is None else c for c, w in zip(chosen, written, strict=True)]
-            for position, buffer in taken.items():
-                if asked[position] is not buffer:
-                    np.copyto(asked[position], buffer)
-        return asked, written
+            outputs = self._with_room(chosen, live)
+            feeds = {**self._handles.feeds, **feed} if feed else self._handles.feeds
+            if feeds:
+                return self._launch_fed(arrays, chosen, outputs, live, feeds)
+            self._launch(arrays, outputs, live)
+            return outputs
 
-    def _dispatch(self, inputs: list[Array], outputs: list[Array], live: Live) -> None:
+    def _launch(self, inputs: list[Array], outputs: list[Array], live: Live) -> None:
         try:
             self._executable.run(inputs, outputs, live.variables)
         except ValueError as error:
             raise self._refusal(inputs, outputs, error) from None
+        self._last = tuple(outputs)
 
-    def _room(self, live: Live) -> list[Array]:
+    def _launch_fed(
+        self,
+        inputs: list[Array],
+        chosen: Sequence[Array | None],
+        outputs: list[Array],
+        live: Live,
+        feeds: Mapping[str, int],
+    ) -> list[Array]:
+        """A run whose outputs handles take; the caller gets copies of those that it chose."""
+        if clash := self._signature.overlap(inputs, outputs):
+            raise InputError(clash)  # of arrays that the run itself may not get to see
+        taken = self._handles.destinations(live, feeds)
+        self._launch(inputs, [taken.get(i, array) for i, array in enumerate(outputs)], live)
+        self._handles.take(taken, feeds)
+        self._choose_path()
+        for position, buffer in taken.items():
+            if chosen[position] is None:
+                outputs[position] = buffer
+            else:
+                np.copyto(outputs[position], buffer)
+        return outputs
+
+    # -- memory for results that nobody brought an array for ---------------------------------------
+
+    def _with_room(self, chosen: Sequence[Array | None], live: Live) -> list[Array]:
+        """``chosen``, with places in the arena for the outputs that nobody chose."""
+        room = self._room(live).arrays
+        return [place if c is None else c for c, place in zip(chosen, room, strict=True)]
+
+    def _places(self, live: Live) -> list[Array]:
         """For each output, its place in the arena."""
-        arena, offsets = self._executable.arena, self._executable.result_offsets
-        return [
-            np.ndarray(shape, dtype, arena, offset)
-            for offset, (shape, dtype) in zip(offsets, live.outputs, strict=True)
-        ]
+        return [*self._room(live).arrays]
+
+    def _room(self, live: Live) -> _Room:
+        room, executable = self._last_room, self._executable
+        address = executable.arena_address
+        if room is None or room.live is not live or room.address != address:
+            arena, offsets = executable.arena, executable.result_offsets
+            arrays = [
+                np.ndarray(shape, dtype, arena, offset)
+                for offset, (shape, dtype) in zip(offsets, live.outputs, strict=True)
+            ]
+            room = self._last_room = _Room(live, address, arrays, [*map(read_only, arrays)])
+        return room
 
     def _checked(self, inputs: object, *, bound: bool = False) -> tuple[list[Array], Live]:
         if self._executable.unset:
@@ -159,6 +189,23 @@ class Execution:
         return InputError(self._signature.overlap(inputs, outputs) or str(error))
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Places in an arena, for outputs of certain shapes; and the same, not to be written."""
+
+    live: Live
+    address: int
+    arrays: list[Array]
+    views: list[Array]
+
+
 def nothing(live: Live) -> list[None]:
     """What a caller wants who reads no output."""
     return [None] * len(live.outputs)
+
+
+def read_only(array: Array) -> Array:
+    """A view that can not be made writable."""
+    octets: Any = array.reshape(-1).view(np.uint8)
+    readable = np.frombuffer(memoryview(octets).toreadonly(), np.uint8)
+    return readable.view(array.dtype).reshape(array.shape)

@@ -57,7 +57,7 @@ class QueuedCalls(Execution):
             if not self._handles.feeds:
                 for given in sets:
                     self._checked(self._handles.complete(given))
-            return [self._perform(given, Live.empty)[0] for given in sets]
+            return [self._perform(given, Live.empty) for given in sets]
 
 
 def _copied(inputs: object) -> object:
