@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.ops.builder import Graph
     from ostinato.ops.parser import parse_graph
+    from ostinato.plan.buffer import Buffer
     from ostinato.plan.execution_plan import ExecutionPlan
+    from ostinato.plan.profile import KernelProfile
     from ostinato.runtime.caches import (
         BucketedCompileCache,
         CompileCache,
@@ -51,6 +53,7 @@ __version__ = "0.1.0"
 #: Public name -> module that defines it.
 _HOMES = {
     "BucketedCompileCache": "ostinato.runtime.caches",
+    "Buffer": "ostinato.plan.buffer",
     "CaptureError": "ostinato.errors",
     "CompileCache": "ostinato.runtime.caches",
     "CompileOptions": "ostinato.backends.options",
@@ -62,6 +65,7 @@ _HOMES = {
     "Graph": "ostinato.ops.builder",
     "GraphError": "ostinato.errors",
     "InputError": "ostinato.errors",
+    "KernelProfile": "ostinato.plan.profile",
     "ModelFormatError": "ostinato.errors",
     "OstinatoError": "ostinato.errors",
     "PlanError": "ostinato.errors",
@@ -80,6 +84,7 @@ _HOMES = {
 
 __all__ = [
     "BucketedCompileCache",
+    "Buffer",
     "CaptureError",
     "CompileCache",
     "CompileOptions",
@@ -91,6 +96,7 @@ __all__ = [
     "Graph",
     "GraphError",
     "InputError",
+    "KernelProfile",
     "ModelFormatError",
     "OstinatoError",
     "PlanError",
