@@ -104,19 +104,22 @@ def test_raising_again_and_again_gathers_nothing(stopped):
 
     def refused(times: int) -> None:
         for _ in range(times):
-            with pytest.raises(LookupError):
+            try:  # leaner than pytest.raises, whose records are cycles
                 bound()
+            except LookupError:
+                continue
+            raise AssertionError("it ran")
 
     refused(100)
     tracemalloc.start()
     try:
         refused(10)
-        before = tracemalloc.take_snapshot()
+        before, _ = tracemalloc.get_traced_memory()
         refused(1000)
-        growth = tracemalloc.take_snapshot().compare_to(before, "filename")
+        after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert sum(entry.size_diff for entry in growth) < 50_000
+    assert after - before < 5_000
 
 
 def test_stopping_waits_for_the_run_in_progress(pool, kernels):
