@@ -138,6 +138,21 @@ def test_a_bound_call_keeps_its_weights_when_its_graph_is_gone(session, weighty)
     assert result(other) == fresh(session, weights(1))
 
 
+def test_weights_written_through_the_plan_stay_on_their_side(session):
+    graph = weighty_graph()
+    compiled = session.compile(graph, weights(0))
+    twin = compiled.clone()
+    before = result(twin)
+    buffer = compiled.plan.buffer(graph.params["w1"])
+    kept = buffer.copyout()
+    buffer.copyin(kept * 2)
+    assert result(twin) == before
+    assert result(compiled) != before
+    assert (buffer.copyout() == kept * 2).all(), "the buffer is where the weights have moved to"
+    buffer.copyin(kept)
+    assert result(compiled) == before
+
+
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -318,23 +333,59 @@ def test_cloning_while_weights_are_written(session, weighty):
     in_threads(write, take_clones, take_clones)
 
 
+def busy(session: ost.Session) -> ost.CompiledGraph:
+    """Takes long for many rows, and next to no time for one."""
+    g = ost.Graph("busy")
+    value = g.input("x", (ost.Variable("n", 1, 1024), 256))
+    w = g.constant(np.eye(256, dtype=np.float32))
+    for _ in range(40):
+        value = g.matmul(value, w)
+    g.set_outputs([value])
+    return session.compile(g)
+
+
+def rows(n: int) -> dict[str, np.ndarray]:
+    return {"x": np.ones((n, 256), np.float32)}
+
+
+def test_a_clone_does_not_wait_for_the_original(session):
+    """A short run on a clone ends while a long one on the original goes on; on the original
+    itself it has to wait."""
+    compiled = busy(session)
+    clone = compiled.clone()
+
+    def ends_meanwhile(other: ost.CompiledGraph) -> bool:
+        running = threading.Event()
+
+        def run_long() -> None:
+            running.set()
+            compiled.run(rows(1024))
+
+        thread = threading.Thread(target=run_long)
+        thread.start()
+        running.wait()
+        time.sleep(0.005)
+        other.run(rows(1))
+        meanwhile = thread.is_alive()
+        thread.join()
+        return meanwhile
+
+    for member in (compiled, clone):
+        member.run(rows(1024))
+        member.run(rows(1))
+    assert any(ends_meanwhile(clone) for _ in range(20))
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 def test_two_clones_are_faster_together_than_in_turn():
-    """Runs that were serialised would take as long together as one after the other."""
-    session = ost.Session("cpu", threads=1)
-    g = ost.Graph("busy")
-    x = g.input("x", (256, 256))
-    value = x
-    for _ in range(20):
-        value = g.matmul(value, x)
-    g.set_outputs([value])
-    compiled = session.compile(g)
-    feed = {"x": np.eye(256, dtype=np.float32)}
+    """Needs a machine that does nothing else."""
+    compiled = busy(ost.Session("cpu", threads=1))
     pair = [compiled.clone(), compiled.clone()]
 
     def repeat(member: ost.CompiledGraph) -> None:
         for _ in range(10):
-            member.run(feed)
+            member.run(rows(256))
 
     best = 9.0
     for _ in range(8):
@@ -344,9 +395,7 @@ def test_two_clones_are_faster_together_than_in_turn():
         middle = time.perf_counter()
         in_threads(*(lambda member=member: repeat(member) for member in pair))
         best = min(best, (time.perf_counter() - middle) / (middle - start))
-        if best < 0.75:
-            break
-    assert best < 0.85, f"two clones took {best:.2f} of the time of one after the other"
+    assert best < 0.7, f"two clones took {best:.2f} of the time of one after the other"
 
 
 def test_concurrent_runs_of_one_graph_take_turns(session):
