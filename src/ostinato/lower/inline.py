@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.lower.builder import is_pointwise
 from ostinato.lower.cost import COSTLY, cost
 from ostinato.lower.regions import Region, computed_behind, is_transparent
+from ostinato.lower.views import MAX_TANGLES, is_tangled
 from ostinato.ops.base import Elementwise
 from ostinato.variables import prod
 
@@ -25,59 +26,93 @@ _PACKED = {"matmul": 1, "conv": 1}
 
 
 def inline_regions(
-    regions: Sequence[Region], nodes: Sequence[Node], results: Iterable[Value]
+    regions: Sequence[Region],
+    nodes: Sequence[Node],
+    results: Iterable[Value],
+    max_members: int,
 ) -> set[Node]:
     """The nodes of regions that their readers compute on the spot.
 
     A region is inlined when it is purely elementwise, gives one value, that value is no result,
     and either a single reader needs each element about once, or computing it is as cheap as
     loading it. What depends on params alone stays out of readers that run every time.
+
+    Args:
+        regions: each after those that it reads.
+        max_members: nodes that one kernel computes at most.
     """
     readers = _readers(nodes)
     kept = {value.node for value in computed_behind(results)}
     region_of = {node: region for region in regions for node in region.members}
     inlined: set[Node] = set()
+    carried = {id(region): list(region.members) for region in regions}
+    depth = dict.fromkeys(carried, 0)
     for region in regions:
         given = _given(region, readers, kept)
         if given is None or not _is_elementwise(region):
             continue
-        uses = [use for use in readers.get(given, []) if use[0] not in region.members]
-        if not all(_can_inline(reader, position) for reader, position, _ in uses):
+        uses = [use for use in readers.get(given, []) if use.reader not in region.members]
+        if not all(_can_inline(use.reader, use.position) for use in uses):
+            continue
+        members = carried[id(region)]
+        targets = {id(region_of[use.reader]): use for use in uses}
+        if any(len(carried[t]) + len(members) > max_members for t in targets):
+            continue
+        deepest = depth[id(region)] + max(use.tangles for use in uses)
+        if deepest > MAX_TANGLES:
             continue
         single = len(uses) == 1 and _reads_once(uses[0], region_of)
         if region.fixed:
             single = single and _is_prepared(uses[0], region_of)
-        if single or _is_cheap(region):
+        if single or _is_cheap(members):
             inlined.update(region.members)
+            for target in targets:
+                carried[target] += members
+                depth[target] = max(depth[target], deepest)
     return inlined
 
 
-def _readers(nodes: Sequence[Node]) -> dict[Node, list[tuple[Node, int, bool]]]:
-    """By computed node: ``(reader, operand position, whether views enlarge it)``, through views."""
-    found: dict[Node, list[tuple[Node, int, bool]]] = {}
+class _Use(NamedTuple):
+    """How a node reads a computed one.
+
+    Attributes:
+        position: of the operand.
+        larger: whether views in between enlarge it.
+        tangles: how many views in between take indices apart.
+    """
+
+    reader: Node
+    position: int
+    larger: bool
+    tangles: int
+
+
+def _readers(nodes: Sequence[Node]) -> dict[Node, list[_Use]]:
+    """By computed node, who reads it, through views."""
+    found: dict[Node, list[_Use]] = {}
     for reader in nodes:
         if is_transparent(reader):
             continue
         for position, operand in enumerate(reader.inputs):
-            stack = [operand]
+            stack = [(operand, 0)]
             while stack:
-                value = stack.pop()
+                value, tangles = stack.pop()
                 if not is_transparent(value.node):
                     larger = prod(operand.shape) != prod(value.shape)
-                    found.setdefault(value.node, []).append((reader, position, larger))
+                    use = _Use(reader, position, larger, tangles)
+                    found.setdefault(value.node, []).append(use)
                 else:
-                    stack.extend(value.node.inputs)
+                    tangles += is_tangled(value.node)
+                    stack.extend((source, tangles) for source in value.node.inputs)
     return found
 
 
-def _given(
-    region: Region, readers: dict[Node, list[tuple[Node, int, bool]]], kept: set[Node]
-) -> Node | None:
+def _given(region: Region, readers: dict[Node, list[_Use]], kept: set[Node]) -> Node | None:
     """The one member that something outside reads; ``None`` if there are more, or a result."""
     members = set(region.members)
     if members & kept:
         return None
-    given = [n for n in region.members if any(r not in members for r, _, _ in readers.get(n, []))]
+    given = [n for n in region.members if any(u.reader not in members for u in readers.get(n, []))]
     return given[0] if len(given) == 1 else None
 
 
@@ -90,23 +125,22 @@ def _can_inline(reader: Node, position: int) -> bool:
     return is_pointwise(reader) or name in _ONCE or _PACKED.get(name) == position
 
 
-def _reads_once(use: tuple[Node, int, bool], region_of: dict[Node, Region]) -> bool:
-    reader, position, larger = use
-    if larger or region_of[reader].inner is not None:
+def _reads_once(use: _Use, region_of: dict[Node, Region]) -> bool:
+    reader, position = use.reader, use.position
+    if use.larger or region_of[reader].inner is not None:
         return False
     if isinstance(reader.op, Elementwise):
         return prod(reader.inputs[position].shape) == prod(reader.outputs[0].shape)
     return reader.op.name != "take" or position != 0
 
 
-def _is_prepared(use: tuple[Node, int, bool], region_of: dict[Node, Region]) -> bool:
+def _is_prepared(use: _Use, region_of: dict[Node, Region]) -> bool:
     """Whether what a fixed region's reader does with its elements is done once."""
-    reader, position, _ = use
-    return region_of[reader].fixed or _PACKED.get(reader.op.name) == position
+    return region_of[use.reader].fixed or _PACKED.get(use.reader.op.name) == use.position
 
 
-def _is_cheap(region: Region) -> bool:
-    members = set(region.members)
-    operands = {v for n in region.members for v in n.inputs if v.node not in members}
+def _is_cheap(nodes: Sequence[Node]) -> bool:
+    members = set(nodes)
+    operands = {v for n in nodes for v in n.inputs if v.node not in members}
     loads = [v for v in operands if v.node.op.name != "constant"]
-    return sum(map(cost, region.members)) < COSTLY // 2 and len(loads) <= 1
+    return sum(map(cost, nodes)) < COSTLY // 2 and len(loads) <= 1

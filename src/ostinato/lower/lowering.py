@@ -38,6 +38,7 @@ from ostinato.lower.updates import (
     scan_nest,
     scatter_nest,
 )
+from ostinato.lower.views import MAX_TANGLES, VIEWS, is_tangled
 from ostinato.ops.convolution import is_depthwise
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class _Lowering:
         results = self.graph.results()
         regions, self.refused = form_regions(self.nodes, results, self.options.fusion)
         if self.options.fusion.elementwise:
-            self.inlined = inline_regions(regions, self.nodes, results)
+            most = self.options.fusion.max_members
+            self.inlined = inline_regions(regions, self.nodes, results, most)
         self._check_supported(regions)
         self._find_needed(regions)
         self._claim_outputs()
@@ -206,6 +208,8 @@ class _Lowering:
             raise UnsupportedOpError(f"the CPU has no kernel for these nodes:\n{listed}")
 
     def _lower_region(self, region: Region) -> None:
+        for value in dict.fromkeys(v for node in region.members for v in node.inputs):
+            self._untangle(value)
         anchor = region.anchor
         if anchor is None:
             build = self._builder(region)
@@ -284,6 +288,19 @@ class _Lowering:
         self._helper_call(product.node, "pack", build, packing)
         return packed
 
+    def _untangle(self, value: Value) -> None:
+        """Store views along the way to ``value`` where too many would be read through at once."""
+        chain = []
+        while value.node.op.name in VIEWS and value not in self.stored:
+            chain.append(value)
+            (value,) = value.node.inputs
+        tangles = 0
+        for view in reversed(chain):
+            tangles += is_tangled(view.node)
+            if tangles > MAX_TANGLES:
+                self._copy(view)
+                tangles = 0
+
     def _copy(self, value: Value) -> None:
         """Bring ``value``, a view of something, into memory of its own."""
         buffer = LoweredBuffer(value.type, Role.TEMP, f"{value.node.label}.copy", value)
@@ -359,6 +376,7 @@ class _Lowering:
         """Outputs that no kernel writes directly: leaves, views, and values listed twice."""
         for name, value in self.graph.outputs.items():
             if name not in self.outputs:
+                self._untangle(value)
                 buffer = LoweredBuffer(value.type, Role.OUTPUT, name, value)
                 self.outputs[name] = buffer
                 self._copy_into(value, buffer, self.stored)

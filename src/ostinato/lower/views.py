@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
 
 __all__ = [
+    "MAX_TANGLES",
     "VIEWS",
     "Indices",
     "broadcast_index",
+    "is_tangled",
     "linear_index",
     "reshape_index",
     "source_index",
@@ -25,6 +27,9 @@ __all__ = [
 ]
 
 Indices: TypeAlias = tuple[Dim, ...]
+
+#: How many views of the kind that :func:`is_tangled` describes are read through at most.
+MAX_TANGLES = 3
 
 
 def linear_index(shape: Sequence[Dim], indices: Sequence[Dim]) -> Dim:
@@ -58,6 +63,20 @@ def reshape_index(source: Sequence[Dim], target: Sequence[Dim], indices: Indices
         offset = linear_index(sizes, [indices[i] for i in new])
         result.extend(unravel([source[i] for i in old], offset))
     return tuple(result)
+
+
+def is_tangled(node: Node) -> bool:
+    """Whether a view takes an index apart, by quotients and remainders: a reshape that merges dims.
+
+    A few in a row are cheap; of many, each wraps the expressions of the one before.
+    """
+    if node.op.name != "reshape":
+        return False
+    source = node.inputs[0].shape
+    if any(size == 0 for size in source):
+        return False
+    groups = _matching_groups(source, node.outputs[0].shape)
+    return any(sum(source[i] != 1 for i in old) > 1 for old, _ in groups)
 
 
 def source_index(node: Node, indices: Indices) -> tuple[Value, Indices]:
