@@ -78,13 +78,17 @@ class Scalars:
         What stands under a guard that cannot move as a whole stays where it is: it may be
         readable only there.
         """
-        for scalar in scalars:
-            if isinstance(scalar, Number | Ref):
+        seen: set[int] = set()
+        waiting = list(scalars)[::-1]
+        while waiting:
+            scalar = waiting.pop()
+            if id(scalar) in seen or isinstance(scalar, Number | Ref):
                 continue
+            seen.add(id(scalar))
             if self.dependences.of(scalar).isdisjoint(blocked):
                 self.value(scalar, scope)
             elif not isinstance(scalar, Guard):
-                self.hoist(operands(scalar), scope, blocked)
+                waiting.extend(list(operands(scalar))[::-1])
 
     def _compute(self, scalar: Scalar, scope: Scope) -> Lane:
         match scalar:
