@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import ostinato as ost
@@ -323,6 +324,9 @@ def _moved(
     else:  # what cancels may cancel exactly
         noise = np.where((np.abs(wide) <= amount) & (rng.random(wide.shape) < 0.5), -wide, noise)
     moved = np.where(np.isfinite(wide), wide + noise, wide)
+    if op.name in ("prod", "cumprod"):  # may have overflowed on the way, which float64 did not
+        top = float((ml_dtypes.finfo if dtype.name == "bfloat16" else np.finfo)(result.dtype).max)
+        moved = np.where((np.abs(wide) > top**0.8) & (rng.random(wide.shape) < 0.5), np.inf, moved)
     return moved.astype(result.dtype)
 
 
