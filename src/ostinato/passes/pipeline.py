@@ -20,6 +20,7 @@ from ostinato.passes.recover_norms import RecoverNorms
 from ostinato.passes.recover_softmax import RecoverSoftmax
 from ostinato.passes.shapes import Shapes
 from ostinato.passes.static_slices import StaticSlices
+from ostinato.passes.wide_updates import WideUpdates
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -77,7 +78,7 @@ class Capabilities(Protocol):
 
 def pipeline(capabilities: Capabilities) -> tuple[Pass, ...]:
     """Every pass, in order, for a backend."""
-    required: tuple[Pass, ...] = (Decompose(_native(capabilities)),)
+    required: tuple[Pass, ...] = (Decompose(_native(capabilities)), WideUpdates())
     if not capabilities.padded_conv:
         required += (ExplicitPadding(),)
     return (DeadCode(), *_SIMPLIFY, *_RECOVER, *required, *_TIDY)
