@@ -45,7 +45,7 @@ test-sanitized: $(STAMP)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		PYTHONPATH="$$(echo build/sanitized/lib.*)" \
-		$(BIN)/python -m pytest -q -s tests/backends tests/runtime
+		$(BIN)/python -m pytest -q -s tests/backends tests/runtime tests/plan tests/conformance
 
 test-peers: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m pytest -q tests/peers
