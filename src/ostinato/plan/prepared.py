@@ -6,7 +6,7 @@ what (:mod:`ostinato.plan.hazards`). How a device carries it out is the device's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -48,8 +48,8 @@ class PreparedKernel:
     """
 
     name: str
-    kernel: Kernel
-    code: KernelCode
+    kernel: Kernel = field(repr=False)  # long; see `loops`
+    code: KernelCode = field(repr=False)
 
     @property
     def source(self) -> str:
