@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         power_of_two_ladder,
     )
     from ostinato.runtime.compiled_graph import CompiledGraph
+    from ostinato.runtime.graph_runner import GraphRunner
     from ostinato.runtime.session import Session
     from ostinato.variables import Variable
 
@@ -64,6 +65,7 @@ _HOMES = {
     "ExecutionPlan": "ostinato.plan.execution_plan",
     "Graph": "ostinato.ops.builder",
     "GraphError": "ostinato.errors",
+    "GraphRunner": "ostinato.runtime.graph_runner",
     "InputError": "ostinato.errors",
     "KernelProfile": "ostinato.plan.profile",
     "ModelFormatError": "ostinato.errors",
@@ -95,6 +97,7 @@ __all__ = [
     "ExecutionPlan",
     "Graph",
     "GraphError",
+    "GraphRunner",
     "InputError",
     "KernelProfile",
     "ModelFormatError",

@@ -1,0 +1,202 @@
+"""When to run a step eagerly, when to record it, and when to replay it (SPEC section 6)."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import warnings
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from ostinato.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostinato.backends.context import Context
+
+__all__ = ["GraphRunner"]
+
+R = TypeVar("R")
+
+
+class GraphRunner:
+    """Runs steps, and replays recordings of them as soon as that pays.
+
+    A step is a callable that submits work to the context: it calls bound calls,
+    ``commit_no_wait``, or commits sessions. The first ``warmup`` calls of a key are eager, so that
+    whatever is compiled or allocated once is by then. The next one records the step and replays
+    the recording, which has the effect of one run; from then on there are replays alone.
+
+    Where recording fails, or the first replay does, the call is made eagerly and has its effect
+    all the same; there is one warning, and the key stays eager. A recording that was dropped, since
+    memory that it used was freed, is made anew.
+
+    >>> runner = ost.GraphRunner(session.context)
+    >>> for position in range(64):
+    ...     session.context.set_decode_state(token, position)
+    ...     runner.run(0, bound)
+
+    It may be used from many threads; calls happen one after the other. Keys are those of the
+    context: runners that share one must use different keys.
+
+    Args:
+        context: where steps are submitted.
+        warmup: how many calls of a key are eager before it is recorded.
+        max_graphs: how many keys are remembered. Beyond, the one that was used longest ago is
+            forgotten, together with its recording.
+
+    Raises:
+        InputError: ``warmup`` is no int >= 0, or ``max_graphs`` no int >= 1.
+
+    Attributes:
+        eager: how many calls ran their step.
+        captured: how many recordings were made.
+        replayed: how many calls replayed one, those that made it included.
+        skipped: by reason, how many recordings were given up: ``"unsupported"`` (by the device),
+            ``"begin"``, ``"step"`` (which did what a recording cannot hold), ``"end"``,
+            ``"replay"``.
+    """
+
+    def __init__(self, context: Context, warmup: int = 3, max_graphs: int = 16) -> None:
+        self.context = context
+        self.warmup = _at_least("warmup", 0, warmup)
+        self.max_graphs = _at_least("max_graphs", 1, max_graphs)
+        self.eager = self.captured = self.replayed = 0
+        self.skipped: Counter[str] = Counter()
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._lock = threading.RLock()  # a step may itself use this runner
+
+    def run(self, key: int, step: Callable[[], R]) -> R | None:
+        """Make ``step`` happen once, eagerly or by replay.
+
+        Inside somebody else's recording, the step becomes a part of that.
+
+        Args:
+            key: names the recording. Steps that submit different work need different keys.
+            step: submits the work. What it does besides happens in eager calls only, and once,
+                without effect on the device, while it is recorded.
+
+        Returns:
+            What ``step`` returned, ``None`` from a replay.
+
+        Raises:
+            InputError: ``key`` is no int.
+            Exception: what ``step`` raises in an eager call, and faults of the device in a replay.
+        """
+        number = _as_key(key)
+        with self._lock:
+            if self.context.capturing:
+                return step()
+            entry = self._entry(number)
+            if entry.stays_eager or entry.calls < self.warmup:
+                return self._run_eagerly(entry, step)
+            if entry.recorded and self.context.replay_graph(number):
+                self.replayed += 1
+                return None
+            return self._record(number, entry, step)
+
+    __call__ = run
+
+    def __contains__(self, key: object) -> bool:
+        """Whether ``key`` is remembered."""
+        return key in self._entries
+
+    def __len__(self) -> int:
+        """How many keys are remembered."""
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return (
+            f"<GraphRunner: {len(self)} keys; {self.eager} eager, {self.captured} captured, "
+            f"{self.replayed} replayed, skipped {dict(self.skipped)}>"
+        )
+
+    # -- machinery --------------------------------------------------------------------------------
+
+    def _entry(self, key: int) -> _Entry:
+        entry = self._entries.setdefault(key, _Entry())
+        self._entries.move_to_end(key)
+        if len(self._entries) > self.max_graphs:
+            forgotten, _ = self._entries.popitem(last=False)
+            self.context.reset_graph(forgotten)
+        return entry
+
+    def _run_eagerly(self, entry: _Entry, step: Callable[[], R]) -> R:
+        result = step()
+        entry.calls += 1
+        self.eager += 1
+        return result
+
+    def _record(self, key: int, entry: _Entry, step: Callable[[], R]) -> R | None:
+        """Record and replay; where that fails, run eagerly, now and in future."""
+        failure = self._capture(key, step)
+        entry.recorded = failure is None
+        if failure is None:
+            self.captured += 1
+            self.replayed += 1
+            return None
+        # If this fails as well, the step is to blame and not its recording: it may try again.
+        result = self._run_eagerly(entry, step)
+        entry.stays_eager = True
+        self.skipped[failure.reason] += 1
+        if failure.reason != "unsupported":
+            warnings.warn(
+                f"graph {key} could not be captured ({failure.reason}: {failure.cause}); "
+                "it runs eagerly from now on",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return result
+
+    def _capture(self, key: int, step: Callable[[], object]) -> _Failure | None:
+        """Record ``step`` and replay that once; what went wrong leaves nothing behind."""
+        context, stage, done = self.context, "begin", False
+        if not context.supports_capture:
+            return _Failure("unsupported", "the device cannot record")
+        try:
+            context.begin_graph_capture()
+            stage = "step"
+            step()
+            stage = "end"
+            context.end_graph_capture(key)
+            stage = "replay"
+            done = context.replay_graph(key)
+        except Exception as error:
+            return _Failure(stage, f"{type(error).__name__}: {error}")
+        finally:
+            if not done:
+                context.cancel_graph_capture()
+                context.reset_graph(key)
+        return None if done else _Failure(stage, "the recording was dropped at once")
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What a runner knows of a key."""
+
+    calls: int = 0  #: eager ones
+    recorded: bool = False
+    stays_eager: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """At which stage a recording failed, and why."""
+
+    reason: str
+    cause: str
+
+
+def _at_least(name: str, least: int, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} is an int >= {least}, got {value!r:.80}")
+    return value
+
+
+def _as_key(key: object) -> int:
+    try:
+        return operator.index(key)  # type: ignore[arg-type]
+    except TypeError:
+        raise InputError(f"a graph's key is an int, got {key!r:.80}") from None
