@@ -10,7 +10,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cpu import _core
-from ostinato.backends.cpu.submission import CpuContext
+from ostinato.backends.cpu.context import CpuContext
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
 from ostinato.plan.buffer import Buffer

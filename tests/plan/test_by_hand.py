@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ostinato as ost
-from ostinato.backends.cpu.submission import CpuContext
+from ostinato.backends.cpu.context import CpuContext
 from ostinato.dtypes import FLOAT32, UINT8
 from ostinato.ir.types import TensorType
 from ostinato.plan.buffer import Buffer, HostMemory, Storage
@@ -32,7 +32,7 @@ def by_hand(
     outputs: Mapping[str, Buffer] = NOTHING,
 ) -> ExecutionPlan:
     return ExecutionPlan(
-        ops, device=context.device, runner=context.runner, inputs=inputs, outputs=outputs
+        ops, device=context.device, runner=context.encode, inputs=inputs, outputs=outputs
     )
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from ostinato.backends.context import HostContext
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from ostinato.backends.context import Context
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.dtypes import DType
@@ -150,6 +154,14 @@ class Backend(ABC):
     @abstractmethod
     def __init__(self, device: Device, threads: int | None = None) -> None:
         """Open ``device``; ``threads`` is for devices that are threads."""
+
+    @cached_property
+    def context(self) -> Context:
+        """The command queue that everything compiled here runs through.
+
+        A backend that overrides nothing has one that can neither record nor run ops one by one.
+        """
+        return HostContext(self.device)
 
     @staticmethod
     @abstractmethod

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
 
-__all__ = ["Buffer", "HostMemory", "LentStorage", "Memory", "Storage"]
+__all__ = ["Buffer", "DeviceQueue", "HostMemory", "LentStorage", "Memory", "Storage"]
 
 Array = np.ndarray[Any, Any]
 
@@ -34,6 +34,24 @@ class Memory(Protocol):
 
     def read(self, offset: int, data: memoryview) -> None:
         """Copy bytes of the block to the host."""
+
+
+class DeviceQueue(Protocol):
+    """What memory, and whoever runs on it, must know of the device's command queue."""
+
+    @property
+    def resident_values(self) -> Mapping[str, int]:
+        """Values of Variables that kernels find on the device, and no run may bring."""
+
+    def settle(self, what: str) -> None:
+        """Wait, for ``what``, until all that was submitted is done.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+
+    def forget_users(self, memory: object) -> None:
+        """Drop every recording that uses this memory."""
 
 
 class HostMemory:
@@ -64,12 +82,20 @@ class Storage:
         device: whose memory it is.
         nbytes: its size.
         allocate: takes that many bytes of the device.
+        queue: what uses the memory goes through it; by default, nothing runs later.
     """
 
-    def __init__(self, device: Any, nbytes: int, allocate: Callable[[int], Memory]) -> None:
+    def __init__(
+        self,
+        device: Any,
+        nbytes: int,
+        allocate: Callable[[int], Memory],
+        queue: DeviceQueue | None = None,
+    ) -> None:
         self.device = device
         self.nbytes = nbytes
         self.allocations = 0  #: how often memory was taken
+        self._queue = queue
         self._allocate = allocate
         self._memory: Memory | None = None
         self._closed = False
@@ -92,11 +118,45 @@ class Storage:
                 self.allocations += 1
             return self._memory
 
+    def write(self, offset: int, data: memoryview) -> None:
+        """Copy bytes of the host into the block, once what was submitted is done.
+
+        Raises:
+            CaptureError: inside a recording.
+            PlanError: as :attr:`memory`.
+        """
+        self._settle("copyin writes memory")
+        self.memory.write(offset, data)
+
+    def read(self, offset: int, data: memoryview) -> None:
+        """Copy bytes of the block to the host, once what was submitted is done.
+
+        Raises:
+            CaptureError, PlanError: as :meth:`write`.
+        """
+        self._settle("copyout reads back")
+        self.memory.read(offset, data)
+
+    def release(self) -> None:
+        """Give the memory back for good, once what was submitted is done.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        self._settle("release frees memory")
+        self.close()
+
     def close(self) -> None:
-        """Give the memory back for good."""
+        """Give the memory back for good. No recording that uses it is left."""
         with self._lock:
-            self._memory = None
+            memory, self._memory = self._memory, None
             self._closed = True
+        if memory is not None and self._queue is not None:
+            self._queue.forget_users(memory)
+
+    def _settle(self, what: str) -> None:
+        if self._queue is not None:
+            self._queue.settle(what)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -110,11 +170,28 @@ class LentStorage(Storage):
         device: whose memory it is.
         nbytes: its size.
         lend: gives the block of the moment.
+        queue: as for :class:`Storage`.
     """
 
-    def __init__(self, device: Any, nbytes: int, lend: Callable[[], Memory]) -> None:
-        super().__init__(device, nbytes, lambda _: lend())
+    def __init__(
+        self,
+        device: Any,
+        nbytes: int,
+        lend: Callable[[], Memory],
+        queue: DeviceQueue | None = None,
+    ) -> None:
+        super().__init__(device, nbytes, lambda _: lend(), queue)
         self._lend = lend
+
+    def release(self) -> None:
+        """It is not for those to give back who use it.
+
+        Raises:
+            PlanError: always.
+        """
+        raise PlanError(
+            "a plan shares this memory with its runs; give all of it back with release_all_buffers"
+        )
 
     @property
     def memory(self) -> Memory:
@@ -207,6 +284,7 @@ class Buffer:
         Raises:
             InputError: dtype, shape or size differs, or the buffer is not the user's to write.
             VariableError: a size is out of its Variable's bounds.
+            CaptureError: inside a recording.
             PlanError: the memory was released.
         """
         if self._read_only:
@@ -216,16 +294,17 @@ class Buffer:
         if self._write is not None:
             self._write(array)
         else:
-            self.storage.memory.write(self.offset, _bytes_of(array))
+            self.storage.write(self.offset, _bytes_of(array))
 
     def copyout(self) -> Array:
         """A fresh array with the buffer's contents, of its live shape.
 
         Raises:
+            CaptureError: inside a recording.
             PlanError: the memory was released.
         """
         array = np.empty(self.shape, self.dtype.numpy)
-        self.storage.memory.read(self.offset, _bytes_of(array))
+        self.storage.read(self.offset, _bytes_of(array))
         return array
 
     def view(self, offset: int, nbytes: int) -> Buffer:
@@ -268,6 +347,18 @@ class Buffer:
             read_only=self._read_only,
             write=None if self._write is None else self._write_reshaped,
         )
+
+    def release(self) -> None:
+        """Give back the memory for good: that of this buffer and of all that share its storage.
+
+        Recordings that use it are dropped. Reading or writing it, and running what uses it, raise
+        from now on.
+
+        Raises:
+            CaptureError: inside a recording.
+            PlanError: it is memory that a plan shares with its runs.
+        """
+        self.storage.release()
 
     def __repr__(self) -> str:
         return f"<Buffer {self.type} on {self.device}, {self.nbytes} bytes at {self.offset}>"

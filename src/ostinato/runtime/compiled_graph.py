@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.backends.queue import Queue
 from ostinato.backends.turns import Turn
 from ostinato.errors import InputError
 from ostinato.runtime.active_extent import ActiveExtent
@@ -15,7 +16,6 @@ from ostinato.runtime.arrays import checked_mapping
 from ostinato.runtime.execution import nothing, read_only
 from ostinato.runtime.handle_calls import HandleCalls
 from ostinato.runtime.queued_calls import QueuedCalls
-from ostinato.runtime.turns import Queue
 from ostinato.runtime.typed import check_typed_inputs, check_typed_param, to_bytes
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.backends.queue import Queue
 from ostinato.backends.turns import Turn
 from ostinato.errors import InputError
 from ostinato.runtime.handles import Handles, output_index
-from ostinato.runtime.turns import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.base import Progress
+    from ostinato.backends.context import Context
     from ostinato.plan.execution_plan import ExecutionPlan
 
 __all__ = ["Session"]
@@ -51,6 +52,11 @@ class Session:
         self.options = _checked_options(options) or CompileOptions()
         _check_threads(threads)
         self._backend = open_backend(self.device, threads)
+
+    @property
+    def context(self) -> Context:
+        """The device's command queue: it records what is submitted, and replays it (SPEC 6)."""
+        return self._backend.context
 
     def compile(
         self,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.backends.base import Backend, Capabilities, Progress
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.compiler import KernelCompiler, MachineCode
+from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
 from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.object_cache import ObjectCache
@@ -65,6 +66,10 @@ class CpuBackend(Backend):
         self.device = device
         self.threads = threads or len(os.sched_getaffinity(0))
         self._pool = _core.ThreadPool(self.threads)
+
+    @functools.cached_property
+    def context(self) -> CpuContext:
+        return CpuContext(self.device, self._pool)
 
     @staticmethod
     def count() -> int:

@@ -6,17 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.cpu import _core
 from ostinato.errors import PlanError
-from ostinato.plan.buffer import Buffer, HostMemory, Storage
-from ostinato.plan.prepared import Copy, KernelCall, View
+from ostinato.plan.buffer import HostMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.backends.cpu.compiler import CompiledKernel
-    from ostinato.ir.types import TensorType
-    from ostinato.plan.prepared import PreparedOp
+    from ostinato.plan.buffer import Storage
 
-__all__ = ["CpuContext", "ProgramRunner", "allocate", "copy_step", "discard_step", "kernel_step"]
+__all__ = [
+    "RELEASED",
+    "ProgramRunner",
+    "allocate",
+    "block",
+    "copy_step",
+    "discard_step",
+    "kernel_step",
+]
 
 #: Bytes that one thread copies before it looks for more.
 _COPIED_AT_ONCE = 1 << 18
@@ -86,64 +92,11 @@ class ProgramRunner:
         return self._program.run_profiled(self._blocks(), variables)
 
     def _blocks(self) -> list[Any]:
-        return [_block(storage) for storage in self._storages]
+        return [block(storage) for storage in self._storages]
 
 
-class CpuContext:
-    """Where prepared ops run that no graph was compiled for.
-
-    Args:
-        device: the CPU.
-        pool: whose threads run kernels.
-    """
-
-    def __init__(self, device: Any, pool: _core.ThreadPool) -> None:
-        self.device = device
-        self._pool = pool
-
-    def empty(self, type: TensorType) -> Buffer:
-        """A buffer on zeroed memory of its own."""
-        return Buffer(Storage(self.device, type.max_bytes, allocate), 0, type)
-
-    def runner(self, ops: Sequence[PreparedOp], n_variables: int = 0) -> ProgramRunner:
-        """``ops``, in this order, ready to run on their buffers.
-
-        Raises:
-            PlanError: a buffer is another device's.
-        """
-        buffers = [b for op in ops for b in _touched(op)]
-        for buffer in buffers:
-            if buffer.device != self.device:
-                raise PlanError(f"{buffer!r} cannot be used on {self.device}")
-        storages = list(dict.fromkeys(b.storage for b in buffers))
-        slots = {storage: number for number, storage in enumerate(storages)}
-        steps = [_step(op, slots) for op in ops if not isinstance(op, View)]
-        owner = tuple(op.kernel.code for op in ops if isinstance(op, KernelCall))
-        return ProgramRunner(
-            _core.Program(
-                self._pool, [_block(s) for s in storages], steps, n_variables, owner=owner
-            )
-        )
-
-
-def _touched(op: PreparedOp) -> tuple[Buffer, ...]:
-    return op.buffers if isinstance(op, KernelCall) else (*op.reads, *op.writes)
-
-
-def _step(op: PreparedOp, slots: Mapping[Storage, int]) -> _core.Step:
-    def place(buffer: Buffer) -> _core.Argument:
-        return slots[buffer.storage], buffer.offset
-
-    match op:
-        case KernelCall():
-            code: Any = op.kernel.code
-            return kernel_step(code, [place(b) for b in op.buffers])
-        case Copy():
-            return copy_step(place(op.target), place(op.source), op.source.nbytes)
-    raise PlanError(f"the CPU has no way to run {op}")
-
-
-def _block(storage: Storage) -> Any:
+def block(storage: Storage) -> Any:
+    """What exports the memory of a storage."""
     memory = storage.memory
     assert isinstance(memory, HostMemory)
     return memory.block

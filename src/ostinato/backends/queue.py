@@ -41,6 +41,12 @@ class Queue:
         """Whether anything was ever queued."""
         return self._last is not None
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything that this process queued is done."""
+        last = self._last
+        return last is None or last.done() or self._process != os.getpid()
+
     def settle(self) -> None:
         """Wait until everything queued so far is done; what it raised stays for :meth:`sync`."""
         last = self._last
