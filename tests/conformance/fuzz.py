@@ -253,7 +253,8 @@ _SUMMING = frozenset(
     {"add", "subtract", "sum", "mean", "var", "std", "cumsum", "matmul", "conv", "conv_transpose",
      "avg_pool", "attention", "einsum", "rope", "scatter", "scatter_nd", "norm", "logsumexp",
      "layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm", "recurrent_scan",
-     "local_response_norm", "softmax", "log_softmax", "logaddexp", "remainder", "fmod"}
+     "local_response_norm", "softmax", "log_softmax", "logaddexp", "remainder", "fmod",
+     "grouped_matmul", "expert_mlp", "moe"}
 )  # fmt: skip
 
 #: Ops that only move or choose elements.

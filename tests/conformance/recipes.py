@@ -498,6 +498,50 @@ def _rope(d: Draw, dtype: str) -> Value:
     return d.g.rope(x, *angles, interleaved=d.chance())
 
 
+def _grouped_matmul(d: Draw, dtype: str) -> Value:
+    rows, experts, k, n = d.size(), d.integer(1, 9), d.choice(SIZES), d.choice(SIZES)
+    x, w = d.of((rows, k), dtype), d.of((experts, k, n), dtype)
+    return d.g.grouped_matmul(x, w, d.ids((rows,), experts, beyond=False))
+
+
+def _matrices(d: Draw, dtype: str, experts: int, features: int) -> list[Value | None]:
+    """The gate, up and down matrices of some experts."""
+    hidden, out = d.choice(SIZES), d.choice(SIZES)
+    inner = [d.of((experts, features, hidden), dtype, -0.5, 0.5) for _ in range(2)]
+    return [inner[0] if d.chance(0.7) else None, inner[1], d.of((experts, hidden, out), dtype)]
+
+
+_EXPERT_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+
+
+def _expert_mlp(d: Draw, dtype: str) -> Value:
+    tokens, experts, features = d.size(), d.integer(1, 9), d.choice(SIZES)
+    k = d.integer(1, 4)
+    x, ids = d.of((tokens, features), dtype), d.ids((tokens, k), experts, beyond=False)
+    wide = DType.parse(dtype).accumulator.name
+    weights = d.of((tokens, k), d.choice((dtype, wide)), 0, 1)
+    matrices = _matrices(d, dtype, experts, features)
+    return d.g.expert_mlp(x, ids, weights, *matrices, activation=d.choice(_EXPERT_ACTIVATIONS))
+
+
+def _moe(d: Draw, dtype: str) -> Value:
+    experts, features = d.integer(1, 9), d.choice(SIZES)
+    x = d.of((*d.shape(0, 2), features), dtype)
+    gate, up, down = _matrices(d, dtype, experts, features)
+    options: dict[str, Any] = {"k": d.integer(1, experts), "renormalize": d.chance()}
+    options["route"] = d.choice(("softmax_topk", "topk_softmax"))
+    options["activation"] = d.choice(_EXPERT_ACTIVATIONS)
+    if d.chance():
+        width, out = d.choice(SIZES), down.shape[2]
+        inner = [d.of((features, width), dtype, -0.5, 0.5) for _ in range(2)]
+        options["shared"] = (inner[0], inner[1], d.of((width, out), dtype))
+        if gate is None:
+            options["shared"] = (None, *options["shared"][1:])
+        if d.chance():
+            options["shared_router"] = d.of((features, 1), dtype, -0.5, 0.5)
+    return d.g.moe(x, d.of((features, experts), dtype, -0.5, 0.5), gate, up, down, **options)
+
+
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 
 
@@ -579,6 +623,9 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "l2_normalize": (_l2_normalize, FLOATS),
     "attention": (_attention, FLOATS),
     "rope": (_rope, FLOATS),
+    "grouped_matmul": (_grouped_matmul, NUMBERS),
+    "expert_mlp": (_expert_mlp, FLOATS),
+    "moe": (_moe, FLOATS),
     **{name: (_recurrent(name), FLOATS) for name in _GATES},
     # The scan is what lstm, gru and rnn become; it has no method of its own.
     "recurrent_scan": (_recurrent("lstm"), FLOATS),

@@ -11,6 +11,7 @@ from ostinato.ops import (
     elementwise,
     indexing,
     linalg,
+    moe,
     normalization,
     pooling,
     recurrent,
@@ -36,6 +37,7 @@ _FAMILIES: tuple[tuple[Op, ...], ...] = (
     normalization.FAMILY,
     attention.FAMILY,
     recurrent.FAMILY,
+    moe.FAMILY,
 )
 
 #: Every op by its canonical name. Leaves are apart, in :data:`ostinato.ir.leaves.LEAVES`.

@@ -30,6 +30,7 @@ __all__ = [
     "TAKE",
     "TAKE_ALONG_AXIS",
     "TOPK",
+    "clamped",
     "expect_block",
 ]
 
@@ -56,7 +57,7 @@ class Take(Op):
         if x.shape[axis] == 0:
             shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
             return xp.broadcast_to(False, shape)
-        return xp.take(x, _clamped(xp, indices, x.shape[axis]), axis=axis)
+        return xp.take(x, clamped(xp, indices, x.shape[axis]), axis=axis)
 
 
 class TakeAlongAxis(Op):
@@ -83,7 +84,7 @@ class TakeAlongAxis(Op):
         axis = attrs["axis"]
         if x.shape[axis] == 0:
             return xp.broadcast_to(False, indices.shape)
-        return xp.take_along_axis(x, _clamped(xp, indices, x.shape[axis]), axis=axis)
+        return xp.take_along_axis(x, clamped(xp, indices, x.shape[axis]), axis=axis)
 
 
 class GatherNd(Op):
@@ -115,7 +116,7 @@ class GatherNd(Op):
         if 0 in x.shape[batch : batch + depth]:
             return xp.broadcast_to(False, (*points, *x.shape[batch + depth :]))
         lead = [xp.iota(points, axis, INT64) for axis in range(batch)]
-        picked = [_clamped(xp, indices[..., j], x.shape[batch + j]) for j in range(depth)]
+        picked = [clamped(xp, indices[..., j], x.shape[batch + j]) for j in range(depth)]
         if not lead and not picked:
             return xp.broadcast_to(x, (*points, *x.shape))
         return x[(*lead, *picked)]
@@ -167,7 +168,7 @@ class DynamicUpdateSlice(Op):
             position = xp.iota((length,), 0, INT64) - _fitting(xp, start, length - size)
             within = xp.logical_and(position >= 0, position < size)
             inside = xp.logical_and(inside, xp.reshape(within, tuple(line)))
-            source = xp.take(source, _clamped(xp, position, size), axis=axis)
+            source = xp.take(source, clamped(xp, position, size), axis=axis)
         return xp.where(inside, source, x)
 
 
@@ -360,7 +361,7 @@ def _index_depth(op: Op, x: TensorType, indices: TensorType, batch: Any) -> int:
 # -- rules ------------------------------------------------------------------------------------
 
 
-def _clamped(xp: Any, indices: Any, size: int) -> Any:
+def clamped(xp: Any, indices: Any, size: int) -> Any:
     """Indices within ``0..size-1``, negative ones counted from the end first."""
     index = xp.cast(indices, INT64)
     index = xp.where(index < 0, index + size, index)

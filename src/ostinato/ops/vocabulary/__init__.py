@@ -7,6 +7,7 @@ from ostinato.ops.vocabulary.core import T, VocabularyCore, located
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
 from ostinato.ops.vocabulary.indexing import IndexingVocabulary
 from ostinato.ops.vocabulary.linalg import LinalgVocabulary
+from ostinato.ops.vocabulary.moe import MoeVocabulary
 from ostinato.ops.vocabulary.normalization import NormalizationVocabulary
 from ostinato.ops.vocabulary.recurrent import RecurrentVocabulary
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
@@ -18,6 +19,7 @@ __all__ = ["Vocabulary", "VocabularyCore"]
 
 @located
 class Vocabulary(
+    MoeVocabulary[T],
     AttentionVocabulary[T],
     WindowVocabulary[T],
     NormalizationVocabulary[T],
