@@ -57,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fresh_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the process had just started, with its cache in ``folder``."""
     cache = ObjectCache(folder)
-    monkeypatch.setattr(backend, "_process_cache", lambda: cache)
+    monkeypatch.setattr(backend, "process_cache", lambda: cache)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -215,7 +215,7 @@ def test_another_compiler_version_has_other_entries(monkeypatch):
 
 def test_the_folder_stays_within_its_bound(tmp_path, monkeypatch):
     cache = ObjectCache(tmp_path, max_bytes=40_000)
-    monkeypatch.setattr(backend, "_process_cache", lambda: cache)
+    monkeypatch.setattr(backend, "process_cache", lambda: cache)
     session = ost.Session("cpu", threads=1)
     for width in range(20, 32):
         compiled = session.compile(graph(width))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ostinato.variables import bounds, prod
@@ -30,7 +31,7 @@ class TensorType:
         """How many elements, as a dim."""
         return prod(self.shape)
 
-    @property
+    @cached_property
     def max_bytes(self) -> int:
         """Bytes at the largest value of every Variable."""
         return bounds(self.size)[1] * self.dtype.itemsize

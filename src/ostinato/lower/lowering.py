@@ -42,11 +42,11 @@ from ostinato.lower.views import MAX_TANGLES, VIEWS, is_tangled
 from ostinato.ops.convolution import is_depthwise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.program import Kernel
-    from ostinato.variables import Dim
+    from ostinato.variables import Dim, Symbol
 
 __all__ = ["LOWERED_OPS", "LoweringOptions", "lower"]
 
@@ -64,21 +64,28 @@ class LoweringOptions:
     fusion: FusionOptions = field(default_factory=FusionOptions)
 
 
-def lower(graph: BaseGraph, options: LoweringOptions) -> tuple[Program, list[Refusal]]:
+def lower(
+    graph: BaseGraph, options: LoweringOptions, variables: Sequence[Symbol] | None = None
+) -> tuple[Program, list[Refusal]]:
     """Kernels and buffers for ``graph``, and the fusions that were refused.
+
+    Kernels take the values of ``variables``, by default of all that the graph mentions.
 
     Raises:
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
     """
-    lowering = _Lowering(graph, options)
+    mentioned = graph.variables.values() if variables is None else variables
+    lowering = _Lowering(graph, options, tuple(mentioned))
     return lowering.program(), lowering.refused
 
 
 class _Lowering:
-    def __init__(self, graph: BaseGraph, options: LoweringOptions) -> None:
+    def __init__(
+        self, graph: BaseGraph, options: LoweringOptions, variables: tuple[Symbol, ...]
+    ) -> None:
         self.graph = graph
         self.options = options
-        self.variables = tuple(graph.variables.values())
+        self.variables = variables
         self.calls: list[Call] = []
         self.stored: dict[Value, LoweredBuffer] = {}
         self.refused: list[Refusal] = []

@@ -112,7 +112,7 @@ class Storage:
         if memory is not None:
             return memory
         with self._lock:
-            self._check_open()
+            self.check_open()
             if self._memory is None:
                 self._memory = self._allocate(self.nbytes)
                 self.allocations += 1
@@ -158,7 +158,12 @@ class Storage:
         if self._queue is not None:
             self._queue.settle(what)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise what keeps the memory from being used.
+
+        Raises:
+            PlanError: it was given back for good.
+        """
         if self._closed:
             raise PlanError("this memory was released; prepare the graph again to run it")
 
@@ -200,7 +205,7 @@ class LentStorage(Storage):
         Raises:
             PlanError: it was given back for good.
         """
-        self._check_open()
+        self.check_open()
         return self._lend()
 
 
@@ -347,6 +352,16 @@ class Buffer:
             read_only=self._read_only,
             write=None if self._write is None else self._write_reshaped,
         )
+
+    def check_target(self) -> None:
+        """Raise what keeps a device from writing the buffer while it runs.
+
+        Raises:
+            InputError: it is not the user's to write, or others must know when it is written.
+        """
+        if self._read_only or self._write is not None:
+            why = self._read_only or "a param or state of a compiled graph"
+            raise InputError(f"{self!r} is {why}, which cannot be written by an op")
 
     def release(self) -> None:
         """Give back the memory for good: that of this buffer and of all that share its storage.

@@ -9,22 +9,16 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.base import Backend, Capabilities, Progress
+from ostinato.backends.base import Backend, Progress
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.choices import CAPABILITIES, lowering_options, process_cache
 from ostinato.backends.cpu.compiler import KernelCompiler, MachineCode
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
 from ostinato.codegen.llvm.toolchain import TargetSpec
-from ostinato.codegen.object_cache import ObjectCache
-from ostinato.dtypes import ALL_DTYPES
+from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16
 from ostinato.ir.leaves import LEAVES
-from ostinato.lower.builder import INDEX_OPS, POINTWISE
-from ostinato.lower.lowering import LOWERED_OPS, LoweringOptions, lower
-from ostinato.lower.products import RegisterFile
-from ostinato.lower.regions import REDUCTIONS, FusionOptions
-from ostinato.lower.views import VIEWS
-from ostinato.ops import OPS
-from ostinato.ops.base import Elementwise
+from ostinato.lower.lowering import lower
 from ostinato.passes.decompose import REWROTE
 from ostinato.passes.pipeline import run_passes
 from ostinato.plan.report import CompileReport, KernelNote, NodeNote
@@ -53,14 +47,7 @@ class CpuBackend(Backend):
             processor that this process may use.
     """
 
-    capabilities = Capabilities(
-        ops=frozenset(
-            {name for name, op in OPS.items() if isinstance(op, Elementwise)}
-            | {*LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *REDUCTIONS, *LOWERED_OPS}
-        ),
-        dtypes=frozenset(ALL_DTYPES),
-        padded_conv=False,
-    )
+    capabilities = CAPABILITIES
 
     def __init__(self, device: Device, threads: int | None = None) -> None:
         self.device = device
@@ -94,7 +81,7 @@ class CpuBackend(Backend):
                 verify=options.verify,
             )
         with _timed(report, "lowering"):
-            program, report.refused = lower(graph, _lowering_options(options, target))
+            program, report.refused = lower(graph, lowering_options(options, target))
         with _timed(report, "code"):
             code = self._compile_kernels(program, target, report, progress)
         _describe(graph, program, code, report)
@@ -117,7 +104,7 @@ class CpuBackend(Backend):
         report: CompileReport,
         progress: Progress | None,
     ) -> MachineCode:
-        cache = _process_cache()
+        cache = process_cache()
         before = dataclasses.replace(cache.counters)
         kernels = [call.kernel for call in (*program.prepare, *program.calls)]
         externals = [*program.inputs.values(), *program.outputs.values()]
@@ -130,12 +117,6 @@ class CpuBackend(Backend):
         return code
 
 
-@functools.cache
-def _process_cache() -> ObjectCache:
-    """Shared by all sessions: a kernel is compiled once per process (SPEC section 3)."""
-    return ObjectCache()
-
-
 @contextmanager
 def _timed(report: CompileReport, stage: str) -> Iterator[None]:
     start = time.perf_counter()
@@ -143,21 +124,6 @@ def _timed(report: CompileReport, stage: str) -> Iterator[None]:
         yield
     finally:
         report.seconds[stage] = time.perf_counter() - start
-
-
-def _lowering_options(options: CompileOptions, target: TargetSpec) -> LoweringOptions:
-    on = options.optimize
-    fusion = FusionOptions(
-        elementwise=on and options.elementwise_fusion,
-        epilogue=on and options.epilogue_fusion,
-        rowwise=on and options.rowwise_fusion,
-    )
-    return LoweringOptions(RegisterFile(target.vector_bytes, _vector_registers(target)), fusion)
-
-
-def _vector_registers(target: TargetSpec) -> int:
-    """AVX-512 and 64-bit Arm have 32 vector registers, older x86 levels 16."""
-    return 16 if target.triple.startswith("x86") and target.vector_bytes < 64 else 32
 
 
 def _describe(graph: BaseGraph, program: Program, code: MachineCode, report: CompileReport) -> None:

@@ -1,0 +1,55 @@
+"""What the CPU takes as it is, and how it has graphs lowered."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from ostinato.backends.base import Capabilities
+from ostinato.codegen.object_cache import ObjectCache
+from ostinato.dtypes import ALL_DTYPES
+from ostinato.ir.leaves import LEAVES
+from ostinato.lower.builder import INDEX_OPS, POINTWISE
+from ostinato.lower.lowering import LOWERED_OPS, LoweringOptions
+from ostinato.lower.products import RegisterFile
+from ostinato.lower.regions import REDUCTIONS, FusionOptions
+from ostinato.lower.views import VIEWS
+from ostinato.ops import OPS
+from ostinato.ops.base import Elementwise
+
+if TYPE_CHECKING:
+    from ostinato.backends.options import CompileOptions
+    from ostinato.codegen.llvm.toolchain import TargetSpec
+
+__all__ = ["CAPABILITIES", "lowering_options", "process_cache"]
+
+CAPABILITIES = Capabilities(
+    ops=frozenset(
+        {name for name, op in OPS.items() if isinstance(op, Elementwise)}
+        | {*LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *REDUCTIONS, *LOWERED_OPS}
+    ),
+    dtypes=frozenset(ALL_DTYPES),
+    padded_conv=False,
+)
+
+
+@functools.cache
+def process_cache() -> ObjectCache:
+    """Shared by all sessions: a kernel is compiled once per process (SPEC section 3)."""
+    return ObjectCache()
+
+
+def lowering_options(options: CompileOptions, target: TargetSpec) -> LoweringOptions:
+    """How graphs are lowered for ``target`` under these switches."""
+    on = options.optimize
+    fusion = FusionOptions(
+        elementwise=on and options.elementwise_fusion,
+        epilogue=on and options.epilogue_fusion,
+        rowwise=on and options.rowwise_fusion,
+    )
+    return LoweringOptions(RegisterFile(target.vector_bytes, _vector_registers(target)), fusion)
+
+
+def _vector_registers(target: TargetSpec) -> int:
+    """AVX-512 and 64-bit Arm have 32 vector registers, older x86 levels 16."""
+    return 16 if target.triple.startswith("x86") and target.vector_bytes < 64 else 32
