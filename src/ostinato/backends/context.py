@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.plan.buffer import Memory
+    from ostinato.plan.formula import Formula
     from ostinato.plan.prepared import PreparedOp
+    from ostinato.plan.routine import Routine
     from ostinato.variables import Symbol
 
 __all__ = ["DECODE_VARIABLES", "Context", "Encoded", "HostContext", "Recording"]
@@ -36,6 +38,9 @@ DECODE_VARIABLES = ("token", "position", "kv_len")
 
 #: So that ``step + 1`` still is an int64.
 _MAX_STATE = (1 << 63) - 2
+
+#: Shapes may change with every step; then nothing is found again, and nothing need be kept.
+_MAX_ROUTINES = 4096
 
 _NO_VALUES: Mapping[str, int] = MappingProxyType({})
 
@@ -105,6 +110,7 @@ class Context(ABC):
         self._recordings: dict[int, Recording] = {}
         self._queues: tuple[weakref.ref[Queue], ...] = ()  # those that were ever used
         self._queue = Queue()
+        self._routines: dict[Formula, Routine] = {}
 
     # -- recording ---------------------------------------------------------------------------------
 
@@ -314,6 +320,36 @@ class Context(ABC):
         buffer.copyin(source)
         return buffer
 
+    def constant(self, array: np.ndarray[Any, Any]) -> Buffer:
+        """A buffer of its own with a copy of ``array``, for ops to read.
+
+        Unlike :meth:`upload` it waits for nothing: nothing that was submitted knows it.
+        """
+        type_ = TensorType(DType.of(array.dtype), array.shape)
+        buffer = Buffer(self.storage(type_.max_bytes), 0, type_)
+        octets: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        buffer.storage.memory.write(0, memoryview(octets))
+        return buffer
+
+    # -- single ops --------------------------------------------------------------------------------
+
+    def routine(self, formula: Formula) -> Routine:
+        """``formula`` compiled for this device; one that was compiled before is found again.
+
+        Raises:
+            UnsupportedOpError: the device has no way to compute it.
+        """
+        routine = self._routines.get(formula)
+        if routine is None:
+            if len(self._routines) >= _MAX_ROUTINES:
+                self._routines.clear()
+            routine = self._routines[formula] = self._compile(formula)
+        return routine
+
+    @abstractmethod
+    def _compile(self, formula: Formula) -> Routine:
+        """See :meth:`routine`."""
+
     # -- submitting --------------------------------------------------------------------------------
 
     @abstractmethod
@@ -441,6 +477,9 @@ class HostContext(Context):
         return HostMemory(bytearray(nbytes))
 
     def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
+        raise PlanError(f"{self.device} runs compiled graphs only, no ops one by one")
+
+    def _compile(self, formula: Formula) -> Routine:
         raise PlanError(f"{self.device} runs compiled graphs only, no ops one by one")
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.context import Context, Encoded
+from ostinato.backends.context import DECODE_VARIABLES, Context, Encoded
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.submission import RELEASED, allocate, block, copy_step, kernel_step
-from ostinato.errors import CaptureError, PlanError
+from ostinato.errors import CaptureError, PlanError, VariableError
+from ostinato.plan.buffer import HostMemory
 from ostinato.plan.prepared import Copy, KernelCall, View
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.backends.context import Recording
-    from ostinato.plan.buffer import Buffer, HostMemory, Storage
+    from ostinato.plan.buffer import Buffer, Storage
+    from ostinato.plan.formula import Formula
     from ostinato.plan.prepared import PreparedOp
+    from ostinato.plan.routine import Routine
     from ostinato.variables import Symbol
 
 __all__ = ["CpuContext"]
@@ -27,40 +31,90 @@ class CpuContext(Context):
     Args:
         device: the CPU.
         pool: whose threads run kernels.
+
+    Attributes:
+        pool: whose threads run kernels.
+        commands: records the bound calls of programs, and holds the variable block.
     """
 
     def __init__(self, device: Any, pool: _core.ThreadPool) -> None:
         super().__init__(device)
-        self._pool = pool
-        self._block = (0, 0, 1)
+        self.pool = pool
+        self.commands = _core.CommandQueue(CaptureError, VariableError)
+        self._encoded: weakref.WeakSet[CpuEncoded] = weakref.WeakSet()
 
     # -- recording ---------------------------------------------------------------------------------
 
-    capturing = False
-    dev_state_mode = False
+    @property
+    def capturing(self) -> bool:
+        return self.commands.recording
 
     def _begin(self) -> None:
-        raise CaptureError("not yet")
+        self.commands.begin()
 
     def _end(self) -> Recording:
-        raise CaptureError("not yet")
+        return self.commands.end()
 
     def _cancel(self) -> None:
-        raise CaptureError("not yet")
+        self.commands.cancel()
 
-    def _write_state(self, values: tuple[int, int, int]) -> None:
-        self._block = values
+    def forget_users(self, memory: object) -> None:
+        if isinstance(memory, HostMemory):
+            memory = memory.block
+            for encoded in [e for e in self._encoded if e.program.uses(memory)]:
+                encoded.close()
+        super().forget_users(memory)
 
-    def _read_state(self) -> tuple[int, int, int]:
-        return self._block
+    # -- the variable block ------------------------------------------------------------------------
+
+    @property
+    def dev_state_mode(self) -> bool:
+        return self.commands.from_block
 
     def _set_mode(self, enable: bool) -> None:
-        raise CaptureError("not yet")
+        self.commands.from_block = enable
+
+    def _write_state(self, values: tuple[int, int, int]) -> None:
+        self.commands.block = values
+
+    def _read_state(self) -> tuple[int, int, int]:
+        return self.commands.block
+
+    # -- programs ----------------------------------------------------------------------------------
+
+    def program(
+        self,
+        slots: Sequence[_core.Slot],
+        steps: Sequence[_core.Step],
+        variables: Sequence[Symbol],
+        *,
+        owner: object,
+    ) -> _core.Program:
+        """A native program whose bound calls can be recorded, and can read the variable block."""
+        resident = [
+            (number, DECODE_VARIABLES.index(v.name), v.min, v.max)
+            for number, v in enumerate(variables)
+            if v.name in DECODE_VARIABLES
+        ]
+        return _core.Program(
+            self.pool,
+            slots,
+            steps,
+            len(variables),
+            owner=owner,
+            queue=self.commands,
+            resident=resident,
+        )
 
     # -- ops ---------------------------------------------------------------------------------------
 
     def _allocate(self, nbytes: int) -> HostMemory:
         return allocate(nbytes)
+
+    def _compile(self, formula: Formula) -> Routine:
+        from ostinato.backends.cpu.routines import compile_formula  # LLVM, only where it is needed
+
+        return compile_formula(formula, self.constant)
 
     def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
         buffers = [b for op in ops for b in _touched(op)]
@@ -72,25 +126,30 @@ class CpuContext(Context):
         steps = [_step(op, slots) for op in ops if not isinstance(op, View)]
         owner = tuple(op.kernel.code for op in ops if isinstance(op, KernelCall))
         memory = [block(storage) for storage in storages]
-        program = _core.Program(self._pool, memory, steps, len(variables), owner=owner)
-        return CpuEncoded(program)
+        encoded = CpuEncoded(self.program(memory, steps, variables, owner=owner))
+        self._encoded.add(encoded)
+        return encoded
 
 
 class CpuEncoded(Encoded):
-    """Prepared ops as a program of the native core."""
+    """Prepared ops as a program of the native core.
+
+    Attributes:
+        program: that program.
+    """
 
     def __init__(self, program: _core.Program) -> None:
-        self._program = program
+        self.program = program
         self._call = program.bind()
 
     def launch(self) -> None:
         self._call()
 
     def run(self, variables: Sequence[int]) -> None:
-        self._program.run((), variables)
+        self.program.run((), variables)
 
     def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
-        return self._program.run_profiled((), variables)
+        return self.program.run_profiled((), variables)
 
     def check(self) -> None:
         """Buffers that are gone were missed when the program was made."""
@@ -99,7 +158,7 @@ class CpuEncoded(Encoded):
         """All buffers are the caller's."""
 
     def close(self) -> None:
-        self._program.stop(PlanError(RELEASED))
+        self.program.stop(PlanError(RELEASED))
 
 
 def _touched(op: PreparedOp) -> tuple[Buffer, ...]:

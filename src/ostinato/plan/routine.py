@@ -1,0 +1,126 @@
+"""A formula as a device compiled it: kernels that wait for the buffers to work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.lower.program import Role
+from ostinato.plan.prepared import KernelCall, PreparedKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ostinato.ir.types import TensorType
+    from ostinato.lower.program import Kernel, LoweredBuffer, Program
+    from ostinato.plan.buffer import Buffer
+    from ostinato.plan.prepared import KernelCode
+    from ostinato.variables import Dim
+
+__all__ = ["Routine", "RoutineCall"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class RoutineCall:
+    """A kernel, and where its arguments come from.
+
+    Attributes:
+        kernel: what to run.
+        arguments: numbers of buffers; see :class:`Routine`.
+        node_names: labels of the ops that it computes.
+        flops: floating point operations.
+    """
+
+    kernel: PreparedKernel
+    arguments: tuple[int, ...]
+    node_names: tuple[str, ...]
+    flops: Dim
+
+
+@dataclass(frozen=True, eq=False)
+class Routine:
+    """Kernels in order. Buffers are numbered: operands, results, temps, then constants.
+
+    Attributes:
+        calls: the kernels.
+        temps: what it needs between them, for as long as it runs.
+        constants: what it reads besides its operands.
+    """
+
+    calls: tuple[RoutineCall, ...]
+    temps: tuple[TensorType, ...]
+    constants: tuple[Buffer, ...]
+
+    def ops(self, first_id: int, buffers: Sequence[Buffer]) -> list[KernelCall]:
+        """The kernels on buffers: operands, results and temps, in this order.
+
+        The ops are numbered from ``first_id`` on.
+        """
+        places = (*buffers, *self.constants)
+        return [
+            KernelCall(
+                id=first_id + number,
+                kernel=call.kernel,
+                buffers=tuple([places[i] for i in call.arguments]),
+                node_names=call.node_names,
+                flops=call.flops,
+            )
+            for number, call in enumerate(self.calls)
+        ]
+
+    @staticmethod
+    def of(
+        program: Program,
+        operands: int,
+        results: int,
+        code: Callable[[Kernel], KernelCode],
+        upload: Callable[[Array], Buffer],
+    ) -> Routine:
+        """The routine of a lowered formula.
+
+        What depends on constants alone is computed at each run: a routine has nowhere to keep it.
+
+        Args:
+            program: has inputs or states ``x0``, ``x1``, … and outputs ``y0``, ``y1``, ….
+            operands, results: how many of them.
+            code: the device's code of a kernel.
+            upload: makes a buffer of an array.
+        """
+        calls = [*program.prepare, *program.calls]
+        numbers = _numbers(program, operands, results)
+        used = dict.fromkeys(b for call in calls for b in call.buffers if b not in numbers)
+        fixed = {b: _contents(b) for b in used if b.role in (Role.CONSTANT, Role.IDLE)}
+        temps = [b for b in used if b not in fixed]
+        numbers.update((b, operands + results + i) for i, b in enumerate((*temps, *fixed)))
+        return Routine(
+            tuple(
+                RoutineCall(
+                    PreparedKernel(call.title, call.kernel, code(call.kernel)),
+                    tuple(numbers[b] for b in call.buffers),
+                    call.nodes,
+                    call.flops,
+                )
+                for call in calls
+            ),
+            tuple(b.type for b in temps),
+            tuple(upload(array) for array in fixed.values()),
+        )
+
+
+def _numbers(program: Program, operands: int, results: int) -> dict[LoweredBuffer, int]:
+    leaves: Mapping[str, LoweredBuffer] = {**program.inputs, **program.states}
+    numbers = {leaves[f"x{i}"]: i for i in range(operands) if f"x{i}" in leaves}
+    for i in range(results):
+        if f"y{i}" in program.outputs:  # else it is written over the first operand
+            numbers[program.outputs[f"y{i}"]] = operands + i
+    return numbers
+
+
+def _contents(buffer: LoweredBuffer) -> Array:
+    if buffer.data is not None:
+        return buffer.data
+    return np.zeros(buffer.type.shape, buffer.type.dtype.numpy)  # type: ignore[arg-type]  # IDLE
