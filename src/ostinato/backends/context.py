@@ -20,7 +20,7 @@ from ostinato.dtypes import DType
 from ostinato.errors import CaptureError, GraphError, InputError, PlanError, VariableError
 from ostinato.ir.leaves import as_numpy
 from ostinato.ir.types import TensorType
-from ostinato.plan.buffer import Buffer, HostMemory, Storage
+from ostinato.plan.buffer import Array, Buffer, HostMemory, Storage, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -320,15 +320,14 @@ class Context(ABC):
         buffer.copyin(source)
         return buffer
 
-    def constant(self, array: np.ndarray[Any, Any]) -> Buffer:
+    def constant(self, array: Array) -> Buffer:
         """A buffer of its own with a copy of ``array``, for ops to read.
 
         Unlike :meth:`upload` it waits for nothing: nothing that was submitted knows it.
         """
-        type_ = TensorType(DType.of(array.dtype), array.shape)
+        type_ = TensorType(DType.parse(array.dtype), array.shape)
         buffer = Buffer(self.storage(type_.max_bytes), 0, type_)
-        octets: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        buffer.storage.memory.write(0, memoryview(octets))
+        buffer.storage.memory.write(0, bytes_of(as_numpy(array)))
         return buffer
 
     # -- single ops --------------------------------------------------------------------------------

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
 
-__all__ = ["Buffer", "DeviceQueue", "HostMemory", "LentStorage", "Memory", "Storage"]
+__all__ = [
+    "Array",
+    "Buffer",
+    "DeviceQueue",
+    "HostMemory",
+    "LentStorage",
+    "Memory",
+    "Storage",
+    "bytes_of",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -299,7 +308,7 @@ class Buffer:
         if self._write is not None:
             self._write(array)
         else:
-            self.storage.write(self.offset, _bytes_of(array))
+            self.storage.write(self.offset, bytes_of(array))
 
     def copyout(self) -> Array:
         """A fresh array with the buffer's contents, of its live shape.
@@ -309,7 +318,7 @@ class Buffer:
             PlanError: the memory was released.
         """
         array = np.empty(self.shape, self.dtype.numpy)
-        self.storage.read(self.offset, _bytes_of(array))
+        self.storage.read(self.offset, bytes_of(array))
         return array
 
     def view(self, offset: int, nbytes: int) -> Buffer:
@@ -418,7 +427,7 @@ def _flat_type(dtype: DType, offset: int, nbytes: int) -> TensorType:
     return TensorType(dtype, (nbytes // dtype.itemsize,))
 
 
-def _bytes_of(array: Array) -> memoryview:
+def bytes_of(array: Array) -> memoryview:
     """The bytes of a C-ordered array; NumPy exports some dtypes in no other way."""
     octets: Any = array.reshape(-1).view(np.uint8)
     return memoryview(octets)

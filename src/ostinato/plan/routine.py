@@ -123,4 +123,4 @@ def _numbers(program: Program, operands: int, results: int) -> dict[LoweredBuffe
 def _contents(buffer: LoweredBuffer) -> Array:
     if buffer.data is not None:
         return buffer.data
-    return np.zeros(buffer.type.shape, buffer.type.dtype.numpy)  # type: ignore[arg-type]  # IDLE
+    return np.zeros(buffer.type.shape, buffer.type.dtype.numpy)
