@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ostinato.ir.graph import Value
+    from ostinato.plan.buffer import DeviceQueue
     from ostinato.plan.memory import MemoryReport
     from ostinato.plan.prepared import PreparedKernel, PreparedOp
     from ostinato.variables import Symbol
@@ -66,6 +67,7 @@ class ExecutionPlan:
         variables: the Variables, in the order in which kernels take them.
         sizes: their values, shared with the buffers' shapes; first the greatest ones.
         values: which buffer holds which value of the graph.
+        queue: the device's; it may record, and hold values of Variables. By default, none of that.
 
     Raises:
         PlanError: ops have the same id, or one depends on itself, on an op that does not exist,
@@ -92,6 +94,7 @@ class ExecutionPlan:
         variables: Sequence[Symbol] = (),
         sizes: dict[str, int] | None = None,
         values: ValueBuffers | None = None,
+        queue: DeviceQueue | None = None,
     ) -> None:
         self.device = device
         self.prepared_ops = schedule(list(ops))
@@ -105,6 +108,7 @@ class ExecutionPlan:
         self._sizes = {v.name: v.max for v in variables} if sizes is None else sizes
         self._given: dict[str, int] = {}
         self._values = values or ValueBuffers({})
+        self._queue = queue
         self._buffers = self._listed(held)
         self._index = {buffer: i for i, buffer in enumerate(self._buffers)}
         self._lock = threading.RLock()
@@ -120,6 +124,7 @@ class ExecutionPlan:
             VariableError: a Variable has no value yet.
             InputError: a param was never set.
             PlanError: the buffers were released.
+            CaptureError: inside a recording.
         """
         self.execute_with_vars({})
 
@@ -128,8 +133,8 @@ class ExecutionPlan:
 
         Raises:
             VariableError: a name is unknown, a value is out of bounds, or a Variable has no value
-                yet. Nothing has run or changed.
-            InputError, PlanError: as :meth:`execute`.
+                yet; or it is read from the device's variable block. Nothing has run or changed.
+            InputError, PlanError, CaptureError: as :meth:`execute`.
         """
         self._perform(variables, self._runner.run)
 
@@ -137,7 +142,7 @@ class ExecutionPlan:
         """As :meth:`execute`; a record for each kernel dispatch, in execution order.
 
         Raises:
-            VariableError, InputError, PlanError: as :meth:`execute`.
+            VariableError, InputError, PlanError, CaptureError: as :meth:`execute`.
         """
         return self.execute_with_vars_profiled({})
 
@@ -163,12 +168,15 @@ class ExecutionPlan:
             VariableError: a name is unknown, or a value is out of bounds. Nothing has changed.
         """
         with self._lock:
-            self._take(self._checked(variables))
+            resident = self._resident_values()
+            self._take(self._checked(variables, resident), resident)
 
     def _perform(self, variables: Mapping[str, int], run: Callable[[Sequence[int]], Any]) -> Any:
         with self._lock:
             self._check_open()
-            values = self._checked(variables)
+            self._settle("a run of a plan waits")
+            resident = self._resident_values()
+            values = self._checked(variables, resident)
             missing = [name for name in self._variables if name not in values]
             if missing:
                 raise VariableError(
@@ -177,20 +185,31 @@ class ExecutionPlan:
                 )
             self._runner.check()
             result = run([values[name] for name in self._variables])
-            self._take(values)
+            self._take(values, resident)
             return result
 
-    def _checked(self, variables: object) -> dict[str, int]:
-        """All values that are known, those of ``variables`` included."""
+    def _checked(self, variables: object, resident: Mapping[str, int]) -> dict[str, int]:
+        """All values that are known, those of ``variables`` and on the device included."""
         if not isinstance(variables, Mapping):
             raise VariableError(f"Variables are given as a mapping, got {variables!r:.80}")
         given = {name: _as_int(value) for name, value in variables.items()}
+        if fixed := [name for name in given if name in resident]:
+            raise VariableError(
+                f"Variable {fixed[0]!r} is read from the variable block in dev-state mode; write "
+                "it with set_decode_state"
+            )
+        given |= resident
         known = {name: self._variables[name] for name in given if name in self._variables}
         check_values(known if len(known) == len(given) else self._variables, given)
         return {**self._given, **given}
 
-    def _take(self, values: Mapping[str, int]) -> None:
-        self._given.update(values)
+    def _resident_values(self) -> dict[str, int]:
+        """The Variables that the device has the values of."""
+        block = {} if self._queue is None else self._queue.resident_values
+        return {name: block[name] for name in self._variables if name in block}
+
+    def _take(self, values: Mapping[str, int], resident: Mapping[str, int]) -> None:
+        self._given.update((name, v) for name, v in values.items() if name not in resident)
         self._sizes.update(values)
 
     def _record(self, op: KernelCall, elapsed: float) -> KernelProfile:
@@ -277,9 +296,13 @@ class ExecutionPlan:
         """Give back the memory of all but inputs, outputs, states and params.
 
         The plan still runs: memory is taken again as the next run writes it. Until then, what
-        intermediate buffers hold is zero.
+        intermediate buffers hold is zero. Recordings of the plan are dropped.
+
+        Raises:
+            CaptureError: inside a recording.
         """
         with self._lock:
+            self._settle("release_intermediate_buffers frees memory")
             if not self._closed:
                 self._runner.discard()
 
@@ -287,14 +310,22 @@ class ExecutionPlan:
         """Give back all memory, for good; a run in progress comes to its end first.
 
         Running the plan, or the compiled graph that holds it, raises :class:`PlanError` from now
-        on, and so does reading or writing a buffer.
+        on, and so does reading or writing a buffer. Recordings of the plan are dropped.
+
+        Raises:
+            CaptureError: inside a recording.
         """
         with self._lock:
+            self._settle("release_all_buffers frees memory")
             if not self._closed:
                 self._closed = True
                 self._runner.close()
                 for buffer in self._buffers:
                     buffer.storage.close()
+
+    def _settle(self, what: str) -> None:
+        if self._queue is not None:
+            self._queue.settle(what)
 
     def _check_open(self) -> None:
         if self._closed:

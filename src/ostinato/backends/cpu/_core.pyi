@@ -14,8 +14,8 @@ What is checked here is what can be: counts, sizes, offsets, contiguity, writabi
 address is a kernel, and that the kernel stays within its arguments, is the compiler's promise. Of
 an array only the bytes count; names, shapes and element types are checked by the layer above.
 
-``Buffer``, ``Slot``, ``Argument`` and ``Step`` exist for type checkers only: the extension does
-not have them.
+``Buffer``, ``Slot``, ``Argument``, ``Step`` and ``Resident`` exist for type checkers only: the
+extension does not have them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ __all__ = [
     "MAX_VARS",
     "Arena",
     "BoundCall",
+    "CommandQueue",
     "Program",
+    "Recording",
     "ThreadPool",
     "discard_kernel",
     "memcpy_kernel",
@@ -62,6 +64,12 @@ gives when that is not 0; an extent of 0 or less runs nothing. An extent of at m
 step that is not ``threaded`` (default: it is), runs in one piece on the calling thread. Otherwise
 the threads of the pool share it in pieces whose lengths are multiples of ``grain``, the last one
 excepted.
+"""
+
+Resident: TypeAlias = tuple[int, int, int, int]
+"""``(variable, entry, min, max)``: a variable that can be read from an entry of a queue's block.
+
+A value outside of ``min..max`` is refused.
 """
 
 MAX_VARS: int
@@ -121,6 +129,61 @@ class ThreadPool:
         """How many threads have been started so far."""
 
 @final
+class CommandQueue:
+    """Whether the bound calls of programs run or are recorded, and a block of variables.
+
+    Args:
+        capture_error: what is raised for what can not be done while recording.
+        variable_error: what is raised for values of the block that do not fit.
+    """
+
+    def __new__(
+        cls, capture_error: type[Exception], variable_error: type[Exception]
+    ) -> CommandQueue: ...
+    @property
+    def recording(self) -> bool:
+        """Whether bound calls are recorded."""
+    def begin(self) -> None:
+        """Records bound calls from now on; :meth:`Program.run` raises ``capture_error``.
+
+        Raises:
+            capture_error: it records already.
+        """
+    def end(self) -> Recording:
+        """Records no longer; what was recorded.
+
+        Raises:
+            capture_error: it does not record.
+        """
+    def cancel(self) -> None:
+        """Records no longer, and forgets what was recorded."""
+    from_block: bool
+    """Whether bound calls read resident variables from the block."""
+    block: tuple[int, int, int]
+    """The values of ``token``, ``position`` and ``kv_len``: 0, 0 and 1 at first."""
+
+@final
+class Recording:
+    """Bound calls that a :class:`CommandQueue` recorded; they stay alive with it."""
+
+    @property
+    def n_calls(self) -> int:
+        """How many calls."""
+    def replay(self) -> None:
+        """Runs all calls, in order, with the GIL released once.
+
+        Those that were recorded while their queue's ``from_block`` was set read resident variables
+        from the block, as it is now.
+
+        Raises:
+            variable_error: a value of the block is out of bounds, or a bound buffer too small for
+                it. Nothing has run.
+            Exception: what a stopped program raises.
+        """
+    def uses(self, object: object, /) -> bool:
+        """Whether a call is one of this program, or runs on this buffer."""
+
+@final
 class Program:
     """A prepared list of kernel calls. Nothing is allocated per run, and the GIL is released.
 
@@ -134,6 +197,8 @@ class Program:
         owner: any object to keep alive with the program, such as the owner of the machine code.
         turns_with: another program that shares memory with this one. Runs of one wait for runs of
             the other, and for those of all others that take turns with it.
+        queue: whether bound calls are recorded, and where resident variables are.
+        resident: the variables that can be read from the queue's block.
 
     Raises:
         TypeError, ValueError, IndexError: naming the slot or step, and what is wrong with it.
@@ -149,6 +214,8 @@ class Program:
         *,
         owner: object = None,
         turns_with: Program | None = None,
+        queue: CommandQueue | None = None,
+        resident: Sequence[Resident] = (),
     ) -> Program: ...
     @property
     def n_steps(self) -> int:
@@ -167,6 +234,7 @@ class Program:
 
         Raises:
             TypeError, ValueError: naming the slot or the variable. Nothing has run or changed.
+            capture_error: of the queue, which records.
         """
     def run_profiled(
         self, buffers: Sequence[Buffer] = (), vars: Sequence[int] | None = None
@@ -176,7 +244,9 @@ class Program:
         """Checks and holds ``buffers``; the result runs the program on them.
 
         With ``vars``, every call uses those, and buffers need the bytes that those take. Without,
-        each call uses the program's variables of the moment, and buffers need their maximum.
+        each call uses the program's variables of the moment, and buffers need their maximum. With
+        the queue's ``from_block`` set, resident variables are read from the block instead, now and
+        at each call.
 
         Raises:
             TypeError, ValueError: as :meth:`run`.
@@ -203,6 +273,8 @@ class Program:
         A run in progress comes to its end first, with the GIL held meanwhile. Stopped once more,
         the program keeps raising the first error.
         """
+    def uses(self, memory: object, /) -> bool:
+        """Whether it holds this object as the memory of a fixed slot."""
     def set_limits(self, limits: Buffer, target: Buffer, source: Buffer, /) -> None:
         """Has all later runs, those of bound calls too, leave out steps' work beyond a limit.
 
@@ -224,4 +296,9 @@ class BoundCall:
     """A program and its buffers, checked by :meth:`Program.bind` and alive as long as this is."""
 
     def __call__(self) -> None:
-        """Runs the program: no checks, no allocation."""
+        """Runs the program: no checks, no allocation. While its queue records: is recorded.
+
+        Raises:
+            variable_error: of the queue; as :meth:`Recording.replay`. So does a call that was bound
+                while ``from_block`` was set, when it is not.
+        """

@@ -16,7 +16,6 @@ from ostinato.backends.cpu.compiler import KernelCompiler, MachineCode
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
 from ostinato.codegen.llvm.toolchain import TargetSpec
-from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.lowering import lower
 from ostinato.passes.decompose import REWROTE
@@ -89,8 +88,7 @@ class CpuBackend(Backend):
             return CpuExecutable(
                 program,
                 code,
-                self._pool,
-                self.device,
+                self.context,
                 report,
                 params,
                 Origin(built, graph),

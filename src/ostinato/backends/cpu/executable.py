@@ -14,7 +14,6 @@ from ostinato.backends.cpu.memory import Layout, Slot, Tenancy
 from ostinato.backends.cpu.submission import (
     RELEASED,
     ProgramRunner,
-    allocate,
     copy_step,
     discard_step,
     kernel_step,
@@ -22,7 +21,7 @@ from ostinato.backends.cpu.submission import (
 from ostinato.errors import InputError, PlanError
 from ostinato.lower.leading_rows import LeadingRows
 from ostinato.lower.program import Role
-from ostinato.plan.buffer import Buffer, HostMemory, LentStorage, Storage
+from ostinato.plan.buffer import Buffer, HostMemory, LentStorage
 from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.lowered import LoweredOps
 from ostinato.plan.memory import program_memory
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ostinato.backends.cpu.compiler import MachineCode
-    from ostinato.backends.device import Device
+    from ostinato.backends.cpu.context import CpuContext
     from ostinato.lower.leading_rows import Cut
     from ostinato.lower.program import Call, LoweredBuffer, Program
+    from ostinato.plan.buffer import Storage
     from ostinato.plan.preparation import Preparation
     from ostinato.plan.report import CompileReport
     from ostinato.plan.values import Origin
@@ -62,8 +62,7 @@ class CpuExecutable(Executable):
         self,
         program: Program,
         code: MachineCode,
-        pool: _core.ThreadPool,
-        device: Device,
+        context: CpuContext,
         report: CompileReport,
         params: Mapping[str, Array],
         origin: Origin,
@@ -75,9 +74,8 @@ class CpuExecutable(Executable):
         self._origin = origin
         self._closed = False
         self.report = report
-        self._device = device
+        self._context = context
         self._code = code
-        self._pool = pool
         self._layout = Layout.of(program, apart=apart)
         self._preparations = preparations(program.prepare)
         self._leading_rows: dict[int, LeadingRows] = {}
@@ -100,7 +98,8 @@ class CpuExecutable(Executable):
         self._idle = _core.Arena(sizes[Slot.IDLE])
         steps = [self._step(call) for call in self.program.calls]
         slots = [*self._fixed(), *self._externals()]
-        self._run = self._native(steps, slots, owner=(self._code, self._weights))
+        variables, owner = self.program.variables, (self._code, self._weights)
+        self._run = self._context.program(slots, steps, variables, owner=owner)
 
     def _fixed(self) -> list[_core.Slot]:
         """In the order of :class:`Slot`."""
@@ -127,14 +126,10 @@ class CpuExecutable(Executable):
         self,
         steps: Sequence[_core.Step],
         slots: Sequence[_core.Slot],
-        *,
-        owner: object,
-        turns_with: _core.Program | None = None,
     ) -> _core.Program:
-        variables = len(self.program.variables)
-        return _core.Program(
-            self._pool, slots, steps, variables, owner=owner, turns_with=turns_with
-        )
+        """A program for something to be done between two runs."""
+        pool, variables = self._context.pool, len(self.program.variables)
+        return _core.Program(pool, slots, steps, variables, owner=self._code, turns_with=self._run)
 
     def _step(self, call: Call) -> _core.Step:
         places = [self._layout.places[b] for b in call.buffers]
@@ -143,12 +138,14 @@ class CpuExecutable(Executable):
     def discard(self) -> None:
         nbytes = self._layout.placement.arena_bytes
         step = discard_step((Slot.ARENA, 0), nbytes)
-        self._native([step], self._fixed(), owner=self._code, turns_with=self._run).run()
+        self._native([step], self._fixed()).run()
+        self._context.forget_users(self._run)
 
     def close(self) -> None:
         with self._weights.guard:
             self._closed = True
             self._run.stop(PlanError(RELEASED))
+            self._context.forget_users(self._run)
             self._arena = self._states = self._constants = _core.Arena(0)
             self._weights = Tenancy(0)
 
@@ -178,8 +175,7 @@ class CpuExecutable(Executable):
             if self._weights.move_out():
                 self._run.move_slot(Slot.WEIGHTS, self._weights.arena)
             slots = [*self._fixed(), *given]
-            writing = self._native(steps, slots, owner=self._code, turns_with=self._run)
-            writing.run(list(params.values()))
+            self._native(steps, slots).run(list(params.values()))
         self.unset.difference_update(params)
 
     # -- states ------------------------------------------------------------------------------------
@@ -208,7 +204,7 @@ class CpuExecutable(Executable):
         there = (len(Slot), 0)
         step = copy_step(place, there, nbytes) if write else copy_step(there, place, nbytes)
         slots = [*self._fixed(), (nbytes, not write)]
-        self._native([step], slots, owner=self._code, turns_with=self._run).run([outside])
+        self._native([step], slots).run([outside])
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -228,9 +224,10 @@ class CpuExecutable(Executable):
         program = self.program
         sizes = {v.name: v.max for v in program.variables}
         external = [*program.inputs.values(), *program.outputs.values()]
-        own = [Storage(self._device, buffer.nbytes, allocate) for buffer in external]
+        context, device = self._context, self._context.device
+        own = [context.storage(buffer.nbytes) for buffer in external]
         kept = [
-            LentStorage(self._device, size, partial(self._lend, slot))
+            LentStorage(device, size, partial(self._lend, slot), context)
             for slot, size in zip(Slot, self._layout.sizes, strict=True)
         ]
         storages = [*kept, *own]
@@ -241,7 +238,8 @@ class CpuExecutable(Executable):
         lowered = LoweredOps(program, buffers, self._code.kernel, self._origin)
         return ExecutionPlan(
             lowered.ops,
-            device=self._device,
+            device=device,
+            queue=context,
             runner=lambda _: ProgramRunner(
                 self._run, own, check=self._check_params, discard=self.discard, close=self.close
             ),

@@ -20,7 +20,7 @@ void bindings_release(bindings *b) {
     }
 }
 
-static Py_ssize_t required_nbytes(const external_slot *slot, const int64_t *vars) {
+Py_ssize_t required_nbytes(const external_slot *slot, const int64_t *vars) {
     if (vars == NULL || slot->nbytes_of == NULL) {
         return slot->nbytes;
     }

@@ -14,6 +14,8 @@ PyObject *bound_call_new(ProgramObject *program, PyObject *buffers, PyObject *va
     }
     self->program = (ProgramObject *)Py_NewRef((PyObject *)program);
     self->has_vars = vars != NULL && vars != Py_None;
+    self->needs_block =
+        program->n_resident > 0 && program->queue != NULL && program->queue->from_block;
     self->bindings = bindings_new(program->n_externals);
     if (self->bindings == NULL) {
         PyErr_NoMemory();
@@ -26,6 +28,37 @@ PyObject *bound_call_new(ProgramObject *program, PyObject *buffers, PyObject *va
     return NULL;
 }
 
+void bound_call_vars(const BoundCallObject *call, int64_t *out) {
+    const ProgramObject *program = call->program;
+    memcpy(out, call->has_vars ? call->vars : program->vars,
+           sizeof(int64_t) * (size_t)program->n_vars);
+}
+
+/* A call of a program whose queue records, or which reads the variable block. */
+static int call_attended(BoundCallObject *self) {
+    ProgramObject *program = self->program;
+    CommandQueueObject *queue = program->queue;
+    if (self->needs_block && !queue->from_block) {
+        PyErr_SetString(queue->variable_error,
+                        "this call takes Variables from the variable block: it was bound in "
+                        "dev-state mode; turn that on again with set_dev_state_mode(True)");
+        return -1;
+    }
+    if (queue->recording) {
+        if (program->stopped != NULL) {
+            raise_stopped(program);
+            return -1;
+        }
+        return queue_record(queue, self);
+    }
+    int64_t vars[MAX_VARS];
+    bound_call_vars(self, vars);
+    if (queue->from_block && read_block(program, self->bindings, vars) < 0) {
+        return -1;
+    }
+    return program_execute(program, self->bindings, vars, NULL);
+}
+
 static PyObject *bound_call_call(BoundCallObject *self, PyObject *args, PyObject *kwargs) {
     if (PyTuple_Size(args) != 0 || (kwargs != NULL && PyDict_Size(kwargs) != 0)) {
         PyErr_SetString(PyExc_TypeError, "a BoundCall takes no arguments");
@@ -36,13 +69,17 @@ static PyObject *bound_call_call(BoundCallObject *self, PyObject *args, PyObject
         PyErr_SetString(PyExc_RuntimeError, "this call has been garbage collected");
         return NULL;
     }
-    int64_t followed[MAX_VARS]; /* a copy, because set_vars may come while the GIL is released */
-    const int64_t *vars = self->vars;
-    if (!self->has_vars) {
-        memcpy(followed, program->vars, sizeof(int64_t) * (size_t)program->n_vars);
-        vars = followed;
+    int status;
+    if (program->queue != NULL && (program->queue->attention || self->needs_block)) {
+        status = call_attended(self);
+    } else if (self->has_vars) {
+        status = program_execute(program, self->bindings, self->vars, NULL);
+    } else {
+        int64_t followed[MAX_VARS]; /* a copy: set_vars may come while the GIL is released */
+        bound_call_vars(self, followed);
+        status = program_execute(program, self->bindings, followed, NULL);
     }
-    if (program_execute(program, self->bindings, vars, NULL) < 0) {
+    if (status < 0) {
         return NULL;
     }
     Py_RETURN_NONE;

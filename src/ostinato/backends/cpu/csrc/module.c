@@ -39,6 +39,8 @@ static int core_exec(PyObject *module) {
         add_type(module, &thread_pool_spec, &state->pool_type) < 0 ||
         add_type(module, &program_spec, &state->program_type) < 0 ||
         add_type(module, &bound_call_spec, &state->bound_call_type) < 0 ||
+        add_type(module, &command_queue_spec, &state->command_queue_type) < 0 ||
+        add_type(module, &recording_spec, &state->recording_type) < 0 ||
         PyModule_AddIntMacro(module, MAX_VARS) < 0) {
         return -1;
     }
@@ -54,6 +56,8 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->pool_type);
     Py_VISIT(state->program_type);
     Py_VISIT(state->bound_call_type);
+    Py_VISIT(state->command_queue_type);
+    Py_VISIT(state->recording_type);
     return 0;
 }
 
@@ -63,6 +67,8 @@ static int core_clear(PyObject *module) {
     Py_CLEAR(state->pool_type);
     Py_CLEAR(state->program_type);
     Py_CLEAR(state->bound_call_type);
+    Py_CLEAR(state->command_queue_type);
+    Py_CLEAR(state->recording_type);
     return 0;
 }
 

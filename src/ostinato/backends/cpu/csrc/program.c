@@ -19,11 +19,13 @@ static int take_turns(ProgramObject *self, PyObject *other) {
 }
 
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"pool", "slots", "steps", "n_vars", "owner", "turns_with", NULL};
+    static char *names[] = {"pool",       "slots", "steps",    "n_vars", "owner",
+                            "turns_with", "queue", "resident", NULL};
     PyObject *pool, *slots, *steps, *owner = NULL, *turns_with = NULL;
+    PyObject *queue = Py_None, *resident = NULL;
     Py_ssize_t n_vars;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOn|$OO:Program", names, &pool, &slots,
-                                     &steps, &n_vars, &owner, &turns_with)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOn|$OOOO:Program", names, &pool, &slots,
+                                     &steps, &n_vars, &owner, &turns_with, &queue, &resident)) {
         return NULL;
     }
     if (n_vars < 0 || n_vars > MAX_VARS) {
@@ -36,8 +38,9 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     }
     self->n_vars = n_vars;
     self->owner = Py_XNewRef(owner);
-    if (take_turns(self, turns_with) < 0 ||
-        program_parse(self, PyType_GetModuleState(type), pool, slots, steps) < 0) {
+    core_state *state = PyType_GetModuleState(type);
+    if (take_turns(self, turns_with) < 0 || program_join(self, state, queue, resident) < 0 ||
+        program_parse(self, state, pool, slots, steps) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -50,6 +53,7 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
     Py_VISIT(self->owner);
     Py_VISIT(self->stopped);
     Py_VISIT((PyObject *)self->turns_with);
+    Py_VISIT((PyObject *)self->queue);
     for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
         Py_VISIT(self->fixed[i].view.obj);
     }
@@ -70,6 +74,7 @@ static int program_clear(ProgramObject *self) {
     release_fixed(self);
     Py_CLEAR(self->owner);
     Py_CLEAR(self->stopped);
+    Py_CLEAR(self->queue);
     return 0;
 }
 
@@ -100,19 +105,28 @@ static void raise_alike(PyObject *error) {
     }
 }
 
-int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
-                    double *seconds) {
+void raise_stopped(const ProgramObject *program) { raise_alike(program->stopped); }
+
+int program_ready(ProgramObject *program) {
     if (program->pool == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "this program has been garbage collected");
         return -1;
     }
     executor_refresh_after_fork(program->executor); /* holding the GIL: one thread at a time */
+    return 0;
+}
+
+int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
+                    double *seconds) {
+    if (program_ready(program) < 0) {
+        return -1;
+    }
     bool ran;
     Py_BEGIN_ALLOW_THREADS
     ran = executor_run(program->executor, b->addresses, vars, seconds);
     Py_END_ALLOW_THREADS
     if (!ran) {
-        raise_alike(program->stopped);
+        raise_stopped(program);
         return -1;
     }
     return 0;
@@ -142,6 +156,12 @@ static void put_bindings(ProgramObject *self, bindings *b) {
  * meanwhile can not make it overrun buffers that were checked for fewer rows. */
 static int run_checked(ProgramObject *self, PyObject *buffers, PyObject *vars, double *seconds) {
     int64_t values[MAX_VARS];
+    if (program_records(self)) {
+        PyErr_SetString(self->queue->capture_error,
+                        "a run inside a recording: it reads its results back; record a bound "
+                        "call, commit_no_wait or a session instead");
+        return -1;
+    }
     if (read_vars(self, vars, values) < 0) {
         return -1;
     }
@@ -304,6 +324,10 @@ static PyObject *program_stop(ProgramObject *self, PyObject *error) {
     Py_RETURN_NONE;
 }
 
+static PyObject *program_uses_memory(ProgramObject *self, PyObject *memory) {
+    return PyBool_FromLong(program_uses(self, memory));
+}
+
 /* ---- limits ---------------------------------------------------------------------------------- */
 
 static int check_limits(const ProgramObject *self, const Py_buffer *limits) {
@@ -368,6 +392,9 @@ static PyMethodDef program_methods[] = {
     {"stop", (PyCFunction)program_stop, METH_O,
      "stop($self, error, /)\n--\n\n"
      "Lets the memory of fixed slots go; all later runs raise the error."},
+    {"uses", (PyCFunction)program_uses_memory, METH_O,
+     "uses($self, memory, /)\n--\n\n"
+     "Whether it holds this object as the memory of a fixed slot."},
     {"set_limits", (PyCFunction)program_set_limits, METH_VARARGS,
      "set_limits($self, limits, target, source, /)\n--\n\n"
      "Has all later runs leave out what lies beyond each step's limit."},
@@ -383,7 +410,8 @@ static PyMemberDef program_members[] = {
 };
 
 static PyType_Slot program_slots[] = {
-    {Py_tp_doc, "Program(pool, slots, steps, n_vars, *, owner=None, turns_with=None)\n--\n\n"
+    {Py_tp_doc, "Program(pool, slots, steps, n_vars, *, owner=None, turns_with=None, queue=None, "
+                "resident=())\n--\n\n"
                 "A prepared list of kernel calls; see the type stub for the shape of its parts."},
     {Py_tp_new, program_new},
     {Py_tp_dealloc, program_dealloc},

@@ -21,12 +21,16 @@ typedef struct {
     PyTypeObject *pool_type;
     PyTypeObject *program_type;
     PyTypeObject *bound_call_type;
+    PyTypeObject *command_queue_type;
+    PyTypeObject *recording_type;
 } core_state;
 
 extern PyType_Spec arena_spec;
 extern PyType_Spec thread_pool_spec;
 extern PyType_Spec program_spec;
 extern PyType_Spec bound_call_spec;
+extern PyType_Spec command_queue_spec;
+extern PyType_Spec recording_spec;
 
 typedef struct {
     PyObject_HEAD
@@ -57,9 +61,46 @@ typedef struct {
 /* Runs copy the variables to their stack, which keeps them free of locks and of malloc. */
 #define MAX_VARS 64
 
+/* The block of variables that a queue holds: token, position, kv_len. */
+#define BLOCK_VARS 3
+extern const char *const block_names[BLOCK_VARS];
+
+/* A variable that can be read from the block instead of being brought by a call. */
+typedef struct {
+    Py_ssize_t variable;
+    Py_ssize_t entry;
+    int64_t min, max; /* values beyond would overrun buffers */
+} resident_var;
+
+typedef struct BoundCallObject BoundCallObject;
+
+/* A call as it was made while its queue recorded. */
+typedef struct {
+    BoundCallObject *call;
+    bool from_block; /* it reads the block, whatever the queue's mode is later on */
+} recorded_call;
+
+/* Where the calls of a context's programs go: they run at once, or are recorded. All of it is
+ * guarded by the GIL. */
+typedef struct {
+    PyObject_HEAD
+    bool attention; /* a call can not simply run: the queue records, or variables are in the block */
+    bool recording;
+    bool from_block;
+    int64_t block[BLOCK_VARS];
+    recorded_call *calls;
+    Py_ssize_t n_calls;
+    Py_ssize_t capacity;
+    PyObject *capture_error;  /* exception types of the layer above */
+    PyObject *variable_error;
+} CommandQueueObject;
+
 typedef struct ProgramObject {
     PyObject_HEAD
     executor *executor;
+    CommandQueueObject *queue; /* or NULL: its calls always run at once */
+    Py_ssize_t n_resident;
+    resident_var resident[BLOCK_VARS];
     PyObject *pool;        /* NULL after the garbage collector broke a cycle: unusable */
     PyObject *owner;       /* keeps the machine code alive; or NULL */
     PyObject *stopped;     /* what runs raise since the program was stopped; or NULL */
@@ -74,13 +115,14 @@ typedef struct ProgramObject {
     bindings *spare;       /* for the next run; NULL while a run has it */
 } ProgramObject;
 
-typedef struct {
+struct BoundCallObject {
     PyObject_HEAD
     ProgramObject *program; /* NULL after the garbage collector broke a cycle: unusable */
     bindings *bindings;
-    bool has_vars; /* else it follows the program's */
+    bool has_vars;    /* else it follows the program's */
+    bool needs_block; /* its own variables are not all meant: it was bound to read the block */
     int64_t vars[MAX_VARS];
-} BoundCallObject;
+};
 
 /* ---- reading arguments (arguments.c); each sets an exception and returns -1 on failure ----- */
 
@@ -125,11 +167,43 @@ int bindings_acquire(bindings *b, const ProgramObject *program, PyObject *buffer
                      const int64_t *vars);
 void bindings_release(bindings *b);
 
+/* The bytes that a slot needs for these variables; with NULL, at most. */
+Py_ssize_t required_nbytes(const external_slot *slot, const int64_t *vars);
+
+/* ---- recording and the variable block (command_queue.c, recording.c) ------------------------- */
+
+/* The optional arguments `queue` and `resident` of Program(...). */
+int program_join(ProgramObject *self, core_state *state, PyObject *queue, PyObject *resident);
+
+/* Whether calls of a program go into a recording now. */
+bool program_records(const ProgramObject *program);
+
+/* Appends a call to the recording that is being made. */
+int queue_record(CommandQueueObject *queue, BoundCallObject *call);
+
+/* A queue's recorded calls, moved into a Recording. */
+PyObject *recording_new(core_state *state, recorded_call *calls, Py_ssize_t n_calls);
+void release_calls(recorded_call *calls, Py_ssize_t n_calls);
+
+/* Replaces the variables that live in the block by what it holds. VariableError when one is out of
+ * its bounds, or a bound buffer is too small for it. */
+int read_block(const ProgramObject *program, const bindings *b, int64_t *vars);
+
+/* Whether a program runs on this memory: a slot that it holds itself. */
+bool program_uses(const ProgramObject *program, const PyObject *memory);
+
 /* ---- running (program.c, bound_call.c) ------------------------------------------------------ */
 
 PyObject *bound_call_new(ProgramObject *program, PyObject *buffers, PyObject *vars);
 
-/* Runs the program without the GIL. Fails only for a program that was garbage. */
+/* The variables that a call runs with when it does not read the block: its own, or the program's. */
+void bound_call_vars(const BoundCallObject *call, int64_t *out);
+
+/* Whether a program can run at all, and its locks are this process's. */
+int program_ready(ProgramObject *program);
+void raise_stopped(const ProgramObject *program);
+
+/* Runs the program without the GIL. Fails only for one that was garbage or is stopped. */
 int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
                     double *seconds);
 

@@ -1,0 +1,345 @@
+/* CommandQueue: whether the calls of a context's programs run or are recorded, and the block of
+ * variables that calls read when they are not to bring their own. */
+#include "python_types.h"
+
+const char *const block_names[BLOCK_VARS] = {"token", "position", "kv_len"};
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static int check_error_type(PyObject *type, const char *name) {
+    if (PyType_Check(type) && PyObject_IsSubclass(type, PyExc_Exception) == 1) {
+        return 0;
+    }
+    if (!PyErr_Occurred()) {
+        PyErr_Format(PyExc_TypeError, "%s must be a type of exceptions, not %R", name, type);
+    }
+    return -1;
+}
+
+static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"capture_error", "variable_error", NULL};
+    PyObject *capture_error, *variable_error;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:CommandQueue", names, &capture_error,
+                                     &variable_error) ||
+        check_error_type(capture_error, names[0]) < 0 ||
+        check_error_type(variable_error, names[1]) < 0) {
+        return NULL;
+    }
+    CommandQueueObject *self = (CommandQueueObject *)PyType_GenericAlloc(type, 0);
+    if (self != NULL) {
+        self->capture_error = Py_NewRef(capture_error);
+        self->variable_error = Py_NewRef(variable_error);
+        self->block[2] = 1; /* as for step 0 */
+    }
+    return (PyObject *)self;
+}
+
+static int queue_traverse(CommandQueueObject *self, visitproc visit, void *arg) {
+    Py_VISIT(TYPE_OF(self));
+    Py_VISIT(self->capture_error);
+    Py_VISIT(self->variable_error);
+    for (Py_ssize_t i = 0; i < self->n_calls; i++) {
+        Py_VISIT((PyObject *)self->calls[i].call);
+    }
+    return 0;
+}
+
+static void update_attention(CommandQueueObject *self) {
+    self->attention = self->recording || self->from_block;
+}
+
+/* Records no longer; what was recorded is the caller's. */
+static recorded_call *take_calls(CommandQueueObject *self, Py_ssize_t *n_calls) {
+    recorded_call *calls = self->calls;
+    *n_calls = self->n_calls;
+    self->calls = NULL;
+    self->n_calls = self->capacity = 0;
+    self->recording = false;
+    update_attention(self);
+    return calls;
+}
+
+void release_calls(recorded_call *calls, Py_ssize_t n_calls) {
+    for (Py_ssize_t i = 0; i < n_calls; i++) {
+        Py_DECREF((PyObject *)calls[i].call);
+    }
+    PyMem_Free(calls);
+}
+
+static void drop_calls(CommandQueueObject *self) {
+    Py_ssize_t n_calls;
+    recorded_call *calls = take_calls(self, &n_calls);
+    release_calls(calls, n_calls); /* last: it may run code that comes back here */
+}
+
+/* The exception types stay: they close no cycle that their own clearing would not break. */
+static int queue_clear(CommandQueueObject *self) {
+    drop_calls(self);
+    return 0;
+}
+
+static void queue_dealloc(CommandQueueObject *self) {
+    PyTypeObject *type = TYPE_OF(self);
+    PyObject_GC_UnTrack(self);
+    drop_calls(self);
+    Py_XDECREF(self->capture_error);
+    Py_XDECREF(self->variable_error);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+/* ---- programs -------------------------------------------------------------------------------- */
+
+/* (variable, entry, min, max) */
+static int parse_resident(ProgramObject *self, Py_ssize_t index, PyObject *item) {
+    PyObject *fields = read_sequence(item, (place){"resident", index, "its description"});
+    if (fields == NULL) {
+        return -1;
+    }
+    int64_t values[4];
+    static const char *const names[4] = {"variable", "entry", "min", "max"};
+    int status = 0;
+    if (PyTuple_Size(fields) != 4) {
+        PyErr_Format(PyExc_ValueError,
+                     "resident %zd has %zd items, but is (variable, entry, min, max)", index,
+                     PyTuple_Size(fields));
+        status = -1;
+    }
+    for (Py_ssize_t i = 0; status == 0 && i < 4; i++) {
+        status = read_int(PyTuple_GetItem(fields, i), i < 2 ? 0 : INT64_MIN,
+                          (place){"resident", index, names[i]}, &values[i]);
+    }
+    Py_DECREF(fields);
+    if (status < 0) {
+        return -1;
+    }
+    if (values[0] >= self->n_vars || values[1] >= BLOCK_VARS) {
+        PyErr_Format(PyExc_IndexError,
+                     "resident %zd: there is no variable %lld or no entry %lld", index,
+                     (long long)values[0], (long long)values[1]);
+        return -1;
+    }
+    self->resident[index] = (resident_var){
+        .variable = (Py_ssize_t)values[0],
+        .entry = (Py_ssize_t)values[1],
+        .min = values[2],
+        .max = values[3],
+    };
+    return 0;
+}
+
+static int parse_all_resident(ProgramObject *self, PyObject *resident) {
+    PyObject *items = resident == NULL ? PyTuple_New(0) : PySequence_Tuple(resident);
+    if (items == NULL) {
+        return -1;
+    }
+    Py_ssize_t count = PyTuple_Size(items);
+    int status = 0;
+    if (count > BLOCK_VARS || (count > 0 && self->queue == NULL)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%zd variables are resident, but a queue's block has %d, and without a queue "
+                     "there is none",
+                     count, BLOCK_VARS);
+        status = -1;
+    }
+    for (Py_ssize_t i = 0; status == 0 && i < count; i++) {
+        status = parse_resident(self, i, PyTuple_GetItem(items, i));
+    }
+    self->n_resident = status == 0 ? count : 0;
+    Py_DECREF(items);
+    return status;
+}
+
+int program_join(ProgramObject *self, core_state *state, PyObject *queue, PyObject *resident) {
+    if (queue != NULL && queue != Py_None) {
+        if (Py_TYPE(queue) != state->command_queue_type) {
+            PyErr_Format(PyExc_TypeError, "queue must be a CommandQueue, not %R",
+                         (PyObject *)Py_TYPE(queue));
+            return -1;
+        }
+        self->queue = (CommandQueueObject *)Py_NewRef(queue);
+    }
+    return parse_all_resident(self, resident);
+}
+
+bool program_records(const ProgramObject *program) {
+    return program->queue != NULL && program->queue->recording;
+}
+
+static int check_sizes(const ProgramObject *program, const bindings *b, const int64_t *vars) {
+    const int64_t *block = program->queue->block;
+    for (Py_ssize_t i = 0; i < b->held; i++) {
+        const external_slot *slot = &program->externals[i];
+        if (slot->nbytes_of != NULL && b->views[i].len < required_nbytes(slot, vars)) {
+            PyErr_Format(program->queue->variable_error,
+                         "the variable block (token %lld, position %lld, kv_len %lld) needs %zd "
+                         "bytes in an array that has %zd",
+                         (long long)block[0], (long long)block[1], (long long)block[2],
+                         required_nbytes(slot, vars), b->views[i].len);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int read_block(const ProgramObject *program, const bindings *b, int64_t *vars) {
+    for (Py_ssize_t i = 0; i < program->n_resident; i++) {
+        const resident_var *var = &program->resident[i];
+        int64_t value = program->queue->block[var->entry];
+        if (value < var->min || value > var->max) {
+            PyErr_Format(program->queue->variable_error,
+                         "Variable '%s' is bounded by %lld..%lld, but the variable block has %lld",
+                         block_names[var->entry], (long long)var->min, (long long)var->max,
+                         (long long)value);
+            return -1;
+        }
+        vars[var->variable] = value;
+    }
+    return program->n_resident > 0 ? check_sizes(program, b, vars) : 0;
+}
+
+/* ---- recording ------------------------------------------------------------------------------- */
+
+int queue_record(CommandQueueObject *queue, BoundCallObject *call) {
+    if (queue->n_calls == queue->capacity) {
+        Py_ssize_t capacity = queue->capacity == 0 ? 16 : 2 * queue->capacity;
+        recorded_call *grown = PyMem_Realloc(queue->calls, (size_t)capacity * sizeof *grown);
+        if (grown == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        queue->calls = grown;
+        queue->capacity = capacity;
+    }
+    queue->calls[queue->n_calls++] = (recorded_call){
+        .call = (BoundCallObject *)Py_NewRef((PyObject *)call),
+        .from_block = queue->from_block && call->program->n_resident > 0,
+    };
+    return 0;
+}
+
+static PyObject *queue_begin(CommandQueueObject *self, PyObject *unused) {
+    (void)unused;
+    if (self->recording) {
+        PyErr_SetString(self->capture_error, "the queue records already");
+        return NULL;
+    }
+    self->recording = true;
+    update_attention(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *queue_end(CommandQueueObject *self, PyObject *unused) {
+    (void)unused;
+    if (!self->recording) {
+        PyErr_SetString(self->capture_error, "the queue does not record");
+        return NULL;
+    }
+    core_state *state = PyType_GetModuleState(TYPE_OF(self));
+    Py_ssize_t n_calls;
+    recorded_call *calls = take_calls(self, &n_calls);
+    return recording_new(state, calls, n_calls);
+}
+
+static PyObject *queue_cancel(CommandQueueObject *self, PyObject *unused) {
+    (void)unused;
+    drop_calls(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *queue_recording(CommandQueueObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(self->recording);
+}
+
+/* ---- the block ------------------------------------------------------------------------------- */
+
+static PyObject *queue_get_from_block(CommandQueueObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(self->from_block);
+}
+
+static int queue_set_from_block(CommandQueueObject *self, PyObject *value, void *unused) {
+    (void)unused;
+    int enable = value == NULL ? 0 : PyObject_IsTrue(value);
+    if (enable < 0) {
+        return -1;
+    }
+    self->from_block = enable;
+    update_attention(self);
+    return 0;
+}
+
+static PyObject *queue_get_block(CommandQueueObject *self, void *unused) {
+    (void)unused;
+    return Py_BuildValue("(LLL)", (long long)self->block[0], (long long)self->block[1],
+                         (long long)self->block[2]);
+}
+
+static int queue_set_block(CommandQueueObject *self, PyObject *value, void *unused) {
+    (void)unused;
+    if (value == NULL) {
+        PyErr_SetString(PyExc_TypeError, "the block can not be deleted");
+        return -1;
+    }
+    PyObject *items = read_sequence(value, (place){"block", 0, "its value"});
+    if (items == NULL) {
+        return -1;
+    }
+    int64_t block[BLOCK_VARS];
+    int status = 0;
+    if (PyTuple_Size(items) != BLOCK_VARS) {
+        PyErr_Format(PyExc_ValueError, "the block has %d values, not %zd", BLOCK_VARS,
+                     PyTuple_Size(items));
+        status = -1;
+    }
+    for (Py_ssize_t i = 0; status == 0 && i < BLOCK_VARS; i++) {
+        status = read_int(PyTuple_GetItem(items, i), INT64_MIN, (place){"block", i, "value"},
+                          &block[i]);
+    }
+    Py_DECREF(items);
+    if (status == 0) {
+        memcpy(self->block, block, sizeof block);
+    }
+    return status;
+}
+
+/* ---- the type -------------------------------------------------------------------------------- */
+
+static PyMethodDef queue_methods[] = {
+    {"begin", (PyCFunction)queue_begin, METH_NOARGS,
+     "begin($self)\n--\n\nRecords calls from now on."},
+    {"end", (PyCFunction)queue_end, METH_NOARGS,
+     "end($self)\n--\n\nRecords no longer; returns what was recorded."},
+    {"cancel", (PyCFunction)queue_cancel, METH_NOARGS,
+     "cancel($self)\n--\n\nRecords no longer, and forgets what was recorded."},
+    {0},
+};
+
+static PyGetSetDef queue_getset[] = {
+    {"recording", (getter)queue_recording, NULL, "Whether calls are recorded.", NULL},
+    {"from_block", (getter)queue_get_from_block, (setter)queue_set_from_block,
+     "Whether bound calls read resident variables from the block.", NULL},
+    {"block", (getter)queue_get_block, (setter)queue_set_block,
+     "The values of token, position and kv_len.", NULL},
+    {0},
+};
+
+static PyType_Slot queue_slots[] = {
+    {Py_tp_doc, "CommandQueue(capture_error, variable_error)\n--\n\n"
+                "Whether programs' bound calls run or are recorded, and a block of variables."},
+    {Py_tp_new, queue_new},
+    {Py_tp_dealloc, queue_dealloc},
+    {Py_tp_traverse, queue_traverse},
+    {Py_tp_clear, queue_clear},
+    {Py_tp_methods, queue_methods},
+    {Py_tp_getset, queue_getset},
+    {0, NULL},
+};
+
+PyType_Spec command_queue_spec = {
+    .name = "ostinato.backends.cpu._core.CommandQueue",
+    .basicsize = sizeof(CommandQueueObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = queue_slots,
+};

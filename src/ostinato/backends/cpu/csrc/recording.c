@@ -1,0 +1,205 @@
+/* Recording: bound calls in the order in which they were made, run again as one. */
+#include "python_types.h"
+
+typedef struct {
+    PyObject_HEAD
+    recorded_call *calls; /* NULL after the garbage collector broke a cycle: unusable */
+    Py_ssize_t n_calls;
+    Py_ssize_t n_vars; /* of all calls together */
+    int64_t *spare;    /* room for those, for the next replay; NULL while a replay has it */
+} RecordingObject;
+
+static int64_t *allocate_vars(Py_ssize_t n_vars) {
+    return PyMem_Malloc(sizeof(int64_t) * (size_t)(n_vars > 0 ? n_vars : 1));
+}
+
+PyObject *recording_new(core_state *state, recorded_call *calls, Py_ssize_t n_calls) {
+    RecordingObject *self = (RecordingObject *)PyType_GenericAlloc(state->recording_type, 0);
+    if (self == NULL) {
+        release_calls(calls, n_calls);
+        return NULL;
+    }
+    if (calls == NULL && (calls = PyMem_Calloc(1, sizeof *calls)) == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    self->calls = calls;
+    self->n_calls = n_calls;
+    for (Py_ssize_t i = 0; i < n_calls; i++) {
+        self->n_vars += calls[i].call->program->n_vars;
+    }
+    self->spare = allocate_vars(self->n_vars);
+    if (self->spare == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static int recording_traverse(RecordingObject *self, visitproc visit, void *arg) {
+    Py_VISIT(TYPE_OF(self));
+    for (Py_ssize_t i = 0; i < self->n_calls; i++) {
+        Py_VISIT((PyObject *)self->calls[i].call);
+    }
+    return 0;
+}
+
+static int recording_clear(RecordingObject *self) {
+    recorded_call *calls = self->calls;
+    Py_ssize_t n_calls = self->n_calls;
+    self->calls = NULL;
+    self->n_calls = 0;
+    release_calls(calls, n_calls);
+    return 0;
+}
+
+static void recording_dealloc(RecordingObject *self) {
+    PyTypeObject *type = TYPE_OF(self);
+    PyObject_GC_UnTrack(self);
+    (void)recording_clear(self);
+    PyMem_Free(self->spare);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+/* ---- replaying ------------------------------------------------------------------------------- */
+
+/* Everything that can go wrong, before anything runs; and each call's variables, one call's behind
+ * the other's. */
+static int prepare(RecordingObject *self, int64_t *vars) {
+    if (self->calls == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "this recording has been garbage collected");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < self->n_calls; i++) {
+        BoundCallObject *call = self->calls[i].call;
+        ProgramObject *program = call->program;
+        if (program == NULL) {
+            PyErr_SetString(PyExc_RuntimeError, "a call has been garbage collected");
+            return -1;
+        }
+        if (program_ready(program) < 0) {
+            return -1;
+        }
+        if (program->stopped != NULL) {
+            raise_stopped(program);
+            return -1;
+        }
+        bound_call_vars(call, vars);
+        if (self->calls[i].from_block && read_block(program, call->bindings, vars) < 0) {
+            return -1;
+        }
+        vars += program->n_vars;
+    }
+    return 0;
+}
+
+/* Without the GIL. The program that was stopped meanwhile, or NULL. */
+static const ProgramObject *run_all(const RecordingObject *self, const int64_t *vars) {
+    for (Py_ssize_t i = 0; i < self->n_calls; i++) {
+        const BoundCallObject *call = self->calls[i].call;
+        const ProgramObject *program = call->program;
+        if (!executor_run(program->executor, call->bindings->addresses, vars, NULL)) {
+            return program;
+        }
+        vars += program->n_vars;
+    }
+    return NULL;
+}
+
+/* A replay that finds the spare room taken is one of several at once, and allocates. */
+static PyObject *recording_replay(RecordingObject *self, PyObject *unused) {
+    (void)unused;
+    int64_t *vars = self->spare;
+    self->spare = NULL;
+    if (vars == NULL && (vars = allocate_vars(self->n_vars)) == NULL) {
+        return PyErr_NoMemory();
+    }
+    int status = prepare(self, vars);
+    if (status == 0) {
+        const ProgramObject *stopped;
+        Py_BEGIN_ALLOW_THREADS
+        stopped = run_all(self, vars);
+        Py_END_ALLOW_THREADS
+        if (stopped != NULL) {
+            raise_stopped(stopped);
+            status = -1;
+        }
+    }
+    if (self->spare == NULL) {
+        self->spare = vars;
+    } else {
+        PyMem_Free(vars);
+    }
+    if (status < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- what it uses ---------------------------------------------------------------------------- */
+
+bool program_uses(const ProgramObject *program, const PyObject *memory) {
+    for (Py_ssize_t i = 0; i < program->n_fixed; i++) {
+        if (program->fixed[i].view.obj == memory) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool call_uses(const BoundCallObject *call, const PyObject *object) {
+    const ProgramObject *program = call->program;
+    if (program == NULL) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < call->bindings->held; i++) {
+        if (call->bindings->views[i].obj == object) {
+            return true;
+        }
+    }
+    return (const PyObject *)program == object || program_uses(program, object);
+}
+
+static PyObject *recording_uses(RecordingObject *self, PyObject *object) {
+    for (Py_ssize_t i = 0; i < self->n_calls; i++) {
+        if (call_uses(self->calls[i].call, object)) {
+            Py_RETURN_TRUE;
+        }
+    }
+    Py_RETURN_FALSE;
+}
+
+/* ---- the type -------------------------------------------------------------------------------- */
+
+static PyMethodDef recording_methods[] = {
+    {"replay", (PyCFunction)recording_replay, METH_NOARGS,
+     "replay($self)\n--\n\nChecks all calls, then runs them, in order."},
+    {"uses", (PyCFunction)recording_uses, METH_O,
+     "uses($self, object, /)\n--\n\n"
+     "Whether a call is one of this program, or runs on this buffer."},
+    {0},
+};
+
+static PyMemberDef recording_members[] = {
+    {"n_calls", T_PYSSIZET, offsetof(RecordingObject, n_calls), READONLY, "How many calls."},
+    {0},
+};
+
+static PyType_Slot recording_slots[] = {
+    {Py_tp_doc, "Bound calls that a CommandQueue recorded."},
+    {Py_tp_dealloc, recording_dealloc},
+    {Py_tp_traverse, recording_traverse},
+    {Py_tp_clear, recording_clear},
+    {Py_tp_methods, recording_methods},
+    {Py_tp_members, recording_members},
+    {0, NULL},
+};
+
+PyType_Spec recording_spec = {
+    .name = "ostinato.backends.cpu._core.Recording",
+    .basicsize = sizeof(RecordingObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = recording_slots,
+};
