@@ -17,6 +17,7 @@ class CompileOptions:
         elementwise_fusion: join elementwise nodes into one kernel.
         epilogue_fusion: join elementwise nodes with the matmul or convolution before them.
         rowwise_fusion: join reductions along rows with what surrounds them.
+        narrow_weights: keep 16-bit weights 16 bits wide in memory and widen them in registers.
         cast_inputs: convert inputs and params of another dtype instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a place of its own, so
             that a plan's buffers hold it after a run.
@@ -29,6 +30,7 @@ class CompileOptions:
     elementwise_fusion: bool = True
     epilogue_fusion: bool = True
     rowwise_fusion: bool = True
+    narrow_weights: bool = True
     cast_inputs: bool = False
     keep_intermediates: bool = False
     verify: bool = False

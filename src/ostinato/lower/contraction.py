@@ -30,6 +30,7 @@ from ostinato.variables import (
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
+    from ostinato.lower.panels import PanelFormat
 
 __all__ = ["Contraction", "SumAxis", "tile_for"]
 
@@ -79,8 +80,8 @@ class Contraction:
         a: the argument that holds ``a``; ``a_dtype`` its element type.
         a_index: element offset over ``batch``, ``m`` and ``k``: ``f(batch, m) + g(k)`` with ``g``
             affine in each ``k`` axis.
-        b: the argument that holds the packed panels, in ``acc`` dtype: for each panel group,
-            ``ceil(n / panel)`` panels of ``prod(k)`` rows of ``panel`` elements, zero beyond ``n``.
+        b: the argument that holds the packed panels: for each panel group, ``ceil(n / panel)``
+            panels of ``prod(k)`` rows of ``panel`` elements, zero beyond ``n``.
         b_group: which panel group serves a batch point; an expression over ``batch``.
         panel: elements per row of a panel, a multiple of the vector length or a power of two.
         rows: how many rows of ``a`` a register tile holds.
@@ -90,6 +91,7 @@ class Contraction:
         idle: the argument that holds one int64, within ``0..m``: how many of the last rows are not
             wanted, and what is stored for them undefined; ``None`` where all are wanted. It needs
             an ``m`` of known size and no ``batch``.
+        b_format: how panels hold their elements; ``None``: as the accumulator does.
     """
 
     args: tuple[Arg, ...]
@@ -108,6 +110,7 @@ class Contraction:
     epilogue: tuple[Store, ...]
     variables: tuple[Symbol, ...] = ()
     idle: int | None = None
+    b_format: PanelFormat | None = None
 
     #: Points of the parallel range may run at the same time and in any order.
     parallel: ClassVar[bool] = True
@@ -141,6 +144,11 @@ class Contraction:
                 axis = SumAxis(merged.pop().extent * axis.extent, axis.step)
             merged.append(axis)
         return tuple(merged)
+
+    @property
+    def b_dtype(self) -> DType:
+        """The element type of the panels."""
+        return self.acc if self.b_format is None else self.b_format.dtype
 
     @cached_property
     def depth(self) -> Dim:
@@ -219,13 +227,13 @@ class Contraction:
     def panels_innermost(self) -> bool:
         """Whether consecutive items share rows of ``a`` (all panels fit a cache) or a panel."""
         elements = self._panel_elements * bounds(self.panels)[1]
-        return elements * self.acc.itemsize <= _RESIDENT_BYTES
+        return elements * self.b_dtype.itemsize <= _RESIDENT_BYTES
 
     @cached_property
     def grain(self) -> int:
         """How many consecutive items are worth handing out together."""
         rows = min(self.block, max_extent(self.m))
-        work = max(2 * rows, _FLOPS_PER_BYTE * self.acc.itemsize) * self._panel_elements
+        work = max(2 * rows, _FLOPS_PER_BYTE * self.b_dtype.itemsize) * self._panel_elements
         return max(1, _ITEM_FLOPS // max(1, work))
 
     @cached_property

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.lower.panels import PanelFormat
     from ostinato.lower.program import Kernel
     from ostinato.variables import Dim, Symbol
 
@@ -280,16 +281,17 @@ class _Lowering:
     def _lower_product(self, region: Region, product: Product) -> None:
         if not product.reads_in_place(self._builder(region)):
             self._copy(product.a)
-        tile = product.tile(self.options.registers)
-        packed = self._pack(product, tile[1])
+        registers = self.options.registers
+        tile, form = product.tile(registers), product.panel_format(registers)
+        packed = self._pack(product, tile[1], form)
         build = self._builder(region)
         outputs = self._region_outputs(region)
-        kernel = product.contraction(build, packed, tile, outputs, self.variables)
+        kernel = product.contraction(build, packed, tile, outputs, self.variables, form)
         self._call(region, build, kernel, outputs)
 
-    def _pack(self, product: Product, panel: int) -> LoweredBuffer:
+    def _pack(self, product: Product, panel: int, form: PanelFormat | None = None) -> LoweredBuffer:
         """Bring the right operand of ``product`` into panels."""
-        packed = product.packed_buffer(panel, Role.TEMP)
+        packed = product.packed_buffer(panel, Role.TEMP, form)
         build = KernelBuilder(self.stored, self.inlined)
         packing = product.packing(build, packed, panel, self.variables)
         self._helper_call(product.node, "pack", build, packing)

@@ -24,6 +24,7 @@ from ostinato.lower.loops import (
 )
 from ostinato.lower.merge import merge_axes
 from ostinato.lower.nests import BLOCK, Outputs, block_nest, store_at, symbols_of
+from ostinato.lower.panels import PanelFormat, stored_dtype
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.views import Indices, linear_index, reshape_index, unravel
 from ostinato.ops.base import broadcast_shapes
@@ -61,10 +62,12 @@ class RegisterFile:
     Attributes:
         vector_bytes: width of a vector register.
         count: how many of them there are.
+        narrow: the dtypes that widen in registers at little cost, so that panels may hold them.
     """
 
     vector_bytes: int
     count: int
+    narrow: frozenset[DType] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +113,18 @@ class Product:
 
     # -- packing ------------------------------------------------------------------------------
 
-    def packed_buffer(self, panel: int, role: Role) -> LoweredBuffer:
+    def panel_format(self, registers: RegisterFile) -> PanelFormat | None:
+        """How panels hold the right operand; ``None``: as the accumulator does."""
+        stored = stored_dtype(self.b, registers.narrow)
+        return None if stored == self.acc else PanelFormat(stored)
+
+    def packed_buffer(
+        self, panel: int, role: Role, form: PanelFormat | None = None
+    ) -> LoweredBuffer:
         """Memory for the packed right operand."""
         shape = (*self.groups, ceil_div(self.n, panel), prod(self.k), panel)
         name = f"{self.node.label}.packed"
-        return LoweredBuffer(TensorType(self.acc, shape), role, name)
+        return LoweredBuffer(TensorType(form.dtype if form else self.acc, shape), role, name)
 
     def packing(
         self,
@@ -129,9 +139,10 @@ class Product:
         k = build.axes(self.k)
         lane = build.axis(panel)
         column = which * panel + lane
-        value = cast(build.at(self.b, self.b_at(groups, k, column)), self.acc)
+        dtype = packed.type.dtype
+        value = cast(build.at(self.b, self.b_at(groups, k, column)), dtype)
         if not (isinstance(self.n, int) and self.n % panel == 0):
-            value = Guard((self.n - 1 - column,), value, Number(0, self.acc), self.acc)
+            value = Guard((self.n - 1 - column,), value, Number(0, dtype), dtype)
         position = build.argument(packed, writes=True)
         index = linear_index(packed.type.shape, (*groups, which, linear_index(self.k, k), lane))
         axes = symbols_of((*groups, which, *k, lane))
@@ -157,6 +168,7 @@ class Product:
         tile: tuple[int, int],
         outputs: Outputs,
         variables: tuple[Symbol, ...],
+        form: PanelFormat | None = None,
     ) -> Contraction:
         """The kernel, with the region's other members as its epilogue."""
         rows, panel = tile
@@ -188,6 +200,7 @@ class Product:
             epilogue,
             variables,
             idle,
+            form,
         )
 
     def _counts_leading_rows(self, m: Symbol, at: Indices) -> bool:

@@ -113,7 +113,8 @@ class _Printer:
         for axis in kernel.k:
             self._line(1, f"sum over {self._axis(axis)}")
         left = f"{kernel.a_dtype.short} b{kernel.a}[{self._dim(kernel.a_index)}]"
-        right = f"b{kernel.b}.group[{self._dim(kernel.b_group)}]"
+        kind = "" if kernel.b_format is None else f"{kernel.b_format} "
+        right = f"{kind}b{kernel.b}.group[{self._dim(kernel.b_group)}]"
         self._line(1, f"accumulate {kernel.acc.short} {left} * {right}")
         if kernel.idle is not None:
             self._line(1, f"without the last b{kernel.idle}[0] rows")

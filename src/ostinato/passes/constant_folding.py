@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ostinato.dtypes import BFLOAT16, FLOAT16
 from ostinato.ir.leaves import CONSTANT, Leaf
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.match import array_of
@@ -27,10 +28,13 @@ class ConstantFolding(Pass):
     Attributes:
         max_growth: how many bytes a folded constant may be larger than what it is folded from: a
             broadcast or an iota of a large tensor is cheaper to compute than to keep.
+        max_widening: the same for a 16-bit float made wider: readers widen it as they read, and
+            weights are worth keeping narrow.
         max_flops: what one node may cost to fold.
     """
 
     max_growth: int = 1 << 20
+    max_widening: int = 1 << 12
     max_flops: int = 1 << 26
     name: ClassVar[str] = "constant_folding"
 
@@ -56,10 +60,16 @@ class ConstantFolding(Pass):
             return False
         grown = sum(value.type.max_bytes for value in node.outputs)
         grown -= sum(value.type.max_bytes for value in node.inputs)
-        if grown > self.max_growth:
+        if grown > (self.max_widening if _widens(node) else self.max_growth):
             return False
         flops = node.op.flops([value.type for value in node.inputs], node.attrs)
         return isinstance(flops, int) and flops <= self.max_flops
+
+
+def _widens(node: Node) -> bool:
+    """Whether the node does nothing but to widen 16-bit floats."""
+    sources = {value.dtype for value in node.inputs}
+    return node.op.name == "cast" and not sources.isdisjoint((FLOAT16, BFLOAT16))
 
 
 def _on_constants(node: Node) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Capabilities
 from ostinato.codegen.object_cache import ObjectCache
-from ostinato.dtypes import ALL_DTYPES
+from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.builder import INDEX_OPS, POINTWISE
 from ostinato.lower.lowering import LOWERED_OPS, LoweringOptions
@@ -47,7 +47,13 @@ def lowering_options(options: CompileOptions, target: TargetSpec) -> LoweringOpt
         epilogue=on and options.epilogue_fusion,
         rowwise=on and options.rowwise_fusion,
     )
-    return LoweringOptions(RegisterFile(target.vector_bytes, _vector_registers(target)), fusion)
+    return LoweringOptions(_registers(options, target), fusion)
+
+
+def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
+    narrow = {BFLOAT16, *([FLOAT16] if target.has_half_conversions else [])}
+    wanted = frozenset(narrow) if options.narrow_weights else frozenset()
+    return RegisterFile(target.vector_bytes, _vector_registers(target), wanted)
 
 
 def _vector_registers(target: TargetSpec) -> int:

@@ -221,7 +221,7 @@ class _Renderer:
         c = self.contraction
         number = c.b_group * c.panels + self.panel
         element = self.indices.scalar(number * c.depth * c.panel, item)
-        return address(self.builder, self.kernel.buffers[c.b], c.acc, element)
+        return address(self.builder, self.kernel.buffers[c.b], c.b_dtype, element)
 
     def _bytes_after(self, base: ir.Value, distance: ir.Value) -> ir.Value:
         return self.builder.gep(base, [distance], source_etype=I8)

@@ -232,11 +232,13 @@ def _join(
 
 def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
     """``count`` consecutive products along the innermost axis."""
-    builder, acc, pitch = tile.builder, tile.contraction.acc, tile.pitch
+    builder, stored, pitch = tile.builder, tile.contraction.b_dtype, tile.pitch
     sums, stride = list(cursor.sums), tile.value(step)
     for number in range(count):
         columns = [
-            load(builder, cursor.b, acc, I64(number * pitch + vector * tile.lanes), tile.lanes)
+            load(
+                builder, cursor.b, stored, I64(number * pitch + vector * tile.lanes), tile.lanes
+            ).astype(tile.contraction.acc)
             for vector in range(tile.vectors)
         ]
         at = builder.add(cursor.offset, builder.mul(stride, I64(number)))
@@ -247,7 +249,7 @@ def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
                 place = chain + row * tile.vectors + vector
                 sums[place] = _multiply_add(factor, column, sums[place])
     offset = builder.add(cursor.offset, builder.mul(stride, I64(count)))
-    b = builder.gep(cursor.b, [I64(count * pitch * acc.itemsize)], source_etype=ir.IntType(8))
+    b = builder.gep(cursor.b, [I64(count * pitch * stored.itemsize)], source_etype=ir.IntType(8))
     return _Cursor(offset, b, sums)
 
 
