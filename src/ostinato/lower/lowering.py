@@ -30,6 +30,7 @@ from ostinato.lower.regions import (
     form_regions,
     is_transparent,
 )
+from ostinato.lower.states import UPDATES, reads_state, update_chain
 from ostinato.lower.topk import topk_kernel
 from ostinato.lower.updates import (
     concat_nest,
@@ -180,7 +181,7 @@ class _Lowering:
         readers.update(self.graph.assignments.values())
         for name, value in self.graph.assignments.items():
             state = self.graph.states[name]
-            chain = _update_chain(value, state)
+            chain = update_chain(value, state)
             links = [node.inputs[0] for node in chain]
             if all(readers[link] == 1 for link in links) and value not in self._claimed:
                 self._in_place.update(dict.fromkeys(chain, self.stored[state]))
@@ -398,7 +399,7 @@ class _Lowering:
             done = self._in_place.get(value.node) is buffers[name]
             if done or value is self.graph.states[name]:
                 continue
-            if _reads_state(value):  # which may hold its own new value when its turn comes
+            if reads_state(value):  # which may hold its own new value when its turn comes
                 aside = LoweredBuffer(value.type, Role.TEMP, f"{name}.new", value)
                 self._copy_into(value, aside, self.stored)
                 moved.append((value, {value: aside}, buffers[name]))
@@ -426,8 +427,6 @@ class _Members:
         return node in self._own or node in self._inlined
 
 
-_UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter_nd"})
-
 _RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
     "matmul": _Lowering._lower_matmul,
     "conv": _Lowering._lower_conv,
@@ -439,7 +438,7 @@ _RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
     "attention": _Lowering._lower_attention,
     "topk": _Lowering._lower_topk,
     "recurrent_scan": _Lowering._lower_recurrent,
-    **dict.fromkeys(_UPDATES, _Lowering._lower_update),
+    **dict.fromkeys(UPDATES, _Lowering._lower_update),
 }
 
 #: Ops with kernels of their own kind.
@@ -460,25 +459,3 @@ def _live(graph: BaseGraph) -> list[Node]:
             needed.add(node)
             stack.extend(value.node for value in node.inputs)
     return [node for node in graph.nodes if node in needed]
-
-
-def _update_chain(value: Value, state: Value) -> list[Node]:
-    """The updates that make ``value`` of ``state``, each of the one before; empty if others do."""
-    chain: list[Node] = []
-    while value is not state:
-        if value.node.op.name not in _UPDATES:
-            return []
-        chain.append(value.node)
-        value = value.node.inputs[0]
-    return chain
-
-
-def _reads_state(value: Value) -> bool:
-    stack = [value]
-    while stack:
-        node = stack.pop().node
-        if node.op.name == "state":
-            return True
-        if is_transparent(node):
-            stack.extend(node.inputs)
-    return False
