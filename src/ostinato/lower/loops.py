@@ -140,9 +140,15 @@ class Ref:
 
 @dataclass(frozen=True, eq=False)
 class Accumulator:
-    """Inside a contraction's epilogue: the finished sum at ``(batch, m, n)``."""
+    """Inside a contraction's epilogue: the finished sum at ``(batch, m, n)``.
+
+    Attributes:
+        dtype: of the sum.
+        number: which of several right operands the sum is with.
+    """
 
     dtype: DType
+    number: int = 0
 
 
 Scalar: TypeAlias = Load | Number | IndexValue | Apply | Guard | Ref | Accumulator

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from ostinato.errors import UnsupportedOpError
 from ostinato.lower.attention import Queries, attention_kernel, attention_tiles
 from ostinato.lower.builder import KernelBuilder
+from ostinato.lower.experts import ExpertLayer
+from ostinato.lower.grouped import RowProduct, grouped_matmul_kernel, row_product, rows_in_place
+from ostinato.lower.grouping import GroupLayout, grouping_kernel
 from ostinato.lower.inline import inline_regions
 from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
 from ostinato.lower.preparation import split_prepared
@@ -41,6 +44,7 @@ from ostinato.lower.updates import (
 )
 from ostinato.lower.views import MAX_TANGLES, VIEWS, is_tangled
 from ostinato.ops.convolution import is_depthwise
+from ostinato.ops.moe import EXPERT_MLP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -90,6 +94,7 @@ class _Lowering:
         self.variables = variables
         self.calls: list[Call] = []
         self.stored: dict[Value, LoweredBuffer] = {}
+        self.grouped: dict[tuple[Value, GroupLayout], LoweredBuffer] = {}
         self.refused: list[Refusal] = []
         self.nodes = _live(graph)
         self._position = {node: i for i, node in enumerate(self.nodes)}
@@ -244,14 +249,16 @@ class _Lowering:
         nodes = sorted({*region.members, *build.computed}, key=self._position.__getitem__)
         title = "+".join(dict.fromkeys(n.op.name for n in nodes))
         flops: Dim = 0
-        for node in nodes:
+        for node in (n for n in nodes if n.op is not EXPERT_MLP):  # its products count themselves
             flops = flops + node.op.flops([v.type for v in node.inputs], node.attrs)
         labels = tuple(dict.fromkeys(n.label for n in nodes))
         self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))
 
-    def _helper_call(self, node: Node, title: str, build: KernelBuilder, kernel: Kernel) -> None:
+    def _helper_call(
+        self, node: Node, title: str, build: KernelBuilder, kernel: Kernel, flops: Dim = 0
+    ) -> None:
         labels = tuple(dict.fromkeys(n.label for n in (node, *build.computed)))
-        self.calls.append(Call(kernel, tuple(build.buffers), labels, title))
+        self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))
 
     # -- anchors -------------------------------------------------------------------------------
 
@@ -297,6 +304,44 @@ class _Lowering:
         packing = product.packing(build, packed, panel, self.variables)
         self._helper_call(product.node, "pack", build, packing)
         return packed
+
+    def _lower_grouped(self, region: Region, anchor: Node) -> None:
+        x, w, ids = anchor.inputs
+        if not rows_in_place(self._builder(region), x):
+            self._copy(x)
+        product = row_product(anchor, x.shape[0], (w,), self.options.registers)
+        packed, groups = self._grouped_operands(product, ids)
+        build = self._builder(region)
+        outputs = self._region_outputs(region)
+        kernel = grouped_matmul_kernel(build, product, packed, groups, outputs, self.variables)
+        self._call(region, build, kernel, outputs)
+
+    def _lower_experts(self, region: Region, anchor: Node) -> None:
+        layer = ExpertLayer(anchor, self.options.registers)
+        if not rows_in_place(KernelBuilder(self.stored, self.inlined), layer.x):
+            self._copy(layer.x)
+        for title, product, make in layer.products:
+            packed, groups = self._grouped_operands(product, layer.ids)
+            build = KernelBuilder(self.stored, self.inlined)
+            kernel = make(build, packed, groups, self.variables)
+            self._helper_call(anchor, title, build, kernel, product.flops)
+        build = self._builder(region)
+        outputs = self._region_outputs(region)
+        self._call(region, build, layer.sum_nest(build, outputs, self.variables), outputs)
+
+    def _grouped_operands(
+        self, product: RowProduct, ids: Value
+    ) -> tuple[list[LoweredBuffer], LoweredBuffer]:
+        """The matrices of ``product`` in panels, and its rows by their expert ``ids``."""
+        packed = [self._pack(p, product.tile[1], product.form) for p in product.packings]
+        key = ids, product.layout
+        if key not in self.grouped:
+            name = f"{product.node.label}.groups"
+            groups = self.grouped[key] = LoweredBuffer(product.layout.type, Role.TEMP, name)
+            build = KernelBuilder(self.stored, self.inlined)
+            kernel = grouping_kernel(build, ids, groups, product.layout, self.variables)
+            self._helper_call(product.node, "group", build, kernel)
+        return packed, self.grouped[key]
 
     def _untangle(self, value: Value) -> None:
         """Store views along the way to ``value`` where too many would be read through at once."""
@@ -438,6 +483,8 @@ _RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
     "attention": _Lowering._lower_attention,
     "topk": _Lowering._lower_topk,
     "recurrent_scan": _Lowering._lower_recurrent,
+    "grouped_matmul": _Lowering._lower_grouped,
+    "expert_mlp": _Lowering._lower_experts,
     **dict.fromkeys(UPDATES, _Lowering._lower_update),
 }
 

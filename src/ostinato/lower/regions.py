@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 #: Ops whose own kernels take an epilogue of elementwise members.
-ANCHORS = frozenset({"matmul", "conv", "max_pool", "avg_pool"})
+ANCHORS = frozenset({"matmul", "conv", "max_pool", "avg_pool", "grouped_matmul", "expert_mlp"})
 
 REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all", "argmax", "argmin"})
 

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 from ostinato.dtypes import DType
 from ostinato.lower.attention import AttentionKernel
 from ostinato.lower.contraction import Contraction
+from ostinato.lower.grouped import GroupedProduct
+from ostinato.lower.grouping import Grouping, GroupLayout
 from ostinato.lower.loops import (
     Accumulator,
     Apply,
@@ -67,6 +69,10 @@ def kernel_text(kernel: Kernel) -> str:
             printer.recurrent(kernel)
         case TopK():
             printer.topk(kernel)
+        case Grouping():
+            printer.grouping(kernel)
+        case GroupedProduct():
+            printer.grouped(kernel)
     return "\n".join(printer.lines) + "\n"
 
 
@@ -131,6 +137,31 @@ class _Printer:
         self._line(1, f"by {self._scalar(kernel.value)}")
         for store in kernel.stores:
             self._statement(store)
+
+    def grouping(self, kernel: Grouping) -> None:
+        self._line(0, "group rows by expert")
+        self._head(kernel.args)
+        self._line(1, f"rows {self._axis(kernel.row)}")
+        self._line(1, f"to b{kernel.groups}: {self._layout(kernel.layout)}")
+        self._named("expert", [kernel.expert])
+
+    def grouped(self, kernel: GroupedProduct) -> None:
+        self._line(0, "grouped product")
+        self._head(kernel.args)
+        self._line(1, f"rows {self._axis(kernel.m)} by {kernel.rows}")
+        self._line(1, f"columns {self._axis(kernel.n)} by {kernel.panel}")
+        self._line(1, f"sum over {self._axis(kernel.k)}")
+        self._line(1, f"listed in b{kernel.groups}: {self._layout(kernel.layout)}")
+        left = f"{kernel.a_dtype.short} b{kernel.a}[{self._dim(kernel.a_index)}]"
+        kind = "" if kernel.b_format is None else f"{kernel.b_format} "
+        for b in kernel.b:
+            self._line(1, f"accumulate {kernel.acc.short} {left} * {kind}b{b}[expert]")
+        for store in kernel.epilogue:
+            self._statement(store)
+
+    def _layout(self, layout: GroupLayout) -> str:
+        rows = self._dim(layout.rows)
+        return f"{rows} rows, {layout.experts} experts, parts of {layout.part_rows}"
 
     def attention(self, kernel: AttentionKernel) -> None:
         self._line(0, "attention")
@@ -218,7 +249,7 @@ class _Printer:
             case Ref():
                 return self._register(scalar.name)
             case Accumulator():
-                return f"acc:{scalar.dtype.short}"
+                return f"acc{scalar.number or ''}:{scalar.dtype.short}"
         if id(scalar) not in self._numbers:
             text = self._definition(scalar)
             self._numbers[id(scalar)] = f"%{len(self._numbers)}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ostinato.lower.dependences import Dependences, reached, roots
+from ostinato.lower.grouped import GroupedProduct
 from ostinato.lower.loops import Load, LoopNest, Scan, Store, extent_of
 from ostinato.variables import Dim, Symbol, minimum, prod
 
@@ -21,13 +22,18 @@ def traffic(kernel: Kernel, types: Sequence[TensorType]) -> Dim:
     """Bytes read and bytes written, an element that is used often counted once.
 
     A loop nest that gathers from a large table, or writes a row of a large state, moves what its
-    indices can reach; every other kernel goes over its buffers from end to end.
+    indices can reach, and a grouped product the matrices of as many experts as can have rows;
+    every other kernel goes over its buffers from end to end.
 
     Args:
         kernel: its arguments.
         types: what each argument holds.
     """
-    limits = _Reach(kernel) if isinstance(kernel, LoopNest) else None
+    limits: _Limits | None = None
+    if isinstance(kernel, LoopNest):
+        limits = _Reach(kernel)
+    elif isinstance(kernel, GroupedProduct):
+        limits = kernel
     total: Dim = 0
     for position, (arg, type_) in enumerate(zip(kernel.args, types, strict=True)):
         for used, writes in ((arg.reads, False), (arg.writes, True)):
@@ -36,6 +42,10 @@ def traffic(kernel: Kernel, types: Sequence[TensorType]) -> Dim:
                 size = type_.size if limit is None else minimum(type_.size, limit)
                 total = total + size * type_.dtype.itemsize
     return total
+
+
+class _Limits(Protocol):
+    def elements(self, buffer: int, *, writes: bool) -> Dim | None: ...
 
 
 class _Reach:

@@ -60,6 +60,7 @@ def define_tile(
     rows: int,
     target: TargetSpec,
     pitch: int | None = None,
+    chains: int | None = None,
 ) -> ir.Function:
     """Adds the function ``void name(a, offsets, b, out, dims...)`` to ``module``.
 
@@ -69,6 +70,8 @@ def define_tile(
 
     Args:
         pitch: elements from one row of ``b`` to the next, if they are not packed.
+        chains: partial sums per element, where tiles of all heights must sum in one order; as many
+            as hide latency unless given.
     """
     dims = tile_dims(contraction)
     arguments = [BYTE_POINTER] * 4 + [I64] * len(dims)
@@ -87,6 +90,7 @@ def define_tile(
         lanes=lanes,
         pitch=pitch or contraction.panel,
         dims=dict(zip(dims, values, strict=True)),
+        given_chains=chains,
     )
     _store_sums(tile, _accumulate(tile, b), out)
     builder.ret_void()
@@ -104,6 +108,7 @@ class _Tile:
     lanes: int
     pitch: int
     dims: dict[Dim, ir.Value]
+    given_chains: int | None
 
     @property
     def size(self) -> int:
@@ -113,7 +118,7 @@ class _Tile:
     @property
     def chains(self) -> int:
         """Sums per element: a tile too small to hide latency splits ``k`` among several."""
-        return max(1, min(4, _LATENCY_HIDING // self.size))
+        return self.given_chains or max(1, min(4, _LATENCY_HIDING // self.size))
 
     @property
     def steps(self) -> int:

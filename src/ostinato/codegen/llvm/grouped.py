@@ -1,0 +1,225 @@
+"""Rendering a :class:`~ostinato.lower.grouped.GroupedProduct` as LLVM IR.
+
+An item, one panel by the rows of one part, runs tile by tile: the offsets of the tile's rows are
+noted in scratch memory, the register tile multiplies them with each matrix's panel, and the
+epilogue runs over the sums. All tiles sum in the same order, whatever their height, so a row's
+result is the same bits whichever rows it shares a tile with.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ostinato.codegen.llvm.kernel import KernelFunction, counted_loop, define_extent, open_kernel
+from ostinato.codegen.llvm.memory import address
+from ostinato.codegen.llvm.microkernel import define_tile
+from ostinato.codegen.llvm.namespace import LaneNamespace
+from ostinato.codegen.llvm.scalars import Scalars
+from ostinato.codegen.llvm.scopes import Scope
+from ostinato.codegen.llvm.stages import StageEmitter
+from ostinato.codegen.llvm.types import I8, I64
+from ostinato.codegen.llvm.vectors import VectorPlan, cut, plan_vectors
+from ostinato.dtypes import INT64
+from ostinato.lower.dependences import Dependences
+from ostinato.lower.loops import (
+    Accumulator,
+    Load,
+    LoopNest,
+    Scalar,
+    Stage,
+    extent_of,
+)
+from ostinato.lower.rewrite import Rewriter
+from ostinato.variables import Dim, Expr, Symbol, axis, minimum, substitute, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llvmlite import ir
+
+    from ostinato.codegen.llvm.toolchain import TargetSpec
+    from ostinato.lower.grouped import GroupedProduct
+
+__all__ = ["render"]
+
+
+def render(product: GroupedProduct, name: str, target: TargetSpec) -> ir.Module:
+    """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
+
+    The kernel's signature is that of :mod:`ostinato.codegen.llvm.kernel`; it needs
+    :attr:`GroupedProduct.scratch_bytes` of scratch. Of the matrices it reads only those of experts
+    that have rows.
+    """
+    kernel = open_kernel(name, target, len(product.args), product.variables)
+    if product.extent == 0:
+        kernel.builder.ret_void()
+    else:
+        _Renderer(product, name, kernel).render()
+    if not isinstance(product.extent, int):
+        define_extent(kernel.module, name, product.variables, product.extent)
+    return kernel.module
+
+
+class _Renderer:
+    def __init__(self, product: GroupedProduct, name: str, kernel: KernelFunction) -> None:
+        self.product = product
+        self.kernel = kernel
+        self.builder = kernel.builder
+        self.tiles = [
+            define_tile(
+                kernel.module, f"{name}.tile{height}", product.product, height, kernel.target,
+                chains=1,
+            )
+            for height in product.heights
+        ]  # fmt: skip
+        self.offsets, *self.sums = (
+            kernel.builder.gep(kernel.scratch, [I64(start)], source_etype=I8)
+            for start in product.scratch_layout
+        )
+        self.groups = kernel.buffers[product.groups]
+        self.panel = axis("n.panel", product.panels)
+        self.row, self.column = _symbol(axis("tile.row", product.rows)), self._column_axis()
+        self.epilogue = self._epilogue()
+
+    def render(self) -> None:
+        b, kernel = self.builder, self.kernel
+        outermost = Scope(symbols=dict(kernel.variables))
+        count = b.mul(self._listed(I64(0)), I64(self.product.panels))
+        end = b.select(b.icmp_signed("<", count, kernel.end), count, kernel.end)
+        counted_loop(b, kernel.begin, end, 1, partial(self._item, outermost), name="item")
+        b.ret_void()
+
+    def _item(self, outermost: Scope, index: ir.Value) -> None:
+        """One panel by the rows of one part."""
+        b, product = self.builder, self.product
+        part, panel = (op(index, I64(product.panels)) for op in (b.udiv, b.urem))
+        at = b.add(b.mul(part, I64(3)), I64(1))
+        expert, first, count = (self._listed(b.add(at, I64(field))) for field in range(3))
+        number = b.add(b.mul(expert, I64(product.panels)), panel)
+        start = b.mul(number, I64(product.panel_elements))
+        matrices = [address(b, kernel_b, product.product.b_dtype, start) for kernel_b in self._b()]
+        item = outermost.child(symbols={_symbol(self.panel): panel})
+        listed = b.add(first, I64(product.layout.first_row))
+
+        def tile(done: ir.Value) -> None:
+            left = b.sub(count, done)
+            rows = b.select(b.icmp_signed("<", left, I64(product.rows)), left, I64(product.rows))
+            self._tile(item, b.add(listed, done), rows, matrices)
+
+        counted_loop(b, I64(0), count, product.rows, tile, name="tile")
+
+    def _tile(
+        self, item: Scope, listed: ir.Value, count: ir.Value, matrices: list[ir.Value]
+    ) -> None:
+        """``count`` rows, the first of which is number ``listed`` of the list."""
+        b, product = self.builder, self.product
+        offset = substitute(product.a_index, {product.k: 0})
+
+        def note(number: ir.Value) -> None:
+            inside = item.child(symbols={product.m: self._listed(b.add(listed, number))})
+            place = address(b, self.offsets, INT64, number)
+            b.store(self.scalars.indices.scalar(offset, inside), place, align=8)
+
+        counted_loop(b, I64(0), count, 1, note, name="note")
+        self._multiply(count, matrices)
+
+        def finish(number: ir.Value) -> None:
+            row = self._listed(b.add(listed, number))
+            self._finish(item.child(symbols={product.m: row, self.row: number}))
+
+        counted_loop(b, I64(0), count, 1, finish, name="finish")
+
+    def _multiply(self, count: ir.Value, matrices: list[ir.Value]) -> None:
+        """Leaves the sums of ``count`` rows with every matrix in scratch memory."""
+        b, product = self.builder, self.product
+        a = self.kernel.buffers[product.a]
+        done = b.append_basic_block("multiplied")
+        switch = b.switch(count, done)
+        for height, function in zip(product.heights, self.tiles, strict=True):
+            block = b.append_basic_block(f"rows{height}")
+            switch.add_case(I64(height), block)
+            b.position_at_end(block)
+            for matrix, sums in zip(matrices, self.sums, strict=True):
+                b.call(function, [a, self.offsets, matrix, sums])
+            b.branch(done)
+        b.position_at_end(done)
+
+    # -- epilogue ---------------------------------------------------------------------------
+
+    def _finish(self, scope: Scope) -> None:
+        """Runs the epilogue over a row of the sums."""
+        count = extent_of(self.column)
+        stop = self.scalars.indices.scalar(count, scope)
+        cut(
+            self.builder,
+            self.column,
+            (I64(0), stop),
+            count if isinstance(count, int) else None,
+            self.plan,
+            scope,
+            lambda shared, vectors: self.stages.columns(self.epilogue, shared, vectors),
+        )
+
+    def _epilogue(self) -> Stage:
+        """The stores of a row, and all that it takes to emit them."""
+        product, kernel = self.product, self.kernel
+        sums = [
+            Load(
+                len(product.args) + number,
+                _expr(self.row) * product.panel + _expr(self.column),
+                product.acc,
+            )
+            for number in range(len(product.b))
+        ]
+        position = {product.n: self.panel * product.panel + _expr(self.column)}
+        rewriter = _Epilogue(sums, position)
+        stage = Stage((), tuple(map(rewriter.statement, product.epilogue)))
+        dependences = Dependences(LoopNest(product.args, (), (stage,)))
+        buffers = [*kernel.buffers, *self.sums]
+        self.scalars = Scalars(kernel.builder, LaneNamespace(), buffers, dependences)
+        dtypes = [*(arg.dtype for arg in product.args), *(product.acc for _ in self.sums)]
+        self.stages = StageEmitter(kernel.builder, kernel.target, self.scalars, dtypes)
+        self.plan: VectorPlan = plan_vectors(
+            self.column, product.panel, [stage], kernel.target, dependences
+        )
+        return stage
+
+    def _column_axis(self) -> Symbol:
+        """The axis of columns within a panel."""
+        product = self.product
+        left = extent_of(product.n) - self.panel * product.panel
+        return _symbol(axis("n.column", minimum(product.panel, left)))
+
+    # -- memory -----------------------------------------------------------------------------
+
+    def _b(self) -> list[ir.Value]:
+        return [self.kernel.buffers[position] for position in self.product.b]
+
+    def _listed(self, index: ir.Value) -> ir.Value:
+        """A number of the list of rows by expert."""
+        place = address(self.builder, self.groups, INT64, index)
+        return self.builder.load(place, align=8, typ=I64)
+
+
+class _Epilogue(Rewriter):
+    """Moves statements to an item's columns, and puts its sums where the accumulators were."""
+
+    def __init__(self, sums: list[Load], position: Mapping[Symbol, Dim]) -> None:
+        super().__init__(lambda dim: substitute(dim, position))
+        self._sums = sums
+
+    def scalar(self, scalar: Scalar) -> Scalar:
+        if isinstance(scalar, Accumulator):
+            return self._sums[scalar.number]
+        return super().scalar(scalar)
+
+
+def _symbol(dim: Dim) -> Symbol:
+    """The symbol that an axis consists of."""
+    (symbol,) = symbols(dim)
+    return symbol
+
+
+def _expr(symbol: Symbol) -> Expr:
+    return Expr({(symbol,): 1}, 0)

@@ -1,0 +1,277 @@
+"""Products of rows with the matrix of the expert that each row goes to.
+
+The rows of an expert are worked on together, so that its matrix is read once; where a row stands
+among them makes no difference to its sums. A work item is one panel of one expert's matrix by all
+rows of a part (:class:`~ostinato.lower.grouping.GroupLayout`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ostinato.lower.builder import cast
+from ostinato.lower.contraction import Contraction, tile_for
+from ostinato.lower.grouping import GroupLayout
+from ostinato.lower.loops import Accumulator, Arg, Load, Store, max_extent
+from ostinato.lower.nests import Outputs, store_at, symbols_of
+from ostinato.lower.products import Product, RegisterFile, separable
+from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, minimum, prod
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.dtypes import DType
+    from ostinato.ir.graph import Node, Value
+    from ostinato.lower.builder import KernelBuilder
+    from ostinato.lower.panels import PanelFormat
+    from ostinato.lower.program import LoweredBuffer
+
+__all__ = ["GroupedProduct", "RowProduct", "grouped_matmul_kernel", "row_product", "rows_in_place"]
+
+#: Rows of a tile where an expert's share may be more than the average: a panel is then read less
+#: often from where it was left.
+_FEW_ROWS = 4
+
+#: About 20 µs of one core's work, and what it computes while it reads a byte of a panel.
+_ITEM_FLOPS, _FLOPS_PER_BYTE = 2_000_000, 5
+
+
+class _AnyRows(Contraction):
+    """A product whose rows of ``a`` may be anywhere."""
+
+    @property
+    def row_stride(self) -> None:
+        """None: rows are found one by one."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedProduct:
+    """``acc_i[m, n] = Σ_k a[m, k] · b_i[expert of m, k, n]``, then stores at every ``(m, n)``.
+
+    Attributes:
+        args: the buffers, in the order of the kernel's ``buffers``.
+        m: the axis of rows: of the result, and of ``a``.
+        n: the axis of columns: vector lanes.
+        k: the axis summed over.
+        a: the argument that holds ``a``; ``a_dtype`` its element type.
+        a_index: element offset over ``m`` and ``k``: ``f(m) + g(k)`` with ``g`` affine.
+        b: the arguments that hold the packed matrices, each with a panel group for each expert.
+        groups: the argument that lists the rows of every expert.
+        layout: how it does.
+        panel: elements per row of a panel.
+        rows: how many rows of ``a`` a register tile holds.
+        acc: the accumulator's dtype.
+        epilogue: stores over ``m`` and ``n``, in which ``Accumulator`` ``i`` is ``acc_i``.
+        variables: the graph's Variables in the order of ``vars``.
+        b_format: how panels hold their elements; ``None``: as the accumulator does.
+    """
+
+    args: tuple[Arg, ...]
+    m: Symbol
+    n: Symbol
+    k: Symbol
+    a: int
+    a_dtype: DType
+    a_index: Dim
+    b: tuple[int, ...]
+    groups: int
+    layout: GroupLayout
+    panel: int
+    rows: int
+    acc: DType
+    epilogue: tuple[Store, ...]
+    variables: tuple[Symbol, ...] = ()
+    b_format: PanelFormat | None = None
+
+    parallel = True
+
+    @property
+    def panels(self) -> int:
+        """Panels of each matrix."""
+        return -(-max_extent(self.n) // self.panel)
+
+    @property
+    def extent(self) -> Dim:
+        """The parallel range: parts, most of which there may be, by panels."""
+        return self.layout.most_parts * self.panels
+
+    @property
+    def grain(self) -> int:
+        """How many consecutive items are worth handing out together."""
+        rows = max(1, bounds(self.layout.rows)[1] // self.layout.experts)
+        work = max(2 * rows, _FLOPS_PER_BYTE * self.product.b_dtype.itemsize) * self.panel_elements
+        return max(1, _ITEM_FLOPS // max(1, work * len(self.b)))
+
+    @property
+    def panel_elements(self) -> int:
+        """Elements of a panel."""
+        return self.panel * max_extent(self.k)
+
+    @cached_property
+    def product(self) -> Contraction:
+        """The product of some rows with one panel, for its register tiles."""
+        return _AnyRows(
+            args=(),
+            batch=(),
+            m=self.m,
+            n=self.n,
+            k=(self.k,),
+            a=self.a,
+            a_dtype=self.a_dtype,
+            a_index=self.a_index,
+            b=self.b[0],
+            b_group=0,
+            panel=self.panel,
+            rows=self.rows,
+            acc=self.acc,
+            epilogue=(),
+            b_format=self.b_format,
+        )
+
+    @cached_property
+    def heights(self) -> tuple[int, ...]:
+        """Heights of register tiles, one for any number of rows that is left, least first."""
+        return tuple(range(1, min(self.rows, max(1, max_extent(self.m))) + 1))
+
+    @cached_property
+    def scratch_layout(self) -> tuple[int, ...]:
+        """Where in scratch memory the offsets of a tile's rows start, and each of its sums."""
+        sums = _whole_lines(self.rows * self.panel * self.acc.itemsize)
+        first = _whole_lines(8 * self.rows)
+        return (0, *(first + number * sums for number in range(len(self.b))))
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch that the kernel needs."""
+        sums = _whole_lines(self.rows * self.panel * self.acc.itemsize)
+        return self.scratch_layout[-1] + sums
+
+    def elements(self, position: int, *, writes: bool) -> Dim | None:
+        """At most how many elements of an argument are touched; ``None``: all there are."""
+        if position not in self.b or writes:
+            return None
+        used = minimum(self.layout.experts, self.layout.rows)
+        return used * self.panels * self.panel_elements
+
+
+@dataclass(frozen=True, eq=False)
+class RowProduct:
+    """A grouped product before its kernel is built.
+
+    Attributes:
+        node: the graph's node.
+        rows: how many rows.
+        weights: the matrices of all experts, ``[E, K, N]`` each.
+        tile: rows and columns of the register tile.
+        form: how panels hold the matrices; ``None``: as the accumulator does.
+    """
+
+    node: Node
+    rows: Dim
+    weights: tuple[Value, ...]
+    tile: tuple[int, int]
+    form: PanelFormat | None
+
+    @property
+    def layout(self) -> GroupLayout:
+        """How rows are listed by expert."""
+        experts = self.weights[0].shape[0]
+        assert isinstance(experts, int)
+        return GroupLayout(experts, self.rows)
+
+    @property
+    def acc(self) -> DType:
+        return self.weights[0].dtype.accumulator
+
+    @property
+    def flops(self) -> Dim:
+        """Operations of all rows with their matrices."""
+        return 2 * self.rows * sum(prod(weight.shape[1:]) for weight in self.weights)
+
+    @property
+    def packings(self) -> list[Product]:
+        """What brings the matrices into panels."""
+        return [_packing(self.node, self.rows, weight) for weight in self.weights]
+
+    def axes(self) -> tuple[Dim, Dim, Dim]:
+        """Rows, columns and what is summed over."""
+        _, depth, columns = self.weights[0].shape
+        return axis("m", self.rows), axis("n", columns), axis("k", depth)
+
+    def kernel(
+        self,
+        build: KernelBuilder,
+        packed: Sequence[LoweredBuffer],
+        groups: LoweredBuffer,
+        left: Load,
+        at: tuple[Dim, Dim, Dim],
+        epilogue: Sequence[Store],
+        variables: tuple[Symbol, ...],
+    ) -> GroupedProduct:
+        """The kernel, whose axes are ``at`` and whose element of ``a`` there is ``left``."""
+        b = tuple(build.argument(buffer, reads=True) for buffer in packed)
+        listed = build.argument(groups, reads=True)
+        m, n, k = symbols_of(at)
+        return GroupedProduct(
+            build.args, m, n, k, left.buffer, left.dtype, left.index, b, listed, self.layout,
+            self.tile[1], self.tile[0], self.acc, tuple(epilogue), variables, self.form,
+        )  # fmt: skip
+
+
+def row_product(
+    node: Node, rows: Dim, weights: Sequence[Value], registers: RegisterFile
+) -> RowProduct:
+    """The product of ``rows`` rows with their experts' ``weights``, as ``node`` needs it."""
+    experts, _, columns = weights[0].shape
+    share = bounds(ceil_div(rows, experts))[1]
+    expected = max(share, min(_FEW_ROWS, bounds(rows)[1]), 1)
+    acc = weights[0].dtype.accumulator
+    tile = tile_for(registers.vector_bytes, registers.count, acc, expected, columns)
+    forms = {_packing(node, rows, weight).panel_format(registers) for weight in weights}
+    form = forms.pop() if len(forms) == 1 else None
+    return RowProduct(node, rows, tuple(weights), tile, form)
+
+
+def _packing(node: Node, rows: Dim, weight: Value) -> Product:
+    """What brings one matrix of each expert into panels; its left operand is found by others."""
+    experts, depth, columns = weight.shape
+    return Product(
+        node, (experts,), rows, columns, (depth,), (experts,),
+        weight, lambda group, row, k: (*group, row, *k),
+        weight, lambda group, k, column: (*group, *k, column),
+        lambda group: group, lambda group, row, column: (*group, row, column),
+    )  # fmt: skip
+
+
+def rows_in_place(build: KernelBuilder, x: Value) -> bool:
+    """Whether the rows of ``x`` are in memory in a form that tiles can walk over."""
+    row, k = build.axes(x.shape)
+    element = build.at(x, (row, k))
+    if not isinstance(element, Load) or element.bindings:
+        return False
+    return separable(element.index, symbols_of([k]))
+
+
+def grouped_matmul_kernel(
+    build: KernelBuilder,
+    product: RowProduct,
+    packed: Sequence[LoweredBuffer],
+    groups: LoweredBuffer,
+    outputs: Outputs,
+    variables: tuple[Symbol, ...],
+) -> GroupedProduct:
+    """The kernel of a ``grouped_matmul`` node, with its region's other members as epilogue."""
+    x, (result,) = product.node.inputs[0], product.node.outputs
+    m, n, k = at = product.axes()
+    left = build.at(x, (m, k))
+    assert isinstance(left, Load)
+    build.results[result] = cast(Accumulator(product.acc), result.dtype)
+    stores = [store_at(build, value, buffer, result.shape, (m, n)) for value, buffer in outputs]
+    return product.kernel(build, packed, groups, left, at, stores, variables)
+
+
+def _whole_lines(size: int) -> int:
+    return -(-size // 64) * 64
