@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ostinato.plan.buffer import Memory
     from ostinato.plan.formula import Formula
     from ostinato.plan.prepared import PreparedOp
+    from ostinato.plan.region import Region, ResultStorage
     from ostinato.plan.routine import Routine
     from ostinato.variables import Symbol
 
@@ -290,6 +291,10 @@ class Context(ABC):
     def storage(self, nbytes: int) -> Storage:
         """Memory that is taken when it is first used, also by what is recorded."""
         return Storage(self.device, nbytes, self._allocate, queue=self)
+
+    def result(self, region: Region) -> ResultStorage:
+        """Memory of a session's result, which no more than knows whether anybody holds it."""
+        return region.lend(self.device, self._allocate, self)
 
     def empty(self, type: TensorType) -> Buffer:
         """A buffer on zeroed memory of its own.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.backends.context import Context
     from ostinato.plan.execution_plan import ExecutionPlan
 
-__all__ = ["Session"]
+__all__ = ["Session", "check_threads"]
 
 _MAX_THREADS = 1024
 
@@ -50,7 +50,7 @@ class Session:
     ) -> None:
         self.device = Device.parse(device)
         self.options = _checked_options(options) or CompileOptions()
-        _check_threads(threads)
+        check_threads(threads)
         self._backend = open_backend(self.device, threads)
 
     @property
@@ -123,7 +123,7 @@ def _checked_options(options: object) -> CompileOptions | None:
     raise InputError(f"options are a CompileOptions, got {type(options).__name__}")
 
 
-def _check_threads(threads: object) -> None:
+def check_threads(threads: object) -> None:
     whole = isinstance(threads, int) and not isinstance(threads, bool)
     if threads is not None and not (whole and threads in range(1, _MAX_THREADS + 1)):
         raise InputError(f"threads is an int within 1..{_MAX_THREADS}, got {threads!r:.80}")

@@ -1,0 +1,29 @@
+"""Bringing independent nodes together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.plan.hazards import HazardTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.plan.compute_node import ComputeNode
+
+__all__ = ["reordered"]
+
+
+def reordered(nodes: Sequence[ComputeNode]) -> tuple[ComputeNode, ...]:
+    """The nodes by the length of the longest chain of conflicts before them.
+
+    Those of one length are independent, and keep their order. No order that keeps conflicting nodes in turn has fewer barriers: along the longest chain, every
+    node waits for the one before.
+    """
+    tracker = HazardTracker()
+    lengths: list[int] = []
+    for position, node in enumerate(nodes):
+        found = tracker.add(position, node)
+        lengths.append(1 + max((lengths[other] for other in found), default=-1))
+    order = sorted(range(len(nodes)), key=lengths.__getitem__)
+    return tuple(nodes[position] for position in order)

@@ -1,0 +1,316 @@
+"""A session: the vocabulary's methods encode ops on buffers, and one submission runs them all."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ostinato.errors import GraphError, InputError, SessionStateError
+from ostinato.ir.graph import locate
+from ostinato.ops.shape import RESHAPE
+from ostinato.ops.vocabulary import Vocabulary, VocabularyCore
+from ostinato.plan.buffer import Buffer
+from ostinato.plan.compute_graph import ComputeGraph, Launcher
+from ostinato.plan.compute_node import ComputeNode
+from ostinato.plan.region import Piece, Region, ResultStorage
+from ostinato.runtime.pending import Pending, SessionStats
+from ostinato.runtime.redirection import redirected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from ostinato.backends.context import Context
+    from ostinato.dtypes import DType
+    from ostinato.ir.op import Attr, Op
+    from ostinato.ir.types import TensorType
+    from ostinato.plan.formula import Formula
+    from ostinato.plan.region import Operand
+
+__all__ = ["GraphSession"]
+
+
+class Encoder(Launcher, Protocol):
+    """What a session needs of its executor."""
+
+    @property
+    def context(self) -> Context: ...
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+    def formula(
+        self, op: Op, operands: tuple[TensorType, ...], attrs: dict[str, Attr]
+    ) -> tuple[Formula, tuple[TensorType, ...]]: ...
+    def scalar(self, number: Any, dtype: DType | None) -> Buffer: ...
+
+
+def _with_out(vocabulary: type[GraphSession]) -> type[GraphSession]:
+    """Class decorator: every method of the vocabulary is one call, and takes ``out=``."""
+    for name, method in inspect.getmembers(vocabulary, inspect.isfunction):
+        ours = name.startswith("_") or hasattr(VocabularyCore, name)
+        if hasattr(Vocabulary, name) and not ours:
+            setattr(vocabulary, name, _encoding(method))
+    return vocabulary
+
+
+def _encoding(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: GraphSession, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        if self._staged is not None:  # a method that is made of others
+            return method(self, *args, **kwargs)
+        return self._encode(method, args, kwargs, out)
+
+    return call
+
+
+@_with_out
+class GraphSession(Vocabulary[Buffer]):
+    """Encodes ops and runs them as one submission; see :class:`GraphExecutor`.
+
+    Every op of the vocabulary is a method, on buffers, arrays and Python numbers. Arguments are
+    checked at the call, and arrays and numbers are copied; nothing runs before :meth:`finish` or
+    :meth:`commit`, in either mode. A reshape gives a view of its operand, not a copy. Every method
+    takes ``out=``: a buffer of the result's type, which may be or overlap an operand, to be written
+    and returned instead of a new one; for several results, a tuple of as many.
+
+    Leaving a ``with`` block finishes the session; an exception that leaves it drops what was
+    encoded, as does giving the session up. It is to be used from one thread at a time.
+
+    Args:
+        executor: made it.
+        recorded: whether :attr:`graph` is kept.
+    """
+
+    def __init__(self, executor: Encoder, *, recorded: bool) -> None:
+        self._executor = executor
+        self._recorded = recorded
+        self._token = object()  # what its regions know it by
+        self._nodes: list[ComputeNode] = []
+        self._staged: list[ComputeNode] | None = None  # nodes of the call being made
+        self._ended = ""
+        self._encode_ns = 0
+        self._graph: ComputeGraph | None = None
+        self._pending: Pending | None = None
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def finish(self, *, fuse: bool = False, reorder: bool = False) -> SessionStats:
+        """Run what was encoded, and wait.
+
+        Inside a recording it is recorded, and there is nothing to wait for.
+
+        Args:
+            fuse: first make :meth:`ComputeGraph.fuse` of it.
+            reorder: first make :meth:`ComputeGraph.reorder` of it.
+
+        Raises:
+            SessionStateError: the session has ended before.
+            VariableError, UnsupportedOpError, PlanError: it cannot be run; nothing has.
+        """
+        graph = self._close("finished", fuse=fuse, reorder=reorder)
+        context = self.context
+        recording = context.capturing
+        elapsed = context.run(graph.encoded) if len(graph) else 0
+        stats = self._summed(graph)
+        waited = bool(len(graph)) and not recording
+        self._pending = Pending(context, replace(stats, waits=int(waited), device_ns=elapsed), None)
+        return self.stats
+
+    def commit(self, *, fuse: bool = False, reorder: bool = False) -> Pending:
+        """Queue what was encoded behind all that was submitted before, and return at once.
+
+        Inside a recording it is recorded instead.
+
+        Args:
+            fuse, reorder: as for :meth:`finish`.
+
+        Raises:
+            SessionStateError, VariableError, UnsupportedOpError, PlanError: as :meth:`finish`.
+        """
+        graph = self._close("committed", fuse=fuse, reorder=reorder)
+        future = self.context.submit(graph.encoded) if len(graph) else None
+        self._pending = Pending(self.context, self._summed(graph), future)
+        return self._pending
+
+    def __enter__(self) -> GraphSession:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._ended:
+            return
+        if kind is None:
+            self.finish()
+        else:
+            self._nodes.clear()
+            self._ended = f"left by {kind.__name__}"
+
+    # -- what it holds -----------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context:
+        """The command queue that it submits to."""
+        return self._executor.context
+
+    @property
+    def stats(self) -> SessionStats:
+        """What it did, so far."""
+        if self._pending is not None:
+            return self._pending.stats
+        graph = self._collected()
+        return SessionStats(len(graph), graph.barriers, encode_ns=self._encode_ns)
+
+    @property
+    def graph(self) -> ComputeGraph:
+        """What was recorded so far; once the session has ended, what was run.
+
+        Raises:
+            SessionStateError: the session was opened with :meth:`GraphExecutor.begin`, which keeps
+                nothing; or it was left by an exception.
+        """
+        if not self._recorded:
+            raise SessionStateError(
+                "this session keeps no graph: open it with begin_recorded() instead of begin()"
+            )
+        if self._graph is not None:
+            return self._graph
+        self._check_open()
+        return self._collected()
+
+    # -- the vocabulary's needs --------------------------------------------------------------------
+
+    def apply(
+        self, op: Op, operands: Sequence[Buffer], attrs: dict[str, Attr]
+    ) -> tuple[Buffer, ...]:
+        """Encode one op.
+
+        Raises:
+            GraphError: the operands do not fit.
+            InputError: a buffer is another device's.
+            PlanError: a buffer was released.
+            VariableError: it mentions Variables other than those of the decode state.
+            SessionStateError: the session has ended, or a buffer is the result of another one that
+                has not.
+        """
+        if self._staged is None:
+            self._check_open()
+        read = tuple([self._operand(buffer) for buffer in operands])
+        types = tuple([operand.type for operand in read])
+        formula, results = self._executor.formula(op, types, attrs)
+        if op is RESHAPE:
+            return (operands[0].reshaped(results[0]),)
+        written = tuple([Piece(Region(t.max_bytes, self._token), 0, t) for t in results])
+        staged = self._nodes if self._staged is None else self._staged
+        staged.append(ComputeNode(formula, read, written))
+        return tuple([self._buffer(piece) for piece in written])
+
+    def constant(self, array: Any, dtype: Any = None) -> Buffer:
+        """A buffer with a copy of ``array``, or with a Python number."""
+        return self._executor.scalar(array, dtype)
+
+    def type_of(self, operand: Any) -> TensorType | None:
+        return operand.type if isinstance(operand, Buffer) else None
+
+    # -- machinery ---------------------------------------------------------------------------------
+
+    def _encode(
+        self,
+        method: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+    ) -> Any:
+        """One call of the user's: it is encoded whole, or not at all."""
+        start = time.perf_counter_ns()
+        self._check_open()
+        staged: list[ComputeNode] = []
+        self._staged = staged
+        try:
+            result = method(self, *args, **kwargs)
+            if out is not None:
+                result = self._redirect(method.__name__, staged, result, out)
+            self._nodes += staged
+        finally:
+            self._staged = None
+            self._encode_ns += time.perf_counter_ns() - start
+        return result
+
+    def _redirect(self, name: str, staged: list[ComputeNode], result: Any, out: Any) -> Any:
+        """Have the results of a call written to ``out``; gives back that."""
+        several = isinstance(result, tuple)
+        targets = tuple(out) if several and isinstance(out, tuple | list) else (out,)
+        results: tuple[Buffer, ...] = result if several else (result,)
+        try:
+            for target in targets:
+                if not isinstance(target, Buffer):
+                    raise GraphError(f"out is a Buffer, got {target!r:.80}")
+                target.check_target()
+            if [t.type for t in targets] != [r.type for r in results]:
+                wanted = ", ".join(str(r.type) for r in results)
+                got = ", ".join(str(t.type) for t in targets)
+                raise GraphError(f"the result is {wanted}, out is {got}")
+            pairs = [
+                (self._operand(r), self._operand(t)) for r, t in zip(results, targets, strict=True)
+            ]
+            staged[:] = redirected(staged, pairs, self._token)
+        except GraphError as error:
+            raise locate(error, name, [f"out={out!r:.80}"]) from None
+        return targets if several else out
+
+    def _operand(self, buffer: Buffer) -> Operand:
+        """What a node refers to: the buffer, or the region of a result of this session."""
+        storage = buffer.storage
+        if isinstance(storage, ResultStorage) and storage.region.session is self._token:
+            return Piece(storage.region, buffer.offset, buffer.type)
+        if buffer.device != self.context.device:
+            raise InputError(
+                f"{buffer!r} cannot be used on {self.context.device}: copy it there with "
+                "GraphExecutor.buffer(array)"
+            )
+        storage.check_open()
+        return buffer
+
+    def _buffer(self, piece: Piece) -> Buffer:
+        """What the user gets for a result."""
+        storage = self.context.result(piece.region)
+        return Buffer(storage, 0, piece.type, sizes=self._executor.sizes)
+
+    def _collected(self) -> ComputeGraph:
+        return ComputeGraph(self._nodes, self._executor)
+
+    def _close(self, how: str, *, fuse: bool, reorder: bool) -> ComputeGraph:
+        """End the session; its graph, ready to run."""
+        start = time.perf_counter_ns()
+        self._check_open()
+        graph = self._collected()
+        graph = graph.fuse() if fuse else graph
+        graph = graph.reorder() if reorder else graph
+        _ = graph.encoded
+        self._ended = how
+        self._nodes = []
+        self._graph = graph if self._recorded else None
+        self._encode_ns += time.perf_counter_ns() - start
+        return graph
+
+    def _summed(self, graph: ComputeGraph) -> SessionStats:
+        return SessionStats(
+            dispatches=len(graph),
+            barriers=graph.barriers,
+            submissions=int(bool(len(graph))),
+            fused=graph.fused,
+            reordered=graph.reordered,
+            encode_ns=self._encode_ns,
+        )
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise SessionStateError(
+                f"this session was {self._ended}; open another with GraphExecutor.begin()"
+            )
