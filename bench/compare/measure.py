@@ -1,0 +1,205 @@
+"""Takes turns between the processes that hold the runtimes.
+
+One process is busy at any moment: a turn begins when the one before has answered and its threads
+have gone to sleep. Rounds start with another side each time. Times of one round are compared with
+each other, so what slows the machine down for a while slows all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.compare.floors import Floors
+from bench.compare.peers import OURS
+from bench.compare.workloads import WORKLOADS, Array
+
+TURN_SECONDS = 0.05
+#: A process counts as asleep when it used less than a tenth of this long a while.
+_WATCH_SECONDS = 0.002
+_MOST_WATCHES = 500
+
+
+class SideError(Exception):
+    """A side that cannot be measured, and why."""
+
+
+class Side:
+    """A process that holds one runtime with one workload."""
+
+    def __init__(self, name: str, workload: str, cores: Sequence[int], folder: Path) -> None:
+        self.name, self._folder = name, folder
+        threads = str(len(cores))
+        command = [sys.executable, "-m", "bench.compare.worker", name, workload]
+        self._log = (folder / f"{name}.log").open("w+")
+        self._process = subprocess.Popen(
+            [*command, ",".join(map(str, cores)), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        )
+
+    def wait_until_ready(self) -> None:
+        self._answer()
+        self.wait_until_asleep()
+
+    def outputs(self) -> list[Array]:
+        """Of a run, once ready."""
+        with np.load(self._folder / f"{self.name}.npz") as arrays:
+            return [arrays[key] for key in arrays.files]
+
+    def turn(self, seconds: float) -> Any:
+        """What the process answers when told to measure for about that long."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"seconds": seconds}) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        self.wait_until_asleep()
+        return answer
+
+    def wait_until_asleep(self) -> None:
+        """Idle threads of thread pools spin for a while before they sleep."""
+        clock = (~self._process.pid << 3) | 2  # Linux: the CPU clock of another process
+        for _ in range(_MOST_WATCHES):
+            before = time.clock_gettime(clock)
+            time.sleep(_WATCH_SECONDS)
+            if time.clock_gettime(clock) - before < 0.1 * _WATCH_SECONDS:
+                return
+        raise SideError(f"{self.name} does not sleep between its turns")
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._log.seek(0)
+            said = self._log.read().strip().splitlines() or ["nothing"]
+            raise SideError(f"{self.name} stopped, saying: {said[-1]}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        self._process.wait()
+        self._log.close()
+
+
+@dataclass
+class Times:
+    """Milliseconds per run of one side: the median of each round, and the least of all runs."""
+
+    medians: list[float] = field(default_factory=list)
+    least: float = float("inf")
+
+    def add(self, times: Sequence[float]) -> None:
+        self.medians.append(statistics.median(times))
+        self.least = min(self.least, *times)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.medians)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one workload took on some number of threads.
+
+    Attributes:
+        sides: the times of each side, round for round.
+        left_out: sides that could not be measured, and why.
+    """
+
+    workload: str
+    threads: int
+    sides: dict[str, Times]
+    floors: Floors
+    left_out: dict[str, str]
+
+    @property
+    def ours(self) -> Times | None:
+        return self.sides.get(OURS)
+
+    @property
+    def peers(self) -> dict[str, Times]:
+        return {name: times for name, times in self.sides.items() if name != OURS}
+
+    @property
+    def best_peer(self) -> str | None:
+        """The one with the least median."""
+        return min(self.peers, key=lambda name: self.peers[name].median, default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast as the best peer: the median of the rounds' ratios."""
+        if self.ours is None or self.best_peer is None:
+            return None
+        rounds = zip(self.peers[self.best_peer].medians, self.ours.medians, strict=True)
+        return statistics.median(theirs / ours for theirs, ours in rounds)
+
+    @property
+    def ratio_of_least(self) -> float | None:
+        """The same of least times, for machines that have other things to do as well."""
+        if self.ours is None or not self.peers:
+            return None
+        return min(times.least for times in self.peers.values()) / self.ours.least
+
+
+def measure(workload: str, cores: Sequence[int], names: Sequence[str], rounds: int) -> Row:
+    """Prepare ``workload`` in a process for each of ``names``, compare results, and time them."""
+    left_out: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        outputs: dict[str, list[Array]] = {}
+        sides: dict[str, Side] = {}
+        for name in names:
+            side = Side(name, workload, cores, Path(folder))
+            stack.callback(side.close)
+            try:
+                side.wait_until_ready()
+                outputs[name], sides[name] = side.outputs(), side
+            except SideError as error:
+                left_out[name] = str(error)
+        for name, what in _differences(outputs, WORKLOADS[workload].tolerance):
+            left_out[name] = what
+            del sides[name]
+        probe = Side("floors", workload, cores, Path(folder))
+        stack.callback(probe.close)
+        probe.wait_until_ready()
+        times, floors = _rounds(sides, probe, rounds)
+    return Row(workload, len(cores), times, floors, left_out)
+
+
+def _rounds(sides: dict[str, Side], probe: Side, rounds: int) -> tuple[dict[str, Times], Floors]:
+    times = {name: Times() for name in sides}
+    floors = []
+    order = list(sides)
+    for _ in range(rounds):
+        for name in order:
+            times[name].add(sides[name].turn(TURN_SECONDS)["times_ms"])
+        floors.append(Floors(**probe.turn(TURN_SECONDS)["floors"]))
+        order = [*order[1:], *order[:1]]
+    return times, Floors.best(floors)
+
+
+def _differences(outputs: dict[str, list[Array]], tolerance: float) -> Iterator[tuple[str, str]]:
+    """The sides whose outputs are not those of the majority, and how far they are off."""
+    for parts in zip(*outputs.values(), strict=True):
+        agreed = np.median(np.stack(parts), axis=0)
+        scale = np.abs(agreed).max()
+        for name, part in zip(outputs, parts, strict=True):
+            off = float(np.abs(part - agreed).max() / scale)
+            if not off <= tolerance:
+                yield name, f"{name} gives another result: {off:.1e} off, relative to the largest"

@@ -1,0 +1,163 @@
+"""Ostinato: graphs by hand, called through :meth:`~ostinato.CompiledGraph.bind`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatch
+
+import numpy as np
+from bench.compare.peers import Prepared
+from bench.compare.workloads import (
+    BATCH_NORM_EPS,
+    LAYER_NORM_EPS,
+    RMS_NORM_EPS,
+    ConvSpec,
+    Decode,
+    Encoder,
+    Mlp,
+    Moe,
+    ResNet50,
+    Rowwise,
+    Tiny,
+    Workload,
+)
+
+import ostinato as ost
+
+Get = Callable[[str], ost.Value]
+
+
+def prepare(workload: Workload, threads: int) -> Prepared:
+    g = ost.Graph(type(workload).__name__)
+    inputs = {name: g.input(name, array.shape) for name, array in workload.inputs.items()}
+    weights: dict[str, ost.Value] = {}
+
+    def weight(name: str) -> ost.Value:
+        if name not in weights:
+            array = workload.weights[name]
+            weights[name] = g.param(name, array.shape, value=array)
+        return weights[name]
+
+    g.set_outputs([build(workload, g, weight, **inputs)])
+    compiled = ost.Session("cpu", threads=threads).compile(g)
+    if isinstance(workload, Decode):
+        _fill_cache(workload, compiled)
+    outputs = [np.empty(shape, np.float32) for shape in workload.output_shapes]
+    return Prepared(compiled.bind(workload.inputs, outputs), lambda: outputs)
+
+
+@singledispatch
+def build(workload: Workload, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
+    """The result of ``workload`` in graph ``g``; ``w`` gives its params."""
+    raise NotImplementedError(workload)
+
+
+@build.register
+def _(workload: Tiny, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
+    return g.gelu(g.matmul(x, w("w")) + w("b"))
+
+
+@build.register
+def _(workload: Mlp, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
+    for i in range(len(workload.layers)):
+        x = _linear(g, w, str(i), g.relu(x) if i else x)
+    return x
+
+
+@build.register
+def _(workload: Encoder, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
+    shape = (workload.batch, workload.length, workload.heads, workload.head_dim)
+
+    def heads(name: str) -> ost.Value:
+        return g.permute_dims(g.reshape(_linear(g, w, name, x), shape), (0, 2, 1, 3))
+
+    for i in range(workload.layers):
+        found = g.attention(heads(f"{i}.q"), heads(f"{i}.k"), heads(f"{i}.v"))
+        found = g.reshape(g.permute_dims(found, (0, 2, 1, 3)), x.shape)
+        x = _layer_norm(g, w, f"{i}.norm1", x + _linear(g, w, f"{i}.o", found))
+        inner = g.gelu(_linear(g, w, f"{i}.up", x))
+        x = _layer_norm(g, w, f"{i}.norm2", x + _linear(g, w, f"{i}.down", inner))
+    return x
+
+
+@build.register
+def _(workload: ResNet50, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
+    def conv(spec: ConvSpec, x: ost.Value) -> ost.Value:
+        x = g.conv(x, w(f"{spec.name}.w"), stride=spec.stride, padding=spec.size // 2)
+        mean, var, scale, shift = (w(f"{spec.name}.{part}") for part in ("mean", "var", "g", "b"))
+        return g.batch_norm(x, mean, var, scale, shift, eps=BATCH_NORM_EPS)
+
+    x = g.max_pool(g.relu(conv(workload.stem, x)), 3, 2, 1)
+    for block in workload.blocks:
+        first, second, third = block.convs
+        inner = conv(third, g.relu(conv(second, g.relu(conv(first, x)))))
+        x = g.relu(inner + (conv(block.shortcut, x) if block.shortcut else x))
+    return _linear(g, w, "fc", g.mean(x, axis=(2, 3)))
+
+
+@build.register
+def _(
+    workload: Decode, g: ost.Graph, w: Get, x: ost.Value, cos: ost.Value, sin: ost.Value
+) -> ost.Value:
+    last = workload.context - 1
+
+    def heads(name: str, count: int, x: ost.Value) -> ost.Value:
+        shape = (1, count, 1, workload.head_dim)  # one token: no axes to swap
+        return g.reshape(g.matmul(x, w(f"{name}.w")), shape)
+
+    def cached(name: str, new: ost.Value) -> ost.Value:
+        shape = (1, workload.kv_heads, workload.context, workload.head_dim)
+        state = g.state(name, shape)
+        whole = g.dynamic_update_slice(state, new, (0, 0, last, 0))
+        g.assign(state, whole)
+        return whole
+
+    for i in range(workload.layers):
+        normed = g.rms_norm(x, w(f"{i}.norm1.g"), RMS_NORM_EPS)
+        q = g.rope(heads(f"{i}.q", workload.heads, normed), cos, sin)
+        k = g.rope(heads(f"{i}.k", workload.kv_heads, normed), cos, sin)
+        v = heads(f"{i}.v", workload.kv_heads, normed)
+        found = g.attention(q, cached(f"k{i}", k), cached(f"v{i}", v))
+        x = x + g.matmul(g.reshape(found, x.shape), w(f"{i}.o.w"))
+        normed = g.rms_norm(x, w(f"{i}.norm2.g"), RMS_NORM_EPS)
+        inner = g.silu(g.matmul(normed, w(f"{i}.gate.w"))) * g.matmul(normed, w(f"{i}.up.w"))
+        x = x + g.matmul(inner, w(f"{i}.down.w"))
+    logits = g.matmul(g.rms_norm(x, w("norm.g"), RMS_NORM_EPS), w("head.w"))
+    return g.reshape(logits, (1, workload.vocabulary))
+
+
+@build.register
+def _(workload: Rowwise, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
+    return _layer_norm(g, w, "norm", g.softmax(g.gelu(x * w("a") + w("b"))))
+
+
+@build.register
+def _(workload: Moe, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
+    logits, chosen = g.topk(g.matmul(x, w("router.w")), workload.top)
+    shares = g.softmax(logits)
+    if workload.tokens == 1:  # the two experts' matrices, gathered
+        gate, up, down = (
+            g.take(w(f"{name}.w"), g.reshape(chosen, (workload.top,)), axis=0)
+            for name in ("gate", "up", "down")
+        )
+        inner = g.silu(g.matmul(x, gate)) * g.matmul(x, up)
+        return g.matmul(shares, g.reshape(g.matmul(inner, down), (workload.top, workload.hidden)))
+    # All experts for all tokens, most with a share of zero.
+    spread = g.sum(g.one_hot(chosen, workload.experts) * g.expand_dims(shares, 2), axis=1)
+    inner = g.silu(g.matmul(x, w("gate.w"))) * g.matmul(x, w("up.w"))
+    weighted = g.matmul(inner, w("down.w")) * g.expand_dims(g.permute_dims(spread, (1, 0)), 2)
+    return g.sum(weighted, axis=0)
+
+
+def _linear(g: ost.Graph, w: Get, name: str, x: ost.Value) -> ost.Value:
+    return g.matmul(x, w(f"{name}.w")) + w(f"{name}.b")
+
+
+def _layer_norm(g: ost.Graph, w: Get, name: str, x: ost.Value) -> ost.Value:
+    return g.layer_norm(x, w(f"{name}.g"), w(f"{name}.b"), LAYER_NORM_EPS)
+
+
+def _fill_cache(workload: Decode, compiled: ost.CompiledGraph) -> None:
+    room = np.zeros((1, workload.kv_heads, 1, workload.head_dim), np.float32)
+    for name, past in workload.cache.items():
+        compiled.bind_handle(name, np.concatenate([past, room], axis=2))

@@ -1,0 +1,108 @@
+"""The process that holds one runtime with one workload, and times it when told to.
+
+    python -m bench.compare.worker SIDE WORKLOAD CORES FOLDER
+
+``CORES`` is a comma-separated list: the process stays on them and uses as many threads. It speaks
+in lines of JSON: first ``{}`` when its outputs are in ``FOLDER`` as ``SIDE.npz``; then, for every
+line ``{"seconds": s}`` that it reads, ``{"times_ms": […]}``, the times of single runs in a turn of
+about ``s`` seconds. Between lines it waits for input, asleep.
+
+The side called ``floors`` has no outputs and answers ``{"floors": {…}}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from bench.compare.workloads import Workload
+
+Answer = Callable[[float], dict[str, Any]]
+
+#: A clock reading costs some 50 ns: quick calls are timed in bunches of about this long.
+BUNCH_SECONDS = 2e-4
+#: Where a call takes longer than this, caches that the others have cooled matter little.
+COLD_ENOUGH = 0.2
+
+
+def main() -> None:
+    side, name, cores, folder = sys.argv[1:]
+    answers = _keep_stdout()
+    pinned = {int(core) for core in cores.split(",")}
+    os.sched_setaffinity(0, pinned)
+
+    from bench.compare.workloads import WORKLOADS
+
+    serve = _floors if side == "floors" else _runs
+    answer = serve(side, WORKLOADS[name], len(pinned), Path(folder))
+    _say(answers, {})
+    for line in sys.stdin:
+        _say(answers, answer(json.loads(line)["seconds"]))
+
+
+def _runs(side: str, workload: Workload, threads: int, folder: Path) -> Answer:
+    import numpy as np
+    from bench.compare.peers import load
+
+    prepared = load(side).prepare(workload, threads)
+    prepared.call()
+    np.savez(folder / side, *prepared.outputs())
+    bunch = max(1, round(BUNCH_SECONDS / _least(prepared.call)))
+    return lambda seconds: {"times_ms": turn(prepared.call, seconds, bunch)}
+
+
+def _floors(side: str, workload: Workload, threads: int, folder: Path) -> Answer:
+    from bench.compare.floors import Probe
+
+    probe = Probe(workload, threads)
+    return lambda seconds: {"floors": asdict(probe.measure())}
+
+
+def turn(call: Callable[[], object], seconds: float, bunch: int) -> list[float]:
+    """Milliseconds per call, each over ``bunch`` calls in a row."""
+    if _timed(call, bunch) > COLD_ENOUGH:
+        seconds = 0.0
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
+        times.append(_timed(call, bunch) / bunch * 1e3)
+    return times
+
+
+def _timed(call: Callable[[], object], count: int) -> float:
+    calls = range(count)
+    start = time.perf_counter()
+    for _ in calls:
+        call()
+    return time.perf_counter() - start
+
+
+def _least(call: Callable[[], object]) -> float:
+    """A first idea of how long a call takes, once it has settled."""
+    end, least = time.perf_counter() + 0.3, float("inf")
+    while time.perf_counter() < end:
+        least = min(least, _timed(call, 1))
+    return least
+
+
+def _keep_stdout() -> TextIO:
+    """Standard output for answers alone: what runtimes print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def _say(answers: TextIO, answer: dict[str, object]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()
