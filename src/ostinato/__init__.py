@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph
     from ostinato.ops.parser import parse_graph
     from ostinato.plan.buffer import Buffer
+    from ostinato.plan.compute_graph import ComputeGraph
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.profile import KernelProfile
     from ostinato.runtime.caches import (
@@ -45,7 +46,10 @@ if TYPE_CHECKING:
         power_of_two_ladder,
     )
     from ostinato.runtime.compiled_graph import CompiledGraph
+    from ostinato.runtime.graph_executor import GraphExecutor
     from ostinato.runtime.graph_runner import GraphRunner
+    from ostinato.runtime.graph_session import GraphSession
+    from ostinato.runtime.pending import Pending, SessionStats
     from ostinato.runtime.session import Session
     from ostinato.variables import Variable
 
@@ -59,20 +63,25 @@ _HOMES = {
     "CompileCache": "ostinato.runtime.caches",
     "CompileOptions": "ostinato.backends.options",
     "CompiledGraph": "ostinato.runtime.compiled_graph",
+    "ComputeGraph": "ostinato.plan.compute_graph",
     "DType": "ostinato.dtypes",
     "Device": "ostinato.backends.device",
     "DeviceUnavailableError": "ostinato.errors",
     "ExecutionPlan": "ostinato.plan.execution_plan",
     "Graph": "ostinato.ops.builder",
     "GraphError": "ostinato.errors",
+    "GraphExecutor": "ostinato.runtime.graph_executor",
     "GraphRunner": "ostinato.runtime.graph_runner",
+    "GraphSession": "ostinato.runtime.graph_session",
     "InputError": "ostinato.errors",
     "KernelProfile": "ostinato.plan.profile",
     "ModelFormatError": "ostinato.errors",
     "OstinatoError": "ostinato.errors",
+    "Pending": "ostinato.runtime.pending",
     "PlanError": "ostinato.errors",
     "Session": "ostinato.runtime.session",
     "SessionStateError": "ostinato.errors",
+    "SessionStats": "ostinato.runtime.pending",
     "UnsupportedOpError": "ostinato.errors",
     "Value": "ostinato.ir.graph",
     "Variable": "ostinato.variables",
@@ -91,20 +100,25 @@ __all__ = [
     "CompileCache",
     "CompileOptions",
     "CompiledGraph",
+    "ComputeGraph",
     "DType",
     "Device",
     "DeviceUnavailableError",
     "ExecutionPlan",
     "Graph",
     "GraphError",
+    "GraphExecutor",
     "GraphRunner",
+    "GraphSession",
     "InputError",
     "KernelProfile",
     "ModelFormatError",
     "OstinatoError",
+    "Pending",
     "PlanError",
     "Session",
     "SessionStateError",
+    "SessionStats",
     "UnsupportedOpError",
     "Value",
     "Variable",

@@ -28,9 +28,12 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 33, 48, 49)
 
 
 class Draw:
-    """Random operands for one graph; ``arrays`` holds the value of every input."""
+    """Random operands for one graph; ``arrays`` holds the value of every input.
 
-    def __init__(self, graph: ost.Graph, rng: np.random.Generator, *, reuse: float = 0.0) -> None:
+    Instead of a graph it may be whatever else has the methods of the vocabulary.
+    """
+
+    def __init__(self, graph: Any, rng: np.random.Generator, *, reuse: float = 0.0) -> None:
         self.g = graph
         self.rng = rng
         self.reuse = reuse
@@ -261,7 +264,7 @@ def _iota(d: Draw, dtype: str) -> Value:
 
 
 def _dim_value(d: Draw, dtype: str) -> Value:
-    return d.g.dim_value(5) + d.of((3,), "int64")
+    return d.g.add(d.g.dim_value(5), d.of((3,), "int64"))
 
 
 def _triangle(name: str) -> Recipe:

@@ -283,6 +283,11 @@ class Buffer:
         return tuple(evaluate(dim, self._sizes) for dim in self.type.shape)
 
     @property
+    def ndim(self) -> int:
+        """How many dimensions."""
+        return len(self.type.shape)
+
+    @property
     def end(self) -> int:
         """Where in the storage the buffer ends."""
         return self.offset + self.nbytes

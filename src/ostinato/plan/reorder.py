@@ -17,8 +17,8 @@ __all__ = ["reordered"]
 def reordered(nodes: Sequence[ComputeNode]) -> tuple[ComputeNode, ...]:
     """The nodes by the length of the longest chain of conflicts before them.
 
-    Those of one length are independent, and keep their order. No order that keeps conflicting nodes in turn has fewer barriers: along the longest chain, every
-    node waits for the one before.
+    Those of one length are independent, and keep their order. No order that keeps conflicting nodes
+    in turn has fewer barriers: along the longest chain, every node waits for the one before.
     """
     tracker = HazardTracker()
     lengths: list[int] = []
