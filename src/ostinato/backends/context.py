@@ -10,9 +10,12 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from ostinato.backends.queue import Queue
 from ostinato.backends.turns import Turn
@@ -25,6 +28,7 @@ from ostinato.plan.buffer import Array, Buffer, HostMemory, Storage, bytes_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ostinato.backends.device import Device
     from ostinato.plan.buffer import Memory
     from ostinato.plan.formula import Formula
     from ostinato.plan.prepared import PreparedOp
@@ -54,6 +58,14 @@ class Recording(Protocol):
 
     def uses(self, memory: object) -> bool:
         """Whether it touches this memory, or runs this program."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A recording, and who wants to know that it was replayed."""
+
+    recording: Recording
+    after: tuple[Callable[[], object], ...]
 
 
 class Encoded(ABC):
@@ -103,12 +115,13 @@ class Context(ABC):
 
     supports_capture = True
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
         self._submitting = Turn()  # held while something is queued, and while recording is toggled
         self._running = Turn()  # held by what runs: replays, and whatever was encoded
         self._shelf = Turn()  # guards the recordings
-        self._recordings: dict[int, Recording] = {}
+        self._recordings: dict[int, _Kept] = {}
+        self._after: list[Callable[[], object]] = []  # of the recording that is being made
         self._queues: tuple[weakref.ref[Queue], ...] = ()  # those that were ever used
         self._queue = Queue()
         self._routines: dict[Formula, Routine] = {}
@@ -149,6 +162,7 @@ class Context(ABC):
                     "with end_graph_capture(key), or drop it with cancel_graph_capture()"
                 )
             self._settle()
+            self._after.clear()
             self._begin()
 
     def end_graph_capture(self, key: int) -> None:
@@ -161,13 +175,15 @@ class Context(ABC):
             if not self.capturing:
                 raise CaptureError("end_graph_capture without a begin_graph_capture")
             number = _checked_key(key)
-            recording = self._end()
+            kept = _Kept(self._end(), tuple(self._after))
+            self._after.clear()
             with self._shelf:
-                self._recordings[number] = recording
+                self._recordings[number] = kept
 
     def cancel_graph_capture(self) -> None:
         """Drop what is being recorded, if anything is. Recordings made before stay."""
         with self._submitting:
+            self._after.clear()
             if self.capturing:
                 self._cancel()
 
@@ -182,16 +198,17 @@ class Context(ABC):
             VariableError: the variable block has a value that does not fit. Nothing has run.
         """
         try:
-            recording = self._recordings.get(key)
-        except TypeError:
-            recording = None
-        if recording is None:
+            kept = self._recordings.get(key)
+        except TypeError:  # not even hashable
+            kept = None
+        if kept is None:
             _checked_key(key)
             return False
-        self.refuse_while_capturing("replay_graph")
-        self._settle()
+        self.settle("replay_graph waits")
         with self._running:
-            recording.replay()
+            kept.recording.replay()
+            for tell in kept.after:
+                tell()
         return True
 
     def reset_graph(self, key: int) -> None:
@@ -219,8 +236,8 @@ class Context(ABC):
         """
         if self.capturing:
             raise CaptureError(
-                f"{what}: not inside a recording; call it before begin_graph_capture or after "
-                "end_graph_capture"
+                f"{what}, which a recording can not hold; call it before begin_graph_capture or "
+                "after end_graph_capture"
             )
 
     def forget_users(self, memory: object) -> None:
@@ -228,8 +245,14 @@ class Context(ABC):
         if not self._recordings:
             return
         with self._shelf:
-            for key in [k for k, r in self._recordings.items() if r.uses(memory)]:
+            for key in [k for k, r in self._recordings.items() if r.recording.uses(memory)]:
                 del self._recordings[key]
+
+    def after_replay(self, tell: Callable[[], object]) -> None:
+        """Call ``tell`` after every replay of what is being recorded."""
+        with self._submitting:
+            if self.capturing:
+                self._after.append(tell)
 
     # -- the variable block ------------------------------------------------------------------------
 
@@ -253,13 +276,15 @@ class Context(ABC):
     def set_decode_state(self, token: int, step: int) -> None:
         """Write the variable block: ``token``, ``position = step`` and ``kv_len = step + 1``.
 
-        It is written at once, inside a recording too, and is never part of one: replays read what
-        it holds when they start. Before the first call it holds 0, 0 and 1.
+        What was submitted before still sees what it held then. It is written inside a recording
+        too, and is never part of one: replays read what it holds when they start. Before the first
+        call it holds 0, 0 and 1.
 
         Raises:
             VariableError: one of them is no int, or negative. Nothing has been written.
         """
         token, step = _checked_state("token", token), _checked_state("step", step)
+        self._queue.settle()
         self._write_state((token, step, step + 1))
 
     def set_dev_state_mode(self, enable: bool) -> None:
@@ -304,7 +329,7 @@ class Context(ABC):
         Raises:
             CaptureError: inside a recording, which can not hold an allocation.
         """
-        self.refuse_while_capturing("this is an allocation")
+        self.refuse_while_capturing("this allocates memory")
         buffer = Buffer(self.storage(type.max_bytes), 0, type)
         _ = buffer.storage.memory
         return buffer
@@ -353,6 +378,10 @@ class Context(ABC):
     @abstractmethod
     def _compile(self, formula: Formula) -> Routine:
         """See :meth:`routine`."""
+
+    @abstractmethod
+    def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
+        """A call that copies the bytes of a host array to another one; it can be recorded."""
 
     # -- submitting --------------------------------------------------------------------------------
 
@@ -454,7 +483,7 @@ class HostContext(Context):
     capturing = False
     dev_state_mode = False
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._block = (0, 0, 1)
 
@@ -479,6 +508,9 @@ class HostContext(Context):
 
     def _allocate(self, nbytes: int) -> Memory:
         return HostMemory(bytearray(nbytes))
+
+    def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
+        return partial(np.copyto, target, source)
 
     def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
         raise PlanError(f"{self.device} runs compiled graphs only, no ops one by one")

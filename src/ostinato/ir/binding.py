@@ -14,20 +14,24 @@ __all__ = ["check_values", "solve_dims"]
 
 
 def solve_dims(
-    shapes: Mapping[str, tuple[Sequence[Dim], Sequence[int]]], given: Mapping[str, int]
+    shapes: Mapping[str, tuple[Sequence[Dim], Sequence[int]]],
+    given: Mapping[str, int],
+    *,
+    given_by: str = "the caller",
 ) -> dict[str, int]:
     """The value of every Variable that follows from the shapes of arrays.
 
     Args:
         shapes: by name, the declared shape and the array's own.
         given: values known already, which the shapes must agree with.
+        given_by: where they come from, for messages.
 
     Raises:
         InputError: an array has another rank, or a size that no value of the Variables gives.
         VariableError: two arrays disagree about a Variable.
     """
     values = dict(given)
-    origin = dict.fromkeys(given, "the caller")
+    origin = dict.fromkeys(given, given_by)
     pending = [
         (name, axis, dim, size)
         for name, (declared, actual) in shapes.items()

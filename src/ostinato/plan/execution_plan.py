@@ -174,7 +174,7 @@ class ExecutionPlan:
     def _perform(self, variables: Mapping[str, int], run: Callable[[Sequence[int]], Any]) -> Any:
         with self._lock:
             self._check_open()
-            self._settle("a run of a plan waits")
+            self._settle("execute waits for its run")
             resident = self._resident_values()
             values = self._checked(variables, resident)
             missing = [name for name in self._variables if name not in values]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ostinato.backends.base import Executable
+    from ostinato.backends.context import Context
     from ostinato.runtime.arrays import TensorSpec
 
 __all__ = ["ActiveExtent"]
@@ -33,6 +34,7 @@ class ActiveExtent:
 
     inputs: Mapping[str, TensorSpec]
     _executable: Executable
+    _context: Context
     _active: tuple[int, int] | None = None
 
     def set_active_extent(self, extent: tuple[int, int] | None) -> None:
@@ -47,7 +49,9 @@ class ActiveExtent:
         Raises:
             VariableError: not ``0 <= actual <= upper``; or ``upper`` is not the size of axis 0 of
                 any input, as compiled. The hint is as before.
+            CaptureError: inside a recording. Replays go by the hint of their own moment.
         """
+        self._context.refuse_while_capturing("set_active_extent holds for all runs")
         checked = None if extent is None else self._checked_extent(extent)
         self._executable.limit_rows(checked)
         self._active = checked
@@ -57,7 +61,7 @@ class ActiveExtent:
         """``set_active_extent((actual, upper))`` inside a ``with``; then as it was before.
 
         Raises:
-            VariableError: as :meth:`set_active_extent`.
+            VariableError, CaptureError: as :meth:`set_active_extent`.
         """
         before = self._active
         self.set_active_extent((actual, upper))

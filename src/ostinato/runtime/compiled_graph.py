@@ -43,7 +43,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
     @property
     def device(self) -> Device:
         """The device that it runs on."""
-        return self._device
+        return self._context.device
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -64,6 +64,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
 
         Raises:
             InputError: no such param, or the shape or dtype differs. Nothing has been written.
+            CaptureError: inside a recording.
         """
         self.set_params(_single(name, array))
 
@@ -73,10 +74,10 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
         What kernels prepare from weights, such as packed matrices, is prepared here.
 
         Raises:
-            InputError: see :meth:`set_param`.
+            InputError, CaptureError: see :meth:`set_param`.
         """
         arrays = self._signature.check_params(params, cast=self._cast)
-        self._commits.settle()
+        self._settle("set_params writes memory")
         self._executable.write_params(arrays)
         self._choose_path()
 
@@ -93,6 +94,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
         Raises:
             InputError: no such param, too few or too many bytes, an unknown dtype, or a value that
                 the param's dtype can not hold. Nothing has been written.
+            CaptureError: inside a recording.
         """
         checked_mapping("param", _single(name, data), self.params)
         self.set_params({name: check_typed_param(self.params[name], data, dtype)})
@@ -114,6 +116,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             InputError: an input is missing, unknown, or of another shape or dtype; or a param was
                 never set; or ``out`` does not fit. Nothing has run.
             VariableError: a size is out of its Variable's bounds.
+            CaptureError: inside a recording, which can not read results back.
         """
         if not self._quick:
             return self._run_aside(inputs, out)
@@ -136,7 +139,8 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             Fresh arrays, in the order of ``read_indices``.
 
         Raises:
-            InputError, VariableError: as :meth:`run`; or there is no output at a position.
+            InputError, VariableError, CaptureError: as :meth:`run`; or there is no output at a
+                position.
         """
         if read_indices is None:
             return self.run(inputs)
@@ -159,8 +163,8 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             ``(bytes, dtype)`` for each output, in the dtype that the graph declares.
 
         Raises:
-            InputError, VariableError: as :meth:`run`, or a value that the input's dtype can not
-                hold, or a shape that a number of elements does not settle.
+            InputError, VariableError, CaptureError: as :meth:`run`, or a value that the input's
+                dtype can not hold, or a shape that a number of elements does not settle.
         """
         outputs = self.run(check_typed_inputs(inputs, self.inputs))
         pairs = zip(outputs, self.outputs.values(), strict=True)
@@ -170,9 +174,9 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
         """Run once; the results are read-only views of memory that the next run overwrites.
 
         Raises:
-            InputError, VariableError: as :meth:`run`.
+            InputError, VariableError, CaptureError: as :meth:`run`.
         """
-        self._commits.settle()
+        self._settle("run_raw reads its results back")
         outputs = self._perform(inputs, nothing)
         room = self._last_room
         assert room is not None
@@ -192,12 +196,12 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             the next run.
 
         Raises:
-            InputError, VariableError: as :meth:`run`.
+            InputError, VariableError, CaptureError: as :meth:`run`.
         """
         if len(arrays) > len(self.inputs):
             raise InputError(f"the graph has {len(self.inputs)} inputs, got {len(arrays)}")
         given = {n: a for n, a in zip(self.inputs, arrays, strict=False) if a is not None}
-        self._commits.settle()
+        self._settle("run_slots reads its results back")
         outputs = self._perform(given, self._places)
         offsets = self._executable.result_offsets
         return [(o, array.size) for o, array in zip(offsets, outputs, strict=True)]
@@ -222,12 +226,13 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
 
         Raises:
             InputError: a position is no int.
+            CaptureError: inside a recording.
         """
         try:
             position, row = operator.index(out_idx), operator.index(row)
         except TypeError:
             raise InputError(f"rows are read by position, got {out_idx!r}, {row!r}") from None
-        self._commits.settle()
+        self._settle("read_output_row reads back")
         with self._turn:
             if not 0 <= position < len(self._last):
                 return None
@@ -243,6 +248,11 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
         C-contiguous and of the declared dtype already. So are the params: a weight written later
         is seen by later calls.
 
+        In dev-state mode, each call takes the Variables ``token``, ``position`` and ``kv_len`` from
+        the device's variable block. Arrays whose size depends on them may have room for more than
+        the block says now; what is in use lies at their start, without gaps. A call for which one
+        is too small raises :class:`VariableError`.
+
         Args:
             inputs: an array for each input, by name.
             outputs: an array for each output, in order or by name.
@@ -250,12 +260,9 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
         Raises:
             InputError, VariableError: as :meth:`run`.
         """
-        arrays, live = self._checked(inputs, bound=True)
-        written = self._signature.check_outputs(outputs, live)
-        try:
-            return self._executable.bind(arrays, written, live.variables)
-        except ValueError as error:
-            raise self._refusal(arrays, written, error) from None
+        block = self._block()
+        arrays, live = self._checked(inputs, bound=True, block=block)
+        return self._bound(arrays, self._signature.check_outputs(outputs, live, block), live)
 
     # -- clones ------------------------------------------------------------------------------------
 
@@ -264,8 +271,12 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
 
         Its states and handles begin as copies of these, its arena is its own. Weights are shared,
         packed ones too, until one side writes one; what one side writes never shows on the other.
+        Recordings of this one's runs stay this one's.
+
+        Raises:
+            CaptureError: inside a recording.
         """
-        self._commits.settle()
+        self._settle("clone allocates memory")
         with self._turn:
             twin = copy.copy(self)
             twin._executable = self._executable.clone()

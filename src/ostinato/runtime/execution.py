@@ -12,12 +12,13 @@ from ostinato.backends.queue import Queue
 from ostinato.backends.turns import Turn
 from ostinato.errors import InputError
 from ostinato.runtime.handles import Handles, output_index
+from ostinato.runtime.signature import NO_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.base import Executable
-    from ostinato.backends.device import Device
+    from ostinato.backends.context import Context
     from ostinato.backends.options import CompileOptions
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.arrays import Array, TensorSpec
@@ -41,14 +42,14 @@ class Execution:
         self,
         signature: Signature,
         executable: Executable,
-        device: Device,
+        context: Context,
         options: CompileOptions,
     ) -> None:
         self.inputs, self.outputs = signature.inputs, signature.outputs
         self.params = signature.params
         self._signature = signature
         self._executable = executable
-        self._device = device
+        self._context = context
         self._cast = options.cast_inputs
         self._plan: ExecutionPlan | None = None
         self._handles = Handles(signature)
@@ -60,7 +61,24 @@ class Execution:
 
     def _choose_path(self) -> None:
         """Whether runs are free to take the short path."""
-        self._quick = not (self._executable.unset or self._handles.active or self._commits.used)
+        aside = self._handles.active or self._commits.used or self._signature.resident
+        self._quick = not (self._executable.unset or aside)
+
+    def _settle(self, what: str) -> None:
+        """Wait until queued runs are done, for ``what``.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        self._context.refuse_while_capturing(what)
+        self._commits.settle()
+
+    def _block(self) -> Mapping[str, int]:
+        """The values of Variables that a run takes from the device's variable block."""
+        if not self._signature.resident:
+            return NO_VALUES
+        values = self._context.resident_values
+        return {name: values[name] for name in self._signature.resident if name in values}
 
     def _positions(self, indices: object) -> list[int]:
         if not isinstance(indices, Iterable):
@@ -86,7 +104,7 @@ class Execution:
                 for i, (shape, dtype) in enumerate(live.outputs)
             ]
 
-        self._commits.settle()
+        self._settle("run reads its results back")
         return self._perform(inputs, choose, feed)
 
     def _perform(
@@ -94,6 +112,7 @@ class Execution:
         inputs: object,
         choose: Callable[[Live], Sequence[Array | None]],
         feed: Mapping[str, int] | None = None,
+        block: Mapping[str, int] | None = None,
     ) -> list[Array]:
         """One run, with handles.
 
@@ -101,6 +120,7 @@ class Execution:
             inputs: those that handles stand in for may be missing.
             choose: for each output, the array that the caller wants to have filled, if any.
             feed: handles that take outputs after this run alone.
+            block: what :meth:`_block` gave when the run was asked for, if that was earlier.
 
         Returns:
             The outputs. Those that the caller did not want are in memory of ours.
@@ -112,8 +132,10 @@ class Execution:
             return outputs
         with self._turn:
             given = self._handles.complete(inputs)
-            known = None if self._executable.unset else self._signature.recognise(given)
-            arrays, live = known or self._checked(given)
+            block = self._block() if block is None else block
+            plain = not (self._executable.unset or block)
+            known = self._signature.recognise(given) if plain else None
+            arrays, live = known or self._checked(given, block=block)
             chosen = choose(live)
             outputs = self._with_room(chosen, live)
             feeds = {**self._handles.feeds, **feed} if feed else self._handles.feeds
@@ -142,7 +164,8 @@ class Execution:
             raise InputError(clash)  # of arrays that the run itself may not get to see
         taken = self._handles.destinations(live, feeds)
         self._launch(inputs, [taken.get(i, array) for i, array in enumerate(outputs)], live)
-        self._handles.take(taken, feeds)
+        for left in self._handles.take(taken, feeds):
+            self._context.forget_users(left)
         self._choose_path()
         for position, buffer in taken.items():
             if chosen[position] is None:
@@ -174,13 +197,24 @@ class Execution:
             room = self._last_room = _Room(live, address, arrays, [*map(read_only, arrays)])
         return room
 
-    def _checked(self, inputs: object, *, bound: bool = False) -> tuple[list[Array], Live]:
+    def _checked(
+        self, inputs: object, *, bound: bool = False, block: Mapping[str, int] = NO_VALUES
+    ) -> tuple[list[Array], Live]:
         if self._executable.unset:
             unset = sorted(self._executable.unset)
             names = ", ".join(str(self.params[name]) for name in unset)
             raise InputError(f"these params were never set: {names}; use set_param")
         given = {} if inputs is None else inputs
-        return self._signature.check_inputs(given, cast=self._cast, bound=bound)
+        return self._signature.check_inputs(given, cast=self._cast, bound=bound, block=block)
+
+    def _bound(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], live: Live
+    ) -> Callable[[], None]:
+        """A call on checked arrays."""
+        try:
+            return self._executable.bind(inputs, outputs, live.variables)
+        except ValueError as error:
+            raise self._refusal(inputs, outputs, error) from None
 
     def _refusal(
         self, inputs: Sequence[Array], outputs: Sequence[Array], error: ValueError

@@ -19,6 +19,9 @@ class HandleCalls(Execution):
 
     A handle stands in for an input that a run leaves out; given explicitly, an input overrides its
     handle for that run alone. States are read and written with the same calls.
+
+    A recording uses the very buffers that handles had when it was made. When one is bound anew or
+    unbound, or a run swaps it for another, recordings that use it are dropped.
     """
 
     def bind_handle(self, name: str, array: Any) -> bool:
@@ -32,17 +35,17 @@ class HandleCalls(Execution):
         Raises:
             InputError: no input or state has that name, or the shape or dtype differs.
             VariableError: a size is out of its Variable's bounds.
+            CaptureError: inside a recording.
         """
         if not self._is_state(name):
             self._handles.spec(name)
         resident = self._signature.check_resident(name, array, cast=self._cast)
-        self._commits.settle()
+        self._settle("bind_handle allocates and writes memory")
         with self._turn:
             if self._is_state(name):
                 self._executable.write_state(name, resident)
             else:
-                self._handles.bind(name, resident)
-                self._choose_path()
+                self._let_go(self._handles.bind(name, resident))
         return True
 
     def has_handle(self, name: str) -> bool:
@@ -59,8 +62,9 @@ class HandleCalls(Execution):
 
         Raises:
             InputError: no input or state has that name.
+            CaptureError: inside a recording.
         """
-        self._commits.settle()
+        self._settle("read_handle reads back")
         with self._turn:
             if self._is_state(name):
                 return self._executable.read_state(name)
@@ -72,14 +76,14 @@ class HandleCalls(Execution):
 
         Raises:
             InputError: no input or state has that name.
+            CaptureError: inside a recording.
         """
-        self._commits.settle()
+        self._settle("unbind_handle frees or writes memory")
         with self._turn:
             if self._is_state(name):
                 self._executable.write_state(name, None)
             else:
-                self._handles.unbind(self._handles.spec(name).name)
-                self._choose_path()
+                self._let_go(self._handles.unbind(self._handles.spec(name).name))
 
     def set_handle_feed(self, name: str, output_index: int | None) -> None:
         """After each run, let the handle of an input take an output; ``None`` ends that.
@@ -90,8 +94,9 @@ class HandleCalls(Execution):
 
         Raises:
             InputError: no input has that name, there is no such output, or their types differ.
+            CaptureError: inside a recording.
         """
-        self._commits.settle()
+        self._settle("set_handle_feed changes what later runs do")
         with self._turn:
             self._handles.feed(name, output_index)
             self._choose_path()
@@ -102,11 +107,18 @@ class HandleCalls(Execution):
         """Run once, let the handle of an input take an output, and return a copy of that.
 
         Raises:
-            InputError, VariableError: as :meth:`run` and :meth:`set_handle_feed`. Nothing has run.
+            InputError, VariableError, CaptureError: as :meth:`run` and :meth:`set_handle_feed`.
+                Nothing has run.
         """
         position = self._handles.check_feed(name, output_index)
         asked = self._run_aside(inputs, positions=[position], feed={name: position})
         return asked[position]
+
+    def _let_go(self, buffer: Array | None) -> None:
+        """What a handle held is not its buffer any more: no recording may go on with it."""
+        if buffer is not None:
+            self._context.forget_users(buffer)
+        self._choose_path()
 
     def _is_state(self, name: object) -> bool:
         return isinstance(name, str) and name in self._signature.states

@@ -66,15 +66,17 @@ class Handles:
             raise InputError(f"there is no input {name!r:.80} to have a handle; there are {known}")
         return self._inputs[name]
 
-    def bind(self, name: str, array: Array) -> None:
-        """Have ``array``, which nobody else writes, stand in for the input."""
+    def bind(self, name: str, array: Array) -> Array | None:
+        """Have ``array``, which nobody else writes, stand in for the input; what did so before."""
+        left = self.bound.get(name)
         self.bound[name] = array
+        return left
 
-    def unbind(self, name: str) -> None:
-        """Forget the buffer, and which output would replace it."""
-        self.bound.pop(name, None)
+    def unbind(self, name: str) -> Array | None:
+        """Forget the buffer, which is returned, and which output would replace it."""
         self.feeds.pop(name, None)
         self._free.clear()
+        return self.bound.pop(name, None)
 
     def feed(self, name: str, index: int | None) -> None:
         """Choose the output that a handle takes after each run; ``None`` for none.
@@ -129,13 +131,14 @@ class Handles:
             for position in dict.fromkeys(feeds.values())
         }
 
-    def take(self, written: Mapping[int, Array], feeds: Mapping[str, int]) -> None:
-        """Swap in the outputs of a run that went well."""
+    def take(self, written: Mapping[int, Array], feeds: Mapping[str, int]) -> list[Array]:
+        """Swap in the outputs of a run that went well; the buffers that they replace."""
         left = [self.bound[name] for name in feeds if name in self.bound]
         self.bound.update((name, written[position]) for name, position in feeds.items())
         kept = {id(buffer) for buffer in self.bound.values()}
         once = {id(buffer): buffer for buffer in left if id(buffer) not in kept}
         self._free = list(once.values())
+        return left
 
     def _take_free(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         for i, buffer in enumerate(self._free):

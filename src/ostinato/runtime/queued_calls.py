@@ -7,12 +7,17 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ostinato.errors import GraphError, InputError
+import numpy as np
+
+from ostinato.errors import CaptureError, GraphError, InputError
 from ostinato.ir.leaves import as_array
 from ostinato.runtime.execution import Execution, nothing
 from ostinato.runtime.signature import Live
+from ostinato.variables import symbols
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.runtime.arrays import Array
 
 __all__ = ["QueuedCalls"]
@@ -30,13 +35,29 @@ class QueuedCalls(Execution):
         takes them. All other calls wait for queued runs, but for those of :meth:`bind`.
 
         What is wrong with the inputs is raised by :meth:`sync_pending`; later runs still run.
+
+        Inside a recording the run is recorded: on these very arrays, as by :meth:`bind`, and on the
+        buffers that handles have now. A handle that takes an output keeps its buffer: the recorded
+        run ends with a copy. Results are in the arena after each replay.
+
+        Raises:
+            InputError: inside a recording, the arrays do not fit or can not be used in place.
+            VariableError: inside a recording, a size is out of its Variable's bounds.
+            CaptureError: a handle takes an output, and has no buffer yet that it could be recorded
+                with.
         """
         given = _copied(inputs)
         self._quick = False
-        self._commits.submit(partial(self._perform, given, nothing))
+        queued = partial(self._perform, given, nothing, block=self._block())
+        self._context.enqueue(self._commits, queued, partial(self._record, inputs))
 
     def sync_pending(self) -> None:
-        """Wait for the queued runs, then raise the first error among them, if there was one."""
+        """Wait for the queued runs, then raise the first error among them, if there was one.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        self._context.refuse_while_capturing("sync_pending waits")
         self._commits.sync()
 
     def run_pipelined(self, input_sets: Iterable[Mapping[str, Any]]) -> list[list[Array]]:
@@ -46,18 +67,73 @@ class QueuedCalls(Execution):
             By run, the outputs: the same bits as from as many calls of :meth:`run`.
 
         Raises:
-            InputError, VariableError: as :meth:`run`. Unless handles are fed from run to run, all
-                sets are checked before the first one runs.
+            InputError, VariableError, CaptureError: as :meth:`run`. Unless handles are fed from run
+                to run, all sets are checked before the first one runs.
         """
         if not isinstance(input_sets, Iterable):
             raise InputError(f"expected a list of inputs for each run, got {input_sets!r:.80}")
         sets = list(input_sets)
-        self._commits.settle()
+        self._settle("run_pipelined reads its results back")
         with self._turn:
             if not self._handles.feeds:
                 for given in sets:
-                    self._checked(self._handles.complete(given))
+                    self._checked(self._handles.complete(given), block=self._block())
             return [self._perform(given, Live.empty) for given in sets]
+
+    # -- inside a recording ------------------------------------------------------------------------
+
+    def _record(self, inputs: object) -> None:
+        """Record a run on these arrays, with its results in the arena."""
+        with self._turn:
+            block = self._block()
+            given = self._handles.complete(inputs)
+            arrays, live = self._checked(given, bound=True, block=block)
+            results = self._result_memory()
+            calls = [self._bound(arrays, results, live)]
+            calls += [
+                self._context.copy_call(self._fed_buffer(name, position, live, block), result)
+                for name, position in self._handles.feeds.items()
+                for result in [results[position]]
+            ]
+            for call in calls:
+                call()
+            shapes = [array.shape for array in arrays]
+            self._context.after_replay(partial(self._replayed, shapes, tuple(block)))
+
+    def _result_memory(self) -> list[Array]:
+        """For each output, all the bytes that the arena has for it."""
+        arena, offsets = self._executable.arena, self._executable.result_offsets
+        sizes = [spec.type.max_bytes for spec in self.outputs.values()]
+        return [
+            np.ndarray((size,), np.uint8, arena, offset)
+            for size, offset in zip(sizes, offsets, strict=True)
+        ]
+
+    def _fed_buffer(self, name: str, position: int, live: Live, block: Mapping[str, int]) -> Array:
+        """The buffer that a recorded run copies an output to, for a handle that takes it.
+
+        Raises:
+            CaptureError: there is none of the right size.
+        """
+        feed = f"the handle of {name!r} takes output {position}, and"
+        buffer = self._handles.bound.get(name)
+        if buffer is None:
+            raise CaptureError(f"{feed} has no buffer yet: use bind_handle before recording")
+        shape, _ = live.outputs[position]
+        if buffer.shape != shape:
+            raise CaptureError(f"{feed} would change from {buffer.shape} to {shape}")
+        dims = list(self.outputs.values())[position].shape
+        if any(symbol.name in block for dim in dims for symbol in symbols(dim)):
+            raise CaptureError(f"{feed} the size of that changes with the variable block")
+        return buffer
+
+    def _replayed(self, shapes: Sequence[tuple[int, ...]], resident: Sequence[str]) -> None:
+        """The results of a replay are in the arena: those of the last run, from now on."""
+        with self._turn:
+            state = self._context.decode_state
+            block = {name: state[name] for name in resident}
+            used = self._signature.used(shapes, block)
+            self._last = tuple(self._places(self._signature.live(used, block)))
 
 
 def _copied(inputs: object) -> object:

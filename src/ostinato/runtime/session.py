@@ -79,7 +79,9 @@ class Session:
             GraphError: the graph has no outputs, is malformed, or has a tensor beyond all memory.
             InputError: a param is unknown or of another shape or dtype.
             UnsupportedOpError: nodes that the device has no way to compute, every one listed.
+            CaptureError: inside a recording of the session's context.
         """
+        self.context.refuse_while_capturing("compile allocates memory")
         options = _checked_options(options) or self.options
         if not isinstance(graph, BaseGraph):
             raise GraphError(f"expected a Graph, got {type(graph).__name__}")
@@ -90,7 +92,7 @@ class Session:
         given = signature.check_params({} if params is None else params, cast=options.cast_inputs)
         arrays = {**graph.param_values, **given}
         executable = self._backend.compile(graph, arrays, options, progress)
-        return CompiledGraph(signature, executable, self.device, options)
+        return CompiledGraph(signature, executable, self.context, options)
 
     def prepare(
         self,
@@ -108,7 +110,7 @@ class Session:
             variables: values of Variables that runs take until they are given others.
 
         Raises:
-            GraphError, InputError, UnsupportedOpError: as :meth:`compile`.
+            GraphError, InputError, UnsupportedOpError, CaptureError: as :meth:`compile`.
             VariableError: there is no such Variable, or a value is out of its bounds.
         """
         plan = self.compile(graph, params, options=options, progress=progress).plan

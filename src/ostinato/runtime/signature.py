@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.backends.context import DECODE_VARIABLES
 from ostinato.errors import InputError, VariableError
 from ostinato.ir.binding import check_values, solve_dims
 from ostinato.runtime.arrays import (
@@ -20,13 +22,17 @@ from ostinato.runtime.arrays import (
     settled,
     shown,
 )
-from ostinato.variables import evaluate
+from ostinato.variables import bounds, evaluate, symbols
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.types import TensorType
+    from ostinato.variables import Dim
 
-__all__ = ["Live", "Signature"]
+__all__ = ["NO_VALUES", "Live", "Signature"]
+
+#: What the variable block has for a graph that takes nothing from it.
+NO_VALUES: Mapping[str, int] = MappingProxyType({})
 
 #: Combinations of input shapes that are remembered; when there are more, all are forgotten.
 _REMEMBERED = 256
@@ -69,6 +75,7 @@ class Signature:
         self.states = _specs({name: value.type for name, value in graph.states.items()})
         self.outputs = _specs({name: value.type for name, value in graph.outputs.items()})
         self._variables = graph.variables
+        self.resident = tuple(name for name in graph.variables if name in DECODE_VARIABLES)
         self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
         self._known: dict[tuple[tuple[int, ...], ...], Live] = {}
 
@@ -91,11 +98,23 @@ class Signature:
         return None if live is None else (arrays, live)
 
     def check_inputs(
-        self, inputs: object, *, cast: bool = False, bound: bool = False
+        self,
+        inputs: object,
+        *,
+        cast: bool = False,
+        bound: bool = False,
+        block: Mapping[str, int] = NO_VALUES,
     ) -> tuple[list[Array], Live]:
         """An array for each input, in order; with ``bound``, the callers' own memory.
 
         Nothing is copied before everything is known to be right: a wrong array may be huge.
+
+        Args:
+            inputs: arrays by name.
+            cast: convert arrays of another dtype.
+            bound: refuse what can not be used in place. Where a size depends on the variable block
+                alone, there may be room for more.
+            block: values of Variables that the device has.
 
         Raises:
             InputError: an input is missing, unknown, or of another shape or dtype.
@@ -109,7 +128,8 @@ class Signature:
         for name, spec in self.inputs.items():
             array = in_place("input", spec, given[name]) if bound else given[name]
             arrays.append(examined("input", spec, array, cast=cast and not bound))
-        live = self._live([array.shape for array in arrays])
+        shapes = [array.shape for array in arrays]
+        live = self.live(self.used(shapes, block) if bound else shapes, block)
         return [settled(s, a) for s, a in zip(self.inputs.values(), arrays, strict=True)], live
 
     def check_resident(self, name: str, array: object, *, cast: bool = False) -> Array:
@@ -127,10 +147,26 @@ class Signature:
         check_values({n: self._variables[n] for n in values}, values)
         return settled(spec, examined_array).copy()
 
-    def _live(self, shapes: Sequence[tuple[int, ...]]) -> Live:
-        live = self._known.get(tuple(shapes))
+    def used(
+        self, shapes: Sequence[tuple[int, ...]], block: Mapping[str, int]
+    ) -> list[tuple[int, ...]]:
+        """The parts of bound inputs that are in use, where the variable block settles their size.
+
+        The elements in use lie at the start of an array, without gaps.
+        """
+        pairs = zip(self.inputs.values(), shapes, strict=True)
+        return [_used(spec, shape, block) for spec, shape in pairs]
+
+    def live(self, shapes: Sequence[tuple[int, ...]], block: Mapping[str, int] = NO_VALUES) -> Live:
+        """What inputs of these shapes settle, with the values that the variable block has.
+
+        Raises:
+            InputError, VariableError: as :meth:`check_inputs`.
+        """
+        key = (*shapes, tuple(block.values())) if block else tuple(shapes)
+        live = self._known.get(key)
         if live is None:
-            values = self._solve(shapes)
+            values = self._solve(shapes, block)
             live = Live(
                 tuple(values[name] for name in self._variables),
                 tuple(
@@ -140,18 +176,18 @@ class Signature:
             )
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[tuple(shapes)] = live
+            self._known[key] = live
         return live
 
-    def _solve(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-        """The Variables' values that the shapes of the inputs give."""
+    def _solve(self, shapes: Sequence[tuple[int, ...]], block: Mapping[str, int]) -> dict[str, int]:
+        """The Variables' values that the shapes of the inputs give, or the block has."""
         if not self._variables:
             return {}
         specs = self.inputs.values()
         pairs = {s.name: (s.shape, shape) for s, shape in zip(specs, shapes, strict=True)}
         try:
-            values = solve_dims(pairs, {})
-            check_values(self._variables, values)
+            values = solve_dims(pairs, block, given_by="the variable block")
+            check_values({name: self._variables[name] for name in values}, values)
         except VariableError as error:
             listed = [
                 f"{name!r} {shown(declared)} got {actual}"
@@ -159,7 +195,18 @@ class Signature:
                 if declared != actual
             ]
             raise VariableError(f"{error}; input {', '.join(listed) or 'shapes: none'}") from None
+        self._check_settled(values)
         return values
+
+    def _check_settled(self, values: Mapping[str, int]) -> None:
+        missing = [name for name in self._variables if name not in values]
+        if missing:
+            advice = (
+                "write it with set_decode_state and turn on set_dev_state_mode(True)"
+                if set(missing) <= set(self.resident)
+                else "run it as a plan: session.prepare(graph, variables=...)"
+            )
+            raise VariableError(f"no input's shape gives a value to {', '.join(missing)}; {advice}")
 
     # -- params and outputs ----------------------------------------------------------------------
 
@@ -173,8 +220,15 @@ class Signature:
         arrays = {n: examined("param", self.params[n], a, cast=cast) for n, a in given.items()}
         return {name: settled(self.params[name], array) for name, array in arrays.items()}
 
-    def check_outputs(self, out: object, live: Live) -> list[Array]:
+    def check_outputs(
+        self, out: object, live: Live, block: Mapping[str, int] = NO_VALUES
+    ) -> list[Array]:
         """An array for each output, in order: the callers' own memory, to be written.
+
+        Args:
+            out: arrays, in order or by name.
+            live: the shapes that they are to have.
+            block: where a size depends on these Variables alone, there may be room for more.
 
         Raises:
             InputError: there are too few or too many, or one does not fit or can not be written.
@@ -187,7 +241,7 @@ class Signature:
             array = listed[i]
             plain = type(array) is np.ndarray and array.dtype is dtype and array.shape == shape
             if not plain or not array.flags.c_contiguous or not array.flags.writeable:
-                listed[i] = self._examined_output(i, array, shape)
+                listed[i] = self._examined_output(i, array, shape, block)
         return listed
 
     def _listed_outputs(self, out: object) -> list[Any]:
@@ -204,10 +258,12 @@ class Signature:
             f"{type(out).__name__}"
         )
 
-    def _examined_output(self, index: int, given: object, shape: tuple[int, ...]) -> Array:
+    def _examined_output(
+        self, index: int, given: object, shape: tuple[int, ...], block: Mapping[str, int]
+    ) -> Array:
         spec = list(self.outputs.values())[index]
         array = examined("output", spec, in_place("output", spec, given))
-        if array.shape != shape:
+        if _used(spec, array.shape, block) != shape:
             raise InputError(f"output {spec.name!r} has shape {shape} here, got {array.shape}")
         if not array.flags.writeable:
             raise InputError(f"output {spec.name!r}: the array is read-only")
@@ -225,6 +281,19 @@ class Signature:
                 if np.may_share_memory(arrays[i], arrays[j]):
                     return f"{names[i]} overlaps {names[j]} in memory; give it an array of its own"
         return ""
+
+
+def _used(spec: TensorSpec, shape: tuple[int, ...], block: Mapping[str, int]) -> tuple[int, ...]:
+    """The part of an array's shape that is in use; see :meth:`Signature.used`."""
+    return tuple(map(partial(_used_size, block=block), spec.shape, shape))
+
+
+def _used_size(dim: Dim, size: int, block: Mapping[str, int]) -> int:
+    used = symbols(dim)
+    if not used or any(s.name not in block for s in used):
+        return size
+    live = evaluate(dim, block)
+    return live if live <= size <= bounds(dim)[1] else size
 
 
 def _specs(types: Mapping[str, TensorType]) -> Mapping[str, TensorSpec]:

@@ -13,9 +13,10 @@ from ostinato.plan.buffer import HostMemory
 from ostinato.plan.prepared import Copy, KernelCall, View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.context import Recording
+    from ostinato.backends.device import Device
     from ostinato.plan.buffer import Buffer, Storage
     from ostinato.plan.formula import Formula
     from ostinato.plan.prepared import PreparedOp
@@ -37,7 +38,7 @@ class CpuContext(Context):
         commands: records the bound calls of programs, and holds the variable block.
     """
 
-    def __init__(self, device: Any, pool: _core.ThreadPool) -> None:
+    def __init__(self, device: Device, pool: _core.ThreadPool) -> None:
         super().__init__(device)
         self.pool = pool
         self.commands = _core.CommandQueue(CaptureError, VariableError)
@@ -115,6 +116,11 @@ class CpuContext(Context):
         from ostinato.backends.cpu.routines import compile_formula  # LLVM, only where it is needed
 
         return compile_formula(formula, self.constant)
+
+    def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
+        slots = [(target.nbytes, True), (target.nbytes, False)]
+        program = self.program(slots, [copy_step((0, 0), (1, 0), target.nbytes)], (), owner=None)
+        return program.bind([target, source])
 
     def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
         buffers = [b for op in ops for b in _touched(op)]

@@ -158,8 +158,8 @@ static int run_checked(ProgramObject *self, PyObject *buffers, PyObject *vars, d
     int64_t values[MAX_VARS];
     if (program_records(self)) {
         PyErr_SetString(self->queue->capture_error,
-                        "a run inside a recording: it reads its results back; record a bound "
-                        "call, commit_no_wait or a session instead");
+                        "run reads its results back, which a recording can not hold; record a "
+                        "bound call, commit_no_wait or a session instead");
         return -1;
     }
     if (read_vars(self, vars, values) < 0) {
