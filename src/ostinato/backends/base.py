@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
     from ostinato.dtypes import DType
     from ostinato.ir.graph import BaseGraph
+    from ostinato.ir.stored import ParamSource
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompileReport
 
@@ -172,11 +173,11 @@ class Backend(ABC):
     def compile(
         self,
         graph: BaseGraph,
-        params: Mapping[str, np.ndarray[Any, Any]],
+        params: Mapping[str, ParamSource],
         options: CompileOptions,
         progress: Progress | None = None,
     ) -> Executable:
-        """Compile ``graph``; ``params`` are copied in.
+        """Compile ``graph``; ``params`` are copied in, or kept to be read again by whoever asks.
 
         Raises:
             UnsupportedOpError: every node that the device has no way to compute.

@@ -17,6 +17,7 @@ import numpy as np
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.errors import GraphError
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf, as_numpy, check_shape
+from ostinato.ir.stored import ParamValues, StoredTensor
 from ostinato.ir.types import TensorType
 from ostinato.variables import Expr, Symbol, symbols
 
@@ -209,6 +210,7 @@ class BaseGraph:
         inputs, params, states: leaves by name.
         outputs: results by name, in order.
         assignments: by state name, the value that the state holds after the run.
+        param_values: by param name, what it holds until it is written.
         stand_ins: in a rewritten graph, by the id of a value of the first graph, what stands for it
             here, as far as anything does.
     """
@@ -220,7 +222,7 @@ class BaseGraph:
     states: dict[str, Value] = field(default_factory=dict)
     outputs: dict[str, Value] = field(default_factory=dict)
     assignments: dict[str, Value] = field(default_factory=dict)
-    param_values: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    param_values: ParamValues = field(default_factory=ParamValues)
     stand_ins: dict[int, Value] | None = None
     _variables: dict[str, Symbol] = field(default_factory=dict)
     _next_id: int = 0
@@ -241,6 +243,10 @@ class BaseGraph:
     ) -> Value:
         """A weight: written once, used by many runs. ``value`` is what it holds until written.
 
+        Args:
+            name, shape, dtype: of the param.
+            value: an array, or a :class:`~ostinato.ir.stored.StoredTensor`.
+
         Raises:
             GraphError: the name is taken, the shape or dtype makes no sense, or ``value`` differs.
         """
@@ -248,7 +254,7 @@ class BaseGraph:
         if any(not isinstance(d, int) for d in shape):
             raise GraphError(f"param {name!r}: the shape of a param is fixed, got {shape}")
         if value is not None:
-            value = as_numpy(value)
+            value = value if isinstance(value, StoredTensor) else as_numpy(value)
             type_ = TensorType(DType.parse(dtype), shape)
             if value.shape != shape or DType.parse(value.dtype) != type_.dtype:
                 raise GraphError(
@@ -256,7 +262,7 @@ class BaseGraph:
                 )
         result = self._leaf(self.params, PARAM, name, shape, dtype)
         if value is not None:
-            self.param_values[name] = value
+            self.param_values.put(name, value)
         return result
 
     def state(self, name: str, shape: Sequence[Dim], dtype: Any = FLOAT32, init: Any = 0) -> Value:
@@ -437,7 +443,7 @@ class BaseGraph:
         self._check_name(leaf.op, name)
         tables[leaf.op][name] = leaf.outputs[0]
         if leaf.op is PARAM and name in original.param_values:
-            self.param_values[name] = original.param_values[name]
+            self.param_values.put(name, original.param_values.sources[name])
 
     def _note_all_variables(self, types: tuple[TensorType, ...], attrs: dict[str, Attr]) -> None:
         for type_ in types:

@@ -125,13 +125,19 @@ def arena_placement(
     return place(lifetimes, apart=apart), buffers
 
 
-def program_memory(program: Program, placement: Placement) -> MemoryReport:
-    """What a program takes whose intermediate buffers are placed like this."""
+def program_memory(
+    program: Program, placement: Placement, passing: Collection[LoweredBuffer] = ()
+) -> MemoryReport:
+    """What a program takes whose intermediate buffers are placed like this.
+
+    Args:
+        passing: params that are not kept.
+    """
     return MemoryReport(
         placement.arena_bytes,
         placement.unshared_bytes,
         placement.lower_bound_bytes,
-        _total(program, (Role.PARAM, Role.CONSTANT, Role.PREPARED)),
+        _total(program, (Role.PARAM, Role.CONSTANT, Role.PREPARED), passing),
         _total(program, (Role.STATE,)),
     )
 
@@ -154,10 +160,13 @@ def ops_memory(ops: Sequence[PreparedOp], held: Collection[Buffer]) -> MemoryRep
     return MemoryReport(arena, ideal.unshared_bytes, ideal.lower_bound_bytes, 0)
 
 
-def _total(program: Program, roles: tuple[Role, ...]) -> int:
+def _total(
+    program: Program, roles: tuple[Role, ...], without: Collection[LoweredBuffer] = ()
+) -> int:
     used = [b for call in (*program.prepare, *program.calls) for b in call.buffers]
     listed = [*program.params.values(), *program.states.values(), *used]
-    return sum(b.nbytes for b in dict.fromkeys(listed) if b.role in roles)
+    kept = [b for b in dict.fromkeys(listed) if b not in without]
+    return sum(b.nbytes for b in kept if b.role in roles)
 
 
 def _aligned(nbytes: int) -> int:

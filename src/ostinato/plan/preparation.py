@@ -10,9 +10,9 @@ from ostinato.lower.program import LoweredBuffer, Role
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.lower.program import Call
+    from ostinato.lower.program import Call, Program
 
-__all__ = ["Preparation", "preparations"]
+__all__ = ["Preparation", "passing_params", "preparations"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,18 @@ def preparations(calls: Sequence[Call]) -> list[Preparation]:
     position = {call: i for i, call in enumerate(calls)}
     groups = {id(group): group for group in group_of.values()}.values()
     return [_preparation(sorted(group, key=position.__getitem__)) for group in groups]
+
+
+def passing_params(program: Program) -> frozenset[LoweredBuffer]:
+    """Params that nothing reads once what is prepared from them is prepared.
+
+    Neither a run reads them, nor what is prepared anew when another param is written.
+    """
+    needed = {b for call in program.calls for b in call.buffers if b.role is Role.PARAM}
+    for group in preparations(program.prepare):
+        if len(group.params) > 1:
+            needed.update(program.params[name] for name in group.params)
+    return frozenset(program.params.values()) - needed
 
 
 def _prepared(calls: Sequence[Call]) -> set[LoweredBuffer]:

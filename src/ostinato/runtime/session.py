@@ -90,7 +90,7 @@ class Session:
         _check_sizes(graph)
         signature = Signature(graph)
         given = signature.check_params({} if params is None else params, cast=options.cast_inputs)
-        arrays = {**graph.param_values, **given}
+        arrays = {**graph.param_values.sources, **given}
         executable = self._backend.compile(graph, arrays, options, progress)
         return CompiledGraph(signature, executable, self.context, options)
 

@@ -7,7 +7,7 @@ import functools
 import os
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Backend, Progress
 from ostinato.backends.cpu import _core
@@ -26,12 +26,11 @@ from ostinato.plan.values import Origin
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
-
     from ostinato.backends.base import Executable
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
+    from ostinato.ir.stored import ParamSource
     from ostinato.lower.program import Call, Program
 
 __all__ = ["CpuBackend"]
@@ -64,7 +63,7 @@ class CpuBackend(Backend):
     def compile(
         self,
         graph: BaseGraph,
-        params: Mapping[str, np.ndarray[Any, Any]],
+        params: Mapping[str, ParamSource],
         options: CompileOptions,
         progress: Progress | None = None,
     ) -> Executable:

@@ -11,6 +11,7 @@ import numpy as np
 from ostinato.backends.base import Executable
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.memory import Layout, Slot, Tenancy
+from ostinato.backends.cpu.originals import Originals, batches
 from ostinato.backends.cpu.submission import (
     RELEASED,
     ProgramRunner,
@@ -19,19 +20,21 @@ from ostinato.backends.cpu.submission import (
     kernel_step,
 )
 from ostinato.errors import InputError, PlanError
+from ostinato.ir.stored import elements
 from ostinato.lower.leading_rows import LeadingRows
 from ostinato.lower.program import Role
 from ostinato.plan.buffer import Buffer, HostMemory, LentStorage
 from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.lowered import LoweredOps
 from ostinato.plan.memory import program_memory
-from ostinato.plan.preparation import preparations
+from ostinato.plan.preparation import passing_params, preparations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ostinato.backends.cpu.compiler import MachineCode
     from ostinato.backends.cpu.context import CpuContext
+    from ostinato.ir.stored import ParamSource
     from ostinato.lower.leading_rows import Cut
     from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.plan.buffer import Storage
@@ -64,7 +67,7 @@ class CpuExecutable(Executable):
         code: MachineCode,
         context: CpuContext,
         report: CompileReport,
-        params: Mapping[str, Array],
+        params: Mapping[str, ParamSource],
         origin: Origin,
         *,
         apart: bool = False,
@@ -76,7 +79,9 @@ class CpuExecutable(Executable):
         self.report = report
         self._context = context
         self._code = code
-        self._layout = Layout.of(program, apart=apart)
+        self._passing = passing_params(program)
+        self._originals = Originals(self._passing)
+        self._layout = Layout.of(program, self._passing, apart=apart)
         self._preparations = preparations(program.prepare)
         self._leading_rows: dict[int, LeadingRows] = {}
         self._constants = _core.Arena(self._layout.sizes[Slot.CONSTANTS])
@@ -86,7 +91,7 @@ class CpuExecutable(Executable):
         self._take_memory()
         for buffer, offset in self._layout.members(Slot.STATES):
             _typed_view(self._states, offset, buffer)[...] = _initial(buffer)
-        self._write(params, [p for p in self._preparations if p.params <= params.keys()])
+        self._write_first(params)
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -117,6 +122,7 @@ class CpuExecutable(Executable):
             self._check_open()
             twin = copy.copy(self)
             twin.unset = set(self.unset)
+            twin._originals = self._originals.copy()
             twin._weights = self._weights.join()
             twin._take_memory()
         self._transfer(twin._states, (Slot.STATES, 0), self._layout.sizes[Slot.STATES])
@@ -131,8 +137,10 @@ class CpuExecutable(Executable):
         pool, variables = self._context.pool, len(self.program.variables)
         return _core.Program(pool, slots, steps, variables, owner=self._code, turns_with=self._run)
 
-    def _step(self, call: Call) -> _core.Step:
-        places = [self._layout.places[b] for b in call.buffers]
+    def _step(self, call: Call, given: Mapping[LoweredBuffer, int] | None = None) -> _core.Step:
+        """A call's step. Params that have no place are read from the slots in ``given``."""
+        slots = given or {}
+        places = [self._layout.places.get(b) or (slots[b], 0) for b in call.buffers]
         return kernel_step(self._code.kernel(call.kernel), places)
 
     def discard(self) -> None:
@@ -148,6 +156,7 @@ class CpuExecutable(Executable):
             self._context.forget_users(self._run)
             self._arena = self._states = self._constants = _core.Arena(0)
             self._weights = Tenancy(0)
+            self._originals = Originals(())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -157,25 +166,43 @@ class CpuExecutable(Executable):
 
     def write_params(self, params: Mapping[str, Array]) -> None:
         self._write(params, [p for p in self._preparations if not p.params.isdisjoint(params)])
+        for name in params:
+            if name in self._originals:
+                self._originals.note(name, params[name].copy())
+
+    def _write_first(self, params: Mapping[str, ParamSource]) -> None:
+        """Write what the graph and its compiler were given, which nobody else sees yet."""
+        waiting = self._preparations
+        known: set[str] = set()
+        for batch in batches(params):
+            known.update(batch)
+            ready = [p for p in waiting if p.params <= known]
+            waiting = [p for p in waiting if not p.params <= known]
+            self._write({name: elements(source) for name, source in batch.items()}, ready)
+            for name in batch:
+                if name in self._originals:
+                    self._originals.note(name, batch[name])
 
     def _write(self, params: Mapping[str, Array], stale: Sequence[Preparation]) -> None:
-        """Copy arrays into params, then prepare.
+        """Copy arrays into params, then prepare; params that have no place are prepared from only.
 
         All of it is one native program that takes turns with runs. It is made for the occasion:
         weights are written rarely, and in any combination.
         """
         buffers = [self.program.params[name] for name in params]
-        given = [(buffer.nbytes, False) for buffer in buffers]
+        given = {buffer: number for number, buffer in enumerate(buffers, len(Slot))}
         copies = [
             copy_step(self._layout.places[buffer], (number, 0), buffer.nbytes)
-            for number, buffer in enumerate(buffers, len(Slot))
+            for buffer, number in given.items()
+            if buffer not in self._passing
         ]
-        steps = [*copies, *(self._step(call) for part in stale for call in part.calls)]
+        steps = [*copies, *(self._step(call, given) for part in stale for call in part.calls)]
+        arrays = [np.require(array, requirements="A") for array in params.values()]
         with self._weights.guard:
             if self._weights.move_out():
                 self._run.move_slot(Slot.WEIGHTS, self._weights.arena)
-            slots = [*self._fixed(), *given]
-            self._native(steps, slots).run(list(params.values()))
+            slots = [*self._fixed(), *((buffer.nbytes, False) for buffer in buffers)]
+            self._native(steps, slots).run(arrays)
         self.unset.difference_update(params)
 
     # -- states ------------------------------------------------------------------------------------
@@ -235,6 +262,10 @@ class CpuExecutable(Executable):
             buffer: self._plan_buffer(buffer, storages[slot], offset, sizes)
             for buffer, (slot, offset) in self._layout.places.items()
         }
+        for buffer in self._passing:
+            lend = partial(self._lend_original, buffer.name)
+            storage = LentStorage(device, buffer.nbytes, lend, context)
+            buffers[buffer] = self._plan_buffer(buffer, storage, 0, sizes)
         lowered = LoweredOps(program, buffers, self._code.kernel, self._origin)
         return ExecutionPlan(
             lowered.ops,
@@ -245,7 +276,7 @@ class CpuExecutable(Executable):
             ),
             inputs={name: buffers[b] for name, b in program.inputs.items()},
             outputs={name: buffers[b] for name, b in program.outputs.items()},
-            memory=program_memory(program, self._layout.placement),
+            memory=program_memory(program, self._layout.placement, self._passing),
             preparation=lowered.preparation,
             variables=program.variables,
             sizes=sizes,
@@ -265,6 +296,10 @@ class CpuExecutable(Executable):
 
     def _lend(self, slot: Slot) -> HostMemory:
         return HostMemory(self._fixed()[slot])
+
+    def _lend_original(self, name: str) -> HostMemory:
+        self._check_open()
+        return self._originals.memory(name)
 
     def _write_param(self, name: str, array: Array) -> None:
         self.write_params({name: array})

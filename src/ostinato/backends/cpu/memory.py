@@ -13,7 +13,7 @@ from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.plan.memory import ALIGNMENT, Placement, arena_placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ostinato.lower.program import Program
 
@@ -47,11 +47,14 @@ class Layout:
     placement: Placement
 
     @staticmethod
-    def of(program: Program, *, apart: bool = False) -> Layout:
+    def of(
+        program: Program, passing: Collection[LoweredBuffer] = (), *, apart: bool = False
+    ) -> Layout:
         """The layout of a program. Buffers start on cache lines.
 
         Args:
             program: the buffers.
+            passing: params that have no place here.
             apart: let no two buffers share memory.
         """
         placement, temps = arena_placement(program, apart=apart)
@@ -70,7 +73,7 @@ class Layout:
             (Slot.STATES, (Role.STATE,)),
             (Slot.IDLE, (Role.IDLE,)),
         ):
-            members = [buffer for buffer in owned if buffer.role in roles]
+            members = [b for b in owned if b.role in roles and b not in passing]
             offsets, size = _side_by_side(members)
             places.update((b, (int(slot), o)) for b, o in zip(members, offsets, strict=True))
             sizes.append(size)

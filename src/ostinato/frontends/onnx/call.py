@@ -152,8 +152,8 @@ class Call:
             )
         if not known.dtype.is_integer:
             self.malformed(f"its {what} should be integers, got {known.dtype}")
-        if known.array.size > _MOST_DIMS:
-            self.malformed(f"its {what} are {known.array.size} numbers")
+        if known.size > _MOST_DIMS:
+            self.malformed(f"its {what} are {known.size} numbers")
         return known.dims()
 
     def integers(self, index: int, what: str) -> tuple[int, ...]:
@@ -171,7 +171,7 @@ class Call:
         if known is None or known.symbolic:
             self.operand(index)
             self.unsupported(f"its {what} is not known when the model is loaded")
-        if known.array.size != 1:
+        if known.size != 1:
             self.malformed(f"its {what} should be a single number, got shape {known.shape}")
         return known.array.reshape(-1)[0].item()
 

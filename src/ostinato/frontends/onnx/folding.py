@@ -45,7 +45,7 @@ def fold(call: Call, converter: Converter) -> tuple[Known, ...] | None:
     if not operands or not all(o is None or isinstance(o, Known) for o in operands):
         return None
     known = [o for o in operands if isinstance(o, Known)]
-    if sum(o.array.size for o in known) > _LARGEST:
+    if sum(o.size for o in known) > _LARGEST:
         return None
     if any(o.symbolic for o in known):
         return _fold_symbolic(call, converter)

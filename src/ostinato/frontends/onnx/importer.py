@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,11 +13,18 @@ from onnx import AttributeProto
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.onnx.call import Call, NotSupported
 from ostinato.frontends.onnx.converters import FOLDED_BY_CONVERTER, find_converter
+from ostinato.frontends.onnx.file_tensors import FileTensor
 from ostinato.frontends.onnx.folding import fold
 from ostinato.frontends.onnx.functions import FunctionLibrary
 from ostinato.frontends.onnx.known import Known, Leaves, Missing
 from ostinato.frontends.onnx.order import label_of, ordered
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name, read_tensor
+from ostinato.frontends.onnx.tensors import (
+    ELEMENT_TYPES,
+    element_name,
+    expect,
+    read_tensor,
+    tensor_shape,
+)
 
 if TYPE_CHECKING:
     from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
@@ -147,8 +155,15 @@ class Importer:
             raise ModelFormatError("an initializer has no name")
         if tensor.data_type not in ELEMENT_TYPES:
             return Missing(f"{tensor.name!r} holds {element_name(tensor.data_type)} elements")
-        array = read_tensor(tensor, self._source.external)
-        return Known(array, ELEMENT_TYPES[tensor.data_type], tensor.name, weight=True)
+        dtype = ELEMENT_TYPES[tensor.data_type]
+        in_file = self._source.in_file.get(tensor.name)
+        if in_file is None:
+            array = read_tensor(tensor, self._source.external)
+            return Known(array, dtype, tensor.name, weight=True)
+        shape = tensor_shape(tensor)
+        expect(tensor.name, in_file.nbytes, math.prod(shape) * dtype.itemsize, "bytes")
+        stored = FileTensor(tensor.name, dtype, shape, in_file)
+        return Known(stored, dtype, tensor.name, weight=True)
 
     # -- nodes ------------------------------------------------------------------------------
 

@@ -7,12 +7,14 @@ dims.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ostinato.dtypes import INT64, DType
+from ostinato.ir.stored import StoredTensor, elements
 from ostinato.ir.types import TensorType
 from ostinato.variables import Expr
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ostinato.ir.graph import Value
+    from ostinato.ir.stored import ParamSource
     from ostinato.ops.builder import Graph
     from ostinato.variables import Dim
 
@@ -37,28 +40,38 @@ class Known:
     """A tensor known at import.
 
     Attributes:
-        array: its elements; of dtype ``object`` when some are expressions of Variables.
+        source: its elements; of dtype ``object`` when some are expressions of Variables.
         dtype: its element type.
         name: the model's name for it.
         weight: whether the model stores it as an initializer.
     """
 
-    array: np.ndarray[Any, Any]
+    source: ParamSource
     dtype: DType
     name: str = ""
     weight: bool = False
 
     @property
+    def array(self) -> np.ndarray[Any, Any]:
+        """Its elements, read if they are in a file."""
+        return elements(self.source)
+
+    @property
     def symbolic(self) -> bool:
-        return bool(self.array.dtype == object)
+        return bool(self.source.dtype == object)
 
     @property
     def shape(self) -> tuple[Dim, ...]:
-        return tuple(self.array.shape)
+        return tuple(self.source.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.source.shape)
 
     @property
     def type(self) -> TensorType:
-        return TensorType(self.dtype, self.array.shape)
+        return TensorType(self.dtype, self.source.shape)
 
     def dims(self) -> tuple[Dim, ...]:
         """The elements of an integer tensor in order, as dims."""
@@ -127,23 +140,23 @@ class Leaves:
     def _make(self, known: Known) -> Value:
         if known.symbolic:
             return self._symbolic(known)
-        array = known.array
-        if array.size > _LARGEST_CONSTANT and not any(array.strides):
-            self._filled += array.size * array.itemsize
-        if self._filled > _MOST_FILLED and not any(array.strides):
-            fill = self._g.constant(array.reshape(-1)[:1].reshape(()).copy())
-            return self._g.broadcast_to(fill, array.shape)
-        large = array.size > _LARGEST_CONSTANT
-        if self._params and (large or (known.weight and known.dtype.is_float and array.size > 1)):
+        large, source = known.size > _LARGEST_CONSTANT, known.source
+        if not isinstance(source, StoredTensor) and not any(source.strides):
+            if large:
+                self._filled += source.size * source.itemsize
+            if self._filled > _MOST_FILLED:
+                fill = self._g.constant(source.reshape(-1)[:1].reshape(()).copy())
+                return self._g.broadcast_to(fill, source.shape)
+        if self._params and (large or (known.weight and known.dtype.is_float and known.size > 1)):
             name = self._unused(known.name or "weight")
             with self._g.labelled(name):
-                return self._g.param(name, array.shape, known.dtype, value=array)
-        return self._g.constant(array)
+                return self._g.param(name, known.shape, known.dtype, value=source)
+        return self._g.constant(known.array)
 
     def _symbolic(self, known: Known) -> Value:
         scalars = [self._g.reshape(self._g.dim_value(dim), (1,)) for dim in known.dims()]
         flat = self._g.concat(scalars, axis=0)
-        return self._g.cast(self._g.reshape(flat, known.array.shape), known.dtype)
+        return self._g.cast(self._g.reshape(flat, known.shape), known.dtype)
 
     def _unused(self, name: str) -> str:
         taken = self._g.inputs.keys() | self._g.params.keys()

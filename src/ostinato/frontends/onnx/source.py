@@ -12,9 +12,12 @@ from google.protobuf.message import DecodeError
 
 from ostinato.errors import ModelFormatError, UnsupportedOpError
 from ostinato.frontends.onnx.external import ExternalData
+from ostinato.frontends.onnx.file_tensors import without_large_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from ostinato.frontends.onnx.file_tensors import FileRange
 
 __all__ = ["NEWEST_OPSET", "OLDEST_OPSET", "ModelSource", "open_model", "opset_versions"]
 
@@ -33,12 +36,15 @@ class ModelSource:
         name: what to call it in messages.
         external: the files beside it.
         opsets: the version of each operator domain that it uses.
+        in_file: where in the model's file initializers have their data, by name, where they are
+            not in ``proto``.
     """
 
     proto: onnx.ModelProto
     name: str
     external: ExternalData
     opsets: dict[str, int]
+    in_file: Mapping[str, FileRange]
 
 
 def open_model(source: Any, base_dir: Any = None) -> ModelSource:
@@ -49,17 +55,18 @@ def open_model(source: Any, base_dir: Any = None) -> ModelSource:
         UnsupportedOpError: its operator set is older than the converters know.
     """
     external = ExternalData() if base_dir is None else ExternalData(Path(base_dir))
+    in_file: dict[str, FileRange] = {}
     if isinstance(source, onnx.ModelProto):
         proto, name = source, source.graph.name or "model"
     elif isinstance(source, str | os.PathLike):
         path = Path(os.fsdecode(source))
-        proto, name = _parse(_read(path), path.name), path.stem
+        (proto, in_file), name = _parse_file(path), path.stem
         if base_dir is None:
             external = ExternalData.beside(path)
     else:
         proto = _parse(_as_bytes(source), "the model")
         name = proto.graph.name or "model"
-    return ModelSource(proto, name, external, _check_envelope(proto))
+    return ModelSource(proto, name, external, _check_envelope(proto), in_file)
 
 
 def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
@@ -67,11 +74,15 @@ def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]
     return {"" if i.domain == "ai.onnx" else i.domain: i.version for i in imports}
 
 
-def _read(path: Path) -> bytes:
+def _parse_file(path: Path) -> tuple[onnx.ModelProto, dict[str, FileRange]]:
     try:
-        return path.read_bytes()
+        parted = without_large_tensors(path)
+        data, ranges = parted or (path.read_bytes(), {})
     except (OSError, ValueError) as error:
         raise ModelFormatError(f"cannot read the model {str(path)!r}: {error}") from None
+    proto = _parse(data, path.name)
+    initializers = proto.graph.initializer
+    return proto, {initializers[position].name: range_ for position, range_ in ranges.items()}
 
 
 def _as_bytes(source: Any) -> bytes:

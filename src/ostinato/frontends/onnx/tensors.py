@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.frontends.onnx.external import ExternalData
 
-__all__ = ["ELEMENT_TYPES", "element_name", "read_tensor", "tensor_shape"]
+__all__ = [
+    "ELEMENT_TYPES",
+    "array_from_bytes",
+    "element_name",
+    "expect",
+    "read_tensor",
+    "tensor_shape",
+]
 
 #: ``TensorProto.DataType`` numbers and the dtypes that they name.
 ELEMENT_TYPES: dict[int, DType] = {
@@ -97,19 +104,24 @@ def read_tensor(tensor: TensorProto, external: ExternalData) -> np.ndarray[Any, 
     dtype = ELEMENT_TYPES[tensor.data_type]
     shape = tensor_shape(tensor)
     if tensor.data_location == _EXTERNAL:
-        array = _from_bytes(tensor.name, external.read(tensor), dtype, shape)
+        array = array_from_bytes(tensor.name, external.read(tensor), dtype, shape)
     elif tensor.HasField("raw_data"):
-        array = _from_bytes(tensor.name, tensor.raw_data, dtype, shape)
+        array = array_from_bytes(tensor.name, tensor.raw_data, dtype, shape)
     else:
         array = _from_field(tensor, dtype, shape)
     array.flags.writeable = False
     return array
 
 
-def _from_bytes(
+def array_from_bytes(
     name: str, data: bytes, dtype: DType, shape: tuple[int, ...]
 ) -> np.ndarray[Any, Any]:
-    _expect(name, len(data), math.prod(shape) * dtype.itemsize, "bytes")
+    """The elements that a tensor's bytes stand for.
+
+    Raises:
+        ModelFormatError: there are too few or too many.
+    """
+    expect(name, len(data), math.prod(shape) * dtype.itemsize, "bytes")
     if dtype.is_bool:  # any byte but 0 and 1 would be an invalid bool
         return np.frombuffer(data, np.uint8).astype(np.bool_).reshape(shape)
     stored = dtype.numpy if dtype.name == "bfloat16" else dtype.numpy.newbyteorder("<")
@@ -118,7 +130,7 @@ def _from_bytes(
 
 def _from_field(tensor: TensorProto, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     elements = getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data"))
-    _expect(tensor.name, len(elements), math.prod(shape), "elements")
+    expect(tensor.name, len(elements), math.prod(shape), "elements")
     if dtype.is_float and dtype.itemsize == 2:  # the bits, one element an int32
         bits = np.asarray(elements, np.int32).astype(np.uint16)
         return bits.view(dtype.numpy).reshape(shape)
@@ -135,7 +147,12 @@ def _wide(dtype: DType) -> type[np.generic]:
     return np.int64
 
 
-def _expect(name: str, found: int, expected: int, unit: str) -> None:
+def expect(name: str, found: int, expected: int, unit: str) -> None:
+    """Check how much data a tensor has.
+
+    Raises:
+        ModelFormatError: it is not as much as its shape says.
+    """
     if found != expected:
         raise ModelFormatError(
             f"tensor {name!r} should hold {expected} {unit} and holds {found}; the file is damaged"

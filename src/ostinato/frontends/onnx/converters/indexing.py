@@ -26,7 +26,7 @@ _MODES = {"none": "set", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 def convert_gather(call: Call) -> Result:
     axis = normalize_axis(call.integer("axis", 0), call.rank(0))
     x, indices = call.value(0), call.known(1)
-    if indices is not None and not indices.symbolic and indices.array.ndim == 0:
+    if indices is not None and not indices.symbolic and indices.shape == ():
         size, position = x.shape[axis], int(indices.array)
         start = position if position >= 0 else size + position
         if not isinstance(size, int) or -size <= position < size:
@@ -111,8 +111,8 @@ def convert_non_zero(call: Call) -> Result:
     if known is None or known.symbolic:
         call.operand(0)
         call.unsupported("the shape of its result depends on data")
-    if known.array.size > _LARGEST_KNOWN:
-        call.unsupported(f"it looks through {known.array.size} elements")
+    if known.size > _LARGEST_KNOWN:
+        call.unsupported(f"it looks through {known.size} elements")
     positions = np.stack(np.nonzero(np.atleast_1d(known.array)))
     return as_known(positions.astype(np.int64), call.outputs[0])
 
@@ -122,8 +122,8 @@ def convert_compress(call: Call) -> Result:
     if condition is None or condition.symbolic:
         call.operand(1)
         call.unsupported("the shape of its result depends on data")
-    if condition.array.size > _LARGEST_KNOWN:
-        call.unsupported(f"it looks through {condition.array.size} elements")
+    if condition.size > _LARGEST_KNOWN:
+        call.unsupported(f"it looks through {condition.size} elements")
     g, x = call.g, call.value(0)
     axis = call.integer("axis", None)
     if axis is None:

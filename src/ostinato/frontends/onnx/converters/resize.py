@@ -134,7 +134,7 @@ def _rois(call: Call, count: int) -> list[tuple[float, float]]:
     if mode != "tf_crop_and_resize":
         return [(0.0, 1.0)] * count
     known = call.known(1)
-    if known is None or known.symbolic or known.array.size != 2 * count:
+    if known is None or known.symbolic or known.size != 2 * count:
         call.unsupported("its region of interest is not known when the model is loaded")
     flat = [float(v) for v in known.array.reshape(-1)]
     return list(zip(flat[:count], flat[count:], strict=True))
