@@ -22,6 +22,13 @@ class TensorType:
     dtype: DType
     shape: tuple[Dim, ...]
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dtype, self.shape))
+
+    def __hash__(self) -> int:
+        return self._hash
+
     @property
     def ndim(self) -> int:
         return len(self.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ostinato.codegen.object_cache import object_key
@@ -40,6 +40,13 @@ class CompiledKernel:
     kernel: Kernel
     target: TargetSpec
     linked: LinkedCode
+
+    @cached_property
+    def launch(self) -> tuple[int, int, int, int, bool]:
+        """How its rows are shared: what a step of the native core has after its arguments."""
+        kernel = self.kernel
+        extent = kernel.extent if isinstance(kernel.extent, int) else 0
+        return extent, self.extent_address, kernel.grain, kernel.scratch_bytes, kernel.parallel
 
     @property
     def source(self) -> str:

@@ -37,16 +37,7 @@ def allocate(nbytes: int) -> HostMemory:
 
 def kernel_step(compiled: CompiledKernel, arguments: Sequence[_core.Argument]) -> _core.Step:
     """The step that runs a kernel on arguments, each ``(slot, byte_offset)``."""
-    kernel = compiled.kernel
-    return (
-        compiled.address,
-        arguments,
-        kernel.extent if isinstance(kernel.extent, int) else 0,
-        compiled.extent_address,
-        kernel.grain,
-        kernel.scratch_bytes,
-        kernel.parallel,
-    )
+    return (compiled.address, arguments, *compiled.launch)
 
 
 def copy_step(target: _core.Argument, source: _core.Argument, nbytes: int) -> _core.Step:
