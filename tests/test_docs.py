@@ -21,7 +21,15 @@ def python_blocks(path: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "docs/quickstart.md", "docs/running.md", "docs/plans.md", "docs/variables.md"],
+    [
+        "README.md",
+        "docs/quickstart.md",
+        "docs/running.md",
+        "docs/plans.md",
+        "docs/sessions.md",
+        "docs/capture.md",
+        "docs/variables.md",
+    ],
 )
 def test_python_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, as one program."""

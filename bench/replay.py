@@ -1,0 +1,126 @@
+"""What replaying saves: many tiny ops, and a decode loop, against submitting them anew.
+
+The tiny ops add two vectors of 16 numbers, each in place of the one before. ``one by one`` gives
+every op a session of its own, ``one session`` encodes all of them for one commit, ``graph.replay``
+runs a recorded session again, ``replay_graph`` what a context captured. The decode loop is that of
+``examples/decode_loop.py``, a step per token. Sides take turns in one process, on one thread.
+
+    python -m bench.replay [--ops 500] [--tokens 64] [--seconds 3] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ostinato as ost
+from ostinato.tools.timing import Timing, interleave
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+Calls = dict[str, Callable[[], object]]
+
+
+def tiny_ops(count: int) -> Calls:
+    """By name, ways to run ``count`` additions; all are checked to do so."""
+    executor = ost.GraphExecutor("cpu", threads=1)
+    x, one = executor.buffer(np.zeros(16, np.float32)), executor.buffer(np.ones(16, np.float32))
+
+    def one_by_one() -> None:
+        for _ in range(count):
+            with executor.begin() as s:
+                s.add(x, one, out=x)
+
+    def one_session() -> None:
+        with executor.begin() as s:
+            for _ in range(count):
+                s.add(x, one, out=x)
+
+    with executor.begin_recorded() as recorded:
+        for _ in range(count):
+            recorded.add(x, one, out=x)
+    context = executor.context
+    context.begin_graph_capture()
+    one_session()
+    context.end_graph_capture(0)
+    calls: Calls = {
+        "one by one": one_by_one,
+        "one session": one_session,
+        "graph.replay": recorded.graph.replay,
+        "replay_graph": partial(context.replay_graph, 0),
+    }
+    for name, call in calls.items():
+        x.copyin(np.zeros(16, np.float32))
+        call()
+        assert (x.copyout() == count).all(), name
+    return calls
+
+
+def decoding(count: int) -> Calls:
+    """By name, ways to generate ``count`` tokens; all are checked to give the same ones."""
+    sys.path.insert(0, str(EXAMPLES))
+    import decode_loop as loop
+
+    config = loop.Config()
+    weights = loop.random_weights(config)
+    session = ost.Session("cpu", threads=1)
+    session.context.set_dev_state_mode(True)
+    ways = {
+        "op by op": loop.op_by_op(session, config, weights),
+        "compiled": loop.compiled(session, config, weights),
+        "replayed": loop.replayed(session, loop.bound(session, config, weights)),
+    }
+    calls: Calls = {name: partial(loop.generate, session, w, count) for name, w in ways.items()}
+    tokens = [call() for call in calls.values()]
+    assert tokens == tokens[:1] * len(tokens), tokens
+    return calls
+
+
+def measure(title: str, calls: Calls, count: int, seconds: float) -> dict[str, Any]:
+    """Time ``calls``, print a line each, and give the figures."""
+    timings = interleave(calls, seconds=seconds)
+    slowest = next(iter(timings.values()))
+    print(f"{title}: {count} a run")
+    for name, timing in timings.items():
+        each = 1e6 * timing.median / count
+        speed = speedup(slowest, timing)
+        print(f"  {name:<14}{each:10.3f} µs each {speed:9.1f} × as fast")
+    return {
+        "count": count,
+        "sides": {name: asdict(timing) for name, timing in timings.items()},
+        "speedup": {name: speedup(slowest, timing) for name, timing in timings.items()},
+    }
+
+
+def speedup(slow: Timing, fast: Timing) -> float:
+    """Of the medians."""
+    return slow.median / fast.median
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ops", type=int, default=500)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each side")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    arguments = parser.parse_args()
+    figures = {
+        "tiny ops": measure("tiny ops", tiny_ops(arguments.ops), arguments.ops, arguments.seconds),
+        "decode loop": measure(
+            "decode loop", decoding(arguments.tokens), arguments.tokens, arguments.seconds
+        ),
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,356 @@
+"""The decode loop of ``examples/`` against NumPy, token by token, however its steps are run."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+
+Array = np.ndarray[Any, Any]
+EXAMPLES = Path(__file__).parents[1] / "examples"
+COUNT = 64
+
+
+# -- the model in NumPy ----------------------------------------------------------------------------
+
+
+def numpy_tokens(weights: dict[str, Array], sizes: Any, first: int, count: int) -> list[int]:
+    """In float64, without a cache: every token is read again for each that follows."""
+    w = {name: array.astype(np.float64) for name, array in weights.items()}
+    tokens = [first]
+    for _ in range(count):
+        tokens.append(int(numpy_logits(w, sizes, tokens).argmax()))
+    return tokens[1:]
+
+
+def numpy_logits(w: dict[str, Array], sizes: Any, tokens: list[int]) -> Array:
+    """Of the token that follows ``tokens``."""
+    h = w["embedding"][tokens]
+    for i in range(sizes.layers):
+        h = h + numpy_attention(w, sizes, i, rms(h, w[f"{i}.attention_norm"], sizes.eps))
+        n = rms(h, w[f"{i}.mlp_norm"], sizes.eps)
+        gate = n @ w[f"{i}.gate"]
+        h = h + (gate / (1 + np.exp(-gate)) * (n @ w[f"{i}.up"])) @ w[f"{i}.down"]
+    return rms(h[-1], w["norm"], sizes.eps) @ w["head"]
+
+
+def rms(x: Array, gain: Array, eps: float) -> Array:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * gain
+
+
+def numpy_attention(w: dict[str, Array], sizes: Any, layer: int, x: Array) -> Array:
+    """Causal, all positions at once; query heads share key heads in order."""
+    length, depth = len(x), sizes.head_dim
+    q, k, v = (
+        (x @ w[f"{layer}.{name}"]).reshape(length, -1, depth).swapaxes(0, 1) for name in "qkv"
+    )
+    q, k = numpy_rope(q, sizes.rope_base), numpy_rope(k, sizes.rope_base)
+    mixed = np.empty_like(q)
+    for head in range(sizes.heads):
+        shared = head * sizes.key_heads // sizes.heads
+        scores = q[head] @ k[shared].T / np.sqrt(depth)
+        scores[np.triu_indices(length, 1)] = -np.inf
+        chances = np.exp(scores - scores.max(1, keepdims=True))
+        mixed[head] = chances / chances.sum(1, keepdims=True) @ v[shared]
+    return mixed.swapaxes(0, 1).reshape(length, -1) @ w[f"{layer}.o"]
+
+
+def numpy_rope(x: Array, base: float) -> Array:
+    """Pairs of features as complex numbers, turned by multiplication."""
+    pairs = x.shape[-1] // 2
+    speeds = base ** -(np.arange(pairs) / pairs)
+    turned = (x[..., :pairs] + 1j * x[..., pairs:]) * np.exp(
+        1j * np.outer(np.arange(x.shape[-2]), speeds)
+    )
+    return np.concatenate([turned.real, turned.imag], -1)
+
+
+# -- the model and the loop of the examples --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ModuleType]:
+    """``examples/tiny_llama.py``."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        yield importlib.import_module("tiny_llama")
+    finally:
+        sys.path.remove(str(EXAMPLES))
+
+
+@pytest.fixture(scope="module")
+def loop(model: ModuleType) -> ModuleType:
+    """``examples/decode_loop.py``."""
+    return importlib.import_module("decode_loop")
+
+
+@pytest.fixture
+def session() -> ost.Session:
+    session = ost.Session("cpu", threads=1)
+    session.context.set_dev_state_mode(True)
+    return session
+
+
+class Case:
+    """A model, and what it generates according to NumPy."""
+
+    def __init__(self, model: ModuleType, seed: int, first: int = 1, **sizes: Any) -> None:
+        self.config = model.Config(**sizes)
+        self.weights = model.random_weights(self.config, seed)
+        self.first = first
+        self.tokens = numpy_tokens(self.weights, self.config, first, COUNT)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    **{f"seed {seed}": {"seed": seed} for seed in range(4)},
+    "one key head": {"seed": 5, "heads": 6, "key_heads": 1, "head_dim": 16, "width": 96},
+    "a key head each": {"seed": 8, "key_heads": 4, "vocabulary": 300, "hidden": 100},
+    "one layer, filled to the end": {"seed": 7, "layers": 1, "length": COUNT, "first": 9},
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, model: ModuleType) -> Case:
+    return Case(model, **CASES[request.param])
+
+
+@pytest.fixture(scope="module")
+def pair(model: ModuleType) -> list[Case]:
+    """Two models of different sizes."""
+    return [Case(model, 11), Case(model, 12, heads=2, key_heads=1, hidden=64, first=3)]
+
+
+# -- every way to run a step -----------------------------------------------------------------------
+
+
+def test_the_tokens_are_many(case: Case) -> None:
+    """Else it would mean little that they are equal."""
+    assert len(set(case.tokens)) > 10
+
+
+def test_as_a_plan(model: ModuleType, case: Case) -> None:
+    """The Variables given as launch arguments, with no context in sight."""
+    plan = ost.Session("cpu", threads=1).prepare(model.decoder_graph(case.config, case.weights))
+    following = plan.output_buffer()
+    token, tokens = case.first, []
+    for position in range(COUNT):
+        plan.execute_with_vars({"token": token, "position": position, "kv_len": position + 1})
+        token = int(following.copyout()[0])
+        tokens.append(token)
+    assert tokens == case.tokens
+
+
+@pytest.mark.parametrize("name", ["op_by_op", "compiled", "bound"])
+def test_eagerly(loop: ModuleType, session: ost.Session, case: Case, name: str) -> None:
+    way = getattr(loop, name)(session, case.config, case.weights)
+    assert loop.generate(session, way, COUNT, case.first) == case.tokens
+
+
+@pytest.mark.parametrize("name", ["op_by_op", "bound"])
+def test_replayed(loop: ModuleType, session: ost.Session, case: Case, name: str) -> None:
+    """A session's commit and a bound call are recorded alike."""
+    way = getattr(loop, name)(session, case.config, case.weights)
+    replayed = loop.replayed(session, way, key=3)
+    for _ in range(2):  # what one sequence left in the caches is nothing to the next
+        assert loop.generate(session, replayed, COUNT, case.first) == case.tokens
+
+
+def test_queued_and_replayed(loop: ModuleType, session: ost.Session, pair: list[Case]) -> None:
+    """``commit_no_wait``; the token is a row of its output."""
+    case = pair[0]
+    decoder = session.compile(loop.decoder_graph(case.config, case.weights))
+    way = loop.Way(decoder.commit_no_wait, lambda: int(decoder.read_output_row(0, 0)))
+    assert loop.generate(session, way, COUNT, case.first) == case.tokens
+    replayed = loop.replayed(session, way)
+    assert loop.generate(session, replayed, COUNT, case.first) == case.tokens
+
+
+def test_on_two_threads(loop: ModuleType, pair: list[Case]) -> None:
+    session = ost.Session("cpu", threads=2)
+    session.context.set_dev_state_mode(True)
+    case = pair[0]
+    way = loop.replayed(session, loop.bound(session, case.config, case.weights))
+    assert loop.generate(session, way, COUNT, case.first) == case.tokens
+
+
+# -- under a GraphRunner ---------------------------------------------------------------------------
+
+
+def run_by(runner: ost.GraphRunner, key: int, way: Any, loop: ModuleType) -> Any:
+    return loop.Way(lambda: runner.run(key, way.submit), way.read)
+
+
+@pytest.mark.parametrize("name", ["op_by_op", "bound"])
+def test_by_a_runner(loop: ModuleType, session: ost.Session, pair: list[Case], name: str) -> None:
+    case, runner = pair[0], ost.GraphRunner(session.context)
+    way = getattr(loop, name)(session, case.config, case.weights)
+    driven = run_by(runner, 0, way, loop)
+    assert loop.generate(session, driven, COUNT, case.first) == case.tokens
+    assert (runner.eager, runner.captured, runner.replayed) == (3, 1, COUNT - 3)
+    assert not runner.skipped
+
+
+def refuse(*_: object) -> None:
+    raise RuntimeError("injected")
+
+
+def drop_and_refuse(context: Any) -> Callable[[int], bool]:
+    """A replay that fails after the device has done a part of its work."""
+    replay = context.replay_graph
+
+    def replacement(key: int) -> bool:
+        replay(key)
+        raise RuntimeError("injected")
+
+    return replacement
+
+
+INJECTED: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "begin": lambda c: {"begin_graph_capture": refuse},
+    "end": lambda c: {"end_graph_capture": refuse},
+    "replay": lambda c: {"replay_graph": refuse},
+    "replay, half-way": lambda c: {"replay_graph": drop_and_refuse(c)},
+    "replay, False": lambda c: {"replay_graph": lambda key: False},
+}
+
+
+@pytest.mark.parametrize("name", ["op_by_op", "bound"])
+@pytest.mark.parametrize("failure", INJECTED)
+@pytest.mark.parametrize("healed", [False, True])
+def test_injected_failures_leave_the_tokens_right(
+    loop: ModuleType,
+    session: ost.Session,
+    pair: list[Case],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    failure: str,
+    healed: bool,
+) -> None:
+    """Whether the context recovers after the failure or not."""
+    case, context = pair[1], session.context
+    runner = ost.GraphRunner(context)
+    way = getattr(loop, name)(session, case.config, case.weights)
+    for method, replacement in INJECTED[failure](context).items():
+        monkeypatch.setattr(context, method, replacement)
+    driven = run_by(runner, 0, way, loop)
+    with pytest.warns(RuntimeWarning, match="graph 0 could not be captured") as caught:
+        tokens = loop.generate(session, driven, COUNT // 2, case.first)
+    if healed:
+        monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for position in range(COUNT // 2, COUNT):
+            context.set_decode_state(tokens[-1], position)
+            driven.submit()
+            tokens.append(driven.read())
+    assert tokens == case.tokens
+    assert len(caught) == 1
+    assert (runner.eager, runner.captured, runner.replayed) == (COUNT, 0, 0)
+    assert runner.skipped == {failure.partition(",")[0]: 1}
+    assert not context.capturing
+
+
+def test_a_recording_dropped_on_the_way(
+    loop: ModuleType, session: ost.Session, pair: list[Case]
+) -> None:
+    case, runner = pair[0], ost.GraphRunner(session.context)
+    driven = run_by(runner, 5, loop.bound(session, case.config, case.weights), loop)
+    submit = driven.submit
+
+    def dropped_now_and_then() -> None:
+        if runner.replayed % 10 == 7:
+            session.context.reset_all_graphs()
+        submit()
+
+    way = loop.Way(dropped_now_and_then, driven.read)
+    assert loop.generate(session, way, COUNT, case.first) == case.tokens
+    assert runner.captured > 1
+    assert runner.eager == 3
+
+
+# -- several models in one context -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_graphs", [16, 3])
+def test_two_models_and_shuffled_keys_never_cross(
+    loop: ModuleType, session: ost.Session, pair: list[Case], max_graphs: int
+) -> None:
+    """Six sequences, three of each model, take turns at random; with few keys they crowd out."""
+    rng = random.Random(max_graphs)
+    runner = ost.GraphRunner(session.context, warmup=1, max_graphs=max_graphs)
+    keys = rng.sample(range(-100, 100), 6)
+    sequences = []
+    for number, key in enumerate(keys):
+        case, name = pair[number % 2], ("op_by_op", "bound")[number // 2 % 2]
+        way = getattr(loop, name)(session, case.config, case.weights)
+        sequences.append((case, run_by(runner, key, way, loop), [case.first]))
+    turns = [sequence for sequence in sequences for _ in range(COUNT)]
+    rng.shuffle(turns)
+    for _, way, tokens in turns:
+        session.context.set_decode_state(tokens[-1], len(tokens) - 1)
+        way.submit()
+        tokens.append(way.read())
+    for case, _, tokens in sequences:
+        assert tokens[1:] == case.tokens
+    assert runner.captured >= 6 if max_graphs == 16 else len(runner) == 3
+    assert runner.eager + runner.replayed == 6 * COUNT
+
+
+def test_the_same_key_in_two_contexts(loop: ModuleType, pair: list[Case]) -> None:
+    sessions = [ost.Session("cpu", threads=1) for _ in pair]
+    ways = []
+    for session, case in zip(sessions, pair, strict=True):
+        session.context.set_dev_state_mode(True)
+        ways.append(loop.replayed(session, loop.bound(session, case.config, case.weights), key=1))
+    tokens = [[case.first] for case in pair]
+    for position in range(COUNT):
+        for session, way, found in zip(sessions, ways, tokens, strict=True):
+            session.context.set_decode_state(found[-1], position)
+            way.submit()
+            found.append(way.read())
+    assert [found[1:] for found in tokens] == [case.tokens for case in pair]
+
+
+# -- the example itself ----------------------------------------------------------------------------
+
+
+def test_the_example(
+    loop: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["decode_loop.py", "--tokens", "8", "--seconds", "0.02"])
+    assert loop.main() == 0
+    printed = capsys.readouterr().out
+    assert "differ" not in printed
+    for part in ("op by op", "compiled", "replayed", "tokens a second", "tokens are equal"):
+        assert part in printed
+
+
+def test_replay_is_much_faster_than_op_by_op(
+    loop: ModuleType, session: ost.Session, pair: list[Case]
+) -> None:
+    """The least of a few runs each; the project promises 3 times, and it is tens of times."""
+    case = pair[0]
+    eager = loop.op_by_op(session, case.config, case.weights)
+    replayed = loop.replayed(session, loop.bound(session, case.config, case.weights))
+    least = {}
+    for way in (eager, replayed):
+        loop.generate(session, way, 8)
+        least[way] = min(timed(lambda w=way: loop.generate(session, w, 8)) for _ in range(5))
+    assert least[eager] > 3 * least[replayed]
+
+
+def timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
