@@ -127,24 +127,14 @@ class Storage:
                 self.allocations += 1
             return self._memory
 
-    def write(self, offset: int, data: memoryview) -> None:
-        """Copy bytes of the host into the block, once what was submitted is done.
+    def settle(self, what: str) -> None:
+        """Wait, for ``what``, until all that was submitted is done.
 
         Raises:
             CaptureError: inside a recording.
-            PlanError: as :attr:`memory`.
         """
-        self._settle("copyin writes memory")
-        self.memory.write(offset, data)
-
-    def read(self, offset: int, data: memoryview) -> None:
-        """Copy bytes of the block to the host, once what was submitted is done.
-
-        Raises:
-            CaptureError, PlanError: as :meth:`write`.
-        """
-        self._settle("copyout reads back")
-        self.memory.read(offset, data)
+        if self._queue is not None:
+            self._queue.settle(what)
 
     def release(self) -> None:
         """Give the memory back for good, once what was submitted is done.
@@ -152,7 +142,7 @@ class Storage:
         Raises:
             CaptureError: inside a recording.
         """
-        self._settle("release frees memory")
+        self.settle("release frees memory")
         self.close()
 
     def close(self) -> None:
@@ -162,10 +152,6 @@ class Storage:
             self._closed = True
         if memory is not None and self._queue is not None:
             self._queue.forget_users(memory)
-
-    def _settle(self, what: str) -> None:
-        if self._queue is not None:
-            self._queue.settle(what)
 
     def check_open(self) -> None:
         """Raise what keeps the memory from being used.
@@ -310,10 +296,11 @@ class Buffer:
             raise InputError(f"{self!r} is {self._read_only}, which cannot be written")
         raw = isinstance(data, bytes | bytearray | memoryview)
         array = self._from_bytes(data) if raw else self._elements(data)
+        self.storage.settle("copyin writes memory")
         if self._write is not None:
             self._write(array)
         else:
-            self.storage.write(self.offset, bytes_of(array))
+            self.storage.memory.write(self.offset, bytes_of(array))
 
     def copyout(self) -> Array:
         """A fresh array with the buffer's contents, of its live shape.
@@ -322,8 +309,9 @@ class Buffer:
             CaptureError: inside a recording.
             PlanError: the memory was released.
         """
+        self.storage.settle("copyout reads back")
         array = np.empty(self.shape, self.dtype.numpy)
-        self.storage.read(self.offset, bytes_of(array))
+        self.storage.memory.read(self.offset, bytes_of(array))
         return array
 
     def view(self, offset: int, nbytes: int) -> Buffer:
