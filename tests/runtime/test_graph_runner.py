@@ -26,6 +26,7 @@ class FakeContext:
     def __init__(self) -> None:
         self.recordings: dict[int, list[Callable[[], None]]] = {}
         self.log: list[str] = []
+        self.serials: dict[int, int] = {}
         self._recording: list[Callable[[], None]] | None = None
 
     @property
@@ -49,6 +50,7 @@ class FakeContext:
             raise ost.CaptureError("end without begin")
         self.log.append(f"end {key}")
         self.recordings[key], self._recording = self._recording, None
+        self.serials[key] = self.log.count("begin")
 
     def cancel_graph_capture(self) -> None:
         self._recording = None
@@ -58,6 +60,9 @@ class FakeContext:
         for work in self.recordings.get(key, []):
             work()
         return key in self.recordings
+
+    def recording_serial(self, key: int) -> int:
+        return self.serials[key] if key in self.recordings else 0
 
     def reset_graph(self, key: int) -> None:
         self.log.append(f"reset {key}")
@@ -144,6 +149,17 @@ def test_a_dropped_recording_is_made_anew(context: FakeContext, step: CountedSte
     assert runner.run(0, step) is None
     assert step.done == 4
     assert counters(runner) == (1, 2, 3, {})
+
+
+def test_runners_that_share_a_key_never_replay_each_other(context: FakeContext) -> None:
+    steps = [CountedStep(context), CountedStep(context)]
+    runners = [GraphRunner(context, warmup=0, max_graphs=1) for _ in steps]
+    for turn in range(1, 4):
+        for runner, step in zip(runners, steps, strict=True):
+            runner.run(0, step)
+            assert step.done == turn
+    runners[0].run(1, steps[0])  # forgets key 0, whose recording is the other's by now
+    assert 0 in context.recordings
 
 
 def test_numpy_ints_and_negative_keys_are_keys(context: FakeContext, step: CountedStep) -> None:

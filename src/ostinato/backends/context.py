@@ -5,6 +5,7 @@ Whatever is not one device's own lives here, above all the rules of recording (S
 
 from __future__ import annotations
 
+import itertools
 import operator
 import time
 import weakref
@@ -64,6 +65,7 @@ class Recording(Protocol):
 class _Kept:
     """A recording, and who wants to know that it was replayed."""
 
+    serial: int  #: no two recordings of a context have the same
     recording: Recording
     after: tuple[Callable[[], object], ...]
 
@@ -121,6 +123,7 @@ class Context(ABC):
         self._running = Turn()  # held by what runs: replays, and whatever was encoded
         self._shelf = Turn()  # guards the recordings
         self._recordings: dict[int, _Kept] = {}
+        self._serials = itertools.count(1)
         self._after: list[Callable[[], object]] = []  # of the recording that is being made
         self._queues: tuple[weakref.ref[Queue], ...] = ()  # those that were ever used
         self._queue = Queue()
@@ -175,7 +178,7 @@ class Context(ABC):
             if not self.capturing:
                 raise CaptureError("end_graph_capture without a begin_graph_capture")
             number = _checked_key(key)
-            kept = _Kept(self._end(), tuple(self._after))
+            kept = _Kept(next(self._serials), self._end(), tuple(self._after))
             self._after.clear()
             with self._shelf:
                 self._recordings[number] = kept
@@ -210,6 +213,11 @@ class Context(ABC):
             for tell in kept.after:
                 tell()
         return True
+
+    def recording_serial(self, key: int) -> int:
+        """Tells recordings apart that are kept under one key in turn; 0 where there is none."""
+        kept = self._recordings.get(key)
+        return 0 if kept is None else kept.serial
 
     def reset_graph(self, key: int) -> None:
         """Drop the recording under ``key``, if there is one.

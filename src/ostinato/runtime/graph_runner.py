@@ -39,7 +39,7 @@ class GraphRunner:
     ...     runner.run(0, bound)
 
     It may be used from many threads; calls happen one after the other. Keys are those of the
-    context: runners that share one must use different keys.
+    context: runners that share it should use different ones, or they record anew at every turn.
 
     Args:
         context: where steps are submitted.
@@ -92,7 +92,7 @@ class GraphRunner:
             entry = self._entry(number)
             if entry.stays_eager or entry.calls < self.warmup:
                 return self._run_eagerly(entry, step)
-            if entry.recorded and self.context.replay_graph(number):
+            if self._owns(number, entry) and self.context.replay_graph(number):
                 self.replayed += 1
                 return None
             return self._record(number, entry, step)
@@ -119,9 +119,14 @@ class GraphRunner:
         entry = self._entries.setdefault(key, _Entry())
         self._entries.move_to_end(key)
         if len(self._entries) > self.max_graphs:
-            forgotten, _ = self._entries.popitem(last=False)
-            self.context.reset_graph(forgotten)
+            forgotten, oldest = self._entries.popitem(last=False)
+            if self._owns(forgotten, oldest):
+                self.context.reset_graph(forgotten)
         return entry
+
+    def _owns(self, key: int, entry: _Entry) -> bool:
+        """Whether the context has the very recording that was made here, and no later one."""
+        return bool(entry.serial) and entry.serial == self.context.recording_serial(key)
 
     def _run_eagerly(self, entry: _Entry, step: Callable[[], R]) -> R:
         result = step()
@@ -132,8 +137,8 @@ class GraphRunner:
     def _record(self, key: int, entry: _Entry, step: Callable[[], R]) -> R | None:
         """Record and replay; where that fails, run eagerly, now and in future."""
         failure = self._capture(key, step)
-        entry.recorded = failure is None
         if failure is None:
+            entry.serial = self.context.recording_serial(key)
             self.captured += 1
             self.replayed += 1
             return None
@@ -177,7 +182,7 @@ class _Entry:
     """What a runner knows of a key."""
 
     calls: int = 0  #: eager ones
-    recorded: bool = False
+    serial: int = 0  #: of the last recording that worked; 0: there was none
     stays_eager: bool = False
 
 
