@@ -60,11 +60,12 @@ class CpuContext(Context):
         self.commands.cancel()
 
     def forget_users(self, memory: object) -> None:
-        if isinstance(memory, HostMemory):
-            memory = memory.block
-            for encoded in [e for e in self._encoded if e.program.uses(memory)]:
-                encoded.close()
-        super().forget_users(memory)
+        if not isinstance(memory, HostMemory):
+            super().forget_users(memory)
+            return
+        super().forget_users(memory.block)
+        for encoded in [e for e in self._encoded if e.program.uses(memory.block)]:
+            encoded.close()
 
     # -- the variable block ------------------------------------------------------------------------
 
