@@ -1,9 +1,12 @@
-"""What replaying saves: many tiny ops, and a decode loop, against submitting them anew.
+"""What replaying saves over doing it anew: many tiny ops, many tiny graphs, and a decode loop.
 
-The tiny ops add two vectors of 16 numbers, each in place of the one before. ``one by one`` gives
-every op a session of its own, ``one session`` encodes all of them for one commit, ``graph.replay``
-runs a recorded session again, ``replay_graph`` what a context captured. The decode loop is that of
-``examples/decode_loop.py``, a step per token. Sides take turns in one process, on one thread.
+- Tiny ops add two vectors of 16 numbers, each in place of the one before. ``one by one`` gives
+  every op a session of its own, ``one session`` encodes all of them for one commit,
+  ``graph.replay`` runs a recorded session again, ``replay_graph`` what a context captured.
+- Tiny graphs do such an addition to a state.
+- The decode loop is that of ``examples/decode_loop.py``, a step per token.
+
+Sides take turns in one process, on one thread.
 
     python -m bench.replay [--ops 500] [--tokens 64] [--seconds 3] [--json FILE]
 """
@@ -64,6 +67,48 @@ def tiny_ops(count: int) -> Calls:
     return calls
 
 
+def tiny_graphs(count: int) -> Calls:
+    """By name, ways to run a graph of one addition ``count`` times; all are checked to do so."""
+    g = ost.Graph("tiny")
+    total = g.state("total", (16,))
+    new = total + g.input("x", (16,))
+    g.assign(total, new)
+    g.set_outputs([new * 1])
+    session = ost.Session("cpu", threads=1)
+    compiled = session.compile(g)
+    feed, out = {"x": np.ones(16, np.float32)}, np.empty(16, np.float32)
+    bound = compiled.bind(feed, [out])
+
+    def run() -> None:
+        for _ in range(count):
+            compiled.run(feed)
+
+    def commit() -> None:
+        for _ in range(count):
+            compiled.commit_no_wait(feed)
+        compiled.sync_pending()
+
+    def call() -> None:
+        for _ in range(count):
+            bound()
+
+    context = session.context
+    context.begin_graph_capture()
+    call()
+    context.end_graph_capture(0)
+    calls: Calls = {
+        "run": run,
+        "commit_no_wait": commit,
+        "bound call": call,
+        "replay_graph": partial(context.replay_graph, 0),
+    }
+    for name, way in calls.items():
+        compiled.unbind_handle("total")
+        way()
+        assert (compiled.read_handle("total") == count).all(), name
+    return calls
+
+
 def decoding(count: int) -> Calls:
     """By name, ways to generate ``count`` tokens; all are checked to give the same ones."""
     sys.path.insert(0, str(EXAMPLES))
@@ -112,11 +157,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="for each side")
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
+    parts = {
+        "tiny ops": (tiny_ops, arguments.ops),
+        "tiny graphs": (tiny_graphs, arguments.ops),
+        "decode loop": (decoding, arguments.tokens),
+    }
     figures = {
-        "tiny ops": measure("tiny ops", tiny_ops(arguments.ops), arguments.ops, arguments.seconds),
-        "decode loop": measure(
-            "decode loop", decoding(arguments.tokens), arguments.tokens, arguments.seconds
-        ),
+        title: measure(title, make(count), count, arguments.seconds)
+        for title, (make, count) in parts.items()
     }
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
