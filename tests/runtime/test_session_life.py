@@ -1,0 +1,138 @@
+"""Sessions that are given up: nothing runs, nothing stays, the next one works."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.plan.buffer import Storage
+from ostinato.plan.compute_node import ComputeNode
+from ostinato.plan.region import Region
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def ex() -> ost.GraphExecutor:
+    return ost.GraphExecutor("cpu", threads=2)
+
+
+class Stop(Exception):
+    """Leaves a session."""
+
+
+def resident_bytes() -> int:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * 4096
+
+
+def living(*classes: type) -> int:
+    gc.collect()
+    return sum(isinstance(thing, classes) for thing in gc.get_objects())
+
+
+def give_up(ex: ost.GraphExecutor, out: ost.Buffer, number: int) -> None:
+    """A session with results of a megabyte that ends in one of four ways, none of them running."""
+    x = ex.buffer(np.zeros((512, 512), np.float32))
+    s = ex.begin_recorded() if number % 2 else ex.begin()
+    h = x
+    for _ in range(5):
+        h = s.add(h, 1.0)
+    s.neg(h, out=out)
+    if number % 4 < 2:
+        with pytest.raises(Stop), s:
+            raise Stop
+    if number % 4 == 3:
+        assert len(s.graph.fuse()) == 1  # a graph of it, given up as well
+
+
+def test_two_hundred_sessions_given_up(ex: ost.GraphExecutor) -> None:
+    out = ex.buffer(np.full((512, 512), -77, np.float32))
+    classes = (ComputeNode, Region, Storage, ost.Buffer, ost.GraphSession, ost.ComputeGraph)
+    for number in range(8):
+        give_up(ex, out, number)
+    before, bytes_before = living(*classes), resident_bytes()
+    for number in range(200):
+        give_up(ex, out, number)
+    assert living(*classes) <= before
+    assert resident_bytes() - bytes_before < 64 << 20
+    assert (out.copyout() == -77).all()
+    with ex.begin() as s:
+        s.exp(np.zeros((512, 512)).astype(np.float32), out=out)
+    assert (out.copyout() == 1).all()
+
+
+def test_sessions_that_ran_leave_nothing_but_their_results(ex: ost.GraphExecutor) -> None:
+    def step() -> ost.Buffer:
+        with ex.begin() as s:
+            h = ex.buffer(np.zeros((512, 512), np.float32))
+            for _ in range(5):
+                h = s.add(h, 1.0)
+        return h
+
+    classes = (ComputeNode, Region, Storage, ost.Buffer, ost.GraphSession)
+    for _ in range(8):
+        step()
+    before, bytes_before = living(*classes), resident_bytes()
+    for _ in range(200):
+        assert step().copyout()[0, 0] == 5
+    assert living(*classes) <= before
+    assert resident_bytes() - bytes_before < 64 << 20
+
+
+def test_a_session_dies_with_its_last_reference(ex: ost.GraphExecutor) -> None:
+    gc.disable()
+    try:
+        for begin in (ex.begin, ex.begin_recorded):
+            s = begin()
+            h = s.exp(np.ones(3, np.float32))
+            session, memory = weakref.ref(s), weakref.ref(h.storage)
+            del s
+            assert session() is None
+            with pytest.raises(ost.SessionStateError):
+                h.copyout()
+            del h
+            assert memory() is None
+    finally:
+        gc.enable()
+
+
+def test_results_outlive_their_session_and_executor() -> None:
+    ex = ost.GraphExecutor("cpu", threads=1)
+    with ex.begin() as s:
+        h = s.exp(np.zeros(3, np.float32))
+    del s, ex
+    gc.collect()
+    assert (h.copyout() == 1).all()
+
+
+def test_what_nobody_holds_shares_memory(ex: ost.GraphExecutor) -> None:
+    """A chain of 64 results of a megabyte takes three at a time at most."""
+    x = ex.buffer(np.zeros((512, 512), np.float32))
+    s = ex.begin_recorded()
+    h = x
+    for _ in range(64):
+        h = s.add(h, 1.0)
+    before = resident_bytes()
+    s.finish()
+    assert resident_bytes() - before < 16 << 20
+    assert h.copyout()[0, 0] == 64
+
+
+def test_a_session_that_could_not_be_committed_can_be_given_up(ex: ost.GraphExecutor) -> None:
+    x = ex.buffer(np.ones(3, np.float32))
+    s = ex.begin()
+    y = s.neg(x)
+    x.release()
+    with pytest.raises(ost.PlanError, match="released"):
+        s.finish()
+    del s, y
+    with ex.begin() as s:
+        y = s.neg(np.ones(3, np.float32))
+    assert (y.copyout() == -1).all()
