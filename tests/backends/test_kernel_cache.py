@@ -18,6 +18,7 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cpu import backend
 from ostinato.backends.cpu.compiler import KernelCompiler
+from ostinato.codegen.llvm.machine import machine
 from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.object_cache import ObjectCache, object_key
 
@@ -202,15 +203,29 @@ def test_a_processor_with_other_features_has_other_entries():
 
 def test_another_compiler_version_has_other_entries(monkeypatch):
     import llvmlite
-    import llvmlite.binding
 
     target = TargetSpec.host()
     keys = {object_key("kernel", target.identity)}
     monkeypatch.setattr(llvmlite, "__version__", "0.0.1")
+    machine.cache_clear()
     keys.add(object_key("kernel", target.identity))
-    monkeypatch.setattr(llvmlite.binding, "llvm_version_info", (1, 2, 3))
+    monkeypatch.undo()
+    machine.cache_clear()
     keys.add(object_key("kernel", target.identity))
-    assert len(keys) == 3
+    assert len(keys) == 2
+
+
+def test_what_llvm_says_of_the_machine_is_remembered_as_it_is(monkeypatch):
+    import llvmlite.binding
+
+    machine.cache_clear()
+    known = machine()
+    assert known["cpu"] == llvmlite.binding.get_host_cpu_name()
+    assert known["features"] == llvmlite.binding.get_host_cpu_features().flatten()
+    monkeypatch.setattr(llvmlite.binding, "get_host_cpu_name", lambda: "another")
+    machine.cache_clear()
+    assert machine() == known
+    machine.cache_clear()
 
 
 def test_the_folder_stays_within_its_bound(tmp_path, monkeypatch):

@@ -98,6 +98,12 @@ class Arena:
 
     def __new__(cls, nbytes: int, *, huge_pages: bool = True) -> Arena: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def seal(self) -> None:
+        """Make the bytes code: to be run and read, and never written again.
+
+        Raises:
+            OSError: the system forbids it.
+        """
     @property
     def address(self) -> int:
         """Address of the first byte; a valid one even when there are no bytes."""
@@ -299,6 +305,7 @@ class BoundCall:
         """Runs the program: no checks, no allocation. While its queue records: is recorded.
 
         Raises:
-            variable_error: of the queue; as :meth:`Recording.replay`. So does a call that was bound
-                while ``from_block`` was set, when it is not.
+            variable_error: of the queue; as :meth:`Recording.replay`. Also, while ``from_block`` is
+                not set, for resident variables that :meth:`Program.bind` was not given, or was given
+                while it was set.
         """

@@ -114,7 +114,7 @@ class KernelCompiler:
         progress: Progress | None = None,
     ) -> MachineCode:
         """Machine code for every kernel, and a function for every symbolic size."""
-        from ostinato.codegen.llvm.toolchain import link
+        from ostinato.backends.cpu.loading import load
 
         names: dict[Kernel, str] = {}
         objects: dict[str, tuple[bytes, list[str]]] = {}
@@ -129,7 +129,7 @@ class KernelCompiler:
             if progress is not None:
                 progress(done + 1, len(kernels))
         size_names = self._sizes(sizes, variables, objects)
-        linked = link(objects.values()) if objects else None
+        linked = load(objects.values()) if objects else None
         return MachineCode(linked, names, size_names, self.target)
 
     def _symbol(self, text: str) -> str:

@@ -12,6 +12,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ostinato.codegen.llvm.machine import machine
 from ostinato.errors import DeviceUnavailableError, OstinatoError
 
 if TYPE_CHECKING:
@@ -87,11 +88,7 @@ class TargetSpec:
     @property
     def identity(self) -> str:
         """All that makes code for this target differ from code for another: a cache key."""
-        import llvmlite
-        import llvmlite.binding as llvm
-
-        version = ".".join(str(part) for part in llvm.llvm_version_info)
-        compiler = f"LLVM {version} llvmlite {llvmlite.__version__}"
+        compiler = machine()["compiler"]
         return f"{self.triple} {self.cpu} {self.features} {self.vector_bytes} {compiler}"
 
     @property
@@ -100,6 +97,13 @@ class TargetSpec:
         if not self.triple.startswith("x86"):
             return True
         return "+f16c" in self.features.split(",") or self.cpu in ("x86-64-v3", "x86-64-v4")
+
+    @property
+    def has_byte_dots(self) -> bool:
+        """Whether one instruction adds four products of bytes to a 32-bit sum (VNNI)."""
+        features = self.features.split(",")
+        wanted = "+avx512vnni" if self.vector_bytes == 64 else "+avxvnni"
+        return self.triple.startswith("x86") and wanted in features
 
     @property
     def has_avx512(self) -> bool:
@@ -255,18 +259,16 @@ def _supply_library(parsed: Any, target: TargetSpec) -> None:
 
 @functools.cache
 def _host() -> TargetSpec:
-    import llvmlite.binding as llvm
-
-    triple = llvm.get_process_triple()
-    flags = llvm.get_host_cpu_features()
-    features = flags.flatten()
+    known = machine()
+    triple, features = known["triple"], known["features"]
     if not _is_x86(triple):
-        return TargetSpec(triple, llvm.get_host_cpu_name(), features, 16)
-    wide = all(flags.get(f"avx512{part}", False) for part in ("f", "bw", "dq", "vl"))
+        return TargetSpec(triple, known["cpu"], features, 16)
+    flags = frozenset(features.split(","))
+    wide = all(f"+avx512{part}" in flags for part in ("f", "bw", "dq", "vl"))
     if wide:
         features = f"{features},{_PREFER_512_BITS}"
-    vector_bytes = 64 if wide else 32 if flags.get("avx2", False) else 16
-    return TargetSpec(triple, llvm.get_host_cpu_name(), features, vector_bytes)
+    vector_bytes = 64 if wide else 32 if "+avx2" in flags else 16
+    return TargetSpec(triple, known["cpu"], features, vector_bytes)
 
 
 def _is_x86(triple: str) -> bool:

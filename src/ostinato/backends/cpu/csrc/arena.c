@@ -6,6 +6,7 @@
 typedef struct {
     PyObject_HEAD
     memory_block block;
+    bool sealed;
 } ArenaObject;
 
 static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -39,7 +40,16 @@ static void arena_dealloc(ArenaObject *self) {
 
 static int arena_getbuffer(ArenaObject *self, Py_buffer *view, int flags) {
     return PyBuffer_FillInfo(view, (PyObject *)self, self->block.address,
-                             (Py_ssize_t)self->block.nbytes, 0, flags);
+                             (Py_ssize_t)self->block.nbytes, self->sealed, flags);
+}
+
+static PyObject *arena_seal(ArenaObject *self, PyObject *unused) {
+    (void)unused;
+    if (!memory_seal(&self->block)) {
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    self->sealed = true;
+    Py_RETURN_NONE;
 }
 
 static PyObject *arena_address(ArenaObject *self, void *unused) {
@@ -57,6 +67,12 @@ static PyObject *arena_repr(ArenaObject *self) {
                                 (void *)self->block.address);
 }
 
+static PyMethodDef arena_methods[] = {
+    {"seal", (PyCFunction)arena_seal, METH_NOARGS,
+     "seal($self, /)\n--\n\nMakes the bytes code: to be run and read, and never written again."},
+    {0},
+};
+
 static PyGetSetDef arena_getset[] = {
     {"address", (getter)arena_address, NULL, "Address of the first byte.", NULL},
     {"nbytes", (getter)arena_nbytes, NULL, "Length in bytes.", NULL},
@@ -70,6 +86,7 @@ static PyType_Slot arena_slots[] = {
     {Py_tp_dealloc, arena_dealloc},
     {Py_tp_repr, arena_repr},
     {Py_tp_getset, arena_getset},
+    {Py_tp_methods, arena_methods},
     {Py_bf_getbuffer, arena_getbuffer},
     {0, NULL},
 };

@@ -66,6 +66,11 @@ void memory_discard(char *address, size_t nbytes) {
     memset(address + before + whole, 0, nbytes - before - whole);
 }
 
+bool memory_seal(memory_block *block) {
+    __builtin___clear_cache(block->address, block->address + block->nbytes);
+    return mprotect(block->address, block->reserved, PROT_READ | PROT_EXEC) == 0;
+}
+
 void memory_unmap(memory_block *block) {
     if (block->address != NULL) {
         munmap(block->address, block->reserved);

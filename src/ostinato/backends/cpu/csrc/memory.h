@@ -18,6 +18,10 @@ bool memory_map(memory_block *block, size_t nbytes, bool huge_pages);
 /* Gives pages within [address, address + nbytes) back to the system; they read as zero again. */
 void memory_discard(char *address, size_t nbytes);
 
+/* Makes the block code that can be run and no longer written; false, with errno set, where the
+ * system forbids it. */
+bool memory_seal(memory_block *block);
+
 /* Gives the memory back; a block that was never mapped (all zero) is left alone. */
 void memory_unmap(memory_block *block);
 
