@@ -42,23 +42,41 @@ class Way:
     read: Callable[[], int]
 
 
+class Operations:
+    """The model's weights and caches as buffers, for sessions to work on."""
+
+    def __init__(
+        self, executor: ost.GraphExecutor, config: Config, weights: Mapping[str, Array]
+    ) -> None:
+        self.config = config
+        self.weights = {name: executor.buffer(array) for name, array in weights.items()}
+        self.caches = {name: executor.empty(config.cache_shape) for name in config.cache_names}
+        self.following = executor.empty((1,), "int64")
+
+    def encode(self, session: ost.GraphSession) -> None:
+        """One step, op by op; caches are updated where they are."""
+
+        def append(name: str, row: ost.Buffer) -> ost.Buffer:
+            cache, start = self.caches[name], (0, 0, self.config.position, 0)
+            return session.dynamic_update_slice(cache, row, start, out=cache)
+
+        Decoder(session, self.config, self.weights, append).step(out=self.following)
+
+    def read(self) -> int:
+        """The token that the last step found to follow."""
+        return int(self.following.copyout()[0])
+
+
 def op_by_op(session: ost.Session, config: Config, weights: Mapping[str, Array]) -> Way:
     """Every op is encoded anew at every step; nothing is compiled as a whole."""
     executor = ost.GraphExecutor(session.context)
-    operands = {name: executor.buffer(array) for name, array in weights.items()}
-    caches = {name: executor.empty(config.cache_shape) for name in config.cache_names}
-    following = executor.empty((1,), "int64")
+    operations = Operations(executor, config, weights)
 
     def submit() -> None:
         with executor.begin() as s:
+            operations.encode(s)
 
-            def append(name: str, row: ost.Buffer) -> ost.Buffer:
-                cache, start = caches[name], (0, 0, config.position, 0)
-                return s.dynamic_update_slice(cache, row, start, out=cache)
-
-            Decoder(s, config, operands, append).step(out=following)
-
-    return Way(submit, lambda: int(following.copyout()[0]))
+    return Way(submit, operations.read)
 
 
 def compiled(session: ost.Session, config: Config, weights: Mapping[str, Array]) -> Way:

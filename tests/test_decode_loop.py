@@ -176,6 +176,25 @@ def test_queued_and_replayed(loop: ModuleType, session: ost.Session, pair: list[
     assert loop.generate(session, replayed, COUNT, case.first) == case.tokens
 
 
+@pytest.mark.parametrize("change", ["as it is", "fused", "reordered", "both"])
+def test_a_recorded_session(
+    loop: ModuleType, session: ost.Session, pair: list[Case], change: str
+) -> None:
+    """Its graph, replayed without the context recording anything."""
+    case, executor = pair[1], ost.GraphExecutor(session.context)
+    step = loop.Operations(executor, case.config, case.weights)
+    with executor.begin_recorded() as s:
+        step.encode(s)
+    graph = s.graph
+    if change in ("fused", "both"):
+        graph = graph.fuse()
+        assert graph.fused
+    if change in ("reordered", "both"):
+        graph = graph.reorder()
+    way = loop.Way(graph.replay, step.read)
+    assert loop.generate(session, way, COUNT, case.first) == case.tokens
+
+
 def test_on_two_threads(loop: ModuleType, pair: list[Case]) -> None:
     session = ost.Session("cpu", threads=2)
     session.context.set_dev_state_mode(True)
