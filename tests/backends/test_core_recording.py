@@ -368,6 +368,17 @@ def test_calls_bound_to_the_block_need_it(pool, kernels, queue):
     assert queue.end().n_calls == 0
 
 
+def test_calls_without_values_of_resident_variables_need_the_block(pool, kernels, queue):
+    buffers = arrays()
+    call = adder(pool, kernels, queue, POSITION).bind(buffers)
+    with pytest.raises(VariableTrouble, match="dev-state mode"):
+        call()
+    queue.from_block = True
+    queue.block = (0, 3, 0)
+    call()
+    assert (buffers[0] >= 0).sum() == 3
+
+
 # -- wrong arguments -------------------------------------------------------------------------------
 
 

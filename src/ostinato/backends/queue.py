@@ -50,7 +50,7 @@ class Queue:
     def settle(self) -> None:
         """Wait until everything queued so far is done; what it raised stays for :meth:`sync`."""
         last = self._last
-        if last is not None and self._process == os.getpid():
+        if last is not None and not self.idle:
             last.result()
 
     def sync(self) -> None:

@@ -24,6 +24,7 @@ class Turn:
         if lock is None:  # one step, so that two threads of a child agree on which lock it is
             lock = self._of_process.setdefault(process, threading.RLock())
         lock.acquire()
+        self._held = lock  # by this thread, until it is released: nobody else writes it
 
     def __exit__(self, *exception: object) -> None:
-        self._of_process[os.getpid()].release()
+        self._held.release()

@@ -14,8 +14,8 @@ PyObject *bound_call_new(ProgramObject *program, PyObject *buffers, PyObject *va
     }
     self->program = (ProgramObject *)Py_NewRef((PyObject *)program);
     self->has_vars = vars != NULL && vars != Py_None;
-    self->needs_block =
-        program->n_resident > 0 && program->queue != NULL && program->queue->from_block;
+    self->needs_block = program->n_resident > 0 && program->queue != NULL &&
+                        (program->queue->from_block || !self->has_vars);
     self->bindings = bindings_new(program->n_externals);
     if (self->bindings == NULL) {
         PyErr_NoMemory();
@@ -40,8 +40,8 @@ static int call_attended(BoundCallObject *self) {
     CommandQueueObject *queue = program->queue;
     if (self->needs_block && !queue->from_block) {
         PyErr_SetString(queue->variable_error,
-                        "this call takes Variables from the variable block: it was bound in "
-                        "dev-state mode; turn that on again with set_dev_state_mode(True)");
+                        "this call takes Variables from the variable block, in dev-state mode "
+                        "only: turn that on with set_dev_state_mode(True)");
         return -1;
     }
     if (queue->recording) {

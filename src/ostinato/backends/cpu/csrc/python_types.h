@@ -120,7 +120,7 @@ struct BoundCallObject {
     ProgramObject *program; /* NULL after the garbage collector broke a cycle: unusable */
     bindings *bindings;
     bool has_vars;    /* else it follows the program's */
-    bool needs_block; /* its own variables are not all meant: it was bound to read the block */
+    bool needs_block; /* it runs only while the queue's mode is to read the block */
     int64_t vars[MAX_VARS];
 };
 
