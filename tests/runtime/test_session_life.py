@@ -132,6 +132,8 @@ def test_a_session_that_could_not_be_committed_can_be_given_up(ex: ost.GraphExec
     x.release()
     with pytest.raises(ost.PlanError, match="released"):
         s.finish()
+    with pytest.raises(ost.SessionStateError, match="not been finished"):
+        y.copyout()
     del s, y
     with ex.begin() as s:
         y = s.neg(np.ones(3, np.float32))

@@ -112,7 +112,7 @@ class _Fusion:
             if overlap(operand, result)
         ]
         if clashes and len(joint.results) > 1:
-            return False
+            return False  # nobody says which of its stores comes first
         return all(same_elements(operand, result) for operand, result in clashes)
 
     def _replace(self, source: int, position: int, joint: ComputeNode) -> None:

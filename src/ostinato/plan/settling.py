@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ostinato.plan.buffer import Storage
     from ostinato.plan.compute_graph import ComputeGraph
     from ostinato.plan.prepared import PreparedOp
-    from ostinato.plan.region import Operand
+    from ostinato.plan.region import Operand, ResultStorage
     from ostinato.plan.routine import Routine
 
 __all__ = ["Placements", "settled"]
@@ -48,8 +48,8 @@ def settled(
     storage: Callable[[int], Storage],
     placements: Placements,
     sizes: Mapping[str, int],
-) -> list[PreparedOp]:
-    """The graph's nodes as prepared ops, in order.
+) -> tuple[list[PreparedOp], list[ResultStorage]]:
+    """The graph's nodes as prepared ops, in order, and the storages of results that users hold.
 
     Results that the user holds lie in memory of their own. The others, and what nodes need while
     they run, share an arena: nodes of one group never have bytes in common there, so that what may
@@ -66,11 +66,15 @@ def settled(
     ops: list[PreparedOp] = []
     for number, (node, routine) in enumerate(zip(graph.nodes, routines, strict=True)):
         ops += node.ops(len(ops), routine, arena.temps(number), arena.find)
-    return ops
+    return ops, list(arena.held.values())
 
 
 class _Arena:
-    """Buffers for all that nodes read and write."""
+    """Buffers for all that nodes read and write.
+
+    Attributes:
+        held: the storages of results that users hold.
+    """
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class _Arena:
         sizes: Mapping[str, int],
     ) -> None:
         self._sizes = sizes
-        self._held: dict[Region, Storage] = {}
+        self.held: dict[Region, ResultStorage] = {}
         members = self._members(graph, routines)
         placement = placements.find([(life[0], life[1], life[2]) for life in members.values()])
         self._offsets = dict(zip(members, placement.offsets, strict=True))
@@ -95,14 +99,13 @@ class _Arena:
         members: dict[Any, list[int]] = {}
         for number, (node, group) in enumerate(zip(graph.nodes, graph.groups, strict=True)):
             for operand in (*node.writes, *node.reads):
-                if not isinstance(operand, Piece) or operand.region in self._held:
+                if not isinstance(operand, Piece) or operand.region in self.held:
                     continue
                 region = operand.region
                 if region in members:
                     members[region][2] = group
                 elif (held := region.storage) is not None:
-                    held.submitted = True
-                    self._held[region] = held
+                    self.held[region] = held
                 else:
                     members[region] = [region.nbytes, group, group]
             routine = routines[number]
@@ -115,7 +118,7 @@ class _Arena:
         if isinstance(operand, Buffer):
             return operand
         assert isinstance(operand, Piece)
-        held = self._held.get(operand.region)
+        held = self.held.get(operand.region)
         if held is not None:
             return Buffer(held, operand.offset, operand.type, sizes=self._sizes)
         return self._place(self._offsets[operand.region] + operand.offset, operand.type)

@@ -160,8 +160,16 @@ class GraphExecutor:
         variables = self._variables(graph)
         formulas = [node.formula for node in graph.nodes]
         routines = [None if f is None else self.context.routine(f) for f in formulas]
-        ops = settled(graph, routines, self.context.storage, self._placements, self.sizes)
-        return self.context.encode(ops, variables)
+        ops, held = settled(graph, routines, self.context.storage, self._placements, self.sizes)
+        fresh = [storage for storage in held if not storage.submitted]
+        try:
+            for storage in fresh:
+                storage.submitted = True
+            return self.context.encode(ops, variables)
+        except BaseException:
+            for storage in fresh:
+                storage.submitted = False
+            raise
 
     def run(self, encoded: Encoded) -> int:
         """See :class:`~ostinato.plan.compute_graph.Launcher`."""

@@ -62,6 +62,9 @@ def _encoding(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
         return self._encode(method, args, kwargs, out)
 
+    known = inspect.signature(method)
+    last = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Any)
+    call.__signature__ = known.replace(parameters=[*known.parameters.values(), last])  # type: ignore[attr-defined]
     return call
 
 
