@@ -13,6 +13,7 @@ import pytest
 import ostinato as ost
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
+from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.prepared import Copy
 
 from .capture import ONES, SENTINEL, chain_graph, recorded, scaled_graph, sentinels, total
@@ -292,6 +293,41 @@ def test_plans_memory_is_not_released_buffer_by_buffer(session, compiled):
     with pytest.raises(ost.PlanError, match="release_all_buffers"):
         inside[0].release()
     compiled.plan.execute()
+
+
+def test_ops_on_memory_of_a_plan_end_with_it(session, compiled):
+    context = session.context
+    compiled.bind_handle("total", 5 * ONES)
+    (state,) = [b for b in compiled.plan.buffers if (b.copyout() == 5).all()]
+    target = context.upload(ONES)
+    encoded = copying(context, state, target)
+    with recorded(context, 1):
+        context.run(encoded)
+    compiled.plan.release_all_buffers()
+    assert context.replay_graph(1) is False
+    with pytest.raises(ost.PlanError):
+        context.run(encoded)
+    np.testing.assert_array_equal(target.copyout(), ONES)
+
+
+def test_plans_by_hand_drop_recordings_when_they_are_released(session):
+    context = session.context
+    a, b = context.upload(ONES), context.empty(VECTOR)
+    made = []
+
+    def runner(ops):
+        made.append(context.encode(ops))
+        return made[0]
+
+    ops = [Copy(id=1, source=a, target=b)]
+    plan = ExecutionPlan(
+        ops, device=context.device, runner=runner, inputs={"a": a}, outputs={"b": b}, queue=context
+    )
+    plan.execute()
+    with recorded(context, 1):
+        context.run(made[0])
+    plan.release_all_buffers()
+    assert context.replay_graph(1) is False
 
 
 def test_released_memory_is_given_back(session):

@@ -87,6 +87,9 @@ class Executable(ABC):
     ) -> Callable[[], None]:
         """A callable that runs on these arrays, again and again, without further checks.
 
+        While the context records, calling it is recorded. In dev-state mode it reads the Variables
+        that the context's block has from there; see :meth:`Context.set_dev_state_mode`.
+
         Raises:
             ValueError: as :meth:`run`.
         """
@@ -121,13 +124,17 @@ class Executable(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Give back the memory of what lives within a run, until the next run writes it."""
+        """Give back the memory of what lives within a run, until the next run writes it.
+
+        Recordings of runs are dropped: see :meth:`Context.forget_users`.
+        """
 
     @abstractmethod
     def close(self) -> None:
         """Give back all memory that is not shared, for good.
 
-        From now on every other method, and every bound call, raises :class:`PlanError`.
+        From now on every other method, and every bound call, raises :class:`PlanError`. Recordings
+        of runs are dropped: see :meth:`Context.forget_users`.
         """
 
     @property

@@ -129,6 +129,10 @@ class Context(ABC):
         self._queue = Queue()
         self._routines: dict[Formula, Routine] = {}
 
+    def __repr__(self) -> str:
+        doing = "recording" if self.capturing else f"recordings: {sorted(self._recordings)}"
+        return f"<{type(self).__name__} of {self.device}, {doing}>"
+
     # -- recording ---------------------------------------------------------------------------------
 
     @property
@@ -293,7 +297,8 @@ class Context(ABC):
         """
         token, step = _checked_state("token", token), _checked_state("step", step)
         self._queue.settle()
-        self._write_state((token, step, step + 1))
+        with self._running:
+            self._write_state((token, step, step + 1))
 
     def set_dev_state_mode(self, enable: bool) -> None:
         """Whether Variables named ``token``, ``position`` and ``kv_len`` live in the block.

@@ -97,8 +97,11 @@ class QueuedCalls(Execution):
             ]
             for call in calls:
                 call()
-            shapes = [array.shape for array in arrays]
-            self._context.after_replay(partial(self._replayed, shapes, tuple(block)))
+            if block:
+                shapes = [array.shape for array in arrays]
+                self._context.after_replay(partial(self._replayed, shapes, tuple(block)))
+            else:
+                self._context.after_replay(partial(self._keep_last, self._places(live)))
 
     def _result_memory(self) -> list[Array]:
         """For each output, all the bytes that the arena has for it."""
@@ -128,12 +131,15 @@ class QueuedCalls(Execution):
         return buffer
 
     def _replayed(self, shapes: Sequence[tuple[int, ...]], resident: Sequence[str]) -> None:
-        """The results of a replay are in the arena: those of the last run, from now on."""
+        """After a replay: its results are in the arena, as large as the variable block says."""
+        state = self._context.decode_state
+        block = {name: state[name] for name in resident}
+        live = self._signature.live(self._signature.used(shapes, block), block)
         with self._turn:
-            state = self._context.decode_state
-            block = {name: state[name] for name in resident}
-            used = self._signature.used(shapes, block)
-            self._last = tuple(self._places(self._signature.live(used, block)))
+            self._keep_last(self._places(live))
+
+    def _keep_last(self, results: Sequence[Array]) -> None:
+        self._last = tuple(results)
 
 
 def _copied(inputs: object) -> object:

@@ -306,6 +306,6 @@ class BoundCall:
 
         Raises:
             variable_error: of the queue; as :meth:`Recording.replay`. Also, while ``from_block`` is
-                not set, for resident variables that :meth:`Program.bind` was not given, or was given
-                while it was set.
+                not set, for resident variables that :meth:`Program.bind` was not given, or was
+                given while it was set.
         """

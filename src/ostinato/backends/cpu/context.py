@@ -133,7 +133,7 @@ class CpuContext(Context):
         steps = [_step(op, slots) for op in ops if not isinstance(op, View)]
         owner = tuple(op.kernel.code for op in ops if isinstance(op, KernelCall))
         memory = [block(storage) for storage in storages]
-        encoded = CpuEncoded(self.program(memory, steps, variables, owner=owner))
+        encoded = CpuEncoded(self, self.program(memory, steps, variables, owner=owner))
         self._encoded.add(encoded)
         return encoded
 
@@ -145,7 +145,8 @@ class CpuEncoded(Encoded):
         program: that program.
     """
 
-    def __init__(self, program: _core.Program) -> None:
+    def __init__(self, context: CpuContext, program: _core.Program) -> None:
+        self._context = context
         self.program = program
         self._call = program.bind()
 
@@ -166,6 +167,7 @@ class CpuEncoded(Encoded):
 
     def close(self) -> None:
         self.program.stop(PlanError(RELEASED))
+        self._context.forget_users(self.program)
 
 
 def _touched(op: PreparedOp) -> tuple[Buffer, ...]:

@@ -153,7 +153,8 @@ class CpuExecutable(Executable):
         with self._weights.guard:
             self._closed = True
             self._run.stop(PlanError(RELEASED))
-            self._context.forget_users(self._run)
+            for own in (self._run, HostMemory(self._arena), HostMemory(self._states)):
+                self._context.forget_users(own)
             self._arena = self._states = self._constants = _core.Arena(0)
             self._weights = Tenancy(0)
             self._originals = Originals(())
