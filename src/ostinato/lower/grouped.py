@@ -34,6 +34,11 @@ __all__ = ["GroupedProduct", "RowProduct", "grouped_matmul_kernel", "row_product
 #: often from where it was left.
 _FEW_ROWS = 4
 
+#: A panel of up to this many bytes is still in the second-level cache when tiles go over it again:
+#: with 64 tokens at 2 of 8 experts of 1024 x 3584, 5% faster than panels of 920 kB. Narrower than
+#: three vectors panels cost more than they save.
+_PANEL_BYTES, _LEAST_VECTORS = 768 << 10, 3
+
 #: About 20 µs of one core's work, and what it computes while it reads a byte of a panel.
 _ITEM_FLOPS, _FLOPS_PER_BYTE = 2_000_000, 5
 
@@ -225,14 +230,26 @@ def row_product(
     node: Node, rows: Dim, weights: Sequence[Value], registers: RegisterFile
 ) -> RowProduct:
     """The product of ``rows`` rows with their experts' ``weights``, as ``node`` needs it."""
-    experts, _, columns = weights[0].shape
-    share = bounds(ceil_div(rows, experts))[1]
+    share = bounds(ceil_div(rows, weights[0].shape[0]))[1]
     expected = max(share, min(_FEW_ROWS, bounds(rows)[1]), 1)
-    acc = weights[0].dtype.accumulator
-    tile = tile_for(registers.vector_bytes, registers.count, acc, expected, columns)
+    tile = _tile(weights[0], expected, registers)
     forms = {_packing(node, rows, weight).panel_format(registers) for weight in weights}
     form = forms.pop() if len(forms) == 1 else None
     return RowProduct(node, rows, tuple(weights), tile, form)
+
+
+def _tile(weight: Value, rows: int, registers: RegisterFile) -> tuple[int, int]:
+    """The register tile where an expert has about ``rows`` rows."""
+    _, depth, columns = weight.shape
+    assert isinstance(depth, int)
+    acc = weight.dtype.accumulator
+    vector_bytes, count = registers.vector_bytes, registers.count
+    tile = tile_for(vector_bytes, count, acc, rows, columns)
+    lanes = max(1, vector_bytes // acc.itemsize)
+    widest = max(_LEAST_VECTORS, _PANEL_BYTES // max(1, depth * vector_bytes)) * lanes
+    if rows > tile[0] and tile[1] > widest:  # panels are gone over again
+        tile = tile_for(vector_bytes, count, acc, rows, widest)
+    return tile
 
 
 def _packing(node: Node, rows: Dim, weight: Value) -> Product:

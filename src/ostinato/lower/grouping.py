@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ostinato.lower.builder import KernelBuilder
     from ostinato.lower.program import LoweredBuffer
 
-__all__ = ["GroupLayout", "Grouping", "grouping_kernel"]
+__all__ = ["GroupLayout", "Grouping", "Routing", "grouping_kernel"]
 
 #: Rows of a part at most: a multiple of every usual tile, and enough work to pay for a panel.
 _PART_ROWS = 256
@@ -57,6 +57,23 @@ class GroupLayout:
     def type(self) -> TensorType:
         """What the memory is."""
         return TensorType(INT64, (self.first_row + bounds(self.rows)[1],))
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """Which rows of a node go to which experts, for whoever wants to know after a run.
+
+    Attributes:
+        node: the label of the node, or of the first of several that share the expert ids.
+        shape: of the expert ids; rows are their elements in C order.
+        layout: how the rows of every expert are listed.
+        groups: where.
+    """
+
+    node: str
+    shape: tuple[Dim, ...]
+    layout: GroupLayout
+    groups: LoweredBuffer
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from ostinato.errors import UnsupportedOpError
 from ostinato.lower.attention import Queries, attention_kernel, attention_tiles
 from ostinato.lower.builder import KernelBuilder
+from ostinato.lower.emission import Emission
 from ostinato.lower.experts import ExpertLayer
 from ostinato.lower.grouped import RowProduct, grouped_matmul_kernel, row_product, rows_in_place
-from ostinato.lower.grouping import GroupLayout, grouping_kernel
+from ostinato.lower.grouping import GroupLayout, Routing, grouping_kernel
 from ostinato.lower.inline import inline_regions
 from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
 from ostinato.lower.preparation import split_prepared
@@ -22,7 +23,7 @@ from ostinato.lower.products import (
     depthwise_nest,
     matmul_product,
 )
-from ostinato.lower.program import Call, LoweredBuffer, Program, Role
+from ostinato.lower.program import LoweredBuffer, Program, Role
 from ostinato.lower.recurrent import recurrent_kernel, recurrent_product, recurrent_tile
 from ostinato.lower.regions import (
     REDUCTIONS,
@@ -42,17 +43,13 @@ from ostinato.lower.updates import (
     scan_nest,
     scatter_nest,
 )
-from ostinato.lower.views import MAX_TANGLES, VIEWS, is_tangled
 from ostinato.ops.convolution import is_depthwise
-from ostinato.ops.moe import EXPERT_MLP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import BaseGraph, Node, Value
-    from ostinato.lower.panels import PanelFormat
-    from ostinato.lower.program import Kernel
-    from ostinato.variables import Dim, Symbol
+    from ostinato.variables import Symbol
 
 __all__ = ["LOWERED_OPS", "LoweringOptions", "lower"]
 
@@ -85,20 +82,16 @@ def lower(
     return lowering.program(), lowering.refused
 
 
-class _Lowering:
+class _Lowering(Emission):
     def __init__(
         self, graph: BaseGraph, options: LoweringOptions, variables: tuple[Symbol, ...]
     ) -> None:
+        self.nodes = _live(graph)
+        super().__init__(self.nodes, variables)
         self.graph = graph
         self.options = options
-        self.variables = variables
-        self.calls: list[Call] = []
-        self.stored: dict[Value, LoweredBuffer] = {}
-        self.grouped: dict[tuple[Value, GroupLayout], LoweredBuffer] = {}
         self.refused: list[Refusal] = []
-        self.nodes = _live(graph)
-        self._position = {node: i for i, node in enumerate(self.nodes)}
-        self.inlined: set[Node] = set()
+        self.routings: dict[tuple[Value, GroupLayout], Routing] = {}
         self.outputs: dict[str, LoweredBuffer] = {}
         self._claimed: dict[Value, tuple[str, Value]] = {}
         self._needed: set[Value] = set()
@@ -134,6 +127,7 @@ class _Lowering:
             {name: self.outputs[name] for name in self.graph.outputs},
             next_states,
             self.variables,
+            list(self.routings.values()),
         )
 
     # -- what is in memory ---------------------------------------------------------------------
@@ -236,29 +230,10 @@ class _Lowering:
         rule = _RULES.get(anchor.op.name, _Lowering._lower_column)
         rule(self, region, anchor)
 
-    def _builder(self, region: Region) -> KernelBuilder:
-        return KernelBuilder(self.stored, _Members(set(region.members), self.inlined))
-
     def _region_outputs(self, region: Region) -> Outputs:
         """The values that the region stores, with their buffers."""
         values = [v for n in region.members for v in n.outputs if v in self._needed]
         return [(value, self._target(value)) for value in values]
-
-    def _call(self, region: Region, build: KernelBuilder, kernel: Kernel, outputs: Outputs) -> None:
-        self.stored.update(outputs)
-        nodes = sorted({*region.members, *build.computed}, key=self._position.__getitem__)
-        title = "+".join(dict.fromkeys(n.op.name for n in nodes))
-        flops: Dim = 0
-        for node in (n for n in nodes if n.op is not EXPERT_MLP):  # its products count themselves
-            flops = flops + node.op.flops([v.type for v in node.inputs], node.attrs)
-        labels = tuple(dict.fromkeys(n.label for n in nodes))
-        self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))
-
-    def _helper_call(
-        self, node: Node, title: str, build: KernelBuilder, kernel: Kernel, flops: Dim = 0
-    ) -> None:
-        labels = tuple(dict.fromkeys(n.label for n in (node, *build.computed)))
-        self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))
 
     # -- anchors -------------------------------------------------------------------------------
 
@@ -297,14 +272,6 @@ class _Lowering:
         kernel = product.contraction(build, packed, tile, outputs, self.variables, form)
         self._call(region, build, kernel, outputs)
 
-    def _pack(self, product: Product, panel: int, form: PanelFormat | None = None) -> LoweredBuffer:
-        """Bring the right operand of ``product`` into panels."""
-        packed = product.packed_buffer(panel, Role.TEMP, form)
-        build = KernelBuilder(self.stored, self.inlined)
-        packing = product.packing(build, packed, panel, self.variables)
-        self._helper_call(product.node, "pack", build, packing)
-        return packed
-
     def _lower_grouped(self, region: Region, anchor: Node) -> None:
         x, w, ids = anchor.inputs
         if not rows_in_place(self._builder(region), x):
@@ -318,11 +285,11 @@ class _Lowering:
 
     def _lower_experts(self, region: Region, anchor: Node) -> None:
         layer = ExpertLayer(anchor, self.options.registers)
-        if not rows_in_place(KernelBuilder(self.stored, self.inlined), layer.x):
+        if not rows_in_place(self._helper_builder(), layer.x):
             self._copy(layer.x)
         for title, product, make in layer.products:
             packed, groups = self._grouped_operands(product, layer.ids)
-            build = KernelBuilder(self.stored, self.inlined)
+            build = self._helper_builder()
             kernel = make(build, packed, groups, self.variables)
             self._helper_call(anchor, title, build, kernel, product.flops)
         build = self._builder(region)
@@ -334,35 +301,14 @@ class _Lowering:
     ) -> tuple[list[LoweredBuffer], LoweredBuffer]:
         """The matrices of ``product`` in panels, and its rows by their expert ``ids``."""
         packed = [self._pack(p, product.tile[1], product.form) for p in product.packings]
-        key = ids, product.layout
-        if key not in self.grouped:
-            name = f"{product.node.label}.groups"
-            groups = self.grouped[key] = LoweredBuffer(product.layout.type, Role.TEMP, name)
-            build = KernelBuilder(self.stored, self.inlined)
-            kernel = grouping_kernel(build, ids, groups, product.layout, self.variables)
-            self._helper_call(product.node, "group", build, kernel)
-        return packed, self.grouped[key]
-
-    def _untangle(self, value: Value) -> None:
-        """Store views along the way to ``value`` where too many would be read through at once."""
-        chain = []
-        while value.node.op.name in VIEWS and value not in self.stored:
-            chain.append(value)
-            (value,) = value.node.inputs
-        tangles = 0
-        for view in reversed(chain):
-            tangles += is_tangled(view.node)
-            if tangles > MAX_TANGLES:
-                self._copy(view)
-                tangles = 0
-
-    def _copy(self, value: Value) -> None:
-        """Bring ``value``, a view of something, into memory of its own."""
-        buffer = LoweredBuffer(value.type, Role.TEMP, f"{value.node.label}.copy", value)
-        build = KernelBuilder(self.stored, self.inlined)
-        kernel = copy_nest(build, value, buffer, self.variables)
-        self._helper_call(value.node, "copy", build, kernel)
-        self.stored[value] = buffer
+        node, layout = product.node, product.layout
+        if (ids, layout) not in self.routings:
+            groups = LoweredBuffer(layout.type, Role.TEMP, f"{node.label}.groups")
+            self.routings[ids, layout] = Routing(node.label, ids.shape, layout, groups)
+            build = self._helper_builder()
+            kernel = grouping_kernel(build, ids, groups, layout, self.variables)
+            self._helper_call(node, "group", build, kernel)
+        return packed, self.routings[ids, layout].groups
 
     def _lower_concat(self, region: Region, anchor: Node) -> None:
         target = self._store(anchor)
@@ -453,23 +399,6 @@ class _Lowering:
         for value, stored, buffer in moved:
             self._copy_into(value, buffer, stored)
         return {name: buffers[name] for name in self.graph.assignments}
-
-    def _copy_into(
-        self, value: Value, buffer: LoweredBuffer, stored: Mapping[Value, LoweredBuffer]
-    ) -> None:
-        build = KernelBuilder(stored, self.inlined)
-        kernel = copy_nest(build, value, buffer, self.variables)
-        self._helper_call(value.node, "copy", build, kernel)
-
-
-class _Members:
-    """The nodes that a region's kernel computes: its own, and the inlined ones."""
-
-    def __init__(self, own: set[Node], inlined: set[Node]) -> None:
-        self._own, self._inlined = own, inlined
-
-    def __contains__(self, node: object) -> bool:
-        return node in self._own or node in self._inlined
 
 
 _RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {

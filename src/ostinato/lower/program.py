@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
+    from ostinato.lower.grouping import Routing
     from ostinato.lower.loops import Arg
     from ostinato.variables import Dim, Symbol
 
@@ -122,6 +123,7 @@ class Program:
         next_states: by state name, the buffer that holds the state's next value; the state's own
             buffer where it is updated in place.
         variables: the graph's Variables, in the order of the kernels' ``vars``.
+        routings: where runs leave which rows went to which experts.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -132,3 +134,4 @@ class Program:
     outputs: dict[str, LoweredBuffer] = field(default_factory=dict)
     next_states: dict[str, LoweredBuffer] = field(default_factory=dict)
     variables: tuple[Symbol, ...] = ()
+    routings: list[Routing] = field(default_factory=list)
