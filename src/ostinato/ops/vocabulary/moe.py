@@ -141,7 +141,7 @@ class MoeVocabulary(IndexingVocabulary[T]):
         """``ids`` as an operand, once those that are known are found to be experts."""
         lifted, type_ = self._typed(ids)
         matrices_type = self._typed(matrices)[1]
-        known = _known(lifted if self.type_of(ids) is not None else ids)
+        known = np.asarray(ids) if self.type_of(ids) is None else _known(lifted)
         experts = matrices_type.shape[0] if matrices_type.ndim else 0
         if known is not None and isinstance(experts, int) and type_.dtype.is_integer:
             outside = known[(known < -experts) | (known >= experts)]
@@ -152,9 +152,9 @@ class MoeVocabulary(IndexingVocabulary[T]):
 
 def _known(ids: Any) -> np.ndarray[Any, Any] | None:
     """The numbers that an operand holds, if they are known while the graph is built."""
-    if not isinstance(ids, Value):
-        return np.asarray(ids)
-    return np.asarray(ids.node.attrs["array"]) if ids.node.op is CONSTANT else None
+    if isinstance(ids, Value) and ids.node.op is CONSTANT:
+        return np.asarray(ids.node.attrs["array"])
+    return None  # computed by the graph, or a session's buffer
 
 
 def _parts(shared: Sequence[Any] | None) -> Sequence[Any]:
