@@ -236,6 +236,20 @@ def test_states_and_outputs_of_plans_are_operands(ex: ost.GraphExecutor) -> None
     np.testing.assert_array_equal(y.copyout(), -(numbers(4) * numbers(4, seed=1)))
 
 
+def test_buffers_of_another_context_are_waited_for(ex: ost.GraphExecutor) -> None:
+    other = ost.GraphExecutor("cpu", threads=1)
+    x = ex.buffer(numbers(200, 200))
+    s = ex.begin()
+    h = x
+    for _ in range(30):
+        h = s.tanh(s.matmul(h, x))
+    s.commit()
+    s = other.begin()
+    s.add(h, 1.0, out=x)
+    assert s.commit().done
+    np.testing.assert_array_equal(x.copyout(), h.copyout() + 1)
+
+
 # -- compiled once ---------------------------------------------------------------------------------
 
 

@@ -104,7 +104,7 @@ class Storage:
         self.device = device
         self.nbytes = nbytes
         self.allocations = 0  #: how often memory was taken
-        self._queue = queue
+        self.queue = queue  #: what uses the memory goes through it
         self._allocate = allocate
         self._memory: Memory | None = None
         self._closed = False
@@ -133,8 +133,8 @@ class Storage:
         Raises:
             CaptureError: inside a recording.
         """
-        if self._queue is not None:
-            self._queue.settle(what)
+        if self.queue is not None:
+            self.queue.settle(what)
 
     def release(self) -> None:
         """Give the memory back for good, once what was submitted is done.
@@ -150,8 +150,8 @@ class Storage:
         with self._lock:
             memory, self._memory = self._memory, None
             self._closed = True
-        if memory is not None and self._queue is not None:
-            self._queue.forget_users(memory)
+        if memory is not None and self.queue is not None:
+            self.queue.forget_users(memory)
 
     def check_open(self) -> None:
         """Raise what keeps the memory from being used.

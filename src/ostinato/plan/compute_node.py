@@ -31,7 +31,6 @@ class ComputeNode:
         operands: what the formula reads, buffers by reference.
         results: what it writes; for one that works in place, nothing but its first operand.
         copies: pairs of source and target.
-        kept: of the results, those besides the last that somebody may read after the run.
     """
 
     __slots__ = ("__dict__", "copies", "formula", "operands", "results")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.ir.op import Attr, Op
     from ostinato.ir.types import TensorType
+    from ostinato.plan.buffer import DeviceQueue
     from ostinato.plan.formula import Formula
     from ostinato.plan.region import Operand
 
@@ -93,6 +94,7 @@ class GraphSession(Vocabulary[Buffer]):
         self._nodes: list[ComputeNode] = []
         self._staged: list[ComputeNode] | None = None  # nodes of the call being made
         self._ended = ""
+        self._others: set[DeviceQueue] = set()  # that operands belong to
         self._encode_ns = 0
         self._graph: ComputeGraph | None = None
         self._pending: Pending | None = None
@@ -112,19 +114,13 @@ class GraphSession(Vocabulary[Buffer]):
             SessionStateError: the session has ended before.
             VariableError, UnsupportedOpError, PlanError: it cannot be run; nothing has.
         """
-        graph = self._close("finished", fuse=fuse, reorder=reorder)
-        context = self.context
-        recording = context.capturing
-        elapsed = context.run(graph.encoded) if len(graph) else 0
-        stats = self._summed(graph)
-        waited = bool(len(graph)) and not recording
-        self._pending = Pending(context, replace(stats, waits=int(waited), device_ns=elapsed), None)
-        return self.stats
+        return self._run(self._close("finished", fuse=fuse, reorder=reorder)).stats
 
     def commit(self, *, fuse: bool = False, reorder: bool = False) -> Pending:
         """Queue what was encoded behind all that was submitted before, and return at once.
 
-        Inside a recording it is recorded instead.
+        Inside a recording it is recorded instead. Where buffers belong to other contexts, what is
+        queued there is waited for, and so is this.
 
         Args:
             fuse, reorder: as for :meth:`finish`.
@@ -133,6 +129,8 @@ class GraphSession(Vocabulary[Buffer]):
             SessionStateError, VariableError, UnsupportedOpError, PlanError: as :meth:`finish`.
         """
         graph = self._close("committed", fuse=fuse, reorder=reorder)
+        if self._others:
+            return self._run(graph)
         future = self.context.submit(graph.encoded) if len(graph) else None
         self._pending = Pending(self.context, self._summed(graph), future)
         return self._pending
@@ -278,6 +276,8 @@ class GraphSession(Vocabulary[Buffer]):
                 "GraphExecutor.buffer(array)"
             )
         storage.check_open()
+        if storage.queue is not self.context and storage.queue is not None:
+            self._others.add(storage.queue)
         return buffer
 
     def _buffer(self, piece: Piece) -> Buffer:
@@ -301,6 +301,17 @@ class GraphSession(Vocabulary[Buffer]):
         self._graph = graph if self._recorded else None
         self._encode_ns += time.perf_counter_ns() - start
         return graph
+
+    def _run(self, graph: ComputeGraph) -> Pending:
+        """Run, or record, and wait."""
+        context = self.context
+        waits = int(bool(len(graph)) and not context.capturing)
+        for queue in self._others:
+            queue.settle("a session waits for what uses its buffers")
+        elapsed = context.run(graph.encoded) if len(graph) else 0
+        stats = replace(self._summed(graph), waits=waits, device_ns=elapsed)
+        self._pending = Pending(context, stats, None)
+        return self._pending
 
     def _summed(self, graph: ComputeGraph) -> SessionStats:
         return SessionStats(

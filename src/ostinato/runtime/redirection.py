@@ -46,7 +46,7 @@ def redirected(
         GraphError: what is to be written overlaps.
     """
     targets = [target for _, target in pairs]
-    if any(overlap(a, b) for i, a in enumerate(targets) for b in targets[:i]):
+    if len(pairs) > 1 and any(overlap(a, b) for i, a in enumerate(targets) for b in targets[:i]):
         raise GraphError("the buffers of out= overlap each other")
     written = list(nodes)
     for result, target in pairs:
@@ -62,14 +62,19 @@ def _direct(
     nodes: Sequence[ComputeNode], result: Operand, target: Operand
 ) -> tuple[int, ComputeNode] | None:
     """The node that makes ``result``, made to write ``target``, and its position; or nothing."""
-    makers = [i for i, node in enumerate(nodes) if any(overlap(result, r) for r in node.results)]
+    makers = [
+        position
+        for position, node in enumerate(nodes)
+        for known in node.results
+        if overlap(result, known)
+    ]
     if len(makers) != 1:
         return None
     (position,) = makers
-    maker, later = nodes[position], nodes[position + 1 :]
-    busy = [o for node in later for o in (*node.reads, *node.writes)]
-    if any(overlap(o, result) or overlap(o, target) for o in busy):
-        return None
+    maker = nodes[position]
+    for node in nodes[position + 1 :]:
+        if any(overlap(o, result) or overlap(o, target) for o in (*node.reads, *node.writes)):
+            return None
     made = _updating(maker, target) or _writing(maker, result, target)
     return None if made is None else (position, made)
 
@@ -91,17 +96,18 @@ def _updating(node: ComputeNode, target: Operand) -> ComputeNode | None:
 def _writing(node: ComputeNode, result: Operand, target: Operand) -> ComputeNode | None:
     """The node with ``target`` for the memory of ``result``."""
     assert node.formula is not None
-    clashes = [operand for operand in node.operands if overlap(operand, target)]
     written = [
         _seen_as(target, known.type) if _is_all_of(result, known) else known
         for known in node.results
     ]
-    unchanged = all(a is b for a, b in zip(written, node.results, strict=True))
-    safe = node.formula.elementwise and len(written) == 1
-    if unchanged or (clashes and not safe):
+    if all(a is b for a, b in zip(written, node.results, strict=True)):
         return None
-    if not all(same_elements(operand, new) for operand in clashes for new in written):
-        return None
+    clashes = [operand for operand in node.operands if overlap(operand, target)]
+    if clashes:
+        if not node.formula.elementwise or len(written) > 1:
+            return None
+        if not all(same_elements(operand, written[0]) for operand in clashes):
+            return None
     return ComputeNode(node.formula, node.operands, tuple(written))
 
 
