@@ -382,6 +382,37 @@ def _matmul(d: Draw, dtype: str) -> Value:
     return d.g.matmul(a, b)
 
 
+def _integer_matmul(d: Draw, dtype: str) -> Value:
+    m, k, n = d.size(), d.size(), max(1, d.size())
+    a = d.of(d.choice(((k,), (m, k), (2, m, k))), dtype, -128, 127 if dtype == "int8" else 255)
+    return d.g.integer_matmul(a, d.of((k, n), d.choice(("int8", "uint8")), -128, 127))
+
+
+def _quantized_matmul(d: Draw, dtype: str) -> Value:
+    m, k, n = d.size(), max(1, d.size()), max(1, d.size())
+    x = d.of(d.choice(((k,), (m, k), (2, m, k))), dtype)
+    return d.g.quantized_matmul(x, d.of((k, n), "int8", -127, 127), d.of((n,), "float32", 0, 0.1))
+
+
+def _int4_matmul(d: Draw, dtype: str) -> Value:
+    m, k, n = d.size(), d.integer(1, 200), max(1, d.size())
+    group = d.choice((32, 64, 128))
+    x = d.of(d.choice(((k,), (m, k), (2, m, k))), dtype)
+    codes = d.of((-(-k // 2), n), "uint8", 0, 255)
+    scales = d.of((-(-k // group), n), d.choice(("float32", "bfloat16")), 0, 0.1)
+    return d.g.int4_matmul(x, codes, scales, group=group)
+
+
+def _blockwise_matmul(d: Draw, dtype: str) -> Value:
+    m, blocks, n = d.size(), d.integer(1, 4), max(1, d.size())
+    group = d.choice((32, 64, 128))
+    lead = d.choice(((), (m,), (2, m)))
+    q = d.of((*lead, blocks * group), "int8", -127, 127)
+    q_scales = d.of((*lead, blocks), dtype)
+    codes = d.of((blocks * group // 2 - d.integer(0, group // 2 - 1), n), "uint8", 0, 255)
+    return d.g.blockwise_matmul(q, q_scales, codes, d.of((blocks, n), "float16"), group=group)
+
+
 def _conv_parts(d: Draw) -> tuple[int, int, int, list[int], list[int]]:
     spatial = d.choice((1, 2, 2, 3))
     groups = d.choice((1, 1, 2, 4))
@@ -611,6 +642,10 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     **{name: (_arg(name), NUMBERS) for name in ("argmax", "argmin")},
     **{name: (_scan(name), NUMBERS) for name in ("cumsum", "cumprod")},
     "matmul": (_matmul, NUMBERS),
+    "integer_matmul": (_integer_matmul, ("int8", "uint8")),
+    "quantized_matmul": (_quantized_matmul, FLOATS[:3]),
+    "int4_matmul": (_int4_matmul, FLOATS[:3]),
+    "blockwise_matmul": (_blockwise_matmul, ("float32",)),
     "conv": (_conv, (*FLOATS, "int32")),
     "conv_transpose": (_conv_transpose, FLOATS),
     "max_pool": (_pool("max_pool"), NUMBERS),

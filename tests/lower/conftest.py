@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ostinato.backends.cpu.choices import lowering_options
+from ostinato.backends.options import CompileOptions
 from ostinato.codegen.llvm import render
 from ostinato.codegen.llvm.kernel import extent_symbol
 from ostinato.codegen.llvm.toolchain import TargetSpec, compile_module, link
 from ostinato.errors import DeviceUnavailableError
 from ostinato.ir.graph import BaseGraph
-from ostinato.lower.lowering import LoweringOptions, lower
-from ostinato.lower.products import RegisterFile
+from ostinato.lower.lowering import lower
 from ostinato.lower.program import Call, LoweredBuffer, Program, Role
 from ostinato.lower.text import kernel_text
 from ostinato.variables import evaluate
@@ -53,10 +54,7 @@ class LoweredGraph:
 
     def __init__(self, graph: BaseGraph, level: str) -> None:
         self.target = TargetSpec.named(level)
-        registers = RegisterFile(
-            self.target.vector_bytes, 32 if self.target.vector_bytes == 64 else 16
-        )
-        self.program, _ = lower(graph, LoweringOptions(registers))
+        self.program, _ = lower(graph, lowering_options(CompileOptions(), self.target))
         self._names = {v.name for v in self.program.variables}
         self._code: dict[str, Any] = {}
 

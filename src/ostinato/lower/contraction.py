@@ -30,7 +30,7 @@ from ostinato.variables import (
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
-    from ostinato.lower.panels import PanelFormat
+    from ostinato.lower.panels import BlockScales, PanelFormat
 
 __all__ = ["Contraction", "SumAxis", "tile_for"]
 
@@ -92,6 +92,7 @@ class Contraction:
             wanted, and what is stored for them undefined; ``None`` where all are wanted. It needs
             an ``m`` of known size and no ``batch``.
         b_format: how panels hold their elements; ``None``: as the accumulator does.
+        scales: what weighs the products of each block of ``k``, if anything does.
     """
 
     args: tuple[Arg, ...]
@@ -111,6 +112,7 @@ class Contraction:
     variables: tuple[Symbol, ...] = ()
     idle: int | None = None
     b_format: PanelFormat | None = None
+    scales: BlockScales | None = None
 
     #: Points of the parallel range may run at the same time and in any order.
     parallel: ClassVar[bool] = True
@@ -149,6 +151,12 @@ class Contraction:
     def b_dtype(self) -> DType:
         """The element type of the panels."""
         return self.acc if self.b_format is None else self.b_format.dtype
+
+    @cached_property
+    def panel_size(self) -> Dim:
+        """Elements in memory of one panel."""
+        form = self.b_format
+        return self.depth * self.panel if form is None else form.size(self.depth, self.panel)
 
     @cached_property
     def depth(self) -> Dim:
@@ -226,14 +234,13 @@ class Contraction:
     @cached_property
     def panels_innermost(self) -> bool:
         """Whether consecutive items share rows of ``a`` (all panels fit a cache) or a panel."""
-        elements = self._panel_elements * bounds(self.panels)[1]
-        return elements * self.b_dtype.itemsize <= _RESIDENT_BYTES
+        return self._panel_bytes * bounds(self.panels)[1] <= _RESIDENT_BYTES
 
     @cached_property
     def grain(self) -> int:
         """How many consecutive items are worth handing out together."""
         rows = min(self.block, max_extent(self.m))
-        work = max(2 * rows, _FLOPS_PER_BYTE * self.b_dtype.itemsize) * self._panel_elements
+        work = max(2 * rows * self._panel_elements, _FLOPS_PER_BYTE * self._panel_bytes)
         return max(1, _ITEM_FLOPS // max(1, work))
 
     @cached_property
@@ -251,6 +258,10 @@ class Contraction:
     @property
     def _sums_bytes(self) -> int:
         return _whole_lines(self.padded_block * self.panel * self.acc.itemsize)
+
+    @property
+    def _panel_bytes(self) -> int:
+        return bounds(self.panel_size)[1] * self.b_dtype.itemsize
 
     @property
     def _panel_elements(self) -> int:

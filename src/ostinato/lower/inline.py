@@ -21,8 +21,8 @@ __all__ = ["inline_regions"]
 #: Readers that evaluate an operand at positions of their own choice, each about once.
 _ONCE = frozenset({"concat", "pad", "take", "sum", "prod", "max", "min", "any", "all"})
 
-#: The operand of each contraction that is packed element by element before use.
-_PACKED = {"matmul": 1, "conv": 1}
+#: The operands of each contraction that are packed element by element before use.
+_PACKED = {"matmul": (1,), "conv": (1,), "integer_matmul": (1,), "blockwise_matmul": (2, 3)}
 
 
 def inline_regions(
@@ -122,7 +122,7 @@ def _is_elementwise(region: Region) -> bool:
 
 def _can_inline(reader: Node, position: int) -> bool:
     name = reader.op.name
-    return is_pointwise(reader) or name in _ONCE or _PACKED.get(name) == position
+    return is_pointwise(reader) or name in _ONCE or position in _PACKED.get(name, ())
 
 
 def _reads_once(use: _Use, region_of: dict[Node, Region]) -> bool:
@@ -136,7 +136,7 @@ def _reads_once(use: _Use, region_of: dict[Node, Region]) -> bool:
 
 def _is_prepared(use: _Use, region_of: dict[Node, Region]) -> bool:
     """Whether what a fixed region's reader does with its elements is done once."""
-    return region_of[use.reader].fixed or _PACKED.get(use.reader.op.name) == use.position
+    return region_of[use.reader].fixed or use.position in _PACKED.get(use.reader.op.name, ())
 
 
 def _is_cheap(nodes: Sequence[Node]) -> bool:

@@ -202,7 +202,7 @@ def _indices(kernel: Kernel) -> Iterator[tuple[int, Dim, bool]]:
                 yield from _of_statements(stage.statements)
         case Contraction():
             yield kernel.a, kernel.a_index, False
-            group = prod((kernel.panels, kernel.panel, kernel.depth))
+            group = prod((kernel.panels, kernel.panel_size))
             yield kernel.b, kernel.b_group * group + axis("panel.element", group), False
             yield from _of_statements(kernel.epilogue)
         case AttentionKernel():

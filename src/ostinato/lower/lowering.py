@@ -14,6 +14,7 @@ from ostinato.lower.experts import ExpertLayer
 from ostinato.lower.grouped import RowProduct, grouped_matmul_kernel, row_product, rows_in_place
 from ostinato.lower.grouping import GroupLayout, Routing, grouping_kernel
 from ostinato.lower.inline import inline_regions
+from ostinato.lower.integer_products import blockwise_product, integer_product
 from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
 from ostinato.lower.preparation import split_prepared
 from ostinato.lower.products import (
@@ -272,6 +273,26 @@ class _Lowering(Emission):
         kernel = product.contraction(build, packed, tile, outputs, self.variables, form)
         self._call(region, build, kernel, outputs)
 
+    def _lower_integer(self, region: Region, anchor: Node) -> None:
+        self._lower_product(region, integer_product(anchor))
+
+    def _lower_blockwise(self, region: Region, anchor: Node) -> None:
+        product = blockwise_product(anchor)
+        if not product.reads_in_place(self._builder(region)):
+            self._copy(product.a)
+        if not product.scales.reads_in_place(self._builder(region)):
+            self._copy(product.scales.a)
+        registers = self.options.registers
+        tile, form = product.tile(registers), product.panel_format(registers)
+        codes = self._pack(product, tile[1], form)
+        scales = self._pack(product.scales, tile[1], product.scales.panel_format(registers))
+        build = self._builder(region)
+        outputs = self._region_outputs(region)
+        kernel = product.scaled_contraction(
+            build, (codes, scales), tile, outputs, self.variables, form
+        )
+        self._call(region, build, kernel, outputs)
+
     def _lower_grouped(self, region: Region, anchor: Node) -> None:
         x, w, ids = anchor.inputs
         if not rows_in_place(self._builder(region), x):
@@ -412,6 +433,8 @@ _RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
     "attention": _Lowering._lower_attention,
     "topk": _Lowering._lower_topk,
     "recurrent_scan": _Lowering._lower_recurrent,
+    "integer_matmul": _Lowering._lower_integer,
+    "blockwise_matmul": _Lowering._lower_blockwise,
     "grouped_matmul": _Lowering._lower_grouped,
     "expert_mlp": _Lowering._lower_experts,
     **dict.fromkeys(UPDATES, _Lowering._lower_update),

@@ -63,11 +63,13 @@ class RegisterFile:
         vector_bytes: width of a vector register.
         count: how many of them there are.
         narrow: the dtypes that widen in registers at little cost, so that panels may hold them.
+        byte_dots: whether one instruction adds four products of bytes to a 32-bit sum.
     """
 
     vector_bytes: int
     count: int
     narrow: frozenset[DType] = frozenset()
+    byte_dots: bool = False
 
 
 @dataclass(frozen=True, eq=False)

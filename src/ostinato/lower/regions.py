@@ -41,7 +41,8 @@ __all__ = [
 ]
 
 #: Ops whose own kernels take an epilogue of elementwise members.
-ANCHORS = frozenset({"matmul", "conv", "max_pool", "avg_pool", "grouped_matmul", "expert_mlp"})
+_PRODUCTS = ("matmul", "integer_matmul", "blockwise_matmul", "grouped_matmul", "expert_mlp")
+ANCHORS = frozenset({*_PRODUCTS, "conv", "max_pool", "avg_pool"})
 
 REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all", "argmax", "argmin"})
 

@@ -122,6 +122,10 @@ class _Printer:
         kind = "" if kernel.b_format is None else f"{kernel.b_format} "
         right = f"{kind}b{kernel.b}.group[{self._dim(kernel.b_group)}]"
         self._line(1, f"accumulate {kernel.acc.short} {left} * {right}")
+        if (scales := kernel.scales) is not None:
+            left = f"f32 b{scales.a}[{self._dim(scales.a_index)}]"
+            right = f"{scales.b_dtype.short} b{scales.b}"
+            self._line(1, f"blocks of {scales.size} scaled by {left} and {right}")
         if kernel.idle is not None:
             self._line(1, f"without the last b{kernel.idle}[0] rows")
         for store in kernel.epilogue:

@@ -14,6 +14,7 @@ from ostinato.ops import (
     moe,
     normalization,
     pooling,
+    quant,
     recurrent,
     reduction,
     shape,
@@ -37,6 +38,7 @@ _FAMILIES: tuple[tuple[Op, ...], ...] = (
     normalization.FAMILY,
     attention.FAMILY,
     recurrent.FAMILY,
+    quant.FAMILY,
     moe.FAMILY,
 )
 

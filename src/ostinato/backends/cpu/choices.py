@@ -53,7 +53,8 @@ def lowering_options(options: CompileOptions, target: TargetSpec) -> LoweringOpt
 def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
     narrow = {BFLOAT16, *([FLOAT16] if target.has_half_conversions else [])}
     wanted = frozenset(narrow) if options.narrow_weights else frozenset()
-    return RegisterFile(target.vector_bytes, _vector_registers(target), wanted)
+    count = _vector_registers(target)
+    return RegisterFile(target.vector_bytes, count, wanted, target.has_byte_dots)
 
 
 def _vector_registers(target: TargetSpec) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ostinato.codegen.llvm.byte_tiles import define_byte_tile
 from ostinato.codegen.llvm.indices import Indices
 from ostinato.codegen.llvm.kernel import (
     KernelFunction,
@@ -29,7 +30,7 @@ from ostinato.codegen.llvm.stages import StageEmitter
 from ostinato.codegen.llvm.transpose import square_size, transpose_square
 from ostinato.codegen.llvm.types import I8, I64
 from ostinato.codegen.llvm.vectors import cut, plan_vectors
-from ostinato.dtypes import INT64
+from ostinato.dtypes import FLOAT32, INT64
 from ostinato.lower.dependences import Dependences
 from ostinato.lower.loops import (
     Accumulator,
@@ -107,8 +108,10 @@ class _Renderer:
         self.offsets, self.sums, self.turned = (
             self._bytes_after(kernel.scratch, I64(start)) for start in contraction.scratch_layout
         )
+        form = contraction.b_format
+        define = define_tile if form is None or form.steps == 1 else define_byte_tile
         self.tiles = {
-            rows: define_tile(kernel.module, f"{name}.tile{rows}", contraction, rows, kernel.target)
+            rows: define(kernel.module, f"{name}.tile{rows}", contraction, rows, kernel.target)
             for rows in (contraction.rows, *contraction.remainders)
         }
 
@@ -158,12 +161,12 @@ class _Renderer:
         c, b = self.contraction, self.builder
         count = self.indices.scalar(self.row_count, item)
         panel = self._panel_address(item)
-        locate = self._locate_rows(item, count)
+        locate, scales = self._locate_rows(item, count), self._locate_scales(item)
         dims = [self.indices.scalar(dim, item) for dim in tile_dims(c)]
 
         def tile(height: int, row: ir.Value) -> None:
             out = address(b, self.sums, c.acc, b.mul(row, I64(c.panel)))
-            b.call(self.tiles[height], [*locate(row), panel, out, *dims])
+            b.call(self.tiles[height], [*locate(row), panel, out, *dims, *scales(row)])
 
         if c.remainders:
             self._separate_tiles(count, tile)
@@ -217,10 +220,28 @@ class _Renderer:
         counted_loop(b, I64(0), count, 1, note, name="row")
         return lambda row: [a, address(b, self.offsets, INT64, row)]
 
+    def _locate_scales(self, item: Scope) -> Callable[[ir.Value], list[ir.Value]]:
+        """The same for the scales of blocks, where there are any: those of rows and of columns."""
+        c, b, scales = self.contraction, self.builder, self.contraction.scales
+        if scales is None:
+            return lambda row: []
+        number, buffers = axis("m.scaled", c.block), self.kernel.buffers
+        start = substitute(scales.a_index, {c.m: self.first_row + number})
+        blocks = c.depth // scales.size
+        element = self.indices.scalar(self.panel * blocks * c.panel, item)
+        columns = address(b, buffers[scales.b], scales.b_dtype, element)
+
+        def at(row: ir.Value) -> list[ir.Value]:
+            inside = item.child(symbols={_symbol(number): row})
+            first = self.indices.scalar(start, inside)
+            return [address(b, buffers[scales.a], FLOAT32, first), columns]
+
+        return at
+
     def _panel_address(self, item: Scope) -> ir.Value:
         c = self.contraction
         number = c.b_group * c.panels + self.panel
-        element = self.indices.scalar(number * c.depth * c.panel, item)
+        element = self.indices.scalar(number * c.panel_size, item)
         return address(self.builder, self.kernel.buffers[c.b], c.b_dtype, element)
 
     def _bytes_after(self, base: ir.Value, distance: ir.Value) -> ir.Value:

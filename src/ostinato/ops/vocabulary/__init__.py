@@ -9,6 +9,7 @@ from ostinato.ops.vocabulary.indexing import IndexingVocabulary
 from ostinato.ops.vocabulary.linalg import LinalgVocabulary
 from ostinato.ops.vocabulary.moe import MoeVocabulary
 from ostinato.ops.vocabulary.normalization import NormalizationVocabulary
+from ostinato.ops.vocabulary.quant import QuantVocabulary
 from ostinato.ops.vocabulary.recurrent import RecurrentVocabulary
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
@@ -24,6 +25,7 @@ class Vocabulary(
     WindowVocabulary[T],
     NormalizationVocabulary[T],
     RecurrentVocabulary[T],
+    QuantVocabulary[T],
     LinalgVocabulary[T],
     IndexingVocabulary[T],
     ReductionVocabulary[T],
