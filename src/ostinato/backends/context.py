@@ -258,7 +258,7 @@ class Context(ABC):
             return
         with self._shelf:
             for key in [k for k, r in self._recordings.items() if r.recording.uses(memory)]:
-                del self._recordings[key]
+                self._recordings.pop(key, None)  # letting go may run code that resets it
 
     def after_replay(self, tell: Callable[[], object]) -> None:
         """Call ``tell`` after every replay of what is being recorded."""
