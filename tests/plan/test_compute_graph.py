@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.plan.buffer import Buffer
+from ostinato.plan.buffer import Buffer, Storage
+from ostinato.plan.hazards import conflicts
+from ostinato.plan.settling import Placements, settled
 
 Array = np.ndarray[Any, Any]
 Ops = Callable[[ost.GraphSession], object]
@@ -94,6 +97,38 @@ def test_views_are_no_dispatches_but_their_bytes_count(
         s.neg(flat, out=ex.empty((64,)))
     assert square.storage is memory.storage
     assert (s.stats.dispatches, s.stats.barriers) == (2, 1)
+
+
+def test_results_share_memory_but_not_within_a_group(ex: ost.GraphExecutor) -> None:
+    """What may run at the same time stays apart, in the arena too; temps of kernels as well."""
+    x, w = ex.buffer(numbers(16, 16)), ex.buffer(numbers(16, 16, seed=1))
+
+    def ops(s: ost.GraphSession) -> None:
+        rows = [s.exp(x) for _ in range(3)]
+        for _ in range(4):
+            rows = [s.matmul(row, w) for row in rows]
+        s.concat(rows, out=ex.empty((48, 16)))
+
+    graph = recorded(ex, ops)
+    sizes: list[int] = []
+
+    def storage(nbytes: int) -> Storage:
+        sizes.append(nbytes)
+        return ex.context.storage(nbytes)
+
+    routines = [ex.context.routine(node.formula) for node in graph.nodes if node.formula]
+    assert len(routines) == len(graph)
+    prepared, held = settled(graph, routines, storage, Placements(), {})
+    assert not held
+    starts = [0]
+    for routine in routines:
+        starts.append(starts[-1] + len(routine.calls))
+    parts = [prepared[a:b] for a, b in itertools.pairwise(starts)]
+    for i, j in itertools.combinations(range(len(graph)), 2):
+        if graph.groups[i] == graph.groups[j]:
+            assert not any(conflicts(a, b) for a in parts[i] for b in parts[j])
+    results = sum(node.writes[0].nbytes for node in graph.nodes[:-1])
+    assert sizes[0] < results
 
 
 # -- fusion ----------------------------------------------------------------------------------------
