@@ -274,6 +274,19 @@ def _gru(s: Symbolic) -> Any:
     return list(s.g.gru(x, s.weight(1, 21, 5), s.weight(1, 21, 7)))
 
 
+# -- experts -------------------------------------------------------------------------------------
+
+
+@case
+def _experts(s: Symbolic) -> Any:
+    matrices = s.weight(5, 6, 18), s.weight(5, 6, 18), s.weight(5, 18, 7)
+    ids = s.of(s.n, dtype="int64", low=-5, high=4)
+    return [
+        s.g.moe(s.of(s.b, s.n, 6), s.weight(6, 5), *matrices, k=2),
+        s.g.grouped_matmul(s.of(s.n, 6), matrices[0], ids),
+    ]
+
+
 # -- the tests -----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,110 @@
+"""Layers of experts in compiled graphs: the same bits, however they are run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.backends.cpu.choices import CAPABILITIES
+from ostinato.passes.pipeline import run_passes
+
+Array = np.ndarray[Any, Any]
+
+TOKENS, EXPERTS, FEATURES, HIDDEN = 37, 6, 96, 200
+
+
+def layer(tokens: Any = TOKENS, **options: Any) -> ost.Graph:
+    g = ost.Graph("layer")
+    x = g.input("x", (tokens, FEATURES))
+    shapes = {
+        "router": (FEATURES, EXPERTS),
+        "gate": (EXPERTS, FEATURES, HIDDEN),
+        "up": (EXPERTS, FEATURES, HIDDEN),
+        "down": (EXPERTS, HIDDEN, FEATURES),
+    }
+    weights = [g.param(name, shape) for name, shape in shapes.items()]
+    g.set_outputs([x + g.moe(x, *weights, k=2, **options)])
+    return g
+
+
+@pytest.fixture
+def arrays() -> dict[str, Array]:
+    rng = np.random.default_rng(11)
+    shapes = {v.name: v.shape for v in layer().params.values()}
+    made = {n: rng.standard_normal(s) / np.sqrt(int(s[-2])) for n, s in shapes.items()}
+    return {n: a.astype(np.float32) for n, a in made.items()}
+
+
+def tokens_of(count: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((count, FEATURES)).astype(np.float32)
+
+
+def test_threads_make_no_difference(arrays: dict[str, Array]) -> None:
+    x = tokens_of(TOKENS)
+    runs = [
+        ost.Session("cpu", threads=threads).compile(layer(), params=arrays).run({"x": x})[0]
+        for threads in (1, 2, 5)
+    ]
+    for other in runs[1:]:
+        np.testing.assert_array_equal(runs[0], other)
+
+
+def test_tokens_make_no_difference_to_each_other(arrays: dict[str, Array]) -> None:
+    tokens = ost.Variable("tokens", 1, TOKENS)
+    g = ost.Graph("experts")
+    x, scale = g.input("x", (tokens, FEATURES)), g.input("scale", (tokens, 2))
+    ids = g.input("ids", (tokens, 2), "int64")
+    weights = {n: a for n, a in arrays.items() if n != "router"}
+    g.set_outputs([g.expert_mlp(x, ids, scale, *(g.param(n, a.shape) for n, a in weights.items()))])
+    compiled = ost.Session("cpu").compile(g, params=weights)
+    rng = np.random.default_rng(3)
+    inputs = {
+        "x": tokens_of(TOKENS),
+        "scale": rng.random((TOKENS, 2)).astype(np.float32),
+        "ids": rng.integers(0, EXPERTS, (TOKENS, 2)),
+    }
+    (whole,) = compiled.run(inputs)
+    for i in range(TOKENS):
+        (alone,) = compiled.run({name: array[i : i + 1] for name, array in inputs.items()})
+        np.testing.assert_array_equal(alone, whole[i : i + 1])
+
+
+def test_without_kernels_for_experts(arrays: dict[str, Array]) -> None:
+    """The decomposition, for backends that have none, is the same layer."""
+
+    class Fewer:
+        ops = frozenset(CAPABILITIES.ops) - {"expert_mlp", "grouped_matmul"}
+        dtypes = CAPABILITIES.dtypes
+        padded_conv = False
+
+    session, x = ost.Session("cpu"), tokens_of(TOKENS)
+    plain, _ = run_passes(layer(), capabilities=Fewer())
+    assert not {n.op.name for n in plain.nodes} & {"expert_mlp", "grouped_matmul", "moe"}
+    (expected,) = session.compile(plain, params=arrays).run({"x": x})
+    for optimize in (True, False):
+        options = ost.CompileOptions(optimize=optimize)
+        (got,) = session.compile(layer(), params=arrays, options=options).run({"x": x})
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_weights_written_later(arrays: dict[str, Array]) -> None:
+    compiled = ost.Session("cpu").compile(layer(), params=arrays)
+    x = tokens_of(TOKENS)
+    (before,) = compiled.run({"x": x})
+    compiled.set_param("down", 2 * arrays["down"])
+    (after,) = compiled.run({"x": x})
+    np.testing.assert_allclose(after - x, 2 * (before - x), rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_of_a_layer(arrays: dict[str, Array]) -> None:
+    compiled = ost.Session("cpu").compile(layer(1), params=arrays)
+    compiled.run({"x": tokens_of(1)})
+    profile = {p.name: p for p in compiled.plan.execute_profiled()}
+    assert "expert_mlp+add" in profile
+    inner = profile["experts in"]
+    assert inner.flops == 2 * 2 * 2 * FEATURES * HIDDEN
+    # Of six experts the two that one token can choose.
+    assert inner.bytes < 3 * 2 * FEATURES * 256 * 4
