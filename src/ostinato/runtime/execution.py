@@ -133,8 +133,7 @@ class Execution:
         with self._turn:
             given = self._handles.complete(inputs)
             block = self._block() if block is None else block
-            plain = not (self._executable.unset or block)
-            known = self._signature.recognise(given) if plain else None
+            known = None if self._executable.unset else self._signature.recognise(given, block)
             arrays, live = known or self._checked(given, block=block)
             chosen = choose(live)
             outputs = self._with_room(chosen, live)
@@ -178,6 +177,9 @@ class Execution:
 
     def _with_room(self, chosen: Sequence[Array | None], live: Live) -> list[Array]:
         """``chosen``, with places in the arena for the outputs that nobody chose."""
+        asked = [array for array in chosen if array is not None]
+        if len(asked) == len(chosen):
+            return asked
         room = self._room(live).arrays
         return [place if c is None else c for c, place in zip(chosen, room, strict=True)]
 

@@ -81,7 +81,9 @@ class Signature:
 
     # -- inputs --------------------------------------------------------------------------------
 
-    def recognise(self, inputs: object) -> tuple[list[Array], Live] | None:
+    def recognise(
+        self, inputs: object, block: Mapping[str, int] = NO_VALUES
+    ) -> tuple[list[Array], Live] | None:
         """The arrays of ``inputs`` in order, when it is plain that all is well; else ``None``."""
         if type(inputs) is not dict or len(inputs) != len(self._expected):
             return None
@@ -94,7 +96,7 @@ class Signature:
                 return None
             arrays.append(array)
             shapes.append(array.shape)
-        live = self._known.get(tuple(shapes))
+        live = self._known.get(_key(shapes, block) if block else tuple(shapes))
         return None if live is None else (arrays, live)
 
     def check_inputs(
@@ -163,7 +165,7 @@ class Signature:
         Raises:
             InputError, VariableError: as :meth:`check_inputs`.
         """
-        key = (*shapes, tuple(block.values())) if block else tuple(shapes)
+        key = _key(shapes, block)
         live = self._known.get(key)
         if live is None:
             values = self._solve(shapes, block)
@@ -281,6 +283,13 @@ class Signature:
                 if np.may_share_memory(arrays[i], arrays[j]):
                     return f"{names[i]} overlaps {names[j]} in memory; give it an array of its own"
         return ""
+
+
+def _key(
+    shapes: Sequence[tuple[int, ...]], block: Mapping[str, int]
+) -> tuple[tuple[int, ...], ...]:
+    """What settles a run: with the values of the variable block, where the graph takes some."""
+    return (*shapes, tuple(block.values())) if block else tuple(shapes)
 
 
 def _used(spec: TensorSpec, shape: tuple[int, ...], block: Mapping[str, int]) -> tuple[int, ...]:
