@@ -17,6 +17,9 @@ class CompileOptions:
         elementwise_fusion: join elementwise nodes into one kernel.
         epilogue_fusion: join elementwise nodes with the matmul or convolution before them.
         rowwise_fusion: join reductions along rows with what surrounds them.
+        channels_last: store images with their channels last within a graph where that is faster.
+        winograd: compute 3x3 float32 convolutions with fewer multiplications where that is faster;
+            results differ by rounding (see the page on convolutions).
         narrow_weights: keep 16-bit weights 16 bits wide in memory and widen them in registers.
         cast_inputs: convert inputs and params of another dtype instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a place of its own, so
@@ -30,6 +33,8 @@ class CompileOptions:
     elementwise_fusion: bool = True
     epilogue_fusion: bool = True
     rowwise_fusion: bool = True
+    channels_last: bool = True
+    winograd: bool = True
     narrow_weights: bool = True
     cast_inputs: bool = False
     keep_intermediates: bool = False

@@ -24,7 +24,7 @@ from ostinato.lower.loops import (
     Temp,
 )
 from ostinato.lower.rewrite import Rewriter
-from ostinato.lower.views import VIEWS, Indices, broadcast_index, linear_index, source_index
+from ostinato.lower.views import VIEWS, Indices, broadcast_index, source_index
 from ostinato.ops.base import Elementwise
 from ostinato.variables import Dim, Expr, Symbol, axis, bounds, symbols
 
@@ -64,7 +64,8 @@ class KernelBuilder:
     # -- arguments and axes -----------------------------------------------------------------
 
     def argument(self, buffer: LoweredBuffer, *, reads: bool = False, writes: bool = False) -> int:
-        """The position of ``buffer`` among the kernel's arguments."""
+        """The position of ``buffer``, or of its home, among the kernel's arguments."""
+        buffer = buffer.home or buffer
         if buffer not in self.buffers:  # buffers are compared by identity
             self.buffers.append(buffer)
             self._access.append([False, False])
@@ -176,8 +177,9 @@ class KernelBuilder:
         return POINTWISE.get(node.op.name, _elementwise)(self, node, indices)
 
     def _load(self, value: Value, indices: Indices) -> Scalar:
-        position = self.argument(self._stored[value], reads=True)
-        index = linear_index(value.shape, indices)
+        buffer = self._stored[value]
+        position = self.argument(buffer, reads=True)
+        index = buffer.offset(value.shape, indices)
         return Load(position, index, value.dtype, self.bindings_of(index))
 
 

@@ -35,6 +35,7 @@ class Emission:
         calls: so far.
         stored: the buffer of each value that is in memory.
         inlined: nodes that every kernel computes on the spot.
+        counted: nodes whose operations are those of calls that count themselves.
     """
 
     def __init__(self, nodes: Sequence[Node], variables: tuple[Symbol, ...]) -> None:
@@ -42,11 +43,19 @@ class Emission:
         self.calls: list[Call] = []
         self.stored: dict[Value, LoweredBuffer] = {}
         self.inlined: set[Node] = set()
+        self.counted: set[Node] = {node for node in nodes if node.op is EXPERT_MLP}
         self._position = {node: i for i, node in enumerate(nodes)}
 
-    def _builder(self, region: Region) -> KernelBuilder:
-        """Builds a kernel that computes the members of ``region``."""
-        return KernelBuilder(self.stored, _Members(set(region.members), self.inlined))
+    def _builder(
+        self, region: Region, instead: Mapping[Value, LoweredBuffer] | None = None
+    ) -> KernelBuilder:
+        """Builds a kernel that computes the members of ``region``.
+
+        Args:
+            instead: where it finds values that are elsewhere for others.
+        """
+        stored = {**self.stored, **instead} if instead else self.stored
+        return KernelBuilder(stored, _Members(set(region.members), self.inlined))
 
     def _helper_builder(self) -> KernelBuilder:
         """Builds a kernel that prepares something for a region's."""
@@ -59,7 +68,7 @@ class Emission:
         nodes = sorted({*region.members, *build.computed}, key=self._position.__getitem__)
         title = "+".join(dict.fromkeys(n.op.name for n in nodes))
         flops: Dim = 0
-        for node in (n for n in nodes if n.op is not EXPERT_MLP):  # its products count themselves
+        for node in (n for n in nodes if n not in self.counted):
             flops = flops + node.op.flops([v.type for v in node.inputs], node.attrs)
         labels = tuple(dict.fromkeys(n.label for n in nodes))
         self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))

@@ -274,7 +274,9 @@ class LoopNest:
     def grain(self) -> int:
         """Steps of the parallel range that are worth handing to a thread together."""
         lanes = 1 if self.lane_axis is None else min(self.block, max_extent(self.lane_axis))
-        points = sum(math.prod(map(max_extent, stage.axes)) for stage in self.stages)
+        points = sum(
+            math.prod(map(max_extent, stage.axes)) * len(stage.statements) for stage in self.stages
+        )
         return max(1, GRAIN_POINTS // max(1, lanes * points))
 
     @property

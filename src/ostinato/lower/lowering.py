@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from ostinato.errors import UnsupportedOpError
 from ostinato.lower.attention import Queries, attention_kernel, attention_tiles
 from ostinato.lower.builder import KernelBuilder
+from ostinato.lower.depthwise import depthwise_nest, filters_last_buffer
 from ostinato.lower.emission import Emission
 from ostinato.lower.experts import ExpertLayer
 from ostinato.lower.grouped import RowProduct, grouped_matmul_kernel, row_product, rows_in_place
 from ostinato.lower.grouping import GroupLayout, Routing, grouping_kernel
+from ostinato.lower.images import Images, channels_last_buffer, choose_images
 from ostinato.lower.inline import inline_regions
 from ostinato.lower.integer_products import blockwise_product, integer_product
 from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
@@ -21,7 +23,6 @@ from ostinato.lower.products import (
     Product,
     RegisterFile,
     conv_product,
-    depthwise_nest,
     matmul_product,
 )
 from ostinato.lower.program import LoweredBuffer, Program, Role
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.lower.program import Layout
+    from ostinato.lower.winograd import Winograd
     from ostinato.variables import Symbol
 
 __all__ = ["LOWERED_OPS", "LoweringOptions", "lower"]
@@ -62,10 +65,14 @@ class LoweringOptions:
     Attributes:
         registers: the vector registers that contractions are tiled for.
         fusion: which fusions are on.
+        channels_last: store images with their channels last where that is faster.
+        winograd: do convolutions Winograd's way where that is faster.
     """
 
     registers: RegisterFile
     fusion: FusionOptions = field(default_factory=FusionOptions)
+    channels_last: bool = True
+    winograd: bool = True
 
 
 def lower(
@@ -97,6 +104,7 @@ class _Lowering(Emission):
         self._claimed: dict[Value, tuple[str, Value]] = {}
         self._needed: set[Value] = set()
         self._in_place: dict[Node, LoweredBuffer] = {}
+        self._images = Images()
 
     def program(self) -> Program:
         self._store_leaves()
@@ -109,6 +117,7 @@ class _Lowering(Emission):
         self._find_needed(regions)
         self._claim_outputs()
         self._find_in_place_updates()
+        self._images = choose_images(self.nodes, regions, results, self.options)
         for region in regions:
             if region.members[0] not in self.inlined:
                 self._lower_region(region)
@@ -191,7 +200,7 @@ class _Lowering(Emission):
         if value.node in self._in_place:
             return self._in_place[value.node]
         if value not in self._claimed:
-            return LoweredBuffer(value.type, Role.TEMP, value.node.label, value)
+            return self._images.buffer(value)
         name, output = self._claimed[value]
         self.outputs[name] = LoweredBuffer(output.type, Role.OUTPUT, name, value)
         return self.outputs[name]
@@ -245,13 +254,38 @@ class _Lowering(Emission):
 
     def _lower_conv(self, region: Region, anchor: Node) -> None:
         if is_depthwise(anchor):
-            build = self._builder(region)
-            outputs = self._region_outputs(region)
-            self._call(
-                region, build, depthwise_nest(build, anchor, outputs, self.variables), outputs
-            )
+            self._lower_depthwise(region, anchor)
+        elif anchor in self._images.winograd:
+            self._lower_winograd(region, self._images.winograd[anchor])
         else:
-            self._lower_product(region, conv_product(anchor))
+            self._lower_product(region, conv_product(anchor, self._layout(anchor.inputs[0])))
+
+    def _lower_depthwise(self, region: Region, anchor: Node) -> None:
+        build, w = self._builder(region), anchor.inputs[1]
+        if anchor.outputs[0] in self._images.channels_last:
+            packed = filters_last_buffer(w)
+            self._copy_into(w, packed, self.stored)
+            build = self._builder(region, {w: packed})
+        outputs = self._region_outputs(region)
+        self._call(region, build, depthwise_nest(build, anchor, outputs, self.variables), outputs)
+
+    def _lower_winograd(self, region: Region, winograd: Winograd) -> None:
+        stored, node = self.stored, winograd.node
+        self.counted.add(node)
+        x = node.inputs[0]
+        if self._layout(x) is None:
+            stored = {**stored, x: channels_last_buffer(x)}
+            self._copy_into(x, stored[x], self.stored)
+        sums = winograd.sums_buffer()
+        steps = winograd.steps(stored, self.inlined, sums, self.options.registers, self.variables)
+        for title, build, kernel, flops in steps:
+            self._helper_call(node, title, build, kernel, flops)
+        build = self._builder(region)
+        outputs = self._region_outputs(region)
+        self._call(region, build, winograd.results(build, sums, outputs, self.variables), outputs)
+
+    def _layout(self, value: Value) -> Layout | None:
+        return self.stored[value].layout if value in self.stored else None
 
     def _lower_matmul(self, region: Region, anchor: Node) -> None:
         product = matmul_product(anchor)

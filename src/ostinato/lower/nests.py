@@ -31,7 +31,15 @@ from ostinato.variables import Dim, Expr, Symbol, bounds, prod
 if TYPE_CHECKING:
     from ostinato.lower.program import LoweredBuffer
 
-__all__ = ["block_nest", "column_nest", "map_nest", "row_nest", "store_at", "symbols_of"]
+__all__ = [
+    "block_nest",
+    "column_nest",
+    "in_memory_order",
+    "map_nest",
+    "row_nest",
+    "store_at",
+    "symbols_of",
+]
 
 #: Bytes that a row kept between stages may take; longer rows are computed again.
 MAX_TEMP_BYTES = 1 << 18
@@ -51,6 +59,13 @@ def symbols_of(indices: Iterable[Dim]) -> tuple[Symbol, ...]:
             assert isinstance(symbol, Symbol)
             found.append(symbol)
     return tuple(found)
+
+
+def in_memory_order(indices: Indices, buffer: LoweredBuffer) -> tuple[Symbol, ...]:
+    """The axes behind ``indices`` into what ``buffer`` holds, outermost in memory first."""
+    if buffer.layout is None:
+        return symbols_of(indices)
+    return symbols_of(indices[position] for position in buffer.layout.order)
 
 
 def block_nest(
@@ -82,7 +97,7 @@ def map_nest(build: KernelBuilder, outputs: Outputs, variables: tuple[Symbol, ..
     shape = max((value.shape for value, _ in outputs), key=len)
     indices = build.axes(shape)
     statements = [store_at(build, value, buffer, shape, indices) for value, buffer in outputs]
-    return block_nest(build, symbols_of(indices), statements, variables)
+    return block_nest(build, in_memory_order(indices, outputs[0][1]), statements, variables)
 
 
 def column_nest(
@@ -93,7 +108,7 @@ def column_nest(
     indices = build.axes(shape)
     folds, inner, by_rows = _FOLDS.get(anchor.op.name, _fold_reduction)(build, anchor, indices)
     stores = [store_at(build, value, buffer, shape, indices) for value, buffer in outputs]
-    outer = symbols_of(indices)
+    outer = in_memory_order(indices, outputs[0][1])
     everything = build.finish([*folds, *stores])
     axes, everything = merge_axes(outer, everything)
     lane = None if by_rows or not axes else axes[-1]
@@ -127,7 +142,7 @@ def store_at(
     at = reshape_index(value.shape, shape, indices)
     scalar = build.at(value, at)
     position = build.argument(buffer, writes=True)
-    return Store(position, linear_index(value.shape, at), scalar)
+    return Store(position, buffer.offset(value.shape, at), scalar)
 
 
 # -- reductions and windows ----------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ostinato.lower.loops import (
     Store,
 )
 from ostinato.lower.merge import merge_axes
-from ostinato.lower.nests import BLOCK, Outputs, block_nest, store_at, symbols_of
+from ostinato.lower.nests import Outputs, block_nest, store_at, symbols_of
 from ostinato.lower.panels import PanelFormat, stored_dtype
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.views import Indices, linear_index, reshape_index, unravel
@@ -33,7 +33,6 @@ from ostinato.variables import (
     Expr,
     Symbol,
     axis,
-    bounds,
     ceil_div,
     coefficient,
     prod,
@@ -45,12 +44,12 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node, Value
+    from ostinato.lower.program import Layout
 
 __all__ = [
     "Product",
     "RegisterFile",
     "conv_product",
-    "depthwise_nest",
     "matmul_product",
 ]
 
@@ -298,10 +297,13 @@ def _broadcast_at(shape: Sequence[Dim], at: Indices) -> Indices:
 # -- convolution -----------------------------------------------------------------------------------
 
 
-def conv_product(node: Node) -> Product:
+def conv_product(node: Node, layout: Layout | None = None) -> Product:
     """A convolution whose rows are output positions and whose columns are output channels.
 
     Its padding is a ``pad`` node before it by now (:mod:`ostinato.passes.explicit_padding`).
+
+    Args:
+        layout: how ``x`` is stored: the innermost axis in memory is the innermost of the sum.
     """
     x, w, *bias = node.inputs
     (out,) = node.outputs
@@ -310,76 +312,39 @@ def conv_product(node: Node) -> Product:
     channels, kernel = w.shape[1], w.shape[2:]
     spatial = out.shape[2:]
     per_group = w.shape[0] // groups
+    channels_last = layout is not None and layout.order[-1] == 1
+    summed = (*kernel, channels) if channels_last else (channels, *kernel)
+
+    def split(k: Indices) -> tuple[Dim, Indices]:
+        """The channel and the kernel position."""
+        return (k[-1], k[:-1]) if channels_last else (k[0], k[1:])
 
     def a_at(at: Indices, row: Dim, k: Indices) -> Indices:
         image, group = at
+        channel, taps = split(k)
         places = unravel(spatial, row)
         return (
             image,
-            group * channels + k[0],
+            group * channels + channel,
             *(
                 place * s + tap * d
-                for place, s, tap, d in zip(places, stride, k[1:], dilation, strict=True)
+                for place, s, tap, d in zip(places, stride, taps, dilation, strict=True)
             ),
         )
 
     def b_at(group: Indices, k: Indices, column: Dim) -> Indices:
-        return (group[0] * per_group + column, *k)
+        channel, taps = split(k)
+        return (group[0] * per_group + column, channel, *taps)
 
     def out_at(at: Indices, row: Dim, column: Dim) -> Indices:
         image, group = at
         return (image, group * per_group + column, *unravel(spatial, row))
 
     return Product(
-        node, (out.shape[0], groups), prod(spatial), per_group, (channels, *kernel), (groups,),
-        x, a_at, w, b_at, lambda at: (at[1],), out_at,
+        node, (out.shape[0], groups), prod(spatial), per_group, summed, (groups,), x,
+        a_at, w, b_at, lambda at: (at[1],), out_at,
         bias[0] if bias else None,
     )  # fmt: skip
-
-
-def depthwise_nest(
-    build: KernelBuilder, node: Node, outputs: Outputs, variables: tuple[Symbol, ...]
-) -> LoopNest:
-    """A convolution with one input channel per output: a window sum, lanes along a row."""
-    x, w, *bias = node.inputs
-    (out,) = node.outputs
-    attrs = node.attrs
-    indices = build.axes(out.shape)
-    taps = build.axes(w.shape[2:])
-    per_group = w.shape[0] // attrs["groups"]
-    at: list[Dim] = [indices[0], indices[1] // per_group]
-    conditions: list[Dim] = []
-    for i, tap in enumerate(taps):
-        place = indices[2 + i] * attrs["stride"][i] + tap * attrs["dilation"][i]
-        place = place - attrs["padding"][i][0]
-        at.append(place)
-        conditions += [place, x.shape[2 + i] - 1 - place]
-    conditions = [c for c in conditions if bounds(c)[0] < 0]
-    acc = out.dtype.accumulator
-    term: Scalar = Apply(
-        "multiply",
-        (cast(build.at(x, tuple(at)), acc), cast(build.at(w, (indices[1], 0, *taps)), acc)),
-        acc,
-    )
-    if conditions:
-        term = Guard(tuple(conditions), term, Number(0, acc), acc)
-    total: Scalar = Ref("r0", acc)
-    if bias:
-        total = Apply("add", (total, cast(build.at(bias[0], (indices[1],)), acc)), acc)
-    build.results[out] = cast(total, out.dtype)
-    fold = Reduce("r0", "sum", term, acc)
-    stores = [store_at(build, value, buffer, out.shape, indices) for value, buffer in outputs]
-    axes, statements = merge_axes(symbols_of(indices), build.finish([fold, *stores]))
-    inner, folded = merge_axes(symbols_of(taps), statements[:1])
-    return LoopNest(
-        build.args,
-        axes[:-1],
-        (Stage(inner, folded), Stage((), statements[1:])),
-        tuple(build.temps),
-        lane_axis=axes[-1] if axes else None,
-        block=BLOCK,
-        variables=variables,
-    )
 
 
 def separable(index: Dim, k: Sequence[Symbol]) -> bool:

@@ -6,7 +6,11 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ostinato.lower.views import linear_index
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from ostinato.ir.graph import Value
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loops import Arg
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["Call", "Kernel", "LoweredBuffer", "Program", "Role"]
+__all__ = ["Call", "Kernel", "Layout", "LoweredBuffer", "Program", "Role"]
 
 
 class Role(enum.Enum):
@@ -31,16 +35,38 @@ class Role(enum.Enum):
     IDLE = "idle"  #: how many of the last rows a kernel may leave out; zero, or set between runs
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where a value's elements stand in memory, when that is not C order in memory of their own.
+
+    Attributes:
+        order: the value's axes, outermost in memory first.
+        shape: by axis of the value, the size of the whole that it is, or is part of.
+        starts: by axis of the value, where in the whole it begins.
+    """
+
+    order: tuple[int, ...]
+    shape: tuple[Dim, ...]
+    starts: tuple[Dim, ...]
+
+    def offset(self, indices: Sequence[Dim]) -> Dim:
+        """The element of the whole that holds the value's element at ``indices``."""
+        at = [self.starts[axis] + indices[axis] for axis in self.order]
+        return linear_index([self.shape[axis] for axis in self.order], at)
+
+
 @dataclass(eq=False)
 class LoweredBuffer:
-    """Memory for one tensor, C-ordered, sized for the largest value of every Variable.
+    """Memory for one tensor, sized for the largest value of every Variable.
 
     Attributes:
         type: dtype and shape.
         role: see :class:`Role`.
         name: the leaf's or output's name, else the label of the node that fills it.
-        value: the graph value that it holds, if it holds one whole.
+        value: the graph value that it holds, if it holds one whole and in C order.
         data: a constant's elements.
+        layout: where the elements stand; ``None``: in C order, from the start.
+        home: the buffer whose memory this one is part of; kernels are given that.
     """
 
     type: TensorType
@@ -48,6 +74,14 @@ class LoweredBuffer:
     name: str
     value: Value | None = None
     data: np.ndarray[Any, Any] | None = None
+    layout: Layout | None = None
+    home: LoweredBuffer | None = None
+
+    def offset(self, shape: Sequence[Dim], indices: Sequence[Dim]) -> Dim:
+        """Where in memory the element at ``indices`` of what it holds, of ``shape``, stands."""
+        if self.layout is None:
+            return linear_index(shape, indices)
+        return self.layout.offset(indices)
 
     @property
     def nbytes(self) -> int:

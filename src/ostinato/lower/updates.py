@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ostinato.lower.builder import KernelBuilder, cast
 from ostinato.lower.loops import LoopNest, Scan, Stage, Store, Update
 from ostinato.lower.merge import merge_axes
-from ostinato.lower.nests import BLOCK, block_nest, symbols_of
+from ostinato.lower.nests import BLOCK, block_nest, in_memory_order, symbols_of
 from ostinato.lower.views import Indices, linear_index
 from ostinato.variables import axis as axis_over
 
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from ostinato.lower.program import LoweredBuffer
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["concat_nest", "copy_nest", "dynamic_update_nest", "scan_nest", "scatter_nest"]
+__all__ = [
+    "concat_nest",
+    "copy_nest",
+    "dynamic_update_nest",
+    "scan_nest",
+    "scatter_nest",
+]
 
 Variables = tuple["Symbol", ...]
 
@@ -72,9 +78,9 @@ def _shifted_copy(
     scalar = build.at(value, indices)
     at = [i + o for i, o in zip(indices, offsets, strict=True)]
     position = build.argument(buffer, writes=True)
-    index = linear_index(shape, at)
+    index = buffer.offset(shape, at)
     store = Store(position, index, scalar, build.bindings_of(index))
-    return block_nest(build, symbols_of(indices), [store], variables)
+    return block_nest(build, in_memory_order(indices, buffer), [store], variables)
 
 
 def scatter_nest(

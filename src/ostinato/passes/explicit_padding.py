@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from ostinato.ops.convolution import is_depthwise
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.rewrite import Rewriter
 
@@ -21,8 +20,7 @@ __all__ = ["ExplicitPadding"]
 class ExplicitPadding(Pass):
     """Puts the padding of every convolution into a ``pad`` before it.
 
-    A contraction then walks its input with steps that never leave it. Depthwise convolutions keep
-    their padding: they are window sums, which guard each tap.
+    Kernels then walk their input with steps that never leave it.
     """
 
     name: ClassVar[str] = "explicit_padding"
@@ -30,7 +28,7 @@ class ExplicitPadding(Pass):
     def run(self, graph: BaseGraph, report: PassReport) -> BaseGraph:
         rewriter = Rewriter(graph)
         for node in rewriter.nodes():
-            if node.op.name != "conv" or is_depthwise(node) or not _is_padded(node):
+            if node.op.name != "conv" or not _is_padded(node):
                 rewriter.copy(node)
                 continue
             rule = partial(_padded, rewriter.graph, node, rewriter.operands(node))

@@ -47,7 +47,12 @@ def lowering_options(options: CompileOptions, target: TargetSpec) -> LoweringOpt
         epilogue=on and options.epilogue_fusion,
         rowwise=on and options.rowwise_fusion,
     )
-    return LoweringOptions(_registers(options, target), fusion)
+    return LoweringOptions(
+        _registers(options, target),
+        fusion,
+        channels_last=on and options.channels_last and not options.keep_intermediates,
+        winograd=on and options.winograd,
+    )
 
 
 def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:

@@ -1,0 +1,99 @@
+"""Depthwise convolution: each filter over one channel, a sum over its window."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ostinato.lower.builder import KernelBuilder, cast
+from ostinato.lower.loops import Apply, LoopNest, Reduce, Ref, Scalar, Stage, Statement
+from ostinato.lower.merge import merge_axes
+from ostinato.lower.nests import BLOCK, Outputs, in_memory_order, store_at, symbols_of
+from ostinato.lower.program import Layout, LoweredBuffer, Role
+from ostinato.variables import bounds
+
+if TYPE_CHECKING:
+    from ostinato.ir.graph import Node, Value
+    from ostinato.lower.views import Indices
+    from ostinato.variables import Symbol
+
+__all__ = ["depthwise_nest", "filters_last_buffer"]
+
+_MOST_WRITTEN_OUT = 25
+"""Positions of a window up to which there is no loop over it."""
+
+
+def filters_last_buffer(w: Value) -> LoweredBuffer:
+    """Memory for the weights of a depthwise convolution with the filters innermost, as lanes."""
+    order = (*range(2, w.ndim), 1, 0)
+    layout = Layout(order, w.shape, (0,) * w.ndim)
+    return LoweredBuffer(w.type, Role.TEMP, f"{w.node.label}.packed", layout=layout)
+
+
+def depthwise_nest(
+    build: KernelBuilder, node: Node, outputs: Outputs, variables: tuple[Symbol, ...]
+) -> LoopNest:
+    """The nest of a convolution with one input channel per filter.
+
+    Its padding is a ``pad`` node before it by now (:mod:`ostinato.passes.explicit_padding`).
+    """
+    w, *bias = node.inputs[1:]
+    (out,) = node.outputs
+    acc = out.dtype.accumulator
+    indices = build.axes(out.shape)
+    kernel = [bounds(extent)[1] for extent in w.shape[2:]]
+    folds: list[Statement] = []
+    taps: tuple[Symbol, ...] = ()
+    total: Scalar
+    if math.prod(kernel) <= _MOST_WRITTEN_OUT:
+        total = _written_out(build, node, indices)
+    else:
+        window = build.axes(kernel)
+        taps = symbols_of(window)
+        folds.append(Reduce("r0", "sum", _term(build, node, indices, window), acc))
+        total = Ref("r0", acc)
+    if bias:
+        total = Apply("add", (total, cast(build.at(bias[0], (indices[1],)), acc)), acc)
+    build.results[out] = cast(total, out.dtype)
+    stores = [store_at(build, value, buffer, out.shape, indices) for value, buffer in outputs]
+    statements = build.finish([*folds, *stores])
+    axes, statements = merge_axes(in_memory_order(indices, outputs[0][1]), statements)
+    inner, folded = merge_axes(taps, statements[: len(folds)])
+    stages = [Stage(inner, folded)] if folds else []
+    return LoopNest(
+        build.args,
+        axes[:-1],
+        (*stages, Stage((), statements[len(folds) :])),
+        tuple(build.temps),
+        lane_axis=axes[-1] if axes else None,
+        block=BLOCK,
+        variables=variables,
+    )
+
+
+def _term(build: KernelBuilder, node: Node, indices: Indices, window: Indices) -> Scalar:
+    """What one position of the window adds to the result at ``indices``."""
+    x, w = node.inputs[:2]
+    attrs, (out,) = node.attrs, node.outputs
+    acc = out.dtype.accumulator
+    image, filter_, *place = indices
+    at = [
+        position * stride + tap * dilation
+        for position, stride, tap, dilation in zip(
+            place, attrs["stride"], window, attrs["dilation"], strict=True
+        )
+    ]
+    per_channel = w.shape[0] // attrs["groups"]
+    element = build.at(x, (image, filter_ // per_channel, *at))
+    weight = build.at(w, (filter_, 0, *window))
+    return Apply("multiply", (cast(element, acc), cast(weight, acc)), acc)
+
+
+def _written_out(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
+    """The sum over the window, a term for each of its positions."""
+    acc = node.outputs[0].dtype.accumulator
+    windows = product(*(range(bounds(extent)[1]) for extent in node.inputs[1].shape[2:]))
+    terms = (_term(build, node, indices, window) for window in windows)
+    return reduce(lambda total, term: Apply("add", (total, term), acc), terms)
