@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ostinato.backends.context import HostContext
+from ostinato.backends.host_context import HostContext
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,15 +16,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from ostinato.backends.queue import Queue
 from ostinato.backends.turns import Turn
 from ostinato.dtypes import DType
-from ostinato.errors import CaptureError, GraphError, InputError, PlanError, VariableError
+from ostinato.errors import CaptureError, GraphError, InputError, VariableError
 from ostinato.ir.leaves import as_numpy
 from ostinato.ir.types import TensorType
-from ostinato.plan.buffer import Array, Buffer, HostMemory, Storage, bytes_of
+from ostinato.plan.buffer import Array, Buffer, Storage, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from ostinato.plan.routine import Routine
     from ostinato.variables import Symbol
 
-__all__ = ["DECODE_VARIABLES", "Context", "Encoded", "HostContext", "Recording"]
+__all__ = ["DECODE_VARIABLES", "Context", "Encoded", "Recording"]
 
 #: Variables of these names can live on the device; see :meth:`Context.set_dev_state_mode`.
 DECODE_VARIABLES = ("token", "position", "kv_len")
@@ -121,7 +119,7 @@ class Context(ABC):
         self.device = device
         self._submitting = Turn()  # held while something is queued, and while recording is toggled
         self._running = Turn()  # held by what runs: replays, and whatever was encoded
-        self._shelf = Turn()  # guards the recordings
+        self._shelf = Turn()  # guards what is kept to be run again
         self._recordings: dict[int, _Kept] = {}
         self._serials = itertools.count(1)
         self._after: list[Callable[[], object]] = []  # of the recording that is being made
@@ -484,52 +482,6 @@ class Context(ABC):
             start = time.perf_counter_ns()
             encoded.launch()
             return time.perf_counter_ns() - start
-
-
-class HostContext(Context):
-    """The context of a backend that runs whole graphs only: no recording, and memory of the host.
-
-    What encodes ops one by one is refused; :meth:`replay_graph` finds nothing.
-    """
-
-    supports_capture = False
-    capturing = False
-    dev_state_mode = False
-
-    def __init__(self, device: Device) -> None:
-        super().__init__(device)
-        self._block = (0, 0, 1)
-
-    def _begin(self) -> None:
-        raise CaptureError(f"{self.device} cannot record")
-
-    def _end(self) -> Recording:
-        raise CaptureError(f"{self.device} cannot record")
-
-    def _cancel(self) -> None:
-        """Nothing is ever recorded."""
-
-    def _write_state(self, values: tuple[int, int, int]) -> None:
-        self._block = values
-
-    def _read_state(self) -> tuple[int, int, int]:
-        return self._block
-
-    def _set_mode(self, enable: bool) -> None:
-        if enable:
-            raise CaptureError(f"{self.device} has no variable block that kernels read")
-
-    def _allocate(self, nbytes: int) -> Memory:
-        return HostMemory(bytearray(nbytes))
-
-    def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
-        return partial(np.copyto, target, source)
-
-    def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
-        raise PlanError(f"{self.device} runs compiled graphs only, no ops one by one")
-
-    def _compile(self, formula: Formula) -> Routine:
-        raise PlanError(f"{self.device} runs compiled graphs only, no ops one by one")
 
 
 def _carry_out(timed: Callable[[Encoded], int], encoded: Encoded, future: Future[int]) -> None:

@@ -64,7 +64,9 @@ class CpuContext(Context):
             super().forget_users(memory)
             return
         super().forget_users(memory.block)
-        for encoded in [e for e in self._encoded if e.program.uses(memory.block)]:
+        with self._shelf:
+            users = [e for e in self._encoded if e.program.uses(memory.block)]
+        for encoded in users:
             encoded.close()
 
     # -- the variable block ------------------------------------------------------------------------
@@ -134,7 +136,8 @@ class CpuContext(Context):
         owner = tuple(op.kernel.code for op in ops if isinstance(op, KernelCall))
         memory = [block(storage) for storage in storages]
         encoded = CpuEncoded(self, self.program(memory, steps, variables, owner=owner))
-        self._encoded.add(encoded)
+        with self._shelf:
+            self._encoded.add(encoded)
         return encoded
 
 

@@ -1,0 +1,71 @@
+"""The context of backends that bring none."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.backends.context import Context
+from ostinato.errors import CaptureError, PlanError
+from ostinato.plan.buffer import HostMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.backends.context import Encoded, Recording
+    from ostinato.backends.device import Device
+    from ostinato.plan.buffer import Memory
+    from ostinato.plan.formula import Formula
+    from ostinato.plan.prepared import PreparedOp
+    from ostinato.plan.routine import Routine
+    from ostinato.variables import Symbol
+
+__all__ = ["HostContext"]
+
+
+class HostContext(Context):
+    """The context of a backend that runs whole graphs only: no recording, and memory of the host.
+
+    What encodes ops one by one is refused; :meth:`replay_graph` finds nothing.
+    """
+
+    supports_capture = False
+    capturing = False
+    dev_state_mode = False
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._block = (0, 0, 1)
+
+    def _begin(self) -> None:
+        raise CaptureError(f"{self.device} cannot record")
+
+    def _end(self) -> Recording:
+        raise CaptureError(f"{self.device} cannot record")
+
+    def _cancel(self) -> None:
+        """Nothing is ever recorded."""
+
+    def _write_state(self, values: tuple[int, int, int]) -> None:
+        self._block = values
+
+    def _read_state(self) -> tuple[int, int, int]:
+        return self._block
+
+    def _set_mode(self, enable: bool) -> None:
+        if enable:
+            raise CaptureError(f"{self.device} has no variable block that kernels read")
+
+    def _allocate(self, nbytes: int) -> Memory:
+        return HostMemory(bytearray(nbytes))
+
+    def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
+        return partial(np.copyto, target, source)
+
+    def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
+        raise PlanError(f"{self.device} runs compiled graphs only, no ops one by one")
+
+    def _compile(self, formula: Formula) -> Routine:
+        raise PlanError(f"{self.device} runs compiled graphs only, no ops one by one")
