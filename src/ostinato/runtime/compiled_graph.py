@@ -145,7 +145,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
         if read_indices is None:
             return self.run(inputs)
         positions = self._positions(read_indices)
-        asked = self._run_aside(inputs, positions=positions)
+        asked = self._run_aside(inputs, positions=positions, name="run_read_outputs")
         # An output that is listed twice is returned as two arrays, each the caller's own.
         return [
             asked[position].copy() if position in positions[:i] else asked[position]
@@ -166,6 +166,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             InputError, VariableError, CaptureError: as :meth:`run`, or a value that the input's
                 dtype can not hold, or a shape that a number of elements does not settle.
         """
+        self._settle("run_typed reads its results back")
         outputs = self.run(check_typed_inputs(inputs, self.inputs))
         pairs = zip(outputs, self.outputs.values(), strict=True)
         return [(to_bytes(array), spec.dtype) for array, spec in pairs]

@@ -92,6 +92,7 @@ class Execution:
         *,
         positions: Sequence[int] | None = None,
         feed: Mapping[str, int] | None = None,
+        name: str = "run",
     ) -> list[Array]:
         """A run by the long path for a caller who reads all outputs, or those at ``positions``."""
 
@@ -104,7 +105,7 @@ class Execution:
                 for i, (shape, dtype) in enumerate(live.outputs)
             ]
 
-        self._settle("run reads its results back")
+        self._settle(f"{name} reads its results back")
         return self._perform(inputs, choose, feed)
 
     def _perform(

@@ -111,7 +111,8 @@ class HandleCalls(Execution):
                 Nothing has run.
         """
         position = self._handles.check_feed(name, output_index)
-        asked = self._run_aside(inputs, positions=[position], feed={name: position})
+        feed = {name: position}
+        asked = self._run_aside(inputs, positions=[position], feed=feed, name="run_feed_handle")
         return asked[position]
 
     def _let_go(self, buffer: Array | None) -> None:
