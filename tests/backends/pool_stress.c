@@ -4,7 +4,7 @@
  * respect the grain, with scratch that no other thread touches. What a job points at is spoiled as
  * soon as it is over: a late worker that looked at it would be noticed.
  *
- *     cc -std=gnu11 -g -O2 -pthread -I CSRC pool_stress.c CSRC/pool.c && ./a.out [seconds]
+ *     cc -std=gnu11 -g -O2 -pthread -I CSRC pool_stress.c CSRC/pool.c CSRC/placement.c CSRC/rivals.c && ./a.out [seconds]
  */
 #include <pthread.h>
 #include <stdatomic.h>

@@ -3,9 +3,10 @@
  * The owner of a job (the thread in pool_run) cuts it into chunks and deals every thread a *lane*:
  * a contiguous share of them, so that a thread meets the same rows in step after step and finds
  * them in its cache. (bench/core_dispatch.py, 512 KiB scaled in place by two threads: 4.2 us;
- * 7.7 us when both took the next chunk from one common counter.) A lane is one 64-bit atomic ticket: the generation of
- * the job and the range of chunks not yet claimed. A thread takes chunks from the front of its own
- * lane; when that is empty it steals from the back of the others'. Either is one compare-and-swap.
+ * 7.7 us when both took the next chunk from one common counter.) A lane is one 64-bit atomic
+ * ticket: the generation of the job and the range of chunks not yet claimed. A thread takes chunks
+ * from the front of its own lane; when that is empty it steals from the back of the others'. Either
+ * is one compare-and-swap.
  *
  *   - The owner waits for claimed chunks only. It claims as long as there is something to claim, so
  *     a worker that sleeps, or that the system took off its core, delays nobody by not showing up.
@@ -18,16 +19,13 @@
  *   - Within a generation a lane only ever shrinks, and 48 bits of generation do not wrap in the
  *     life of a machine: the same ticket never comes back.
  *
- * Sleeping uses a mutex and condition variables, which exist wherever there are threads. */
-#include "pool.h"
+ * A claimed chunk can still be waited for in vain, where its thread lost its core to another process:
+ * see rivals.c. Sleeping uses a mutex and condition variables, which exist wherever there are threads. */
+#include "pool_state.h"
+#include "rivals.h"
 
-#include <pthread.h>
 #include <signal.h>
-#include <stdalign.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* Enough chunks that waiting for the last one costs a few percent; few enough that claiming them
  * stays cheap. Must fit the 8 bits that a ticket has for either end of a lane. */
@@ -37,63 +35,8 @@
  * other within microseconds; waking a sleeper costs about as much as this. */
 #define SPIN_NANOSECONDS 30000
 
-/* Two lines: adjacent-line prefetchers make neighbours share. */
-#define CACHE_LINE 128
-
-/* The description of the current job. Written by the owner only; see above for who reads it. */
-typedef struct {
-    _Atomic(kernel_fn) kernel;
-    _Atomic(char *const *) buffers;
-    _Atomic(const int64_t *) vars;
-    _Atomic int64_t extent;
-    _Atomic int64_t chunk;
-    _Atomic int64_t chunks;
-    _Atomic(char *) scratch;
-    _Atomic size_t scratch_stride;
-} published_job;
-
-/* The same, as one thread knows it. */
-typedef struct {
-    uint64_t generation;
-    pool_job job;
-    int64_t chunk; /* rows per chunk */
-    int64_t chunks;
-} shared_job;
-
-/* What is left of a thread's share, as (generation << 16 | end << 8 | begin), counted in chunks
- * from the start of the share. */
-typedef struct {
-    alignas(CACHE_LINE) _Atomic uint64_t ticket;
-} lane;
-
-typedef struct {
-    thread_pool *pool;
-    int index; /* 1..threads-1; the owner is 0 */
-    uint64_t seen; /* the last generation that it looked at */
-    pthread_t thread;
-} worker;
-
-struct thread_pool {
-    /* Each of these is written at times when other threads watch only the others. */
-    alignas(CACHE_LINE) _Atomic uint64_t generation; /* of the current job; idle workers watch it */
-    alignas(CACHE_LINE) published_job published;
-    alignas(CACHE_LINE) _Atomic int64_t finished; /* chunks completed by workers, of this job */
-
-    alignas(CACHE_LINE) _Atomic bool busy; /* some thread owns the workers */
-    _Atomic bool stop;
-    _Atomic bool owner_asleep;
-    _Atomic int sleepers;
-    pthread_mutex_t mutex;
-    pthread_cond_t work_published;
-    pthread_cond_t work_finished;
-
-    int threads;
-    bool spawned; /* tried to start the workers; not tried again when the system refuses some */
-    _Atomic int workers;
-    unsigned fork_epoch;
-    worker *members; /* the first threads - 1 are used */
-    lane lanes[];    /* one per thread */
-};
+/* The same where others want the core: who sleeps there waits for all of another's turn. */
+#define RIVALLED_SPIN_NANOSECONDS 500000
 
 /* ---- fork ------------------------------------------------------------------------------------ */
 
@@ -109,25 +52,11 @@ unsigned pool_fork_epoch(void) { return atomic_load_explicit(&fork_epoch, memory
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-static inline void relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory"); /* `yield` is a no-op on most cores; isb does wait */
-#endif
-}
-
-static int64_t now_nanoseconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 typedef bool (*condition)(thread_pool *p, uint64_t argument);
 
-/* Watches for the condition for SPIN_NANOSECONDS. Reading the clock costs as much as many pauses,
+/* Watches for the condition for a time. Reading the clock costs as much as many pauses,
  * and a pause takes 10 to 150 cycles depending on the core: so count time, but not every turn. */
-static bool spin_until(condition holds, thread_pool *p, uint64_t argument) {
+static bool spin_until(condition holds, thread_pool *p, uint64_t argument, int64_t nanoseconds) {
     int64_t deadline = 0;
     for (unsigned turn = 0;; turn++) {
         if (holds(p, argument)) {
@@ -137,7 +66,7 @@ static bool spin_until(condition holds, thread_pool *p, uint64_t argument) {
         if (turn % 32 == 31) {
             int64_t now = now_nanoseconds();
             if (deadline == 0) {
-                deadline = now + SPIN_NANOSECONDS;
+                deadline = now + nanoseconds;
             } else if (now >= deadline) {
                 return false;
             }
@@ -202,10 +131,6 @@ static void run_inline(const pool_job *job) {
 
 /* ---- the worker's side ----------------------------------------------------------------------- */
 
-static bool has_news(thread_pool *p, uint64_t seen) {
-    return atomic_load(&p->generation) != seen || atomic_load(&p->stop);
-}
-
 static void sleep_until_news(thread_pool *p, uint64_t seen) {
     pthread_mutex_lock(&p->mutex);
     /* First announce, then look: the owner publishes first and then looks for sleepers, so one of
@@ -245,23 +170,39 @@ static void report_finished(thread_pool *p, int64_t completed) {
     }
 }
 
+static void wait_for_news(worker *self) {
+    thread_pool *p = self->pool;
+    if (!atomic_exchange(&self->brought, false)) {
+        bool rivalled = atomic_load_explicit(&self->rivalled, memory_order_relaxed) > 0;
+        if (spin_until(has_news, p, self->seen, SPIN_NANOSECONDS)) {
+            return;
+        }
+        rivals_bring_owner(p, self->seen);
+        if (rivalled && spin_until(has_news, p, self->seen, RIVALLED_SPIN_NANOSECONDS)) {
+            return;
+        }
+    }
+    sleep_until_news(p, self->seen);
+}
+
 static void *worker_main(void *argument) {
     worker *self = argument;
     thread_pool *p = self->pool;
+    atomic_store(&self->name, placement_self());
     for (;;) {
-        if (!spin_until(has_news, p, self->seen)) {
-            sleep_until_news(p, self->seen);
-        }
+        wait_for_news(self);
         if (atomic_load(&p->stop)) {
             return NULL;
         }
         self->seen = atomic_load_explicit(&p->generation, memory_order_acquire);
         shared_job shared = read_published(p, self->seen);
+        atomic_store_explicit(&self->working, true, memory_order_release);
         int64_t completed = run_chunks(p, &shared, self->index);
         if (completed > 0) {
             /* Reporting once is enough: the job can not end before its last claimant reports. */
             report_finished(p, completed);
         }
+        atomic_store_explicit(&self->working, false, memory_order_release);
     }
 }
 
@@ -342,17 +283,18 @@ static void publish(thread_pool *p, const shared_job *shared) {
     write_published(p, shared);
     deal_lanes(p, shared);
     atomic_store(&p->generation, shared->generation);
-    wake_sleepers(p, shared->chunks - 1);
-}
-
-static bool workers_finished(thread_pool *p, uint64_t expected) {
-    return atomic_load(&p->finished) == (int64_t)expected;
+    if (atomic_load(&p->sleepers) > 0) {
+        rivals_part(p);
+        wake_sleepers(p, shared->chunks - 1);
+        rivals_rejoin(p);
+    }
 }
 
 static void wait_for_workers(thread_pool *p, uint64_t expected) {
-    if (spin_until(workers_finished, p, expected)) {
+    if (spin_until(workers_finished, p, expected, SPIN_NANOSECONDS)) {
         return;
     }
+    rivals_bring_workers(p, expected);
     pthread_mutex_lock(&p->mutex);
     atomic_store(&p->owner_asleep, true); /* announce, then look, as in sleep_until_news */
     while (!workers_finished(p, expected)) {
@@ -367,9 +309,11 @@ static void run_shared(thread_pool *p, const pool_job *job) {
         spawn_workers(p);
     }
     shared_job shared = split(p, job);
+    atomic_store_explicit(&p->owner, placement_self(), memory_order_release);
     publish(p, &shared);
     int64_t mine = run_chunks(p, &shared, 0);
     wait_for_workers(p, (uint64_t)(shared.chunks - mine));
+    atomic_store_explicit(&p->owner, 0, memory_order_release);
 }
 
 void pool_run(thread_pool *p, const pool_job *job) {
@@ -392,6 +336,7 @@ static void reset(thread_pool *p) {
     atomic_init(&p->generation, 0);
     atomic_init(&p->finished, 0);
     atomic_init(&p->busy, false);
+    atomic_init(&p->owner, 0);
     atomic_init(&p->stop, false);
     atomic_init(&p->owner_asleep, false);
     atomic_init(&p->sleepers, 0);
