@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import ostinato as ost
 from ostinato.dtypes import ALL_DTYPES
 
 COMPARISONS = {
@@ -153,3 +154,9 @@ def test_clip_of_integers_beyond_their_range_and_by_values(run):
     got = run(lambda g, x, low: g.clip(x, low, np.int8(50)), x, np.array([0, 7], np.int8))
     np.testing.assert_array_equal(got, [0, 50])
     assert np.isnan(run(lambda g, x: g.clip(x, 0, 1), np.float32("nan")))
+
+
+def test_bools_have_no_limits():
+    graph = ost.Graph()
+    with pytest.raises(ost.GraphError, match=r"clip\(.*numeric"):
+        graph.clip(graph.input("x", (2,), "bool"), 0, 1)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.ops.base import Elementwise
 from ostinato.ops.builder import Graph
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.ir.op import Attr, Op
     from ostinato.ir.types import TensorType
     from ostinato.variables import Symbol
@@ -17,24 +19,31 @@ if TYPE_CHECKING:
 __all__ = ["Formula", "Step"]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One op of a formula.
 
     Attributes:
         op: what is applied.
         attrs: its static arguments.
         operands: numbers of values; see :class:`Formula`.
-        spelling: tells apart attributes that Python takes for equal: 0.0 and -0.0, 1 and 1.0.
+        spelling: the arguments as text, which tells apart what Python takes for equal: 0.0 and
+            -0.0, 1 and 1.0.
     """
 
     op: Op
     attrs: tuple[tuple[str, Attr], ...]
     operands: tuple[int, ...]
-    spelling: str = field(init=False, repr=False)
+    spelling: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "spelling", repr(self.attrs))
+    @staticmethod
+    def of(op: Op, attrs: dict[str, Attr], operands: tuple[int, ...]) -> Step:
+        """An op with these arguments."""
+        items = tuple(attrs.items())
+        return Step(op, items, operands, repr(items))
+
+    def renumbered(self, numbers: Sequence[int]) -> Step:
+        """The same on other operands: for each number, the new one."""
+        return self._replace(operands=tuple([numbers[i] for i in self.operands]))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.plan.compute_node import ComputeNode
-from ostinato.plan.formula import Formula, Step
+from ostinato.plan.formula import Formula
 from ostinato.plan.hazards import overlap
 from ostinato.plan.region import Piece, same_place
 
@@ -41,7 +41,13 @@ class _Touch(NamedTuple):
 
 
 class _Fusion:
-    """Nodes by position, of which some have gone into later ones."""
+    """Nodes by position, of which some have gone into later ones.
+
+    Attributes:
+        nodes: those that are left.
+        touches: by storage, who touches it. Who reads a buffer of the user's does not matter: it is
+            no result that could be computed on the spot.
+    """
 
     def __init__(self, nodes: Sequence[ComputeNode]) -> None:
         self.nodes: list[ComputeNode | None] = list(nodes)
@@ -66,7 +72,7 @@ class _Fusion:
                 producer = self.nodes[source]
                 assert producer is not None
                 joint = _joined(producer, consumer, number)
-                if self._allowed(producer, consumer, joint):
+                if _allowed(consumer, joint):
                     self._replace(source, position, joint)
                     return True
         return False
@@ -77,15 +83,20 @@ class _Fusion:
         assert consumer.formula is not None
         if not isinstance(operand, Piece) or not consumer.formula.reads_once(number):
             return None
-        touches = sorted(self.touches[operand.storage_id], key=lambda touch: touch.position)
-        if len(touches) != 2 or not touches[0].writes or touches[1].position != position:
+        touches = self.touches[operand.storage_id]
+        if len(touches) != 2:
             return None  # there are other readers or writers, or it was written before this session
-        source = touches[0].position
+        made, read = sorted(touches, key=lambda touch: touch.position)
+        if not made.writes or read.position != position:
+            return None
+        source = made.position
         node = self.nodes[source]
         assert node is not None
         if node.formula is None or not node.formula.elementwise or node.copies:
             return None
-        if not same_place(touches[0].operand, operand):
+        if len(node.formula.steps) + len(consumer.formula.steps) > _MAX_STEPS:
+            return None
+        if not same_place(made.operand, operand):
             return None
         shape = operand.type.shape
         if any(result.type.shape != shape for result in consumer.results):
@@ -97,40 +108,44 @@ class _Fusion:
         return any(
             touch.writes and start < touch.position < stop and overlap(touch.operand, operand)
             for operand in node.operands
-            for touch in self.touches[operand.storage_id]
+            for touch in self.touches.get(operand.storage_id, ())
         )
-
-    def _allowed(self, producer: ComputeNode, consumer: ComputeNode, joint: ComputeNode) -> bool:
-        """Whether a kernel may do both: it writes no element that it has yet to read."""
-        assert joint.formula is not None
-        if len(joint.formula.steps) > _MAX_STEPS or len(joint.operands) > _MAX_OPERANDS:
-            return False
-        clashes = [
-            (operand, result)
-            for operand in joint.operands
-            for result in consumer.results
-            if overlap(operand, result)
-        ]
-        if clashes and len(joint.results) > 1:
-            return False  # nobody says which of its stores comes first
-        return all(same_elements(operand, result) for operand, result in clashes)
 
     def _replace(self, source: int, position: int, joint: ComputeNode) -> None:
         gone = {source, position}
         for node in (self.nodes[source], self.nodes[position]):
             assert node is not None
             for storage in {operand.storage_id for operand in (*node.reads, *node.writes)}:
-                kept = [t for t in self.touches[storage] if t.position not in gone]
-                self.touches[storage] = kept
+                known = self.touches.get(storage, ())
+                self.touches[storage] = [t for t in known if t.position not in gone]
         self.nodes[source] = None
         self.nodes[position] = joint
         self._note(position, joint)
 
     def _note(self, position: int, node: ComputeNode) -> None:
-        for writes, operands in ((False, node.reads), (True, node.writes)):
-            for operand in operands:
-                touch = _Touch(position, operand, writes)
-                self.touches.setdefault(operand.storage_id, []).append(touch)
+        for operand in node.reads:
+            if isinstance(operand, Piece):
+                self._touch(_Touch(position, operand, writes=False))
+        for operand in node.writes:
+            self._touch(_Touch(position, operand, writes=True))
+
+    def _touch(self, touch: _Touch) -> None:
+        self.touches.setdefault(touch.operand.storage_id, []).append(touch)
+
+
+def _allowed(consumer: ComputeNode, joint: ComputeNode) -> bool:
+    """Whether a kernel may do both: it writes no element that it has yet to read."""
+    if len(joint.operands) > _MAX_OPERANDS:
+        return False
+    clashes = [
+        (operand, result)
+        for operand in joint.operands
+        for result in consumer.results
+        if overlap(operand, result)
+    ]
+    if clashes and len(joint.results) > 1:
+        return False  # nobody says which of its stores comes first
+    return all(same_elements(operand, result) for operand, result in clashes)
 
 
 def _joined(producer: ComputeNode, consumer: ComputeNode, number: int) -> ComputeNode:
@@ -156,7 +171,7 @@ def _joined(producer: ComputeNode, consumer: ComputeNode, number: int) -> Comput
     kept = [i for i, r in enumerate(producer.results) if i != given or _held(r)]
     formula = Formula(
         tuple(operand.type for operand in operands),
-        (*_renumbered(first, early), *_renumbered(second, late)),
+        (*(s.renumbered(early) for s in first.steps), *(s.renumbered(late) for s in second.steps)),
         (*(early[first.results[i]] for i in kept), *(late[i] for i in second.results)),
     )
     results = (*(producer.results[i] for i in kept), *consumer.results)
@@ -171,8 +186,3 @@ def _all_but(first: Sequence[Operand], second: Sequence[Operand], number: int) -
 def _held(result: Operand) -> bool:
     """Whether a user can still read a result."""
     return not isinstance(result, Piece) or result.region.storage is not None
-
-
-def _renumbered(formula: Formula, numbers: Sequence[int]) -> Iterator[Step]:
-    for step in formula.steps:
-        yield Step(step.op, step.attrs, tuple(numbers[i] for i in step.operands))

@@ -93,18 +93,22 @@ def place(lifetimes: Sequence[Lifetime], *, apart: bool = False) -> Placement:
     """
     sizes = [_aligned(life.nbytes) for life in lifetimes]
     offsets = [0] * len(lifetimes)
-    placed: list[int] = []
+    live: dict[int, list[int]] = {}  # by step, which of those placed live then
+    starting: dict[int, list[int]] = {}  # and which begin to
     for i in sorted(range(len(lifetimes)), key=lambda i: (-sizes[i], lifetimes[i].first)):
-        rivals = sorted(
-            (offsets[j], sizes[j]) for j in placed if apart or _overlap(lifetimes[i], lifetimes[j])
-        )
+        steps = range(1) if apart else range(lifetimes[i].first, lifetimes[i].last + 1)
+        found = list(live.get(steps[0], ()))
+        for step in steps[1:]:
+            found += starting.get(step, ())
         offset = 0
-        for start, size in rivals:
+        for start, size in sorted((offsets[j], sizes[j]) for j in found):
             if start - offset >= sizes[i]:
                 break
             offset = max(offset, start + size)
         offsets[i] = offset
-        placed.append(i)
+        starting.setdefault(steps[0], []).append(i)
+        for step in steps:
+            live.setdefault(step, []).append(i)
     arena = max((o + s for o, s in zip(offsets, sizes, strict=True)), default=0)
     return Placement(tuple(offsets), arena, sum(sizes), _lower_bound(lifetimes, sizes))
 
@@ -171,10 +175,6 @@ def _total(
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _overlap(a: Lifetime, b: Lifetime) -> bool:
-    return a.first <= b.last and b.first <= a.last
 
 
 def _lower_bound(lifetimes: Sequence[Lifetime], sizes: Sequence[int]) -> int:

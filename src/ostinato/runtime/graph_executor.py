@@ -126,7 +126,7 @@ class GraphExecutor:
         if known is None:
             types = op.infer(*operands, **attrs)
             first = len(operands)
-            step = Step(op, tuple(attrs.items()), tuple(range(first)))
+            step = Step.of(op, attrs, tuple(range(first)))
             made = Formula(operands, (step,), tuple(range(first, first + len(types))))
             _check_variables(made)
             known = (made, types)

@@ -445,7 +445,7 @@ def _is_scalar(value: Any, dtype: DType) -> bool:
 
 def _limit(value: float | None, dtype: DType) -> float | None:
     """A limit in ``dtype``'s own numbers; integers cannot exceed their range anyway."""
-    if value is None or dtype.is_float:
+    if value is None or not dtype.is_integer:
         return None if value is None else float(value)
     info = np.iinfo(dtype.numpy)
     return min(max(int(value), int(info.min)), int(info.max))
