@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ostinato.backends.queue import Queue
+from ostinato.backends.routines import RoutineShelf
 from ostinato.backends.turns import Turn
 from ostinato.dtypes import DType
 from ostinato.errors import CaptureError, GraphError, InputError, VariableError
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
 
     from ostinato.backends.device import Device
     from ostinato.plan.buffer import Memory
-    from ostinato.plan.formula import Formula
     from ostinato.plan.prepared import PreparedOp
     from ostinato.plan.region import Region, ResultStorage
-    from ostinato.plan.routine import Routine
     from ostinato.variables import Symbol
 
 __all__ = ["DECODE_VARIABLES", "Context", "Encoded", "Recording"]
@@ -42,9 +41,6 @@ DECODE_VARIABLES = ("token", "position", "kv_len")
 
 #: So that ``step + 1`` still is an int64.
 _MAX_STATE = (1 << 63) - 2
-
-#: Shapes may change with every step; then nothing is found again, and nothing need be kept.
-_MAX_ROUTINES = 4096
 
 _NO_VALUES: Mapping[str, int] = MappingProxyType({})
 
@@ -99,7 +95,7 @@ class Encoded(ABC):
         """Give back the memory of what lives within a run and is not the caller's."""
 
 
-class Context(ABC):
+class Context(RoutineShelf):
     """The command queue of a device, and what it recorded. A session has one.
 
     It may be used from many threads. While one of them records, what the others submit to the same
@@ -116,6 +112,7 @@ class Context(ABC):
     supports_capture = True
 
     def __init__(self, device: Device) -> None:
+        super().__init__()
         self.device = device
         self._submitting = Turn()  # held while something is queued, and while recording is toggled
         self._running = Turn()  # held by what runs: replays, and whatever was encoded
@@ -125,7 +122,6 @@ class Context(ABC):
         self._after: list[Callable[[], object]] = []  # of the recording that is being made
         self._queues: tuple[weakref.ref[Queue], ...] = ()  # those that were ever used
         self._queue = Queue()
-        self._routines: dict[Formula, Routine] = {}
 
     def __repr__(self) -> str:
         doing = "recording" if self.capturing else f"recordings: {sorted(self._recordings)}"
@@ -371,30 +367,11 @@ class Context(ABC):
         buffer.storage.memory.write(0, bytes_of(as_numpy(array)))
         return buffer
 
-    # -- single ops --------------------------------------------------------------------------------
-
-    def routine(self, formula: Formula) -> Routine:
-        """``formula`` compiled for this device; one that was compiled before is found again.
-
-        Raises:
-            UnsupportedOpError: the device has no way to compute it.
-        """
-        routine = self._routines.get(formula)
-        if routine is None:
-            if len(self._routines) >= _MAX_ROUTINES:
-                self._routines.clear()
-            routine = self._routines[formula] = self._compile(formula)
-        return routine
-
-    @abstractmethod
-    def _compile(self, formula: Formula) -> Routine:
-        """See :meth:`routine`."""
+    # -- submitting --------------------------------------------------------------------------------
 
     @abstractmethod
     def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
         """A call that copies the bytes of a host array to another one; it can be recorded."""
-
-    # -- submitting --------------------------------------------------------------------------------
 
     @abstractmethod
     def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:

@@ -88,6 +88,8 @@ class GraphSession(Vocabulary[Buffer]):
     """
 
     def __init__(self, executor: Encoder, *, recorded: bool) -> None:
+        self.context = executor.context  #: the command queue that it submits to
+        self._device = executor.context.device
         self._executor = executor
         self._recorded = recorded
         self._token = object()  # what its regions know it by
@@ -101,7 +103,7 @@ class GraphSession(Vocabulary[Buffer]):
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def finish(self, *, fuse: bool = False, reorder: bool = False) -> SessionStats:
+    def finish(self, fuse: bool = False, reorder: bool = False) -> SessionStats:
         """Run what was encoded, and wait.
 
         Inside a recording it is recorded, and there is nothing to wait for.
@@ -116,7 +118,7 @@ class GraphSession(Vocabulary[Buffer]):
         """
         return self._run(self._close("finished", fuse=fuse, reorder=reorder)).stats
 
-    def commit(self, *, fuse: bool = False, reorder: bool = False) -> Pending:
+    def commit(self, fuse: bool = False, reorder: bool = False) -> Pending:
         """Queue what was encoded behind all that was submitted before, and return at once.
 
         Inside a recording it is recorded instead. Where buffers belong to other contexts, what is
@@ -154,11 +156,6 @@ class GraphSession(Vocabulary[Buffer]):
             self._ended = f"left by {kind.__name__}"
 
     # -- what it holds -----------------------------------------------------------------------------
-
-    @property
-    def context(self) -> Context:
-        """The command queue that it submits to."""
-        return self._executor.context
 
     @property
     def stats(self) -> SessionStats:
@@ -270,9 +267,9 @@ class GraphSession(Vocabulary[Buffer]):
         storage = buffer.storage
         if isinstance(storage, ResultStorage) and storage.region.session is self._token:
             return Piece(storage.region, buffer.offset, buffer.type)
-        if buffer.device != self.context.device:
+        if storage.device is not self._device and storage.device != self._device:
             raise InputError(
-                f"{buffer!r} cannot be used on {self.context.device}: copy it there with "
+                f"{buffer!r} cannot be used on {self._device}: copy it there with "
                 "GraphExecutor.buffer(array)"
             )
         storage.check_open()
