@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         VariableError,
     )
     from ostinato.frontends.onnx import load_onnx
+    from ostinato.frontends.quantization import quantize
     from ostinato.ir.graph import Value
     from ostinato.ops.builder import Graph
     from ostinato.ops.parser import parse_graph
@@ -91,6 +92,7 @@ _HOMES = {
     "load_onnx": "ostinato.frontends.onnx",
     "parse_graph": "ostinato.ops.parser",
     "power_of_two_ladder": "ostinato.runtime.caches",
+    "quantize": "ostinato.frontends.quantization",
 }
 
 __all__ = [
@@ -128,6 +130,7 @@ __all__ = [
     "load_onnx",
     "parse_graph",
     "power_of_two_ladder",
+    "quantize",
     "reference",
 ]
 

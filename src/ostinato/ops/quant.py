@@ -1,12 +1,16 @@
 """Products with quantised weights: 8-bit integers per column, 4-bit integers per group.
 
-Weights are integers times a scale. Activations become 8-bit integers at run time: each row (or each
-group of a row) is divided by the largest magnitude in it and rounded to ``-127..127``. The integers
-are then multiplied and summed exactly.
+Weights are integers times a scale. Activations become 8-bit integers at run time, and the integers
+are multiplied and summed exactly. How activations are rounded is fixed to the bit, so that every
+backend sums the same integers; each operation below is rounded to float32, ties go to even.
 
-How activations are rounded is fixed to the bit, so that every backend sums the same integers:
-``scale = max|x| / 127`` and ``q = round(x / scale)``, both divisions rounded to float32 and ties to
-even. Where ``scale`` underflows to zero, ``q`` is. A NaN or an infinity makes the scale NaN or
+- Beside 8-bit weights, each row is taken from its least to its greatest element, both moved to 0 if
+  it is beyond: ``scale = high / 255 - low / 255``, ``zero = round(-low / scale)``, and
+  ``q = round(x / scale) + zero`` within 0..255 (as ONNX ``DynamicQuantizeLinear``, by rows).
+- Beside 4-bit weights, each group of a row by its greatest magnitude: ``scale = max|x| / 127``, and
+  ``q = round(x / scale)`` within -127..127.
+
+Where ``scale`` underflows to zero, so does the product. A NaN or an infinity makes the scale NaN or
 infinite, and so every result that it enters NaN.
 """
 
@@ -43,11 +47,11 @@ __all__ = [
 GROUPS: Final = (32, 64, 128)
 
 #: Products of 8-bit integers that a 32-bit sum surely holds.
-MAX_DEPTH: Final = 1 << 17
+MAX_DEPTH: Final = 1 << 16
 
 _BYTES = (INT8, UINT8)
 _LARGEST = 127
-_OFFSET = 128
+_LARGEST_UNSIGNED = 255
 _ZERO_CODE = 8
 _SCALE_DTYPES = (FLOAT32, FLOAT16, BFLOAT16)
 
@@ -83,8 +87,8 @@ class QuantizedMatmul(Op):
     """``x @ (w * scales)`` with ``x [..., K]`` rounded to 8 bits by rows: ``[..., N]``.
 
     ``w`` is int8 ``[K, N]``, ``scales`` a float ``[N]``. The result, in the dtype of ``x``, is
-    ``float32(q @ w) * float32(scale * scales)``, where ``q`` and ``scale`` stand for ``x`` (see the
-    module) and ``q @ w`` is exact.
+    ``float32((q - zero) @ w) * float32(scale * scales)``, where ``q``, ``zero`` and ``scale`` stand
+    for ``x`` (see the module) and the product of integers is exact.
     """
 
     name = "quantized_matmul"
@@ -112,10 +116,9 @@ class QuantizedMatmul(Op):
 
     @staticmethod
     def _rule(xp: Any, matmul: Callable[..., Any], x: Any, w: Any, scales: Any) -> Any:
-        codes, scale = _rounded(xp, x)
-        # Processors multiply unsigned by signed bytes: codes are moved up, and the sums back down.
-        moved = xp.cast(codes + float(_OFFSET), UINT8)
-        total = matmul(moved, w) - _OFFSET * xp.sum(xp.cast(w, INT32), axis=0)
+        q, zero, scale = _from_least_to_greatest(xp, x)
+        # Processors multiply unsigned by signed bytes: the zero is taken off the sums.
+        total = matmul(q, w) - zero * xp.sum(xp.cast(w, INT32), axis=0)
         return xp.cast(total, FLOAT32) * xp.cast(scale * scales, FLOAT32)
 
 
@@ -213,20 +216,36 @@ class Int4Matmul(Op):
         xp: Any, blockwise: Callable[..., Any], x: Any, codes: Any, scales: Any, *, group: int
     ) -> Any:
         lead, blocks = tuple(x.shape[:-1]), x.shape[-1] // group
-        rounded, scale = _rounded(xp, xp.reshape(x, (*lead, blocks, group)))
-        q = xp.reshape(xp.cast(rounded, INT8), (*lead, blocks * group))
+        q, scale = _by_magnitude(xp, xp.reshape(x, (*lead, blocks, group)))
+        q = xp.reshape(q, (*lead, blocks * group))
         return blockwise(q, xp.reshape(scale, (*lead, blocks)), codes, scales, group=group)
 
 
-def _rounded(xp: Any, x: Any) -> tuple[Any, Any]:
-    """``(q, scale)``: rows of ``x`` as floats that are integers within ``-127..127``, and a scale.
+# The casts do nothing to what is float32; they make the oracle's float64 round as float32 does.
+# Only in rows so small that their scale is a subnormal do codes have to be kept within their range.
 
-    The casts do nothing in float32; they make the float64 of the oracle round as float32 does.
-    """
-    scale = xp.cast(xp.max(xp.abs(x), axis=-1, keepdims=True) / float(_LARGEST), FLOAT32)
+
+def _from_least_to_greatest(xp: Any, x: Any) -> tuple[Any, Any, Any]:
+    """``(q, zero, scale)``: rows of ``x`` as uint8, and the int32 that stands for zero in each."""
+    largest = float(_LARGEST_UNSIGNED)
+    low = xp.minimum(xp.min(x, axis=-1, keepdims=True), 0.0)
+    high = xp.maximum(xp.max(x, axis=-1, keepdims=True), 0.0)
+    scale = xp.cast(high / largest, FLOAT32) - xp.cast(low / largest, FLOAT32)
+    scale = xp.cast(scale, FLOAT32)
+    unit = xp.where(scale > 0, scale, 1.0)
+    zero = xp.minimum(xp.round(xp.cast(-low / unit, FLOAT32)), largest)
+    codes = xp.round(xp.cast(x / unit, FLOAT32)) + zero
+    q = xp.minimum(xp.maximum(codes, 0.0), largest)
+    return xp.cast(q, UINT8), xp.cast(zero, INT32), scale
+
+
+def _by_magnitude(xp: Any, x: Any) -> tuple[Any, Any]:
+    """``(q, scale)``: rows of ``x`` as int8."""
+    largest = float(_LARGEST)
+    scale = xp.cast(xp.max(xp.abs(x), axis=-1, keepdims=True) / largest, FLOAT32)
     codes = xp.round(xp.cast(x / xp.where(scale > 0, scale, 1.0), FLOAT32))
-    # Beyond the limit lie only rows so small that their scale is a subnormal.
-    return xp.minimum(xp.maximum(codes, float(-_LARGEST)), float(_LARGEST)), scale
+    q = xp.minimum(xp.maximum(codes, -largest), largest)
+    return xp.cast(q, INT8), scale
 
 
 def _unpacked(xp: Any, codes: Any) -> Any:

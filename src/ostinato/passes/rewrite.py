@@ -74,11 +74,15 @@ class Rewriter:
     Go through :meth:`nodes` in order and :meth:`copy` or :meth:`replace` each, or let :meth:`run`
     do that; then :meth:`finish`. Nodes that no result depends on are left behind. Labels, source
     lines, names and values of leaves carry over, and what replaces a node takes its label.
+
+    Args:
+        source: is not changed.
+        target: an empty graph to build in, if not a plain one of the same name.
     """
 
-    def __init__(self, source: BaseGraph) -> None:
+    def __init__(self, source: BaseGraph, target: Graph | None = None) -> None:
         self.source = source
-        self.graph = Graph(source.name)
+        self.graph = Graph(source.name) if target is None else target
         self.changed = False
         self._new: dict[Value, Value] = {}
 

@@ -27,7 +27,7 @@ class QuantVocabulary(VocabularyCore[T]):
         return self._one(INTEGER_MATMUL, *self._lift(a, b))
 
     def quantized_matmul(self, x: Any, w: Any, scales: Any) -> T:
-        """``x @ (w * scales)``, each row of ``x`` rounded to 8 bits by its largest magnitude.
+        """``x @ (w * scales)``, each row of ``x`` rounded to 8 bits between its extremes.
 
         A row with a NaN or an infinity in it gives NaN throughout.
 
@@ -37,7 +37,7 @@ class QuantVocabulary(VocabularyCore[T]):
             scales: float ``[N]``, one per column of ``w``.
 
         Raises:
-            GraphError: shapes or dtypes do not fit, or ``K`` is zero or beyond 131072.
+            GraphError: shapes or dtypes do not fit, or ``K`` is zero or beyond 65536.
         """
         return self._one(QUANTIZED_MATMUL, *self._lift(x, w, scales))
 
