@@ -142,6 +142,7 @@ CHANGING: Calls = {
     "copyin": (lambda s, c: c.plan.inputs["x"].copyin(ONES), "copyin"),
     "release": (lambda s, c: c.plan.release_all_buffers(), "release_all_buffers"),
     "discard": (lambda s, c: c.plan.release_intermediate_buffers(), "release_intermediate"),
+    "allocate": (lambda s, c: c.plan.allocate(), "allocate"),
     "active extent": (lambda s, c: c.set_active_extent((2, 4)), "set_active_extent"),
 }
 

@@ -288,7 +288,9 @@ class ExecutionPlan:
 
         Raises:
             PlanError: it was released.
+            CaptureError: inside a recording.
         """
+        self._settle("allocate takes memory")
         for buffer in self._buffers:
             _ = buffer.storage.memory
 

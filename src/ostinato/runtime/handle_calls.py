@@ -90,7 +90,7 @@ class HandleCalls(Execution):
 
         The handle takes the buffer that the run wrote, and its former buffer is written by the next
         run: nothing is copied, unless the output is read as well. Calls of :meth:`bind` neither
-        read handles nor feed them.
+        read handles nor feed them. Recordings go on feeding what they fed when they were made.
 
         Raises:
             InputError: no input has that name, there is no such output, or their types differ.
