@@ -133,20 +133,8 @@ def _(workload: Rowwise, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
 
 @build.register
 def _(workload: Moe, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
-    logits, chosen = g.topk(g.matmul(x, w("router.w")), workload.top)
-    shares = g.softmax(logits)
-    if workload.tokens == 1:  # the two experts' matrices, gathered
-        gate, up, down = (
-            g.take(w(f"{name}.w"), g.reshape(chosen, (workload.top,)), axis=0)
-            for name in ("gate", "up", "down")
-        )
-        inner = g.silu(g.matmul(x, gate)) * g.matmul(x, up)
-        return g.matmul(shares, g.reshape(g.matmul(inner, down), (workload.top, workload.hidden)))
-    # All experts for all tokens, most with a share of zero.
-    spread = g.sum(g.one_hot(chosen, workload.experts) * g.expand_dims(shares, 2), axis=1)
-    inner = g.silu(g.matmul(x, w("gate.w"))) * g.matmul(x, w("up.w"))
-    weighted = g.matmul(inner, w("down.w")) * g.expand_dims(g.permute_dims(spread, (1, 0)), 2)
-    return g.sum(weighted, axis=0)
+    matrices = (w(f"{name}.w") for name in ("router", "gate", "up", "down"))
+    return g.moe(x, *matrices, k=workload.top, route="topk_softmax")
 
 
 def _linear(g: ost.Graph, w: Get, name: str, x: ost.Value) -> ost.Value:
