@@ -138,3 +138,24 @@ def test_a_session_that_could_not_be_committed_can_be_given_up(ex: ost.GraphExec
     with ex.begin() as s:
         y = s.neg(np.ones(3, np.float32))
     assert (y.copyout() == -1).all()
+
+
+def test_replays_follow_weights_that_moved(ex: ost.GraphExecutor) -> None:
+    """A write after a clone gives the graph memory of its own for them."""
+    session = ost.Session("cpu", threads=1)
+    graph = ost.Graph()
+    w = graph.param("w", (4,))
+    graph.set_outputs([graph.input("x", (4,)) * w])
+    compiled = session.compile(graph, {"w": np.ones(4, np.float32)})
+    weight = compiled.plan.buffer(w)
+    assert weight is not None
+    shared = ost.GraphExecutor(session.context)
+    out = shared.empty((4,))
+    with shared.begin_recorded() as s:
+        s.neg(weight, out=out)
+    twin = compiled.clone()
+    for value in (2, 3):
+        compiled.set_param("w", np.full(4, value, np.float32))
+        s.graph.replay()
+        assert (out.copyout() == -value).all()
+    assert (twin.run({"x": np.ones(4, np.float32)})[0] == 1).all()

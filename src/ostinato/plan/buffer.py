@@ -36,7 +36,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Memory(Protocol):
-    """A block of memory as a device hands it out. Offsets and sizes have been checked."""
+    """A block of memory as a device hands it out. Offsets and sizes have been checked.
+
+    Two that are one block are equal.
+    """
 
     def write(self, offset: int, data: memoryview) -> None:
         """Copy bytes of the host into the block."""
@@ -73,6 +76,12 @@ class HostMemory:
     def __init__(self, block: Any) -> None:
         self.block = block
         self._bytes = memoryview(block).cast("B")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostMemory) and other.block is self.block
+
+    def __hash__(self) -> int:
+        return id(self.block)
 
     def write(self, offset: int, data: memoryview) -> None:
         self._bytes[offset : offset + len(data)] = data

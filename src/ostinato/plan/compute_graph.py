@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ostinato.plan.buffer import Buffer, LentStorage
 from ostinato.plan.fusion import fused
 from ostinato.plan.hazards import HazardTracker
 from ostinato.plan.reorder import reordered
@@ -12,6 +13,7 @@ from ostinato.plan.reorder import reordered
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ostinato.plan.buffer import Memory, Storage
     from ostinato.plan.compute_node import ComputeNode
 
 __all__ = ["ComputeGraph", "Launcher", "groups_of"]
@@ -57,6 +59,8 @@ class ComputeGraph:
         self.fused = fused
         self.reordered = reordered
         self._launcher = launcher
+        self._encoded: Any = None
+        self._lent: list[tuple[Storage, Memory]] = []
 
     def fuse(self) -> ComputeGraph:
         """A graph in which elementwise nodes are joined with their only reader.
@@ -87,10 +91,16 @@ class ComputeGraph:
         """
         self._launcher.run(self.encoded)
 
-    @cached_property
+    @property
     def encoded(self) -> Any:
-        """The graph as its launcher has made it ready to run."""
-        return self._launcher.encode(self)
+        """The graph as its launcher has made it ready to run; anew where lent memory has moved."""
+        moved = any(storage.memory != memory for storage, memory in self._lent)
+        if self._encoded is None or moved:
+            operands = (o for node in self.nodes for o in (*node.reads, *node.writes))
+            storages = {o.storage for o in operands if isinstance(o, Buffer)}
+            self._lent = [(s, s.memory) for s in storages if isinstance(s, LentStorage)]
+            self._encoded = self._launcher.encode(self)
+        return self._encoded
 
     @cached_property
     def groups(self) -> tuple[int, ...]:
