@@ -133,6 +133,29 @@ def test_released_memory_drops_the_recording(ex: ost.GraphExecutor) -> None:
     assert (y.copyout() == -1).all()
 
 
+def test_weights_that_moved_drop_the_recording() -> None:
+    """A write after a clone gives the graph memory of its own: what read the old one is stale."""
+    session = ost.Session("cpu", threads=1)
+    graph = ost.Graph()
+    w = graph.param("w", (4,))
+    graph.set_outputs([graph.input("x", (4,)) * w])
+    compiled = session.compile(graph, {"w": np.ones(4, np.float32)})
+    weight = compiled.plan.buffer(w)
+    assert weight is not None
+    ex = ost.GraphExecutor(session.context)
+    out = ex.empty((4,))
+    session.context.begin_graph_capture()
+    with ex.begin() as s:
+        s.neg(weight, out=out)
+    session.context.end_graph_capture(0)
+    twin = compiled.clone()
+    assert session.context.replay_graph(0)
+    compiled.set_param("w", np.full(4, 2, np.float32))
+    assert not session.context.replay_graph(0)
+    assert (out.copyout() == -1).all()
+    assert (twin.run({"x": np.ones(4, np.float32)})[0] == 1).all()
+
+
 def test_a_session_left_by_an_exception_is_not_recorded(ex: ost.GraphExecutor) -> None:
     x = ex.buffer(np.ones(8, np.float32))
     ex.context.begin_graph_capture()
