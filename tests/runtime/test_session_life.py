@@ -154,8 +154,14 @@ def test_replays_follow_weights_that_moved(ex: ost.GraphExecutor) -> None:
     with shared.begin_recorded() as s:
         s.neg(weight, out=out)
     twin = compiled.clone()
+    shared_weight = twin.plan.buffer(w)
+    assert shared_weight is not None
+    with shared.begin_recorded() as other:
+        other.neg(shared_weight, out=out)
     for value in (2, 3):
         compiled.set_param("w", np.full(4, value, np.float32))
         s.graph.replay()
         assert (out.copyout() == -value).all()
+    other.graph.replay()
+    assert (out.copyout() == -1).all()
     assert (twin.run({"x": np.ones(4, np.float32)})[0] == 1).all()

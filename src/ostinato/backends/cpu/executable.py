@@ -200,10 +200,10 @@ class CpuExecutable(Executable):
         steps = [*copies, *(self._step(call, given) for part in stale for call in part.calls)]
         arrays = [np.require(array, requirements="A") for array in params.values()]
         with self._weights.guard:
-            former = HostMemory(self._weights.arena)
+            former = self._weights.arena
             if self._weights.move_out():
                 self._run.move_slot(Slot.WEIGHTS, self._weights.arena)
-                self._context.forget_users(former)  # sessions that read the weights
+                self._context.forget_users(former)  # recorded sessions that read weights
             slots = [*self._fixed(), *((buffer.nbytes, False) for buffer in buffers)]
             self._native(steps, slots).run(arrays)
         self.unset.difference_update(params)
