@@ -69,8 +69,10 @@ _TIMES, _RATES = ("arithmetic_ms", "memory_ms", "call_ms"), ("gflops", "gbytes")
 class Probe:
     """Measures the floors of one workload on ``threads`` threads."""
 
-    def __init__(self, workload: Workload, threads: int) -> None:
-        self._workload, self._threads = workload, threads
+    def __init__(
+        self, workload: Workload, threads: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._workload, self._threads, self._clock = workload, threads, clock
         self._pool = ThreadPoolExecutor(threads)
         self._kernels = _Kernels()
         self._reads = [_block(workload.memory_read, threads) for _ in range(threads)]
@@ -93,9 +95,9 @@ class Probe:
         """What ``work(thread, repeats)`` counts, per second, over all threads."""
         threads = range(self._threads)
         while True:
-            start = time.perf_counter()
+            start = self._clock()
             done = sum(self._pool.map(work, threads, itertools.repeat(repeats)))
-            elapsed = time.perf_counter() - start
+            elapsed = self._clock() - start
             if elapsed > _SECONDS:
                 return done / elapsed
             repeats *= 2 if elapsed < _SECONDS / 4 else 4

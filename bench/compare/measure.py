@@ -2,12 +2,14 @@
 
 One process is busy at any moment: a turn begins when the one before has answered and its threads
 have gone to sleep. Rounds start with another side each time. Times of one round are compared with
-each other, so what slows the machine down for a while slows all of them.
+each other, so what slows the machine down for a while slows all of them. Two comparisons on one
+machine take turns as well.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import statistics
@@ -38,13 +40,15 @@ class SideError(Exception):
 class Side:
     """A process that holds one runtime with one workload."""
 
-    def __init__(self, name: str, workload: str, cores: Sequence[int], folder: Path) -> None:
+    def __init__(
+        self, name: str, workload: str, cores: Sequence[int], clock: str, folder: Path
+    ) -> None:
         self.name, self._folder = name, folder
         threads = str(len(cores))
         command = [sys.executable, "-m", "bench.compare.worker", name, workload]
         self._log = (folder / f"{name}.log").open("w+")
         self._process = subprocess.Popen(
-            [*command, ",".join(map(str, cores)), str(folder)],
+            [*command, ",".join(map(str, cores)), str(folder), clock],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -64,10 +68,11 @@ class Side:
     def turn(self, seconds: float) -> Any:
         """What the process answers when told to measure for about that long."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"seconds": seconds}) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
-        self.wait_until_asleep()
+        with _no_other_turn():
+            self._process.stdin.write(json.dumps({"seconds": seconds}) + "\n")
+            self._process.stdin.flush()
+            answer = self._answer()
+            self.wait_until_asleep()
         return answer
 
     def wait_until_asleep(self) -> None:
@@ -96,6 +101,15 @@ class Side:
             stream.close()
         self._process.wait()
         self._log.close()
+
+
+@contextlib.contextmanager
+def _no_other_turn() -> Iterator[None]:
+    """Holds off other comparisons of the same user on this machine."""
+    path = Path(tempfile.gettempdir(), f"ostinato-bench-{os.getuid()}.lock")
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass
@@ -158,14 +172,16 @@ class Row:
         return min(times.least for times in self.peers.values()) / self.ours.least
 
 
-def measure(workload: str, cores: Sequence[int], names: Sequence[str], rounds: int) -> Row:
+def measure(
+    workload: str, cores: Sequence[int], names: Sequence[str], rounds: int, clock: str = "wall"
+) -> Row:
     """Prepare ``workload`` in a process for each of ``names``, compare results, and time them."""
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         outputs: dict[str, list[Array]] = {}
         sides: dict[str, Side] = {}
         for name in names:
-            side = Side(name, workload, cores, Path(folder))
+            side = Side(name, workload, cores, clock, Path(folder))
             stack.callback(side.close)
             try:
                 side.wait_until_ready()
@@ -175,7 +191,7 @@ def measure(workload: str, cores: Sequence[int], names: Sequence[str], rounds: i
         for name, what in _differences(outputs, WORKLOADS[workload].tolerance):
             left_out[name] = what
             del sides[name]
-        probe = Side("floors", workload, cores, Path(folder))
+        probe = Side("floors", workload, cores, clock, Path(folder))
         stack.callback(probe.close)
         probe.wait_until_ready()
         times, floors = _rounds(sides, probe, rounds)

@@ -1,11 +1,12 @@
 """The process that holds one runtime with one workload, and times it when told to.
 
-    python -m bench.compare.worker SIDE WORKLOAD CORES FOLDER
+    python -m bench.compare.worker SIDE WORKLOAD CORES FOLDER [CLOCK]
 
-``CORES`` is a comma-separated list: the process stays on them and uses as many threads. It speaks
-in lines of JSON: first ``{}`` when its outputs are in ``FOLDER`` as ``SIDE.npz``; then, for every
-line ``{"seconds": s}`` that it reads, ``{"times_ms": […]}``, the times of single runs in a turn of
-about ``s`` seconds. Between lines it waits for input, asleep.
+``CORES`` is a comma-separated list: the process stays on them and uses as many threads. ``CLOCK``
+is ``wall`` or ``cpu``, see :func:`clock_named`. The process speaks in lines of JSON: first ``{}``
+when its outputs are in ``FOLDER`` as ``SIDE.npz``; then, for every line ``{"seconds": s}`` that it
+reads, ``{"times_ms": […]}``, the times of single runs in a turn of about ``s`` seconds. Between
+lines it waits for input, asleep.
 
 The side called ``floors`` has no outputs and answers ``{"floors": {…}}``.
 """
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from bench.compare.workloads import Workload
 
 Answer = Callable[[float], dict[str, Any]]
+Clock = Callable[[], float]
 
 #: A clock reading costs some 50 ns: quick calls are timed in bunches of about this long.
 BUNCH_SECONDS = 2e-4
@@ -33,7 +35,7 @@ COLD_ENOUGH = 0.2
 
 
 def main() -> None:
-    side, name, cores, folder = sys.argv[1:]
+    side, name, cores, folder, *clock_name = sys.argv[1:]
     answers = _keep_stdout()
     pinned = {int(core) for core in cores.split(",")}
     os.sched_setaffinity(0, pinned)
@@ -41,13 +43,25 @@ def main() -> None:
     from bench.compare.workloads import WORKLOADS
 
     serve = _floors if side == "floors" else _runs
-    answer = serve(side, WORKLOADS[name], len(pinned), Path(folder))
+    clock = clock_named((*clock_name, "wall")[0], len(pinned))
+    answer = serve(side, WORKLOADS[name], len(pinned), Path(folder), clock)
     _say(answers, {})
     for line in sys.stdin:
         _say(answers, answer(json.loads(line)["seconds"]))
 
 
-def _runs(side: str, workload: Workload, threads: int, folder: Path) -> Answer:
+def clock_named(name: str, threads: int) -> Clock:
+    """Seconds that pass, or (``cpu``) that the process runs on each of its cores.
+
+    The latter leaves out what other processes take on a busy machine, and adds what threads of a
+    pool spend spinning.
+    """
+    if name == "wall":
+        return time.perf_counter
+    return lambda: time.process_time() / threads
+
+
+def _runs(side: str, workload: Workload, threads: int, folder: Path, clock: Clock) -> Answer:
     import numpy as np
     from bench.compare.peers import load
 
@@ -55,40 +69,42 @@ def _runs(side: str, workload: Workload, threads: int, folder: Path) -> Answer:
     prepared.call()
     np.savez(folder / side, *prepared.outputs())
     bunch = max(1, round(BUNCH_SECONDS / _least(prepared.call)))
-    return lambda seconds: {"times_ms": turn(prepared.call, seconds, bunch)}
+    return lambda seconds: {"times_ms": turn(prepared.call, seconds, bunch, clock)}
 
 
-def _floors(side: str, workload: Workload, threads: int, folder: Path) -> Answer:
+def _floors(side: str, workload: Workload, threads: int, folder: Path, clock: Clock) -> Answer:
     from bench.compare.floors import Probe
 
-    probe = Probe(workload, threads)
+    probe = Probe(workload, threads, clock)
     return lambda seconds: {"floors": asdict(probe.measure())}
 
 
-def turn(call: Callable[[], object], seconds: float, bunch: int) -> list[float]:
+def turn(
+    call: Callable[[], object], seconds: float, bunch: int, clock: Clock = time.perf_counter
+) -> list[float]:
     """Milliseconds per call, each over ``bunch`` calls in a row."""
-    if _timed(call, bunch) > COLD_ENOUGH:
+    if _timed(call, bunch, clock) > COLD_ENOUGH:
         seconds = 0.0
     times: list[float] = []
     end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
-        times.append(_timed(call, bunch) / bunch * 1e3)
+        times.append(_timed(call, bunch, clock) / bunch * 1e3)
     return times
 
 
-def _timed(call: Callable[[], object], count: int) -> float:
+def _timed(call: Callable[[], object], count: int, clock: Clock) -> float:
     calls = range(count)
-    start = time.perf_counter()
+    start = clock()
     for _ in calls:
         call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _least(call: Callable[[], object]) -> float:
     """A first idea of how long a call takes, once it has settled."""
     end, least = time.perf_counter() + 0.3, float("inf")
     while time.perf_counter() < end:
-        least = min(least, _timed(call, 1))
+        least = min(least, _timed(call, 1, time.perf_counter))
     return least
 
 
