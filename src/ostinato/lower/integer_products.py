@@ -45,6 +45,8 @@ __all__ = ["BlockwiseProduct", "IntegerProduct", "blockwise_product", "integer_p
 
 P = TypeVar("P", bound=Product)
 
+_MOST_ROWS, _MOST_VECTORS = 9, 4
+
 
 @dataclass(frozen=True, eq=False)
 class RowProduct(Product):
@@ -124,6 +126,29 @@ class BlockwiseProduct(IntegerProduct):
     """
 
     scales: RowProduct = field(kw_only=True)
+
+    def tile(self, registers: RegisterFile) -> tuple[int, int]:
+        """A row has one sum more than columns: what codes of zero would come to.
+
+        The time of a tile is that of its products, of repeating an element of each row, and of
+        taking apart a row of the panel (``python -m bench.quantization``).
+        """
+        lanes = registers.vector_bytes // INT32.itemsize
+        rows_in_all, columns = bounds(self.m)[1], -(-bounds(self.n)[1] // lanes)
+
+        def time(shape: tuple[int, int]) -> int:
+            rows, vectors = shape
+            tiles = -(-rows_in_all // rows) * -(-columns // vectors)
+            return tiles * (rows * (vectors + 2) + 2 * vectors + 1)
+
+        shapes = [
+            (rows, vectors)
+            for vectors in range(1, _MOST_VECTORS + 1)
+            for rows in range(1, min(_MOST_ROWS, max(1, rows_in_all)) + 1)
+            if rows * (vectors + 1) + 2 * vectors + 2 <= registers.count
+        ]
+        rows, vectors = min(shapes, key=time)
+        return rows, vectors * lanes
 
     def panel_format(self, registers: RegisterFile) -> PanelFormat:
         return PanelFormat(UINT8, 4 if registers.byte_dots else 2, halves=True)
