@@ -218,6 +218,9 @@ def test_rows_are_grouped_once(lowered: Lowered) -> None:
     assert [call.title for call in program.prepare] == ["pack"] * 3
     flops = [call.flops for call in program.calls]
     assert flops[:3] == [0, 2 * 12 * 2 * 20, 2 * 12 * 20]
+    (routing,) = program.routings
+    assert (routing.node, routing.shape) == (program.calls[0].nodes[0], (6, 2))
+    assert routing.groups in program.calls[0].writes()
 
 
 def test_parts_of_the_list() -> None:

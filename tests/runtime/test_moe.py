@@ -108,3 +108,29 @@ def test_kernels_of_a_layer(arrays: dict[str, Array]) -> None:
     assert inner.flops == 2 * 2 * 2 * FEATURES * HIDDEN
     # Of six experts the two that one token can choose.
     assert inner.bytes < 3 * 2 * FEATURES * 256 * 4
+
+
+def test_lists_of_rows_outlive_the_run(arrays: dict[str, Array]) -> None:
+    """What tells which experts every layer chose is overwritten by no later kernel."""
+    g = ost.Graph("layers")
+    value = g.input("x", (TOKENS, FEATURES))
+    weights = [g.param(name, array.shape, value=array) for name, array in arrays.items()]
+    outputs = []
+    for _ in range(4):
+        _, ids = g.topk(value @ weights[0], 2)
+        outputs.append(ids)
+        value = g.expert_mlp(value, ids, g.ones((TOKENS, 2)), *weights[1:]) * 0.1
+    g.set_outputs([*outputs, g.sum(g.tanh(value), axis=0)])
+    compiled = ost.Session("cpu", threads=2).compile(g)
+    *chosen, _ = compiled.run({"x": tokens_of(TOKENS)})
+    ops = [op for op in compiled.plan.prepared_ops if op.name == "group"]
+    for op, ids in zip(ops, chosen, strict=True):
+        listed = op.writes[0].copyout()
+        layout = op.kernel.kernel.layout
+        found = np.full(2 * TOKENS, -1)
+        for part in range(int(listed[0])):
+            expert, first, count = listed[1 + 3 * part : 4 + 3 * part]
+            rows = listed[layout.first_row + first : layout.first_row + first + count]
+            assert list(rows) == sorted(rows)
+            found[rows] = expert
+        np.testing.assert_array_equal(found, ids.ravel())

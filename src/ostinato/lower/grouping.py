@@ -63,6 +63,8 @@ class GroupLayout:
 class Routing:
     """Which rows of a node go to which experts, for whoever wants to know after a run.
 
+    The memory keeps the list until the next run begins.
+
     Attributes:
         node: the label of the node, or of the first of several that share the expert ids.
         shape: of the expert ids; rows are their elements in C order.
@@ -74,6 +76,11 @@ class Routing:
     shape: tuple[Dim, ...]
     layout: GroupLayout
     groups: LoweredBuffer
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there is a choice: not where every row goes to the only expert."""
+        return self.layout.experts > 1
 
 
 @dataclass(frozen=True, eq=False)
