@@ -25,6 +25,10 @@ class CompileOptions:
         keep_intermediates: give every intermediate value that is in memory a place of its own, so
             that a plan's buffers hold it after a run.
         verify: check the graph between passes.
+        tune: measure a few ways of cutting each matrix product with a weight on this machine, and
+            take the fastest. What was found is kept beside the cache of kernels.
+        tune_seconds: how long a compile may measure; products beyond it are cut as without tuning,
+            and measured by a later compile.
         target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.
     """
 
@@ -39,4 +43,6 @@ class CompileOptions:
     cast_inputs: bool = False
     keep_intermediates: bool = False
     verify: bool = False
+    tune: bool = False
+    tune_seconds: float = 20.0
     target: str = "host"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.lower.panels import BlockScales, PanelFormat
 
-__all__ = ["Contraction", "SumAxis", "tile_for"]
+__all__ = ["Contraction", "SumAxis", "tile_choices", "tile_for"]
 
 _ITEM_FLOPS = 2_000_000
 """About 20 µs of one core's work: long against the cost of handing an item out."""
@@ -93,6 +93,7 @@ class Contraction:
             an ``m`` of known size and no ``batch``.
         b_format: how panels hold their elements; ``None``: as the accumulator does.
         scales: what weighs the products of each block of ``k``, if anything does.
+        item_rows: rows of an item, a multiple of ``rows``; ``None``: as many as are worth it.
     """
 
     args: tuple[Arg, ...]
@@ -113,6 +114,7 @@ class Contraction:
     idle: int | None = None
     b_format: PanelFormat | None = None
     scales: BlockScales | None = None
+    item_rows: int | None = None
 
     #: Points of the parallel range may run at the same time and in any order.
     parallel: ClassVar[bool] = True
@@ -173,6 +175,8 @@ class Contraction:
     @cached_property
     def block(self) -> int:
         """Rows of an item: a multiple of ``rows``, sized to be worth handing out."""
+        if self.item_rows is not None:
+            return self.item_rows
         tiles = max(1, -(-max_extent(self.m) // self.rows))
         worthwhile = -(-_ITEM_FLOPS // max(1, 2 * self.rows * self._panel_elements))
         fitting = _BLOCK_BYTES // (self.rows * self.panel * self.acc.itemsize)
@@ -281,11 +285,22 @@ def tile_for(vector_bytes: int, registers: int, acc: DType, m: Dim, n: Dim) -> t
         m: rows of the product.
         n: columns of the product.
     """
+    return tile_choices(vector_bytes, registers, acc, m, n)[0]
+
+
+def tile_choices(
+    vector_bytes: int, registers: int, acc: DType, m: Dim, n: Dim
+) -> list[tuple[int, int]]:
+    """The register tiles worth considering, the one likely to be fastest first.
+
+    Args:
+        vector_bytes, registers, acc, m, n: as for :func:`tile_for`.
+    """
     lanes = max(1, vector_bytes // acc.itemsize)
     most_m, most_n = bounds(m)[1], bounds(n)[1]
     if most_n < lanes:
         panel = 1 << max(0, most_n - 1).bit_length()
-        return min(_most_rows(registers, 1), max(1, most_m)), panel
+        return [(min(_most_rows(registers, 1), max(1, most_m)), panel)]
     shapes = [
         (rows, vectors)
         for vectors in range(1, _MAX_VECTORS + 1)
@@ -299,8 +314,7 @@ def tile_for(vector_bytes: int, registers: int, acc: DType, m: Dim, n: Dim) -> t
         tiles = -(-most_m // rows) * -(-most_n // (vectors * lanes))
         return sum(_cost(shape, size, m, n) for size in sizes), tiles * (rows + vectors)
 
-    rows, vectors = min(shapes, key=cost)
-    return rows, vectors * lanes
+    return [(rows, vectors * lanes) for rows, vectors in sorted(shapes, key=cost)]
 
 
 def _samples(size: Dim) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ostinato.errors import UnsupportedOpError
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.lower.products import Tiling
     from ostinato.lower.program import Layout
     from ostinato.lower.winograd import Winograd
     from ostinato.variables import Symbol
@@ -67,12 +68,14 @@ class LoweringOptions:
         fusion: which fusions are on.
         channels_last: store images with their channels last where that is faster.
         winograd: do convolutions Winograd's way where that is faster.
+        tiling: how to cut a product, where somebody knows better than the rule of thumb.
     """
 
     registers: RegisterFile
     fusion: FusionOptions = field(default_factory=FusionOptions)
     channels_last: bool = True
     winograd: bool = True
+    tiling: Tiling | None = None
 
 
 def lower(
@@ -300,11 +303,14 @@ class _Lowering(Emission):
         if not product.reads_in_place(self._builder(region)):
             self._copy(product.a)
         registers = self.options.registers
-        tile, form = product.tile(registers), product.panel_format(registers)
+        cut = self.options.tiling(product) if self.options.tiling else None
+        tile, form = cut.tile if cut else product.tile(registers), product.panel_format(registers)
         packed = self._pack(product, tile[1], form)
         build = self._builder(region)
         outputs = self._region_outputs(region)
         kernel = product.contraction(build, packed, tile, outputs, self.variables, form)
+        if cut and cut.item_rows is not None:
+            kernel = replace(kernel, item_rows=cut.item_rows)
         self._call(region, build, kernel, outputs)
 
     def _lower_integer(self, region: Region, anchor: Node) -> None:

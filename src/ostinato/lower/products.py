@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.dtypes import INT64
 from ostinato.ir.types import TensorType
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Product",
+    "ProductCut",
     "RegisterFile",
+    "Tiling",
     "conv_product",
     "matmul_product",
 ]
@@ -69,6 +71,19 @@ class RegisterFile:
     count: int
     narrow: frozenset[DType] = frozenset()
     byte_dots: bool = False
+
+
+@dataclass(frozen=True)
+class ProductCut:
+    """How a product is cut.
+
+    Attributes:
+        tile: rows and columns of the register tile.
+        item_rows: rows of a work item, a multiple of the tile's; ``None``: as many as are worth it.
+    """
+
+    tile: tuple[int, int]
+    item_rows: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +252,10 @@ class Product:
             total = Apply("add", (total, bias), self.acc)
         build.results[out] = cast(total, out.dtype)
         return tuple(store_at(build, value, buffer, out.shape, at) for value, buffer in outputs)
+
+
+#: Cuts a product, or leaves it to the rule of thumb.
+Tiling: TypeAlias = "Callable[[Product], ProductCut | None]"
 
 
 # -- matmul ----------------------------------------------------------------------------------------

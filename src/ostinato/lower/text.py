@@ -114,7 +114,8 @@ class _Printer:
         self._head(kernel.args)
         for axis in kernel.batch:
             self._line(1, f"for {self._axis(axis)}")
-        self._line(1, f"rows {self._axis(kernel.m)} by {kernel.rows}")
+        items = "" if kernel.item_rows is None else f" in items of {kernel.item_rows}"
+        self._line(1, f"rows {self._axis(kernel.m)} by {kernel.rows}{items}")
         self._line(1, f"columns {self._axis(kernel.n)} by {kernel.panel}")
         for axis in kernel.k:
             self._line(1, f"sum over {self._axis(axis)}")

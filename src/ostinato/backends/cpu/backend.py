@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import ParamSource
+    from ostinato.lower.lowering import LoweringOptions
+    from ostinato.lower.products import Tiling
     from ostinato.lower.program import Call, Program
+    from ostinato.ops.builder import Graph
 
 __all__ = ["CpuBackend"]
 
@@ -67,6 +70,28 @@ class CpuBackend(Backend):
         options: CompileOptions,
         progress: Progress | None = None,
     ) -> Executable:
+        target = TargetSpec.named(options.target)
+        lowering = lowering_options(options, target, self._tuner(options, target))
+        return self._compile(graph, params, options, lowering, progress)
+
+    def _tuner(self, options: CompileOptions, target: TargetSpec) -> Tiling | None:
+        if not options.tune:
+            return None
+        from ostinato.backends.cpu.tuning import Tuner
+
+        def build(graph: Graph, lowering: LoweringOptions) -> Executable:
+            return self._compile(graph, graph.param_values.sources, options, lowering)
+
+        return Tuner(build, options, target, self.threads)
+
+    def _compile(
+        self,
+        graph: BaseGraph,
+        params: Mapping[str, ParamSource],
+        options: CompileOptions,
+        lowering: LoweringOptions,
+        progress: Progress | None = None,
+    ) -> Executable:
         report = CompileReport(graph.name, str(self.device))
         target = TargetSpec.named(options.target)
         built = graph
@@ -79,7 +104,7 @@ class CpuBackend(Backend):
                 verify=options.verify,
             )
         with _timed(report, "lowering"):
-            program, report.refused = lower(graph, lowering_options(options, target))
+            program, report.refused = lower(graph, lowering)
         with _timed(report, "code"):
             code = self._compile_kernels(program, target, report, progress)
         _describe(graph, program, code, report)

@@ -20,6 +20,7 @@ from ostinato.ops.base import Elementwise
 if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
     from ostinato.codegen.llvm.toolchain import TargetSpec
+    from ostinato.lower.products import Tiling
 
 __all__ = ["CAPABILITIES", "lowering_options", "process_cache"]
 
@@ -39,8 +40,14 @@ def process_cache() -> ObjectCache:
     return ObjectCache()
 
 
-def lowering_options(options: CompileOptions, target: TargetSpec) -> LoweringOptions:
-    """How graphs are lowered for ``target`` under these switches."""
+def lowering_options(
+    options: CompileOptions, target: TargetSpec, tiling: Tiling | None = None
+) -> LoweringOptions:
+    """How graphs are lowered for ``target`` under these switches.
+
+    Args:
+        tiling: see :class:`~ostinato.lower.lowering.LoweringOptions`.
+    """
     on = options.optimize
     fusion = FusionOptions(
         elementwise=on and options.elementwise_fusion,
@@ -52,6 +59,7 @@ def lowering_options(options: CompileOptions, target: TargetSpec) -> LoweringOpt
         fusion,
         channels_last=on and options.channels_last and not options.keep_intermediates,
         winograd=on and options.winograd,
+        tiling=tiling,
     )
 
 
