@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("runtime",),
     ("frontends",),
-    ("ostinato",),  # the package itself, with its public names
+    ("ostinato", "moe"),  # the package itself, with its public names
     ("tools",),
 )
 

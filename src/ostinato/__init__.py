@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ostinato import reference
+    from ostinato import moe, reference
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.backends.registry import available_devices, is_available
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         power_of_two_ladder,
     )
     from ostinato.runtime.compiled_graph import CompiledGraph
+    from ostinato.runtime.expert_pool import ExpertPool, MoeResidencyStats, TidePolicy
     from ostinato.runtime.graph_executor import GraphExecutor
     from ostinato.runtime.graph_runner import GraphRunner
     from ostinato.runtime.graph_session import GraphSession
@@ -69,6 +70,7 @@ _HOMES = {
     "Device": "ostinato.backends.device",
     "DeviceUnavailableError": "ostinato.errors",
     "ExecutionPlan": "ostinato.plan.execution_plan",
+    "ExpertPool": "ostinato.runtime.expert_pool",
     "Graph": "ostinato.ops.builder",
     "GraphError": "ostinato.errors",
     "GraphExecutor": "ostinato.runtime.graph_executor",
@@ -77,12 +79,14 @@ _HOMES = {
     "InputError": "ostinato.errors",
     "KernelProfile": "ostinato.plan.profile",
     "ModelFormatError": "ostinato.errors",
+    "MoeResidencyStats": "ostinato.runtime.expert_pool",
     "OstinatoError": "ostinato.errors",
     "Pending": "ostinato.runtime.pending",
     "PlanError": "ostinato.errors",
     "Session": "ostinato.runtime.session",
     "SessionStateError": "ostinato.errors",
     "SessionStats": "ostinato.runtime.pending",
+    "TidePolicy": "ostinato.runtime.expert_pool",
     "UnsupportedOpError": "ostinato.errors",
     "Value": "ostinato.ir.graph",
     "Variable": "ostinato.variables",
@@ -107,6 +111,7 @@ __all__ = [
     "Device",
     "DeviceUnavailableError",
     "ExecutionPlan",
+    "ExpertPool",
     "Graph",
     "GraphError",
     "GraphExecutor",
@@ -115,12 +120,14 @@ __all__ = [
     "InputError",
     "KernelProfile",
     "ModelFormatError",
+    "MoeResidencyStats",
     "OstinatoError",
     "Pending",
     "PlanError",
     "Session",
     "SessionStateError",
     "SessionStats",
+    "TidePolicy",
     "UnsupportedOpError",
     "Value",
     "Variable",
@@ -128,6 +135,7 @@ __all__ = [
     "available_devices",
     "is_available",
     "load_onnx",
+    "moe",
     "parse_graph",
     "power_of_two_ladder",
     "quantize",
@@ -136,8 +144,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "reference":
-        return import_module("ostinato.reference")
+    if name in ("moe", "reference"):
+        return import_module(f"ostinato.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ostinato' has no attribute {name!r}")

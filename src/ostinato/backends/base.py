@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ostinato.backends.experts import ExpertLayer, ExpertTransfers
 from ostinato.backends.host_context import HostContext
 
 if TYPE_CHECKING:
@@ -113,6 +114,48 @@ class Executable(ABC):
         Args:
             extent: ``(actual, upper)``; ``None``: all rows are in use again.
         """
+
+    # -- experts; an executable that overrides nothing has no layers of them -----------------------
+
+    @property
+    def expert_layers(self) -> tuple[ExpertLayer, ...]:
+        """The layers that send tokens to experts, in the order in which they run."""
+        return ()
+
+    def take_expert_ids(self) -> list[np.ndarray[Any, Any]] | None:
+        """The experts that the last run called, once; then ``None`` until something runs.
+
+        Returns:
+            For each layer an int64 array of the shape of its ids, within the experts there are.
+        """
+        return None
+
+    def place_experts(
+        self, masks: Sequence[np.ndarray[Any, Any] | None]
+    ) -> Sequence[np.ndarray[Any, Any] | None]:
+        """Have these experts of each layer, and no others, on the device; runs compute the same.
+
+        Args:
+            masks: a bool for each expert, as many of them true as there are places at most;
+                ``None``: whichever the device likes.
+
+        Returns:
+            The masks, with ``None`` replaced if the device knows which experts it has.
+
+        Raises:
+            ModelFormatError: an expert could not be read from its file.
+        """
+        return masks
+
+    def resident_experts(self) -> Sequence[np.ndarray[Any, Any] | None]:
+        """For each layer, which experts are on the device; ``None``: all at all times."""
+        return [None] * len(self.expert_layers)
+
+    def expert_transfers(self) -> ExpertTransfers:
+        """What was moved between the device and the file that experts live in."""
+        return ExpertTransfers()
+
+    # -- life --------------------------------------------------------------------------------------
 
     @abstractmethod
     def clone(self) -> Executable:

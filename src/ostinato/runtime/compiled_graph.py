@@ -15,6 +15,7 @@ from ostinato.runtime.active_extent import ActiveExtent
 from ostinato.runtime.arrays import checked_mapping
 from ostinato.runtime.execution import nothing, read_only
 from ostinato.runtime.handle_calls import HandleCalls
+from ostinato.runtime.moe_calls import MoeCalls
 from ostinato.runtime.queued_calls import QueuedCalls
 from ostinato.runtime.typed import check_typed_inputs, check_typed_param, to_bytes
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["CompiledGraph"]
 
 
-class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
+class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
     """A graph compiled for a device (SPEC section 2). Made by :meth:`Session.compile`.
 
     It may be used from many threads: runs, and writes of params, happen one after the other.
@@ -282,6 +283,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, QueuedCalls):
             twin = copy.copy(self)
             twin._executable = self._executable.clone()
             twin._handles = self._handles.copy()
+            twin._moe = self._account_of_clone()
         twin._turn = Turn()
         twin._commits = Queue()
         twin._plan = None

@@ -12,6 +12,7 @@ from ostinato.backends.base import Executable
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.memory import Layout, Slot, Tenancy
 from ostinato.backends.cpu.originals import Originals, batches
+from ostinato.backends.cpu.routing import RoutingLog
 from ostinato.backends.cpu.submission import (
     RELEASED,
     ProgramRunner,
@@ -19,6 +20,7 @@ from ostinato.backends.cpu.submission import (
     discard_step,
     kernel_step,
 )
+from ostinato.backends.experts import ExpertLayer
 from ostinato.errors import InputError, PlanError
 from ostinato.ir.stored import elements
 from ostinato.lower.leading_rows import LeadingRows
@@ -105,6 +107,8 @@ class CpuExecutable(Executable):
         slots = [*self._fixed(), *self._externals()]
         variables, owner = self.program.variables, (self._code, self._weights)
         self._run = self._context.program(slots, steps, variables, owner=owner)
+        routings = [routing for routing in self.program.routings if routing.chooses]
+        self._log = RoutingLog(routings, self._layout.places, self._arena, self._native)
 
     def _fixed(self) -> list[_core.Slot]:
         """In the order of :class:`Slot`."""
@@ -147,6 +151,7 @@ class CpuExecutable(Executable):
         nbytes = self._layout.placement.arena_bytes
         step = discard_step((Slot.ARENA, 0), nbytes)
         self._native([step], self._fixed()).run()
+        self._log.clear()
         self._context.forget_users(self._run)
 
     def close(self) -> None:
@@ -247,6 +252,17 @@ class CpuExecutable(Executable):
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
         return self._run.bind([*inputs, *outputs], variables)
+
+    # -- experts -----------------------------------------------------------------------------------
+
+    @property
+    def expert_layers(self) -> tuple[ExpertLayer, ...]:
+        routings = (routing for routing in self.program.routings if routing.chooses)
+        return tuple(ExpertLayer(routing.node, routing.layout.experts) for routing in routings)
+
+    def take_expert_ids(self) -> list[Array] | None:
+        self._check_open()
+        return self._log.take() if self.expert_layers else None
 
     # -- the plan ----------------------------------------------------------------------------------
 

@@ -1,0 +1,85 @@
+"""Which experts a run has called: read from where its kernels have left it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.backends.cpu.submission import copy_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ostinato.backends.cpu import _core
+    from ostinato.lower.grouping import Routing
+    from ostinato.lower.program import LoweredBuffer
+
+__all__ = ["RoutingLog"]
+
+Array = np.ndarray[Any, Any]
+
+#: A number of parts that no run writes: it says that there was no run since.
+_READ = np.full(1, -1, np.int64)
+
+
+class RoutingLog:
+    """The lists of rows by expert that runs leave in the arena, to be read once each.
+
+    Args:
+        routings: the lists, in order.
+        places: where buffers lie; these lie in the arena, all in one fixed slot.
+        arena: the arena.
+        native: makes a program of steps on slots, which takes turns with runs.
+    """
+
+    def __init__(
+        self,
+        routings: Sequence[Routing],
+        places: Mapping[LoweredBuffer, tuple[int, int]],
+        arena: _core.Arena,
+        native: Callable[[Sequence[_core.Step], Sequence[_core.Slot]], _core.Program],
+    ) -> None:
+        self._routings = routings
+        sizes = [routing.groups.nbytes for routing in routings]
+        starts = np.cumsum([0, *sizes]).tolist()
+        self._bounds = [(start // 8, end // 8) for start, end in pairwise(starts)]
+        self._nbytes = starts[-1]
+        at = [(0, places[routing.groups][1]) for routing in routings]
+        reads = [
+            copy_step((1, start), place, size)
+            for start, place, size in zip(starts, at, sizes, strict=False)
+        ]
+        marks = [copy_step(place, (2, 0), _READ.nbytes) for place in at]
+        slots: list[_core.Slot] = [arena, (self._nbytes, True), (_READ.nbytes, False)]
+        self._take = native([*reads, *marks], slots)
+        self._mark = native(marks, slots)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what the last run has called; to be called when the arena is new or discarded."""
+        self._mark.run([np.empty(self._nbytes, np.uint8), _READ])
+
+    def take(self) -> list[Array] | None:
+        """The experts of each routing in the last run; ``None`` if they were taken, or cleared."""
+        copied = np.empty(self._nbytes // 8, np.int64)
+        self._take.run([copied, _READ])
+        if any(copied[start] < 0 for start, _ in self._bounds):
+            return None
+        return [
+            _experts(routing, copied[start:end])
+            for routing, (start, end) in zip(self._routings, self._bounds, strict=True)
+        ]
+
+
+def _experts(routing: Routing, numbers: Array) -> Array:
+    """The expert of each row, in the shape of the expert ids."""
+    layout = routing.layout
+    parts = numbers[1 : 1 + 3 * int(numbers[0])].reshape(-1, 3)
+    experts = np.repeat(parts[:, 0], parts[:, 2])
+    listed = numbers[layout.first_row : layout.first_row + len(experts)]
+    ids = np.empty_like(experts)
+    ids[listed] = experts
+    per_token: Any = routing.shape[1:]  # never symbolic
+    return ids.reshape(-1, *per_token)

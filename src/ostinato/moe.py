@@ -1,0 +1,17 @@
+"""Mixtures of experts: which experts live on the device, and who decides it (SPEC section 8)."""
+
+from __future__ import annotations
+
+from ostinato.backends.experts import ExpertLayer, ExpertTransfers
+from ostinato.runtime.expert_pool import ExpertPool, MoeResidencyStats, TidePolicy
+from ostinato.runtime.residency import ResidencyCounters, ResidencyLoop
+
+__all__ = [
+    "ExpertLayer",
+    "ExpertPool",
+    "ExpertTransfers",
+    "MoeResidencyStats",
+    "ResidencyCounters",
+    "ResidencyLoop",
+    "TidePolicy",
+]

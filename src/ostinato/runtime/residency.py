@@ -1,0 +1,148 @@
+"""The loop that keeps the experts on the device that steps call most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.errors import InputError
+from ostinato.runtime.expert_pool import ExpertPool, TidePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ostinato.runtime.arrays import Array
+    from ostinato.runtime.compiled_graph import CompiledGraph
+
+__all__ = ["ResidencyCounters", "ResidencyLoop"]
+
+
+@dataclass(frozen=True)
+class ResidencyCounters:
+    """What a :class:`ResidencyLoop` has done so far.
+
+    Attributes:
+        steps: how many steps.
+        refreshes: after how many of them places were given anew.
+        promotions, demotions: experts that were given a place, and that lost theirs.
+        hits, misses: calls of experts that had a place when they were called, and that had none.
+        bytes_moved: bytes read to fill places; 0 where all experts are in memory anyway.
+        bytes_staged: bytes read for experts that were called without a place.
+    """
+
+    steps: int
+    refreshes: int
+    promotions: int
+    demotions: int
+    hits: int
+    misses: int
+    bytes_moved: int
+    bytes_staged: int
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of calls whose expert had a place; 1 before the first."""
+        calls = self.hits + self.misses
+        return self.hits / calls if calls else 1.0
+
+
+class ResidencyLoop:
+    """Runs a graph step by step, and gives the places on the device to the experts called most.
+
+    The results are those of :meth:`CompiledGraph.run`, to the bit, whatever is resident when.
+
+    Args:
+        compiled: a graph with layers of experts; its capture of expert ids is switched on.
+        pools: an :class:`ExpertPool` for each layer; or one alone, for layers that are to have the
+            same residents. What is resident in them is made so on the device.
+        policy: when places are given anew.
+
+    Raises:
+        InputError: the graph has no layer of experts, or the pools do not fit its layers.
+    """
+
+    def __init__(
+        self, compiled: CompiledGraph, pools: ExpertPool | Sequence[ExpertPool], policy: TidePolicy
+    ) -> None:
+        self.compiled = compiled
+        self.pools = (pools,) if isinstance(pools, ExpertPool) else tuple(pools)
+        self.policy = policy
+        self._merged = isinstance(pools, ExpertPool)
+        self._check_pools()
+        self._fading_hits = [np.zeros(pool.num_experts) for pool in self.pools]
+        self._steps = self._refreshes = 0
+        layers = compiled.moe_layers
+        compiled.enable_moe_topk_capture(max(layer.experts for layer in layers))
+        self._place()
+        self._moved_before = compiled.moe_transfers
+
+    def _check_pools(self) -> None:
+        layers = self.compiled.moe_layers
+        if not layers:
+            raise InputError("the graph has no layer of experts")
+        if not isinstance(self.policy, TidePolicy):
+            raise InputError(f"expected a TidePolicy, got {type(self.policy).__name__}")
+        if not self._merged and len(self.pools) != len(layers):
+            raise InputError(f"expected {len(layers)} pools, one for each layer")
+        for number, layer in enumerate(layers):
+            pool = self.pools[0 if self._merged else number]
+            if not isinstance(pool, ExpertPool) or pool.num_experts != layer.experts:
+                raise InputError(f"{layer.name}: expected a pool of {layer.experts}, got {pool!r}")
+
+    def step(self, inputs: Mapping[str, Any] | None = None) -> list[Array]:
+        """Run once; if the policy says so, give places anew by what has been called so far.
+
+        Returns:
+            The outputs: fresh arrays.
+
+        Raises:
+            InputError, VariableError, CaptureError: as :meth:`CompiledGraph.run`.
+            ModelFormatError: an expert could not be read from its file.
+        """
+        outputs = self.compiled.run(inputs)
+        ids = self.compiled.take_moe_topk_capture()
+        if ids is not None:
+            self._count(ids)
+        if self.policy.due(self._steps, self.pools):
+            self._refresh()
+        self._steps += 1
+        return outputs
+
+    def _count(self, ids: Sequence[Array]) -> None:
+        if self._merged:
+            tokens = [sum(self.pools[0].observe(layer) for layer in ids)]
+        else:
+            tokens = [pool.observe(layer) for pool, layer in zip(self.pools, ids, strict=True)]
+        pairs = zip(self._fading_hits, tokens, strict=True)
+        self._fading_hits = [self.policy.fading * hits + new for hits, new in pairs]
+
+    def _refresh(self) -> None:
+        self._refreshes += 1
+        moved = False
+        for pool, hits in zip(self.pools, self._fading_hits, strict=True):
+            moved |= pool.refresh_from_hits(hits)
+        if moved:
+            self._place()
+
+    def _place(self) -> None:
+        if self._merged:
+            self.compiled.set_moe_resident_experts(self.pools[0].mask)
+        else:
+            self.compiled.set_moe_resident_experts_per_layer([p.mask for p in self.pools])
+
+    @property
+    def counters(self) -> ResidencyCounters:
+        """What was done so far."""
+        moved, before = self.compiled.moe_transfers, self._moved_before
+        return ResidencyCounters(
+            self._steps,
+            self._refreshes,
+            sum(pool.promotions for pool in self.pools),
+            sum(pool.demotions for pool in self.pools),
+            sum(pool.hits for pool in self.pools),
+            sum(pool.misses for pool in self.pools),
+            moved.bytes_moved - before.bytes_moved,
+            moved.bytes_staged - before.bytes_staged,
+        )
