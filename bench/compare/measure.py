@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from bench.compare.peers import OURS
 from bench.compare.workloads import WORKLOADS, Array
 
 TURN_SECONDS = 0.05
+#: The name of the side that measures floors.
+FLOORS = "floors"
 #: A process counts as asleep when it used less than a tenth of this long a while.
 _WATCH_SECONDS = 0.002
 _MOST_WATCHES = 500
@@ -57,6 +59,7 @@ class Side:
         )
 
     def wait_until_ready(self) -> None:
+        """Returns when the runtime is prepared and its threads sleep."""
         self._answer()
         self.wait_until_asleep()
 
@@ -178,44 +181,60 @@ def measure(
     """Prepare ``workload`` in a process for each of ``names``, compare results, and time them."""
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        outputs: dict[str, list[Array]] = {}
-        sides: dict[str, Side] = {}
-        for name in names:
+
+        def start(name: str) -> Side:
             side = Side(name, workload, cores, clock, Path(folder))
             stack.callback(side.close)
-            try:
-                side.wait_until_ready()
-                outputs[name], sides[name] = side.outputs(), side
-            except SideError as error:
-                left_out[name] = str(error)
-        for name, what in _differences(outputs, WORKLOADS[workload].tolerance):
-            left_out[name] = what
-            del sides[name]
-        probe = Side("floors", workload, cores, clock, Path(folder))
-        stack.callback(probe.close)
-        probe.wait_until_ready()
-        times, floors = _rounds(sides, probe, rounds)
+            side.wait_until_ready()
+            return side
+
+        sides: dict[str, Side] = {}
+        for name in names:
+            with _leaving_out(name, left_out):
+                sides[name] = start(name)
+        outputs = {name: side.outputs() for name, side in sides.items()}
+        left_out |= differing(outputs, WORKLOADS[workload].tolerance)
+        sides = {name: side for name, side in sides.items() if name not in left_out}
+        times, floors = _rounds(sides, start(FLOORS), rounds, left_out)
     return Row(workload, len(cores), times, floors, left_out)
 
 
-def _rounds(sides: dict[str, Side], probe: Side, rounds: int) -> tuple[dict[str, Times], Floors]:
+def _rounds(
+    sides: dict[str, Side], probe: Side, rounds: int, left_out: dict[str, str]
+) -> tuple[dict[str, Times], Floors]:
     times = {name: Times() for name in sides}
-    floors = []
-    order = list(sides)
+    floors, order = [], list(sides)
     for _ in range(rounds):
         for name in order:
-            times[name].add(sides[name].turn(TURN_SECONDS)["times_ms"])
+            with _leaving_out(name, left_out):
+                times[name].add(sides[name].turn(TURN_SECONDS)["times_ms"])
         floors.append(Floors(**probe.turn(TURN_SECONDS)["floors"]))
-        order = [*order[1:], *order[:1]]
-    return times, Floors.best(floors)
+        order = [name for name in (*order[1:], *order[:1]) if name not in left_out]
+    return {name: times[name] for name in sides if name not in left_out}, Floors.best(floors)
 
 
-def _differences(outputs: dict[str, list[Array]], tolerance: float) -> Iterator[tuple[str, str]]:
-    """The sides whose outputs are not those of the majority, and how far they are off."""
+@contextlib.contextmanager
+def _leaving_out(name: str, left_out: dict[str, str]) -> Iterator[None]:
+    """A side that fails is noted; the others go on."""
+    try:
+        yield
+    except SideError as error:
+        left_out[name] = str(error)
+
+
+def differing(outputs: Mapping[str, Sequence[Array]], tolerance: float) -> dict[str, str]:
+    """The sides whose outputs are not those of the majority, and what is wrong with them."""
+    found: dict[str, str] = {}
     for parts in zip(*outputs.values(), strict=True):
-        agreed = np.median(np.stack(parts), axis=0)
-        scale = np.abs(agreed).max()
+        shape = statistics.mode(part.shape for part in parts)
+        alike = np.stack([part for part in parts if part.shape == shape])
+        agreed = np.median(np.where(np.isnan(alike), np.inf, alike), axis=0)
+        scale = float(np.abs(agreed).max())
         for name, part in zip(outputs, parts, strict=True):
-            off = float(np.abs(part - agreed).max() / scale)
-            if not off <= tolerance:
-                yield name, f"{name} gives another result: {off:.1e} off, relative to the largest"
+            if part.shape != shape:
+                found[name] = f"{name} gives a result of shape {part.shape}, not {shape}"
+                continue
+            off = float(np.abs(part - agreed).max())
+            if not off <= tolerance * scale:  # NaN is off, too
+                found[name] = f"{name} gives another result: {off:.1e} off at most {scale:.1e}"
+    return found

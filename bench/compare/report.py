@@ -42,13 +42,13 @@ def write_json(rows: Sequence[Row], path: Path) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown: medians, with the least times in brackets."""
-    head = ["workload", "threads", OURS, *PEERS, "ratio", "of least", "floor", "% of floor"]
+    head = ["workload", "threads", OURS, *PEERS, "ratio", "of least", "floor", "reached"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         times = [_times(row, name) for name in MODULES]
-        share = 100 * row.floors.floor_ms / row.ours.median if row.ours else math.nan
+        share = f"{100 * row.floors.floor_ms / row.ours.median:.0f} %" if row.ours else "–"
         cells = [row.workload, str(row.threads), *times, _ratio(row.ratio)]
-        cells += [_ratio(row.ratio_of_least), _ms(row.floors.floor_ms), f"{share:.0f}"]
+        cells += [_ratio(row.ratio_of_least), _ms(row.floors.floor_ms), share]
         lines.append("| " + " | ".join(cells) + " |")
     ratios = [row.ratio for row in rows if row.ratio is not None]
     if ratios:

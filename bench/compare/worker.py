@@ -66,6 +66,7 @@ def _runs(side: str, workload: Workload, threads: int, folder: Path, clock: Cloc
     from bench.compare.peers import load
 
     prepared = load(side).prepare(workload, threads)
+    workload.forget()
     prepared.call()
     np.savez(folder / side, *prepared.outputs())
     bunch = max(1, round(BUNCH_SECONDS / _least(prepared.call)))

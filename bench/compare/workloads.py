@@ -90,6 +90,10 @@ class Workload:
         """By name. Drawn once; a caller that rearranges them makes copies."""
         return {name: spec.draw(name) for name, spec in self.weight_specs().items()}
 
+    def forget(self) -> None:
+        """Drop the weights: a runtime that is prepared has its own."""
+        self.__dict__.pop("weights", None)
+
     @cached_property
     def inputs(self) -> dict[str, Array]:
         """By name."""
