@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 #: Of a decoder's weights: into and out of the hidden units, and the logits.
 SHAPES = ((1024, 2816), (2816, 1024), (1024, 32000))
 #: Of all weights of a graph in float32: in 4 bits, still beyond any cache.
-BYTES = 768 << 20
+BYTES = 512 << 20
 #: By side, format and group of ``ost.quantize``; float32 has none.
 FORMATS: dict[str, tuple[str, int]] = {
     "float32": ("", 32),

@@ -6,7 +6,7 @@ Not a pass of the pipeline: it changes results, so it runs only where it is aske
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -127,19 +127,32 @@ class _Skip(Exception):
     """Why a product stays as it is."""
 
 
+#: The product of a value with the params that hold a narrow weight.
+_Apply: TypeAlias = "Callable[[Graph, Value, list[Value]], Value]"
+
+
 @dataclass(frozen=True)
 class _Narrow:
-    """A weight's narrow form: arrays by the suffix of their param, and the weights they stand for.
+    """A weight's narrow form.
 
     Attributes:
-        arrays: what to store.
+        arrays: what to store, by the suffix of its param.
         stands_for: the weights as they are now, in float32.
-        apply: the product of ``x`` with the params that hold the arrays.
+        apply: see there.
     """
 
     arrays: dict[str, Array]
     stands_for: Array
-    apply: Callable[[Graph, Value, list[Value]], Value]
+    apply: _Apply
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A narrow weight in the new graph."""
+
+    weight: QuantizedWeight
+    values: list[Value]
+    apply: _Apply
 
 
 class _Quantizer:
@@ -162,7 +175,7 @@ class _Quantizer:
         self.quantized: list[QuantizedWeight] = []
         self.skipped: list[SkippedProduct] = []
         #: by the source of a weight and the views of it that were taken
-        self._made: dict[tuple[object, ...], tuple[list[Value], QuantizedWeight, _Narrow]] = {}
+        self._made: dict[tuple[object, ...], _Made] = {}
 
     def run(self) -> QuantizedGraph:
         chosen = self._choose()
@@ -239,12 +252,12 @@ class _Quantizer:
     # -- narrow weights ------------------------------------------------------------------------
 
     def _product(self, node: Node, x: Value, leaf: Node) -> Value:
-        values, made, narrow = self._weight(node, leaf)
-        self.quantized.append(replace(made, label=node.label))
+        made = self._weight(node, leaf)
+        self.quantized.append(replace(made.weight, label=node.label))
         with self.target.labelled(node.label):
-            return narrow.apply(self.target, x, values)
+            return made.apply(self.target, x, made.values)
 
-    def _weight(self, node: Node, leaf: Node) -> tuple[list[Value], QuantizedWeight, _Narrow]:
+    def _weight(self, node: Node, leaf: Node) -> _Made:
         """The params for a product's weight, made once however many products share it."""
         views = tuple(
             (n.op, tuple(n.attrs.items()), n.outputs[0].type) for n in _views(node.inputs[1])
@@ -263,8 +276,8 @@ class _Quantizer:
             after = sum(array.nbytes for array in narrow.arrays.values())
             before = node.inputs[1].type.max_bytes
             error = _relative(narrow.stands_for - weights, weights)
-            made = QuantizedWeight(node.label, _name(leaf), tuple(params), before, after, error)
-            self._made[key] = list(params.values()), made, narrow
+            weight = QuantizedWeight(node.label, _name(leaf), tuple(params), before, after, error)
+            self._made[key] = _Made(weight, list(params.values()), narrow.apply)
         return self._made[key]
 
     def _free_name(self, name: str, narrow: _Narrow) -> str:
