@@ -149,6 +149,22 @@ def test_states_variables_and_assignments_survive() -> None:
     )
 
 
+def test_weights_can_be_written_again() -> None:
+    quantized = ost.quantize(network(), "int8")
+    compiled = ost.Session("cpu", threads=1).compile(quantized)
+    data = {"x": weights(3, 96, 3)}
+    before = compiled.run(data)[0]
+    codes = quantized.param_values["first.int8"]
+    compiled.set_params(
+        {"first.int8": codes[::-1].copy(), "second.scale": np.zeros(64, np.float32)}
+    )
+    assert not compiled.run(data)[0].any()
+    compiled.set_params(
+        {"first.int8": codes, "second.scale": quantized.param_values["second.scale"]}
+    )
+    np.testing.assert_array_equal(compiled.run(data)[0], before)
+
+
 def test_activations_of_16_bits() -> None:
     g = ost.Graph("half")
     x = g.input("x", (2, 64), "bfloat16")

@@ -62,9 +62,18 @@ def one_long_chain_and_one_output_inside(g, x):
     return {"h": h, "y": g.tanh(h @ weight(g, "v2", 64, 32))}
 
 
+def narrow_weights(g, x):
+    rng = np.random.default_rng(0)
+    w = g.constant(rng.integers(-127, 128, (64, 64)).astype(np.int8))
+    codes = g.constant(rng.integers(0, 256, (32, 40)).astype(np.uint8))
+    h = g.gelu(g.quantized_matmul(x, w, g.constant(np.full(64, 0.01, np.float32))))
+    scales = g.constant(np.full((2, 40), 0.1, np.float32))
+    return {"y": g.relu(g.int4_matmul(h, codes, scales, group=32))}
+
+
 ROWWISE = [
     mlp, elementwise, rows_beside_each_other, split_rows, batched, products_of_each_row,
-    convolution, running_sums_of_each_row, one_long_chain_and_one_output_inside,
+    convolution, running_sums_of_each_row, one_long_chain_and_one_output_inside, narrow_weights,
 ]  # fmt: skip
 
 

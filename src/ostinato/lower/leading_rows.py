@@ -204,6 +204,9 @@ def _indices(kernel: Kernel) -> Iterator[tuple[int, Dim, bool]]:
             yield kernel.a, kernel.a_index, False
             group = prod((kernel.panels, kernel.panel_size))
             yield kernel.b, kernel.b_group * group + axis("panel.element", group), False
+            if (scales := kernel.scales) is not None:
+                blocks = kernel.depth // scales.size
+                yield scales.a, scales.a_index + axis("block", blocks), False
             yield from _of_statements(kernel.epilogue)
         case AttentionKernel():
             operands = (kernel.q, kernel.k, kernel.v, kernel.mask)
