@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-import ostinato as ost
 from ostinato.dtypes import DType
 from ostinato.ir.graph import Value
 from ostinato.ops import OPS

@@ -20,6 +20,7 @@ class CompileOptions:
         channels_last: store images with their channels last within a graph where that is faster.
         winograd: compute 3x3 float32 convolutions with fewer multiplications where that is faster;
             results differ by rounding (see the page on convolutions).
+        in_place: write what concatenations and paddings are made of where it stands in them.
         narrow_weights: keep 16-bit weights 16 bits wide in memory and widen them in registers.
         cast_inputs: convert inputs and params of another dtype instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a place of its own, so
@@ -39,6 +40,7 @@ class CompileOptions:
     rowwise_fusion: bool = True
     channels_last: bool = True
     winograd: bool = True
+    in_place: bool = True
     narrow_weights: bool = True
     cast_inputs: bool = False
     keep_intermediates: bool = False

@@ -55,7 +55,7 @@ _MAX_ROWS = 9
 Twelve are 9% slower than nine or eight where a row has 1024, 4096 or 8192 float32.
 """
 
-_MAX_VECTORS = 4
+_MAX_VECTORS = 5
 
 
 @dataclass(frozen=True)

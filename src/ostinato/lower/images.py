@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.ir.leaves import Leaf
 from ostinato.lower.program import Layout, LoweredBuffer, Role
-from ostinato.lower.views import VIEWS, Indices, source_index
+from ostinato.lower.views import MAX_TANGLES, VIEWS, Indices, is_tangled, source_index
 from ostinato.lower.winograd import Winograd, winograd_tile
 from ostinato.ops.base import Elementwise
 from ostinato.ops.convolution import is_depthwise
@@ -206,13 +206,23 @@ def _relate_convolution(families: _Families, node: Node, winograd: bool) -> None
 
 def _relate_view(families: _Families, value: Value) -> None:
     """A view that only exchanges channels moves elements less far with channels last."""
-    at: Indices = tuple(axis(f"i{i}", extent) for i, extent in enumerate(value.shape))
-    source, found = value, at
+    source, tangles = value, 0
     while source.node.op.name in VIEWS:
-        source, found = source_index(source.node, found)
-    if source.shape == value.shape and (found[0], *found[2:]) == (at[0], *at[2:]):
+        tangles += is_tangled(source.node)
+        (source,) = source.node.inputs
+    alike = _is_able(value) and source.shape == value.shape
+    if alike and tangles <= MAX_TANGLES and _exchanges_channels(value):
         families.relate([source, value])
         families.gain(source, _SHUFFLED)
     else:
         families.gain(source, _STRIDED)
         families.gain(value, _STRIDED)
+
+
+def _exchanges_channels(value: Value) -> bool:
+    """Whether the views behind ``value`` leave each element at its image and position."""
+    at: Indices = tuple(axis(f"i{i}", extent) for i, extent in enumerate(value.shape))
+    found = at
+    while value.node.op.name in VIEWS:
+        value, found = source_index(value.node, found)
+    return (found[0], *found[2:]) == (at[0], *at[2:])

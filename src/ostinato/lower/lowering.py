@@ -18,6 +18,7 @@ from ostinato.lower.images import Images, channels_last_buffer, choose_images
 from ostinato.lower.inline import inline_regions
 from ostinato.lower.integer_products import blockwise_product, integer_product
 from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
+from ostinato.lower.parts import Parts, border_nest, find_parts
 from ostinato.lower.preparation import split_prepared
 from ostinato.lower.products import (
     Product,
@@ -32,9 +33,9 @@ from ostinato.lower.regions import (
     FusionOptions,
     Refusal,
     Region,
-    computed_behind,
     form_regions,
     is_transparent,
+    values_between,
 )
 from ostinato.lower.states import UPDATES, reads_state, update_chain
 from ostinato.lower.topk import topk_kernel
@@ -68,6 +69,7 @@ class LoweringOptions:
         fusion: which fusions are on.
         channels_last: store images with their channels last where that is faster.
         winograd: do convolutions Winograd's way where that is faster.
+        in_place: write what concatenations and paddings are made of where it stands in them.
         tiling: how to cut a product, where somebody knows better than the rule of thumb.
     """
 
@@ -75,6 +77,7 @@ class LoweringOptions:
     fusion: FusionOptions = field(default_factory=FusionOptions)
     channels_last: bool = True
     winograd: bool = True
+    in_place: bool = True
     tiling: Tiling | None = None
 
 
@@ -108,6 +111,7 @@ class _Lowering(Emission):
         self._needed: set[Value] = set()
         self._in_place: dict[Node, LoweredBuffer] = {}
         self._images = Images()
+        self._parts = Parts(self._images)
 
     def program(self) -> Program:
         self._store_leaves()
@@ -117,10 +121,14 @@ class _Lowering(Emission):
             most = self.options.fusion.max_members
             self.inlined = inline_regions(regions, self.nodes, results, most)
         self._check_supported(regions)
-        self._find_needed(regions)
+        self._needed = values_between(regions, self.nodes, results)
         self._claim_outputs()
         self._find_in_place_updates()
         self._images = choose_images(self.nodes, regions, results, self.options)
+        self._parts = Parts(self._images)
+        if self.options.in_place:
+            free = self._needed - self._claimed.keys() - {n.outputs[0] for n in self._in_place}
+            self._parts = find_parts(self.nodes, regions, free, self.inlined, self._images)
         for region in regions:
             if region.members[0] not in self.inlined:
                 self._lower_region(region)
@@ -162,18 +170,6 @@ class _Lowering(Emission):
                     value.type, Role.CONSTANT, node.label, value, data
                 )
 
-    def _find_needed(self, regions: Iterable[Region]) -> None:
-        """Which computed values someone outside their region reads."""
-        region_of = {node: region for region in regions for node in region.members}
-        needed = self._needed
-        for node in self.nodes:
-            if is_transparent(node):
-                continue
-            for value in computed_behind(node.inputs):
-                if region_of[value.node] is not region_of[node]:
-                    needed.add(value)
-        needed.update(computed_behind(self.graph.results()))
-
     def _claim_outputs(self) -> None:
         """Let computed values be written straight into the output that they become.
 
@@ -203,7 +199,7 @@ class _Lowering(Emission):
         if value.node in self._in_place:
             return self._in_place[value.node]
         if value not in self._claimed:
-            return self._images.buffer(value)
+            return self._parts.buffer(value)
         name, output = self._claimed[value]
         self.outputs[name] = LoweredBuffer(output.type, Role.OUTPUT, name, value)
         return self.outputs[name]
@@ -235,7 +231,11 @@ class _Lowering(Emission):
         if anchor is None:
             build = self._builder(region)
             outputs = self._region_outputs(region)
-            if region.inner is not None:
+            first = region.members[0]
+            if self._parts.is_placed(first, 0):
+                nest = border_nest(build, first, outputs[0][1], self.variables)
+                self._call(region, build, nest, outputs)
+            elif region.inner is not None:
                 self._call(region, build, row_nest(build, region, outputs, self.variables), outputs)
             else:
                 self._call(region, build, map_nest(build, outputs, self.variables), outputs)
@@ -374,7 +374,7 @@ class _Lowering(Emission):
     def _lower_concat(self, region: Region, anchor: Node) -> None:
         target = self._store(anchor)
         for position, operand in enumerate(anchor.inputs):
-            if operand.type.size != 0:
+            if operand.type.size != 0 and not self._parts.is_placed(anchor, position):
                 build = KernelBuilder(self.stored, self.inlined)
                 kernel = concat_nest(build, anchor, position, target, self.variables)
                 self._helper_call(anchor, "concat", build, kernel)

@@ -38,6 +38,7 @@ __all__ = [
     "computed_behind",
     "form_regions",
     "is_row_reduction",
+    "values_between",
 ]
 
 #: Ops whose own kernels take an epilogue of elementwise members.
@@ -154,6 +155,22 @@ def computed_behind(values: Iterable[Value]) -> list[Value]:
             stack.extend(value.node.inputs)
         else:
             found.append(value)
+    return found
+
+
+def values_between(
+    regions: Iterable[Region], nodes: Iterable[Node], results: Iterable[Value]
+) -> set[Value]:
+    """The computed values that someone outside their region reads, results included."""
+    region_of = {node: region for region in regions for node in region.members}
+    found = set(computed_behind(results))
+    for node in nodes:
+        if not is_transparent(node):
+            found.update(
+                value
+                for value in computed_behind(node.inputs)
+                if region_of[value.node] is not region_of[node]
+            )
     return found
 
 

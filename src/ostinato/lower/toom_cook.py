@@ -2,8 +2,8 @@
 
 They follow Cook and Toom: a tile, as a polynomial, is evaluated at points, products of values are
 the values of the product, and it is found again by interpolation. The points decide how much
-rounding errors grow. For tiles of four, the customary 0, ±1, ±2 make them four times as large as
-those of 0, ±5/8, ±3/2, the best of 35 such pairs of pairs (``bench/winograd_error.py``).
+rounding errors grow. For tiles of four, the customary 0, ±1, ±2 make the largest errors four times
+as large as 0, ±5/8, ±3/2, the best of those that ``bench/winograd_error.py --scan`` tries.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = [
     "by_columns",
     "by_rows",
     "dense",
+    "make_transforms",
     "transformed",
     "transforms",
 ]
@@ -60,8 +61,12 @@ class Transforms:
 
 @cache
 def transforms(outputs: int) -> Transforms:
-    """The transforms of ``F(outputs, 3)``."""
-    points = POINTS[outputs]
+    """The transforms of ``F(outputs, 3)`` that kernels use."""
+    return make_transforms(POINTS[outputs], outputs)
+
+
+def make_transforms(points: Sequence[Fraction], outputs: int) -> Transforms:
+    """The transforms of ``F(outputs, 3)`` by way of ``points``, one fewer than a tile has."""
     size = outputs + TAPS - 1
     zero, one = Fraction(0), Fraction(1)
     x = [_polynomial([q for q in points if q != p], size) for p in points]

@@ -19,6 +19,7 @@ from ostinato.passes.recover_gelu import RecoverGelu
 from ostinato.passes.recover_norms import RecoverNorms
 from ostinato.passes.recover_softmax import RecoverSoftmax
 from ostinato.passes.shapes import Shapes
+from ostinato.passes.shared_concats import SharedConcats
 from ostinato.passes.static_slices import StaticSlices
 from ostinato.passes.wide_updates import WideUpdates
 
@@ -47,6 +48,7 @@ _TIDY: tuple[Pass, ...] = (
     StaticSlices(),
     Shapes(),
     CommonSubexpressions(),
+    SharedConcats(),
     DeadCode(),
 )
 

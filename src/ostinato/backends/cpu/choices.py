@@ -59,6 +59,7 @@ def lowering_options(
         fusion,
         channels_last=on and options.channels_last and not options.keep_intermediates,
         winograd=on and options.winograd,
+        in_place=on and options.in_place and not options.keep_intermediates,
         tiling=tiling,
     )
 
