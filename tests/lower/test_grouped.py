@@ -207,6 +207,38 @@ def test_layers_do_not_depend_on_the_order_of_tokens(lowered: Lowered, level: st
     np.testing.assert_array_equal(made(moved)[0], made(inputs)[0][order])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "n"),
+    [(FLOAT32, 16), (FLOAT32, 112), (FLOAT32, 20), (FLOAT64, 48), (FLOAT16, 64), (BFLOAT16, 64),
+     (INT32, 32)],
+)  # fmt: skip
+def test_matrices_may_stay_where_they_are(
+    lowered: Lowered, level: str, dtype: DType, n: int
+) -> None:
+    """Those that are inputs are not packed, if vectors fit their rows; the bits are the same."""
+    rng = np.random.default_rng(9)
+    x, w = random(rng, 21, 33, dtype=dtype), random(rng, 3, 33, n, dtype=dtype)
+    inputs = {"x": x, "w": w, "ids": rng.integers(0, 3, 21)}
+    g = Graph("g")
+    g.set_outputs([g.grouped_matmul(*(g.input(k, a.shape, a.dtype) for k, a in inputs.items()))])
+    made, packed = lowered(g, level), lowered(product_graph(inputs), level)
+    titles = [call.title for call in made.program.calls]
+    if dtype in (FLOAT32, FLOAT64) and n != 20:
+        assert titles == ["group", "grouped_matmul"]
+    got, want = made(inputs)[0], packed(inputs)[0]
+    np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+def test_layers_whose_matrices_are_inputs(lowered: Lowered, level: str) -> None:
+    inputs = layer_inputs(np.random.default_rng(10), 11, 4, 13, 64, 32, 2)
+    g = Graph("g")
+    x, ids, scale, up, down, gate = (g.input(n, a.shape, a.dtype) for n, a in inputs.items())
+    g.set_outputs([g.expert_mlp(x, ids, scale, gate, up, down)])
+    made, packed = lowered(g, level), lowered(layer_graph(inputs), level)
+    assert "pack" not in [call.title for call in made.program.calls]
+    np.testing.assert_array_equal(made(inputs)[0], packed(inputs)[0])
+
+
 # -- what is shared, and what it says ------------------------------------------------------------
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.ir.leaves import INPUT, STATE
 from ostinato.lower.builder import KernelBuilder
+from ostinato.lower.grouping import GroupLayout, Routing, grouping_kernel
 from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.lower.updates import copy_nest
 from ostinato.lower.views import MAX_TANGLES, VIEWS, is_tangled
 from ostinato.ops.moe import EXPERT_MLP
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import Node, Value
+    from ostinato.lower.grouped import RowProduct
     from ostinato.lower.nests import Outputs
     from ostinato.lower.panels import PanelFormat
     from ostinato.lower.products import Product
@@ -35,6 +38,7 @@ class Emission:
         calls: so far.
         stored: the buffer of each value that is in memory.
         inlined: nodes that every kernel computes on the spot.
+        routings: which rows go to which experts, by the experts' ids.
         counted: nodes whose operations are those of calls that count themselves.
     """
 
@@ -43,6 +47,7 @@ class Emission:
         self.calls: list[Call] = []
         self.stored: dict[Value, LoweredBuffer] = {}
         self.inlined: set[Node] = set()
+        self.routings: dict[tuple[Value, GroupLayout], Routing] = {}
         self.counted: set[Node] = {node for node in nodes if node.op is EXPERT_MLP}
         self._position = {node: i for i, node in enumerate(nodes)}
 
@@ -79,6 +84,36 @@ class Emission:
         labels = tuple(dict.fromkeys(n.label for n in (node, *build.computed)))
         self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))
 
+    # -- experts -------------------------------------------------------------------------------
+
+    def _may_stay(self, matrices: Iterable[Value]) -> bool:
+        """Whether matrices of experts are better read where they are.
+
+        Those that change from run to run would be packed in each, all of them, for the few that
+        are needed.
+        """
+        return all(
+            matrix in self.stored and self.stored[matrix].layout is None and _varies(matrix)
+            for matrix in matrices
+        )
+
+    def _grouped_operands(
+        self, product: RowProduct, ids: Value
+    ) -> tuple[list[LoweredBuffer], LoweredBuffer]:
+        """The matrices of ``product``, and its rows by their expert ``ids``."""
+        if product.packed:
+            matrices = [self._pack(p, product.tile[1], product.form) for p in product.packings]
+        else:
+            matrices = [self.stored[weight] for weight in product.weights]
+        node, layout = product.node, product.layout
+        if (ids, layout) not in self.routings:
+            groups = LoweredBuffer(layout.type, Role.TEMP, f"{node.label}.groups")
+            self.routings[ids, layout] = Routing(node.label, ids.shape, layout, groups)
+            build = self._helper_builder()
+            kernel = grouping_kernel(build, ids, groups, layout, self.variables)
+            self._helper_call(node, "group", build, kernel)
+        return matrices, self.routings[ids, layout].groups
+
     # -- copies --------------------------------------------------------------------------------
 
     def _pack(self, product: Product, panel: int, form: PanelFormat | None = None) -> LoweredBuffer:
@@ -114,6 +149,20 @@ class Emission:
         build = KernelBuilder(stored, self.inlined)
         kernel = copy_nest(build, value, buffer, self.variables)
         self._helper_call(value.node, "copy", build, kernel)
+
+
+def _varies(value: Value) -> bool:
+    """Whether ``value`` depends on more than params and constants."""
+    seen: set[Node] = set()
+    stack = [value.node]
+    while stack:
+        node = stack.pop()
+        if node.op in (INPUT, STATE):
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(operand.node for operand in node.inputs)
+    return False
 
 
 class _Members:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExpertLayer", "MakeKernel"]
 
-#: Makes a kernel with a builder, the packed matrices, the rows by expert, and the Variables.
+#: Makes a kernel with a builder, the matrices, the rows by expert, and the Variables.
 MakeKernel: TypeAlias = Callable[..., GroupedProduct]
 
 
@@ -52,14 +52,17 @@ class ExpertLayer:
         node: the node.
         inner: the products of tokens with the gate and up matrices.
         outer: the product of hidden units with the down matrices.
+
+    Args:
+        packed: whether to pack the matrices; see :func:`row_product`.
     """
 
-    def __init__(self, node: Node, registers: RegisterFile) -> None:
+    def __init__(self, node: Node, registers: RegisterFile, *, packed: bool) -> None:
         self.node = node
         self.x, self.ids, self.weights, up, down, *gate = node.inputs
         rows = self.ids.type.size
-        self.inner = row_product(node, rows, (*gate, up), registers)
-        self.outer = row_product(node, rows, (down,), registers)
+        self.inner = row_product(node, rows, (*gate, up), registers, packed=packed)
+        self.outer = row_product(node, rows, (down,), registers, packed=packed)
         acc = self.inner.acc
         self._hidden, self._results = (
             LoweredBuffer(TensorType(acc, (rows, width)), Role.TEMP, f"{node.label}.{name}")
@@ -77,7 +80,7 @@ class ExpertLayer:
     def inner_kernel(
         self,
         build: KernelBuilder,
-        packed: Sequence[LoweredBuffer],
+        matrices: Sequence[LoweredBuffer],
         groups: LoweredBuffer,
         variables: tuple[Symbol, ...],
     ) -> GroupedProduct:
@@ -88,16 +91,16 @@ class ExpertLayer:
         acc = self.inner.acc
         op, attrs = ACTIVATIONS[self.node.attrs["activation"]]
         value: Scalar = Apply(op.name, (Accumulator(acc),), acc, tuple(attrs.items()))
-        if len(packed) > 1:
+        if len(matrices) > 1:
             value = Apply("multiply", (value, Accumulator(acc, 1)), acc)
         target = build.argument(self._hidden, writes=True)
         store = Store(target, linear_index(self._hidden.type.shape, (m, n)), value)
-        return self.inner.kernel(build, packed, groups, left, at, [store], variables)
+        return self.inner.kernel(build, matrices, groups, left, at, [store], variables)
 
     def outer_kernel(
         self,
         build: KernelBuilder,
-        packed: Sequence[LoweredBuffer],
+        matrices: Sequence[LoweredBuffer],
         groups: LoweredBuffer,
         variables: tuple[Symbol, ...],
     ) -> GroupedProduct:
@@ -108,7 +111,7 @@ class ExpertLayer:
         left = Load(source, linear_index(self._hidden.type.shape, (m, k)), acc)
         target = build.argument(self._results, writes=True)
         store = Store(target, linear_index(self._results.type.shape, (m, n)), Accumulator(acc))
-        return self.outer.kernel(build, packed, groups, left, at, [store], variables)
+        return self.outer.kernel(build, matrices, groups, left, at, [store], variables)
 
     def sum_nest(
         self, build: KernelBuilder, outputs: Outputs, variables: tuple[Symbol, ...]

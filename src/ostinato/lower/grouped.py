@@ -1,8 +1,9 @@
 """Products of rows with the matrix of the expert that each row goes to.
 
 The rows of an expert are worked on together, so that its matrix is read once; where a row stands
-among them makes no difference to its sums. A work item is one panel of one expert's matrix by all
-rows of a part (:class:`~ostinato.lower.grouping.GroupLayout`).
+among them makes no difference to its sums, nor does it matter whether the matrix is packed. A work
+item is one panel of one expert's matrix by all rows of a part
+(:class:`~ostinato.lower.grouping.GroupLayout`).
 """
 
 from __future__ import annotations
@@ -63,15 +64,16 @@ class GroupedProduct:
         k: the axis summed over.
         a: the argument that holds ``a``; ``a_dtype`` its element type.
         a_index: element offset over ``m`` and ``k``: ``f(m) + g(k)`` with ``g`` affine.
-        b: the arguments that hold the packed matrices, each with a panel group for each expert.
+        b: the arguments that hold the matrices of all experts, in panels or as they are.
         groups: the argument that lists the rows of every expert.
         layout: how it does.
-        panel: elements per row of a panel.
+        panel: elements per row of a panel; it divides the columns of matrices that are not packed.
         rows: how many rows of ``a`` a register tile holds.
         acc: the accumulator's dtype.
         epilogue: stores over ``m`` and ``n``, in which ``Accumulator`` ``i`` is ``acc_i``.
         variables: the graph's Variables in the order of ``vars``.
-        b_format: how panels hold their elements; ``None``: as the accumulator does.
+        b_format: how matrices hold their elements; ``None``: as the accumulator does.
+        packed: whether they are in panels, rather than in C order.
     """
 
     args: tuple[Arg, ...]
@@ -90,6 +92,7 @@ class GroupedProduct:
     epilogue: tuple[Store, ...]
     variables: tuple[Symbol, ...] = ()
     b_format: PanelFormat | None = None
+    packed: bool = True
 
     parallel = True
 
@@ -114,6 +117,16 @@ class GroupedProduct:
     def panel_elements(self) -> int:
         """Elements of a panel."""
         return self.panel * max_extent(self.k)
+
+    @property
+    def panel_step(self) -> int:
+        """Elements from one panel of a matrix to the next."""
+        return self.panel_elements if self.packed else self.panel
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of a panel to the next."""
+        return self.panel if self.packed else max_extent(self.n)
 
     @cached_property
     def product(self) -> Contraction:
@@ -171,7 +184,8 @@ class RowProduct:
         rows: how many rows.
         weights: the matrices of all experts, ``[E, K, N]`` each.
         tile: rows and columns of the register tile.
-        form: how panels hold the matrices; ``None``: as the accumulator does.
+        form: how the matrices' elements are held; ``None``: as the accumulator does.
+        packed: whether the matrices are brought into panels.
     """
 
     node: Node
@@ -179,6 +193,7 @@ class RowProduct:
     weights: tuple[Value, ...]
     tile: tuple[int, int]
     form: PanelFormat | None
+    packed: bool
 
     @property
     def layout(self) -> GroupLayout:
@@ -209,7 +224,7 @@ class RowProduct:
     def kernel(
         self,
         build: KernelBuilder,
-        packed: Sequence[LoweredBuffer],
+        matrices: Sequence[LoweredBuffer],
         groups: LoweredBuffer,
         left: Load,
         at: tuple[Dim, Dim, Dim],
@@ -217,25 +232,49 @@ class RowProduct:
         variables: tuple[Symbol, ...],
     ) -> GroupedProduct:
         """The kernel, whose axes are ``at`` and whose element of ``a`` there is ``left``."""
-        b = tuple(build.argument(buffer, reads=True) for buffer in packed)
+        b = tuple(build.argument(buffer, reads=True) for buffer in matrices)
         listed = build.argument(groups, reads=True)
         m, n, k = symbols_of(at)
         return GroupedProduct(
             build.args, m, n, k, left.buffer, left.dtype, left.index, b, listed, self.layout,
             self.tile[1], self.tile[0], self.acc, tuple(epilogue), variables, self.form,
+            self.packed,
         )  # fmt: skip
 
 
 def row_product(
-    node: Node, rows: Dim, weights: Sequence[Value], registers: RegisterFile
+    node: Node,
+    rows: Dim,
+    weights: Sequence[Value],
+    registers: RegisterFile,
+    *,
+    packed: bool = True,
 ) -> RowProduct:
-    """The product of ``rows`` rows with their experts' ``weights``, as ``node`` needs it."""
+    """The product of ``rows`` rows with their experts' ``weights``, as ``node`` needs it.
+
+    Args:
+        packed: whether to pack the weights; if not, they are read where they are if their dtype
+            and their number of columns allow it.
+    """
     share = bounds(ceil_div(rows, weights[0].shape[0]))[1]
     expected = max(share, min(_FEW_ROWS, bounds(rows)[1]), 1)
     tile = _tile(weights[0], expected, registers)
     forms = {_packing(node, rows, weight).panel_format(registers) for weight in weights}
     form = forms.pop() if len(forms) == 1 else None
-    return RowProduct(node, rows, tuple(weights), tile, form)
+    if not packed:
+        acc = weights[0].dtype.accumulator
+        held = acc if form is None else form.dtype
+        lanes = max(1, registers.vector_bytes // acc.itemsize)
+        panel = _dividing(weights[0].shape[2], tile[1], lanes)
+        if panel and all(weight.dtype == held for weight in weights):
+            return RowProduct(node, rows, tuple(weights), (tile[0], panel), form, packed=False)
+    return RowProduct(node, rows, tuple(weights), tile, form, packed=True)
+
+
+def _dividing(columns: Dim, widest: int, lanes: int) -> int:
+    """The widest panel of whole vectors, up to ``widest``, that divides ``columns``; 0: none."""
+    choices = range(widest // lanes * lanes, 0, -lanes)
+    return next((panel for panel in choices if columns % panel == 0), 0)
 
 
 def _tile(weight: Value, rows: int, registers: RegisterFile) -> tuple[int, int]:
@@ -275,7 +314,7 @@ def rows_in_place(build: KernelBuilder, x: Value) -> bool:
 def grouped_matmul_kernel(
     build: KernelBuilder,
     product: RowProduct,
-    packed: Sequence[LoweredBuffer],
+    matrices: Sequence[LoweredBuffer],
     groups: LoweredBuffer,
     outputs: Outputs,
     variables: tuple[Symbol, ...],
@@ -287,7 +326,7 @@ def grouped_matmul_kernel(
     assert isinstance(left, Load)
     build.results[result] = cast(Accumulator(product.acc), result.dtype)
     stores = [store_at(build, value, buffer, result.shape, (m, n)) for value, buffer in outputs]
-    return product.kernel(build, packed, groups, left, at, stores, variables)
+    return product.kernel(build, matrices, groups, left, at, stores, variables)
 
 
 def _whole_lines(size: int) -> int:

@@ -12,8 +12,7 @@ from ostinato.lower.builder import KernelBuilder
 from ostinato.lower.depthwise import depthwise_nest, filters_last_buffer
 from ostinato.lower.emission import Emission
 from ostinato.lower.experts import ExpertLayer
-from ostinato.lower.grouped import RowProduct, grouped_matmul_kernel, row_product, rows_in_place
-from ostinato.lower.grouping import GroupLayout, Routing, grouping_kernel
+from ostinato.lower.grouped import grouped_matmul_kernel, row_product, rows_in_place
 from ostinato.lower.images import Images, channels_last_buffer, choose_images
 from ostinato.lower.inline import inline_regions
 from ostinato.lower.integer_products import blockwise_product, integer_product
@@ -105,7 +104,6 @@ class _Lowering(Emission):
         self.graph = graph
         self.options = options
         self.refused: list[Refusal] = []
-        self.routings: dict[tuple[Value, GroupLayout], Routing] = {}
         self.outputs: dict[str, LoweredBuffer] = {}
         self._claimed: dict[Value, tuple[str, Value]] = {}
         self._needed: set[Value] = set()
@@ -337,39 +335,27 @@ class _Lowering(Emission):
         x, w, ids = anchor.inputs
         if not rows_in_place(self._builder(region), x):
             self._copy(x)
-        product = row_product(anchor, x.shape[0], (w,), self.options.registers)
-        packed, groups = self._grouped_operands(product, ids)
+        registers, packed = self.options.registers, not self._may_stay([w])
+        product = row_product(anchor, x.shape[0], (w,), registers, packed=packed)
+        matrices, groups = self._grouped_operands(product, ids)
         build = self._builder(region)
         outputs = self._region_outputs(region)
-        kernel = grouped_matmul_kernel(build, product, packed, groups, outputs, self.variables)
+        kernel = grouped_matmul_kernel(build, product, matrices, groups, outputs, self.variables)
         self._call(region, build, kernel, outputs)
 
     def _lower_experts(self, region: Region, anchor: Node) -> None:
-        layer = ExpertLayer(anchor, self.options.registers)
+        registers, packed = self.options.registers, not self._may_stay(anchor.inputs[3:])
+        layer = ExpertLayer(anchor, registers, packed=packed)
         if not rows_in_place(self._helper_builder(), layer.x):
             self._copy(layer.x)
         for title, product, make in layer.products:
-            packed, groups = self._grouped_operands(product, layer.ids)
+            matrices, groups = self._grouped_operands(product, layer.ids)
             build = self._helper_builder()
-            kernel = make(build, packed, groups, self.variables)
+            kernel = make(build, matrices, groups, self.variables)
             self._helper_call(anchor, title, build, kernel, product.flops)
         build = self._builder(region)
         outputs = self._region_outputs(region)
         self._call(region, build, layer.sum_nest(build, outputs, self.variables), outputs)
-
-    def _grouped_operands(
-        self, product: RowProduct, ids: Value
-    ) -> tuple[list[LoweredBuffer], LoweredBuffer]:
-        """The matrices of ``product`` in panels, and its rows by their expert ``ids``."""
-        packed = [self._pack(p, product.tile[1], product.form) for p in product.packings]
-        node, layout = product.node, product.layout
-        if (ids, layout) not in self.routings:
-            groups = LoweredBuffer(layout.type, Role.TEMP, f"{node.label}.groups")
-            self.routings[ids, layout] = Routing(node.label, ids.shape, layout, groups)
-            build = self._helper_builder()
-            kernel = grouping_kernel(build, ids, groups, layout, self.variables)
-            self._helper_call(node, "group", build, kernel)
-        return packed, self.routings[ids, layout].groups
 
     def _lower_concat(self, region: Region, anchor: Node) -> None:
         target = self._store(anchor)

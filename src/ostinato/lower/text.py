@@ -160,7 +160,8 @@ class _Printer:
         left = f"{kernel.a_dtype.short} b{kernel.a}[{self._dim(kernel.a_index)}]"
         kind = "" if kernel.b_format is None else f"{kernel.b_format} "
         for b in kernel.b:
-            self._line(1, f"accumulate {kernel.acc.short} {left} * {kind}b{b}[expert]")
+            packed = "" if kernel.packed else ", not packed"
+            self._line(1, f"accumulate {kernel.acc.short} {left} * {kind}b{b}[expert]{packed}")
         for store in kernel.epilogue:
             self._statement(store)
 

@@ -19,7 +19,7 @@ from ostinato.codegen.llvm.scalars import Scalars
 from ostinato.codegen.llvm.scopes import Scope
 from ostinato.codegen.llvm.stages import StageEmitter
 from ostinato.codegen.llvm.types import I8, I64
-from ostinato.codegen.llvm.vectors import VectorPlan, cut, plan_vectors
+from ostinato.codegen.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import INT64
 from ostinato.lower.dependences import Dependences
 from ostinato.lower.loops import (
@@ -69,7 +69,7 @@ class _Renderer:
         self.tiles = [
             define_tile(
                 kernel.module, f"{name}.tile{height}", product.product, height, kernel.target,
-                chains=1,
+                product.pitch, chains=1,
             )
             for height in product.heights
         ]  # fmt: skip
@@ -79,8 +79,7 @@ class _Renderer:
         )
         self.groups = kernel.buffers[product.groups]
         self.panel = axis("n.panel", product.panels)
-        self.row, self.column = _symbol(axis("tile.row", product.rows)), self._column_axis()
-        self.epilogue = self._epilogue()
+        self.epilogue = _Epilogue(product, kernel, self.sums, self.panel)
 
     def render(self) -> None:
         b, kernel = self.builder, self.kernel
@@ -96,9 +95,10 @@ class _Renderer:
         part, panel = (op(index, I64(product.panels)) for op in (b.udiv, b.urem))
         at = b.add(b.mul(part, I64(3)), I64(1))
         expert, first, count = (self._listed(b.add(at, I64(field))) for field in range(3))
-        number = b.add(b.mul(expert, I64(product.panels)), panel)
-        start = b.mul(number, I64(product.panel_elements))
-        matrices = [address(b, kernel_b, product.product.b_dtype, start) for kernel_b in self._b()]
+        matrix = b.mul(expert, I64(product.panels * product.panel_elements))
+        start = b.add(matrix, b.mul(panel, I64(product.panel_step)))
+        dtype, buffers = product.product.b_dtype, self.kernel.buffers
+        matrices = [address(b, buffers[position], dtype, start) for position in product.b]
         item = outermost.child(symbols={_symbol(self.panel): panel})
         listed = b.add(first, I64(product.layout.first_row))
 
@@ -119,14 +119,14 @@ class _Renderer:
         def note(number: ir.Value) -> None:
             inside = item.child(symbols={product.m: self._listed(b.add(listed, number))})
             place = address(b, self.offsets, INT64, number)
-            b.store(self.scalars.indices.scalar(offset, inside), place, align=8)
+            b.store(self.epilogue.scalars.indices.scalar(offset, inside), place, align=8)
 
         counted_loop(b, I64(0), count, 1, note, name="note")
         self._multiply(count, matrices)
 
         def finish(number: ir.Value) -> None:
             row = self._listed(b.add(listed, number))
-            self._finish(item.child(symbols={product.m: row, self.row: number}))
+            self.epilogue.emit(item.child(symbols={product.m: row}), number)
 
         counted_loop(b, I64(0), count, 1, finish, name="finish")
 
@@ -145,64 +145,58 @@ class _Renderer:
             b.branch(done)
         b.position_at_end(done)
 
-    # -- epilogue ---------------------------------------------------------------------------
-
-    def _finish(self, scope: Scope) -> None:
-        """Runs the epilogue over a row of the sums."""
-        count = extent_of(self.column)
-        stop = self.scalars.indices.scalar(count, scope)
-        cut(
-            self.builder,
-            self.column,
-            (I64(0), stop),
-            count if isinstance(count, int) else None,
-            self.plan,
-            scope,
-            lambda shared, vectors: self.stages.columns(self.epilogue, shared, vectors),
-        )
-
-    def _epilogue(self) -> Stage:
-        """The stores of a row, and all that it takes to emit them."""
-        product, kernel = self.product, self.kernel
-        sums = [
-            Load(
-                len(product.args) + number,
-                _expr(self.row) * product.panel + _expr(self.column),
-                product.acc,
-            )
-            for number in range(len(product.b))
-        ]
-        position = {product.n: self.panel * product.panel + _expr(self.column)}
-        rewriter = _Epilogue(sums, position)
-        stage = Stage((), tuple(map(rewriter.statement, product.epilogue)))
-        dependences = Dependences(LoopNest(product.args, (), (stage,)))
-        buffers = [*kernel.buffers, *self.sums]
-        self.scalars = Scalars(kernel.builder, LaneNamespace(), buffers, dependences)
-        dtypes = [*(arg.dtype for arg in product.args), *(product.acc for _ in self.sums)]
-        self.stages = StageEmitter(kernel.builder, kernel.target, self.scalars, dtypes)
-        self.plan: VectorPlan = plan_vectors(
-            self.column, product.panel, [stage], kernel.target, dependences
-        )
-        return stage
-
-    def _column_axis(self) -> Symbol:
-        """The axis of columns within a panel."""
-        product = self.product
-        left = extent_of(product.n) - self.panel * product.panel
-        return _symbol(axis("n.column", minimum(product.panel, left)))
-
-    # -- memory -----------------------------------------------------------------------------
-
-    def _b(self) -> list[ir.Value]:
-        return [self.kernel.buffers[position] for position in self.product.b]
-
     def _listed(self, index: ir.Value) -> ir.Value:
         """A number of the list of rows by expert."""
         place = address(self.builder, self.groups, INT64, index)
         return self.builder.load(place, align=8, typ=I64)
 
 
-class _Epilogue(Rewriter):
+class _Epilogue:
+    """What becomes of the sums of a row: statements with the columns of a panel as lanes.
+
+    Args:
+        sums: where the sums with each matrix are.
+        panel: the axis of panels.
+    """
+
+    def __init__(
+        self, product: GroupedProduct, kernel: KernelFunction, sums: list[ir.Value], panel: Expr
+    ) -> None:
+        self.builder = kernel.builder
+        first = panel * product.panel
+        row = axis("tile.row", product.rows)
+        column = axis("n.column", minimum(product.panel, extent_of(product.n) - first))
+        self.row, self.column = _symbol(row), _symbol(column)
+        place, args = row * product.panel + column, product.args
+        loads = [Load(len(args) + i, place, product.acc) for i in range(len(sums))]
+        moved = _Moved(loads, {product.n: first + column})
+        self.stage = Stage((), tuple(map(moved.statement, product.epilogue)))
+        dependences = Dependences(LoopNest(args, (), (self.stage,)))
+        self.scalars = Scalars(
+            kernel.builder, LaneNamespace(), [*kernel.buffers, *sums], dependences
+        )
+        dtypes = [*(arg.dtype for arg in args), *(product.acc for _ in sums)]
+        self.stages = StageEmitter(kernel.builder, kernel.target, self.scalars, dtypes)
+        self.plan = plan_vectors(
+            self.column, product.panel, [self.stage], kernel.target, dependences
+        )
+
+    def emit(self, scope: Scope, number: ir.Value) -> None:
+        """Runs the statements over row ``number`` of the sums."""
+        scope.symbols[self.row] = number
+        count = extent_of(self.column)
+        cut(
+            self.builder,
+            self.column,
+            (I64(0), self.scalars.indices.scalar(count, scope)),
+            count if isinstance(count, int) else None,
+            self.plan,
+            scope,
+            lambda shared, vectors: self.stages.columns(self.stage, shared, vectors),
+        )
+
+
+class _Moved(Rewriter):
     """Moves statements to an item's columns, and puts its sums where the accumulators were."""
 
     def __init__(self, sums: list[Load], position: Mapping[Symbol, Dim]) -> None:
@@ -219,7 +213,3 @@ def _symbol(dim: Dim) -> Symbol:
     """The symbol that an axis consists of."""
     (symbol,) = symbols(dim)
     return symbol
-
-
-def _expr(symbol: Symbol) -> Expr:
-    return Expr({(symbol,): 1}, 0)
