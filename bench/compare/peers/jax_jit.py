@@ -77,25 +77,23 @@ def _(workload: Encoder, w: Weights, x: jax.Array) -> jax.Array:
 
 @build.register
 def _(workload: ResNet50, w: Weights, x: jax.Array) -> jax.Array:
-    layout = ("NHWC", "OIHW", "NHWC")
-
     def conv(spec: ConvSpec, x: jax.Array) -> jax.Array:
-        weight, (pad, stride) = w[f"{spec.name}.w"], (spec.size // 2, spec.stride)
-        x = jax.lax.conv_general_dilated(
-            x, weight, (stride, stride), [(pad, pad)] * 2, dimension_numbers=layout
+        pad, strides = spec.size // 2, (spec.stride, spec.stride)
+        x = jax.lax.conv_general_dilated(x, w[f"{spec.name}.w"], strides, [(pad, pad)] * 2)
+        mean, var, scale, shift = (
+            w[f"{spec.name}.{part}"][:, None, None] for part in ("mean", "var", "g", "b")
         )
-        mean, var, scale, shift = (w[f"{spec.name}.{part}"] for part in ("mean", "var", "g", "b"))
         factor = scale * jax.lax.rsqrt(var + BATCH_NORM_EPS)
         return x * factor + (shift - mean * factor)
 
-    x = jax.nn.relu(conv(workload.stem, x.transpose(0, 2, 3, 1)))
-    padding = ((0, 0), (1, 1), (1, 1), (0, 0))
-    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)
+    x = jax.nn.relu(conv(workload.stem, x))
+    padding = ((0, 0), (0, 0), (1, 1), (1, 1))
+    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 3, 3), (1, 1, 2, 2), padding)
     for block in workload.blocks:
         first, second, third = block.convs
         inner = jax.nn.relu(conv(second, jax.nn.relu(conv(first, x))))
         x = jax.nn.relu(conv(third, inner) + (conv(block.shortcut, x) if block.shortcut else x))
-    return _linear(w, "fc", x.mean((1, 2)))
+    return _linear(w, "fc", x.mean((2, 3)))
 
 
 @build.register
@@ -108,18 +106,18 @@ def _(workload: Rowwise, w: Weights, x: jax.Array) -> jax.Array:
 def _(workload: Moe, w: Weights, x: jax.Array) -> jax.Array:
     logits, chosen = jax.lax.top_k(x @ w["router.w"], workload.top)
     shares = jax.nn.softmax(logits)
-    if workload.tokens == 1:  # the two experts' matrices, gathered
-        gate, up, down = (w[f"{name}.w"][chosen[0]] for name in ("gate", "up", "down"))
-        inner = jax.nn.silu(x @ gate) * (x @ up)
-        return shares @ (inner @ down)[:, 0]
+    spread = (jax.nn.one_hot(chosen, workload.experts) * shares[..., None]).sum(1)
 
     def expert(e: int) -> jax.Array:
         inner = jax.nn.silu(x @ w["gate.w"][e]) * (x @ w["up.w"][e])
-        return inner @ w["down.w"][e]
+        return spread[:, e, None] * (inner @ w["down.w"][e])
 
-    # All experts for all tokens: on CPUs faster than XLA's ragged_dot.
-    spread = (jax.nn.one_hot(chosen, workload.experts) * shares[..., None]).sum(1)
-    return sum(spread[:, e, None] * expert(e) for e in range(workload.experts))
+    # Each expert that is needed, for all tokens: XLA for CPUs takes longer for gathered matrices
+    # and for ragged_dot.
+    total = jnp.zeros_like(x)
+    for e in range(workload.experts):
+        total += jax.lax.cond((chosen == e).any(), partial(expert, e), lambda: jnp.zeros_like(x))
+    return total
 
 
 def _decoding(

@@ -239,7 +239,7 @@ def _(workload: Moe, m: Model, x: str) -> str:
         return _contrib_moe(workload, m, x, logits)
     values, chosen = m.node("TopK", logits, m.ints(workload.top), axis=-1, count=2)
     shares = m.node("Softmax", values, axis=-1)
-    return (_one_token if workload.tokens == 1 else _many_tokens)(workload, m, x, chosen, shares)
+    return _experts_in_turn(workload, m, x, chosen, shares)
 
 
 def _contrib_moe(workload: Moe, m: Model, x: str, logits: str) -> str:
@@ -261,19 +261,8 @@ def _contrib_moe(workload: Moe, m: Model, x: str, logits: str) -> str:
     )
 
 
-def _one_token(workload: Moe, m: Model, x: str, chosen: str, shares: str) -> str:
-    """The chosen experts' matrices are gathered."""
-    ids = m.reshape(chosen, workload.top)
-    gate, up, down = (
-        m.node("Gather", m.weight(f"{name}.w"), ids, axis=0) for name in ("gate", "up", "down")
-    )
-    inner = m.node("Mul", m.silu(m.node("MatMul", x, gate)), m.node("MatMul", x, up))
-    found = m.reshape(m.node("MatMul", inner, down), workload.top, workload.hidden)
-    return str(m.node("MatMul", shares, found))
-
-
-def _many_tokens(workload: Moe, m: Model, x: str, chosen: str, shares: str) -> str:
-    """Each expert takes its tokens, the way Transformers' models are exported."""
+def _experts_in_turn(workload: Moe, m: Model, x: str, chosen: str, shares: str) -> str:
+    """Each expert takes its tokens, maybe none, the way Transformers' models are exported."""
     total = m.tensor("zeros", np.zeros((workload.tokens, workload.hidden), np.float32))
     for e in range(workload.experts):
         hits = m.node("NonZero", m.node("Equal", chosen, m.ints(e)))
