@@ -16,13 +16,15 @@ from bench.compare.workloads import WORKLOADS
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = _parser().parse_args(arguments)
     allowed = sorted(os.sched_getaffinity(0))
+    options = _parser(len(allowed)).parse_args(arguments)
     sides = [OURS, *_installed(options.peers)]
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     print(report.machine(), flush=True)
     rows = []
     for name in options.only:
-        for threads in options.threads or sorted({1, len(allowed)}):
+        for threads in options.threads:
             start = time.perf_counter()
             # The last cores: the first one has the machine's other work to do.
             row = measure(name, allowed[-threads:], sides, options.runs, options.clock)
@@ -31,11 +33,13 @@ def main(arguments: Sequence[str]) -> None:
                 report.write_json(rows, options.json)
             _say(row, time.perf_counter() - start)
     print("\n" + report.table(rows))
-    if options.json and not report.plot(rows, options.json.with_suffix(".svg")):
-        print("no plot: matplotlib is not installed")
+    if options.json:
+        report.write_page(rows, options.clock, options.json.with_suffix(".md"))
+        if not report.plot(rows, options.json.with_suffix(".svg")):
+            print("no plot: matplotlib is not installed", file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(cores: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench compare",
         description="Every workload next to other runtimes, in turns, on the same cores.",
@@ -43,17 +47,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME"
     )
-    parser.add_argument("--threads", nargs="+", type=int, help="counts; by default 1 and all cores")
+    parser.add_argument(
+        "--threads",
+        nargs="+",
+        type=int,
+        choices=range(1, cores + 1),
+        default=sorted({1, cores}),
+        help="by default 1, then all cores",
+    )
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--runs", type=int, default=20, metavar="N", help="rounds of turns")
+    parser.add_argument("--runs", type=_count, default=20, metavar="N", help="rounds of turns")
     parser.add_argument(
         "--clock",
         choices=("wall", "cpu"),
         default="wall",
         help="cpu: processor time per thread, for busy machines; says little about many threads",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the plot goes next to it")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="a page with the table and a plot go next to it"
+    )
     return parser
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("at least one round")
+    return int(text)
 
 
 def _installed(peers: Sequence[str]) -> list[str]:

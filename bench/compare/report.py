@@ -1,7 +1,8 @@
-"""What was measured, as a table, as JSON, and as a plot."""
+"""What was measured: as JSON, as a page of Markdown, as a plot."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import math
 import os
@@ -38,6 +39,19 @@ def as_json(row: Row) -> dict[str, Any]:
 
 def write_json(rows: Sequence[Row], path: Path) -> None:
     path.write_text(json.dumps([as_json(row) for row in rows], indent=1) + "\n")
+
+
+def write_page(rows: Sequence[Row], clock: str, path: Path) -> None:
+    """The table, with what it holds for."""
+    taken = f"{dt.date.today()}: {machine()}."
+    times = "Milliseconds" if clock == "wall" else "Milliseconds of processor time per thread"
+    legend = (
+        f"{times} per run: the median of the rounds, and the least of all runs in brackets; the "
+        "best peer in bold. The ratio is best peer ÷ ours, the median of the rounds' ratios, then "
+        "that of the least times; reached is floor ÷ ours. Floors count direct convolutions: "
+        "other algorithms may stay below."
+    )
+    path.write_text(f"# {path.stem}\n\n{taken}\n\n{legend}\n\n{table(rows)}\n")
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -112,7 +126,8 @@ def _draw(axis: Any, rows: Sequence[Row]) -> None:
     width = 0.8 / len(PEERS)
     for i, name in enumerate(PEERS):
         at = [j + (i - (len(PEERS) - 1) / 2) * width for j in range(len(rows))]
-        axis.bar(at, [_relative(row, name) for row in rows], width, label=name)
+        over = [_relative(row, name) - 1 for row in rows]  # bars grow from ours, up or down
+        axis.bar(at, over, width, bottom=1, label=name)
     floors = [row.floors.floor_ms / row.ours.median for row in rows if row.ours]
     axis.hlines(
         floors,

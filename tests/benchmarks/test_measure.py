@@ -121,3 +121,4 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert row["floor_ms"] > 0
     assert not row["left_out"]
     assert "| tiny | 1 |" in capsys.readouterr().out
+    assert "| tiny | 1 |" in path.with_suffix(".md").read_text()
