@@ -271,3 +271,17 @@ def test_loops_that_make_no_sense():
             ost.moe.ResidencyLoop(compiled, pools, policy)
     with pytest.raises(ost.InputError):
         ost.moe.ResidencyLoop(compiled, ost.ExpertPool(3, 1), 5)
+
+
+def test_expert_ids_that_are_constants():
+    g = ost.Graph("constant")
+    w = g.param("w", (3, 8, 8), value=np.ones((3, 8, 8), F32))
+    g.set_outputs([g.grouped_matmul(g.input("x", (4, 8)), w, g.constant(np.array([0, 1, 1, 2])))])
+    compiled = ost.Session("cpu").compile(g)
+    compiled.enable_moe_topk_capture(3)
+    compiled.set_moe_resident_experts([False, True, True])
+    for _ in range(2):
+        assert compiled.take_moe_residency_stats() is None
+        compiled.run({"x": np.ones((4, 8), F32)})
+        np.testing.assert_array_equal(compiled.take_moe_topk_capture(), [[0, 1, 1, 2]])
+        assert stats(compiled) == (2, 3, 1, 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ostinato.backends.experts import ExpertLayer, ExpertTransfers
+from ostinato.backends.experts import ExpertLayer, ExpertsInFile, ExpertTransfers
 from ostinato.backends.host_context import HostContext
 
 if TYPE_CHECKING:
@@ -37,11 +37,13 @@ class Capabilities:
         ops: names of the ops that it computes natively.
         dtypes: element types that it computes with.
         padded_conv: whether a convolution may carry padding, or wants a ``pad`` before it.
+        experts_in_file: whether experts may stay in a file; see :meth:`Backend.compile`.
     """
 
     ops: frozenset[str]
     dtypes: frozenset[DType]
     padded_conv: bool = True
+    experts_in_file: bool = False
 
 
 class Executable(ABC):
@@ -226,9 +228,19 @@ class Backend(ABC):
         params: Mapping[str, ParamSource],
         options: CompileOptions,
         progress: Progress | None = None,
+        *,
+        experts: ExpertsInFile | None = None,
     ) -> Executable:
         """Compile ``graph``; ``params`` are copied in, or kept to be read again by whoever asks.
 
+        Args:
+            graph, params, options: what to compile, and how.
+            progress: told how far it is.
+            experts: further params, the matrices of experts, that stay in a file. Only a backend
+                whose capabilities say so is ever given any.
+
         Raises:
+            InputError: such a param is read by more than layers of experts, or there is not enough
+                memory for a single expert.
             UnsupportedOpError: every node that the device has no way to compute.
         """

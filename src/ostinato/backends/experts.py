@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["ExpertLayer", "ExpertTransfers"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.ir.stored import ExpertTensor
+
+__all__ = ["ExpertLayer", "ExpertTransfers", "ExpertsInFile"]
+
+
+@dataclass(frozen=True)
+class ExpertsInFile:
+    """Params that stay in a file, and how much memory a device may have for some of their experts.
+
+    Attributes:
+        tensors: by param, where its experts' matrices are.
+        budget: bytes of memory; ``None``: as much as it takes.
+    """
+
+    tensors: Mapping[str, ExpertTensor]
+    budget: int | None = None
 
 
 @dataclass(frozen=True)

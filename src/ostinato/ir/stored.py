@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ostinato.errors import ModelFormatError
+
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
+    from ostinato.ir.files import OpenFile
+    from ostinato.ir.types import TensorType
 
-__all__ = ["ParamSource", "ParamValues", "StoredTensor", "elements"]
+__all__ = ["ExpertSource", "ExpertTensor", "ParamSource", "ParamValues", "StoredTensor", "elements"]
 
 Array = np.ndarray[Any, Any]
 
@@ -33,6 +38,59 @@ class StoredTensor(ABC):
 
         Raises:
             ModelFormatError: they are no longer where they were.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertTensor(StoredTensor):
+    """The matrices of a layer's experts, ``[experts, rows, columns]``, each a range of a file.
+
+    Attributes:
+        name: for messages.
+        file: which, kept open.
+        dtype: of the elements.
+        shape: of the whole.
+        offsets: by expert, the first byte of its matrix.
+        transposed: whether the file has each matrix column by column.
+    """
+
+    name: str
+    file: OpenFile
+    dtype: DType
+    shape: tuple[int, int, int]
+    offsets: tuple[int, ...]
+    transposed: bool = False
+
+    def read(self) -> Array:
+        _, rows, columns = self.shape
+        matrix = (columns, rows) if self.transposed else (rows, columns)
+        whole = np.empty(self.shape, self.dtype.numpy)
+        nbytes = rows * columns * self.dtype.itemsize
+        for expert, offset in enumerate(self.offsets):
+            data = self.file.read(offset, nbytes)
+            if len(data) != nbytes or not self.file.unchanged:
+                raise self.changed()
+            part = np.frombuffer(data, self.dtype.numpy).reshape(matrix)
+            whole[expert] = part.T if self.transposed else part
+        return whole
+
+    def changed(self) -> ModelFormatError:
+        """The error for a file that is no longer what it was."""
+        return ModelFormatError(
+            f"{self.name!r}: the file {self.file.name!r} was written, or could not be read, since "
+            "it was opened; open it again"
+        )
+
+
+class ExpertSource(ABC):
+    """Something that has the matrices of experts in files."""
+
+    @abstractmethod
+    def tensors(self, params: Mapping[str, TensorType]) -> Mapping[str, ExpertTensor]:
+        """Those among ``params`` that it has, and where.
+
+        Raises:
+            InputError: it has none, or one of another shape or dtype, or something is missing.
         """
 
 

@@ -105,6 +105,10 @@ class Emission:
             matrices = [self._pack(p, product.tile[1], product.form) for p in product.packings]
         else:
             matrices = [self.stored[weight] for weight in product.weights]
+        return matrices, self._routing(product, ids).groups
+
+    def _routing(self, product: RowProduct, ids: Value) -> Routing:
+        """The rows of ``product`` by their expert ``ids``."""
         node, layout = product.node, product.layout
         if (ids, layout) not in self.routings:
             groups = LoweredBuffer(layout.type, Role.TEMP, f"{node.label}.groups")
@@ -112,7 +116,7 @@ class Emission:
             build = self._helper_builder()
             kernel = grouping_kernel(build, ids, groups, layout, self.variables)
             self._helper_call(node, "group", build, kernel)
-        return matrices, self.routings[ids, layout].groups
+        return self.routings[ids, layout]
 
     # -- copies --------------------------------------------------------------------------------
 

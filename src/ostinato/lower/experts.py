@@ -39,10 +39,13 @@ if TYPE_CHECKING:
     from ostinato.lower.products import RegisterFile
     from ostinato.variables import Symbol
 
-__all__ = ["ExpertLayer", "MakeKernel"]
+__all__ = ["ExpertLayer", "ExpertStep", "MakeKernel"]
 
 #: Makes a kernel with a builder, the matrices, the rows by expert, and the Variables.
 MakeKernel: TypeAlias = Callable[..., GroupedProduct]
+
+#: A product of a layer: what it is called, what it is, and what makes its kernel.
+ExpertStep: TypeAlias = tuple[str, RowProduct, MakeKernel]
 
 
 class ExpertLayer:
@@ -70,7 +73,7 @@ class ExpertLayer:
         )
 
     @property
-    def products(self) -> tuple[tuple[str, RowProduct, MakeKernel], ...]:
+    def products(self) -> tuple[ExpertStep, ...]:
         """The products in order: what they are called, and what makes their kernels."""
         return (
             ("experts in", self.inner, self.inner_kernel),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.errors import UnsupportedOpError
 from ostinato.lower.attention import Queries, attention_kernel, attention_tiles
 from ostinato.lower.builder import KernelBuilder
 from ostinato.lower.depthwise import depthwise_nest, filters_last_buffer
-from ostinato.lower.emission import Emission
 from ostinato.lower.experts import ExpertLayer
 from ostinato.lower.grouped import grouped_matmul_kernel, row_product, rows_in_place
 from ostinato.lower.images import Images, channels_last_buffer, choose_images
@@ -45,14 +45,17 @@ from ostinato.lower.updates import (
     scan_nest,
     scatter_nest,
 )
+from ostinato.lower.waves import ExpertStore, ExpertWaves
 from ostinato.ops.convolution import is_depthwise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.lower.experts import ExpertStep
     from ostinato.lower.products import Tiling
     from ostinato.lower.program import Layout
+    from ostinato.lower.waves import Buffers
     from ostinato.lower.winograd import Winograd
     from ostinato.variables import Symbol
 
@@ -70,6 +73,7 @@ class LoweringOptions:
         winograd: do convolutions Winograd's way where that is faster.
         in_place: write what concatenations and paddings are made of where it stands in them.
         tiling: how to cut a product, where somebody knows better than the rule of thumb.
+        experts: params that are in a file, from which experts are fetched while a run goes on.
     """
 
     registers: RegisterFile
@@ -78,6 +82,7 @@ class LoweringOptions:
     winograd: bool = True
     in_place: bool = True
     tiling: Tiling | None = None
+    experts: ExpertStore | None = None
 
 
 def lower(
@@ -95,12 +100,12 @@ def lower(
     return lowering.program(), lowering.refused
 
 
-class _Lowering(Emission):
+class _Lowering(ExpertWaves):
     def __init__(
         self, graph: BaseGraph, options: LoweringOptions, variables: tuple[Symbol, ...]
     ) -> None:
         self.nodes = _live(graph)
-        super().__init__(self.nodes, variables)
+        super().__init__(graph, self.nodes, options.experts, options.registers, variables)
         self.graph = graph
         self.options = options
         self.refused: list[Refusal] = []
@@ -147,6 +152,7 @@ class _Lowering(Emission):
             next_states,
             self.variables,
             list(self.routings.values()),
+            list(self.stored_experts.values()),
         )
 
     # -- what is in memory ---------------------------------------------------------------------
@@ -337,22 +343,35 @@ class _Lowering(Emission):
             self._copy(x)
         registers, packed = self.options.registers, not self._may_stay([w])
         product = row_product(anchor, x.shape[0], (w,), registers, packed=packed)
-        matrices, groups = self._grouped_operands(product, ids)
-        build = self._builder(region)
         outputs = self._region_outputs(region)
-        kernel = grouped_matmul_kernel(build, product, matrices, groups, outputs, self.variables)
-        self._call(region, build, kernel, outputs)
+
+        def multiply(matrices: Buffers, groups: LoweredBuffer, last: bool) -> None:
+            build = self._builder(region)
+            args = (build, product, matrices, groups, outputs, self.variables)
+            kernel = grouped_matmul_kernel(*args)
+            if last:
+                self._call(region, build, kernel, outputs)
+            else:
+                self._helper_call(anchor, anchor.op.name, build, kernel)
+
+        self._multiply(anchor, ids, [(product, multiply)])
 
     def _lower_experts(self, region: Region, anchor: Node) -> None:
         registers, packed = self.options.registers, not self._may_stay(anchor.inputs[3:])
         layer = ExpertLayer(anchor, registers, packed=packed)
         if not rows_in_place(self._helper_builder(), layer.x):
             self._copy(layer.x)
-        for title, product, make in layer.products:
-            matrices, groups = self._grouped_operands(product, layer.ids)
+
+        def product_call(
+            step: ExpertStep, matrices: Buffers, groups: LoweredBuffer, last: bool
+        ) -> None:
+            title, product, make = step
             build = self._helper_builder()
             kernel = make(build, matrices, groups, self.variables)
-            self._helper_call(anchor, title, build, kernel, product.flops)
+            self._helper_call(anchor, title, build, kernel, product.flops if last else 0)
+
+        steps = [(step[1], partial(product_call, step)) for step in layer.products]
+        self._multiply(anchor, layer.ids, steps)
         build = self._builder(region)
         outputs = self._region_outputs(region)
         self._call(region, build, layer.sum_nest(build, outputs, self.variables), outputs)

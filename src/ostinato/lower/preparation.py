@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.lower.grouping import Grouping
 from ostinato.lower.loops import LoopNest
 from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.lower.rewrite import index_expressions
@@ -43,12 +44,14 @@ def split_prepared(
 
 
 def _may_prepare(call: Call, variables: tuple[Symbol, ...]) -> bool:
+    if isinstance(call.kernel, Grouping):
+        return False  # each run is to tell which experts it has called
     return all(b.role is Role.TEMP for b in call.writes()) and _variable_free(call, variables)
 
 
 def _is_loose(buffer: LoweredBuffer, loose: set[int]) -> bool:
     """Whether a buffer's contents may differ from run to run."""
-    return buffer.role in (Role.INPUT, Role.STATE) or id(buffer) in loose
+    return buffer.role in (Role.INPUT, Role.STATE, Role.PLACED) or id(buffer) in loose
 
 
 def _variable_free(call: Call, variables: tuple[Symbol, ...]) -> bool:

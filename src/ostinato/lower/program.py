@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
     from ostinato.lower.grouping import Routing
     from ostinato.lower.loops import Arg
+    from ostinato.lower.waves import StoredExperts
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["Call", "Kernel", "Layout", "LoweredBuffer", "Program", "Role"]
@@ -32,6 +33,7 @@ class Role(enum.Enum):
     CONSTANT = "constant"  #: known while compiling
     PREPARED = "prepared"  #: computed from params and constants alone, once per write of a param
     TEMP = "temp"  #: lives within one run; shares the arena
+    PLACED = "placed"  #: experts that have places, and where; written between runs
     IDLE = "idle"  #: how many of the last rows a kernel may leave out; zero, or set between runs
 
 
@@ -158,6 +160,7 @@ class Program:
             buffer where it is updated in place.
         variables: the graph's Variables, in the order of the kernels' ``vars``.
         routings: where runs leave which rows went to which experts.
+        stored_experts: the layers whose experts are in a file.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -169,3 +172,4 @@ class Program:
     next_states: dict[str, LoweredBuffer] = field(default_factory=dict)
     variables: tuple[Symbol, ...] = ()
     routings: list[Routing] = field(default_factory=list)
+    stored_experts: list[StoredExperts] = field(default_factory=list)

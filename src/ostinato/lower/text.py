@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from ostinato.dtypes import DType
 from ostinato.lower.attention import AttentionKernel
 from ostinato.lower.contraction import Contraction
+from ostinato.lower.fetching import Choosing, Fetching
 from ostinato.lower.grouped import GroupedProduct
 from ostinato.lower.grouping import Grouping, GroupLayout
 from ostinato.lower.loops import (
@@ -73,6 +74,10 @@ def kernel_text(kernel: Kernel) -> str:
             printer.grouping(kernel)
         case GroupedProduct():
             printer.grouped(kernel)
+        case Choosing():
+            printer.ready("choose experts of a wave", kernel)
+        case Fetching():
+            printer.ready(f"fetch up to {kernel.count} experts", kernel)
     return "\n".join(printer.lines) + "\n"
 
 
@@ -164,6 +169,14 @@ class _Printer:
             self._line(1, f"accumulate {kernel.acc.short} {left} * {kind}b{b}[expert]{packed}")
         for store in kernel.epilogue:
             self._statement(store)
+
+    def ready(self, title: str, kernel: Choosing | Fetching) -> None:
+        """A kernel that a device's runtime has."""
+        self._line(0, title)
+        self._head(kernel.args)
+        if isinstance(kernel, Fetching):
+            packing = kernel.packing
+            self._line(1, f"in {packing.pieces} pieces of {packing.piece_bytes} bytes each")
 
     def _layout(self, layout: GroupLayout) -> str:
         rows = self._dim(layout.rows)

@@ -63,7 +63,7 @@ class MemoryReport:
         arena_bytes: what intermediate values take, sharing memory where they can.
         unshared_bytes: what they would take without sharing.
         lower_bound_bytes: the largest sum of bytes live at one time.
-        param_bytes: params, constants, and what was prepared from them.
+        param_bytes: params, constants, what was prepared from them, and places for experts.
         state_bytes: states.
     """
 
@@ -144,7 +144,7 @@ def program_memory(
         placement.arena_bytes,
         placement.unshared_bytes,
         placement.lower_bound_bytes,
-        _total(program, (Role.PARAM, Role.CONSTANT, Role.PREPARED), passing),
+        _total(program, (Role.PARAM, Role.CONSTANT, Role.PREPARED, Role.PLACED), passing),
         _total(program, (Role.STATE,)),
     )
 

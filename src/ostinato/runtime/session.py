@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.device import Device
+from ostinato.backends.experts import ExpertsInFile
 from ostinato.backends.options import CompileOptions
 from ostinato.backends.registry import open_backend
-from ostinato.errors import GraphError, InputError
+from ostinato.errors import GraphError, InputError, UnsupportedOpError
 from ostinato.ir.graph import BaseGraph
+from ostinato.ir.stored import ExpertSource
 from ostinato.runtime.compiled_graph import CompiledGraph
 from ostinato.runtime.signature import Signature
 
@@ -65,6 +67,8 @@ class Session:
         *,
         options: CompileOptions | None = None,
         progress: Progress | None = None,
+        experts: ExpertSource | None = None,
+        expert_budget: int | None = None,
     ) -> CompiledGraph:
         """Compile ``graph``; it may be run as often as you like.
 
@@ -74,10 +78,18 @@ class Session:
                 be set later with :meth:`CompiledGraph.set_param`.
             options: instead of the session's.
             progress: called with ``(done, total)`` as kernels are compiled.
+            experts: an :class:`ostinato.moe.ExpertFile` with the matrices of experts. Such params
+                stay there: some experts have places in memory, the others are read from the file
+                by each run that calls them, and results are the same to the bit.
+            expert_budget: bytes of memory for experts, those that are being read included; every
+                clone has as much. By default all experts have places.
 
         Raises:
             GraphError: the graph has no outputs, is malformed, or has a tensor beyond all memory.
-            InputError: a param is unknown or of another shape or dtype.
+            InputError: a param is unknown or of another shape or dtype; or one of the file is read
+                by more than layers of experts, or given as well; or the budget is too small for a
+                single expert.
+            ModelFormatError: experts could not be read from their file.
             UnsupportedOpError: nodes that the device has no way to compute, every one listed.
             CaptureError: inside a recording of the session's context.
         """
@@ -91,8 +103,31 @@ class Session:
         signature = Signature(graph)
         given = signature.check_params({} if params is None else params, cast=options.cast_inputs)
         arrays = {**graph.param_values.sources, **given}
-        executable = self._backend.compile(graph, arrays, options, progress)
+        stored = self._stored_experts(graph, given, experts, expert_budget)
+        if stored is None:
+            executable = self._backend.compile(graph, arrays, options, progress)
+        else:
+            arrays = {name: a for name, a in arrays.items() if name not in stored.tensors}
+            executable = self._backend.compile(graph, arrays, options, progress, experts=stored)
         return CompiledGraph(signature, executable, self.context, options)
+
+    def _stored_experts(
+        self,
+        graph: BaseGraph,
+        given: Mapping[str, Any],
+        experts: ExpertSource | None,
+        budget: int | None,
+    ) -> ExpertsInFile | None:
+        """The params of ``graph`` that stay in a file."""
+        _check_budget(experts, budget)
+        if experts is None:
+            return None
+        if not self._backend.capabilities.experts_in_file:
+            raise UnsupportedOpError(f"{self.device} has no way to leave experts in a file")
+        tensors = experts.tensors({name: value.type for name, value in graph.params.items()})
+        if twice := sorted(given.keys() & tensors.keys()):
+            raise InputError(f"params in the file of experts are given as well: {', '.join(twice)}")
+        return ExpertsInFile(tensors, budget)
 
     def prepare(
         self,
@@ -123,6 +158,14 @@ def _checked_options(options: object) -> CompileOptions | None:
     if options is None or isinstance(options, CompileOptions):
         return options
     raise InputError(f"options are a CompileOptions, got {type(options).__name__}")
+
+
+def _check_budget(experts: object, budget: object) -> None:
+    if experts is not None and not isinstance(experts, ExpertSource):
+        raise InputError(f"experts are an ExpertFile, got {type(experts).__name__}")
+    whole = isinstance(budget, int) and not isinstance(budget, bool) and budget >= 0
+    if budget is not None and not (whole and experts is not None):
+        raise InputError(f"expert_budget is a number of bytes for experts=, got {budget!r:.80}")
 
 
 def check_threads(threads: object) -> None:

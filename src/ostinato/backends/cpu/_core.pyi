@@ -34,7 +34,9 @@ __all__ = [
     "Program",
     "Recording",
     "ThreadPool",
+    "choose_experts_kernel",
     "discard_kernel",
+    "fetch_experts_kernel",
     "memcpy_kernel",
 ]
 
@@ -82,6 +84,16 @@ discard_kernel: int
 """Address of a kernel that zeroes bytes ``[begin, end)`` of argument 0, its pages given back.
 
 Argument 0 is memory of an :class:`Arena`; it takes pages again when it is written.
+"""
+
+choose_experts_kernel: int
+"""Address of the kernel of :class:`~ostinato.lower.fetching.Choosing`."""
+
+fetch_experts_kernel: int
+"""Address of the kernel of :class:`~ostinato.lower.fetching.Fetching`.
+
+Its source is described in ``csrc/experts.h``: the file, and where in it the matrices are, are the
+caller's promise; what can not be read is counted there.
 """
 
 @final

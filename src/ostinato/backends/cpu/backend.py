@@ -18,6 +18,7 @@ from ostinato.backends.cpu.executable import CpuExecutable
 from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.lowering import lower
+from ostinato.lower.waves import ExpertStore
 from ostinato.passes.decompose import REWROTE
 from ostinato.passes.pipeline import run_passes
 from ostinato.plan.report import CompileReport, KernelNote, NodeNote
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 
     from ostinato.backends.base import Executable
     from ostinato.backends.device import Device
+    from ostinato.backends.experts import ExpertsInFile
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
-    from ostinato.ir.stored import ParamSource
+    from ostinato.ir.stored import ExpertTensor, ParamSource
     from ostinato.lower.lowering import LoweringOptions
     from ostinato.lower.products import Tiling
     from ostinato.lower.program import Call, Program
@@ -69,10 +71,18 @@ class CpuBackend(Backend):
         params: Mapping[str, ParamSource],
         options: CompileOptions,
         progress: Progress | None = None,
+        *,
+        experts: ExpertsInFile | None = None,
     ) -> Executable:
         target = TargetSpec.named(options.target)
         lowering = lowering_options(options, target, self._tuner(options, target))
-        return self._compile(graph, params, options, lowering, progress)
+        tensors: Mapping[str, ExpertTensor] = {}
+        if experts is not None:
+            tensors = experts.tensors
+            transposed = {name: tensor.transposed for name, tensor in tensors.items()}
+            store = ExpertStore(transposed, experts.budget)
+            lowering = dataclasses.replace(lowering, experts=store)
+        return self._compile(graph, params, options, lowering, progress, tensors)
 
     def _tuner(self, options: CompileOptions, target: TargetSpec) -> Tiling | None:
         if not options.tune:
@@ -91,6 +101,7 @@ class CpuBackend(Backend):
         options: CompileOptions,
         lowering: LoweringOptions,
         progress: Progress | None = None,
+        experts: Mapping[str, ExpertTensor] | None = None,
     ) -> Executable:
         report = CompileReport(graph.name, str(self.device))
         target = TargetSpec.named(options.target)
@@ -116,6 +127,7 @@ class CpuBackend(Backend):
                 report,
                 params,
                 Origin(built, graph),
+                experts,
                 apart=options.keep_intermediates,
             )
 
@@ -129,6 +141,8 @@ class CpuBackend(Backend):
         cache = process_cache()
         before = dataclasses.replace(cache.counters)
         kernels = [call.kernel for call in (*program.prepare, *program.calls)]
+        matrices = [m for layer in program.stored_experts for m in layer.matrices]
+        kernels += [matrix.packing.nest for matrix in matrices]
         externals = [*program.inputs.values(), *program.outputs.values()]
         sizes = [b.type.size * b.type.dtype.itemsize for b in externals]
         compiler = KernelCompiler(target, cache)

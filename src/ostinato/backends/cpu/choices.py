@@ -31,6 +31,7 @@ CAPABILITIES = Capabilities(
     ),
     dtypes=frozenset(ALL_DTYPES),
     padded_conv=False,
+    experts_in_file=True,
 )
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cpu import _core
 from ostinato.codegen.object_cache import object_key
+from ostinato.lower.fetching import Choosing, Fetching
 from ostinato.lower.text import kernel_text
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from ostinato.lower.program import Kernel
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["CompiledKernel", "KernelCompiler", "MachineCode"]
+__all__ = ["CompiledKernel", "KernelCompiler", "MachineCode", "ReadyKernel"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,45 @@ class CompiledKernel:
         return assembly(self.source, self.target)
 
 
+@dataclass(frozen=True)
+class ReadyKernel:
+    """A kernel of the native core: nothing is generated for it.
+
+    Attributes:
+        name: what it does.
+        address: of its code.
+        kernel: what it is asked to do.
+    """
+
+    name: str
+    address: int
+    kernel: Kernel
+
+    @property
+    def launch(self) -> tuple[int, int, int, int, bool]:
+        """See :attr:`CompiledKernel.launch`."""
+        kernel = self.kernel
+        assert isinstance(kernel.extent, int)
+        return kernel.extent, 0, kernel.grain, kernel.scratch_bytes, kernel.parallel
+
+    @property
+    def source(self) -> str:
+        """It is part of the core; this says what it does."""
+        return kernel_text(self.kernel)
+
+    assembly = None
+
+
+def ready_kernel(kernel: Kernel) -> ReadyKernel | None:
+    """The code of a kernel that the native core has; ``None``: it has to be generated."""
+    match kernel:
+        case Choosing():
+            return ReadyKernel("choose_experts", _core.choose_experts_kernel, kernel)
+        case Fetching():
+            return ReadyKernel("fetch_experts", _core.fetch_experts_kernel, kernel)
+    return None
+
+
 class MachineCode:
     """Linked kernels and size functions. Their addresses are valid as long as this lives."""
 
@@ -78,8 +119,10 @@ class MachineCode:
         self._names = names
         self._sizes = sizes
 
-    def kernel(self, kernel: Kernel) -> CompiledKernel:
-        """The code of a kernel that was compiled."""
+    def kernel(self, kernel: Kernel) -> CompiledKernel | ReadyKernel:
+        """The code of a kernel that was compiled, or that the core has."""
+        if ready := ready_kernel(kernel):
+            return ready
         assert self._linked is not None
         name = self._names[kernel]
         symbolic = not isinstance(kernel.extent, int)
@@ -118,7 +161,8 @@ class KernelCompiler:
 
         names: dict[Kernel, str] = {}
         objects: dict[str, tuple[bytes, list[str]]] = {}
-        for done, kernel in enumerate(kernels):
+        generated = [kernel for kernel in kernels if ready_kernel(kernel) is None]
+        for done, kernel in enumerate(generated):
             text = kernel_text(kernel)
             name = self._symbol(text)
             names[kernel] = name
@@ -127,7 +171,7 @@ class KernelCompiler:
                 symbols = [name] if isinstance(kernel.extent, int) else [name, f"{name}_extent"]
                 objects[name] = (built, symbols)
             if progress is not None:
-                progress(done + 1, len(kernels))
+                progress(done + 1, len(generated))
         size_names = self._sizes(sizes, variables, objects)
         linked = load(objects.values()) if objects else None
         return MachineCode(linked, names, size_names, self.target)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ostinato.backends.base import Executable
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.expert_tier import ExpertTier
 from ostinato.backends.cpu.memory import Layout, Slot, Tenancy
 from ostinato.backends.cpu.originals import Originals, batches
 from ostinato.backends.cpu.routing import RoutingLog
@@ -20,7 +21,7 @@ from ostinato.backends.cpu.submission import (
     discard_step,
     kernel_step,
 )
-from ostinato.backends.experts import ExpertLayer
+from ostinato.backends.experts import ExpertLayer, ExpertTransfers
 from ostinato.errors import InputError, PlanError
 from ostinato.ir.stored import elements
 from ostinato.lower.leading_rows import LeadingRows
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.compiler import MachineCode
     from ostinato.backends.cpu.context import CpuContext
-    from ostinato.ir.stored import ParamSource
+    from ostinato.ir.stored import ExpertTensor, ParamSource
+    from ostinato.lower.grouping import Routing
     from ostinato.lower.leading_rows import Cut
     from ostinato.lower.program import Call, LoweredBuffer, Program
+    from ostinato.lower.waves import StoredExperts
     from ostinato.plan.buffer import Storage
     from ostinato.plan.preparation import Preparation
     from ostinato.plan.report import CompileReport
@@ -53,6 +56,7 @@ _READ_ONLY = {
     Role.CONSTANT: "a constant",
     Role.PREPARED: "prepared from params",
     Role.IDLE: "set between runs",
+    Role.PLACED: "set between runs",
 }
 
 
@@ -71,11 +75,13 @@ class CpuExecutable(Executable):
         report: CompileReport,
         params: Mapping[str, ParamSource],
         origin: Origin,
+        experts: Mapping[str, ExpertTensor] | None = None,
         *,
         apart: bool = False,
     ) -> None:
         self.program = program
-        self.unset = set(program.params).difference(params)
+        self._experts = experts or {}
+        self.unset = set(program.params).difference(params, self._experts)
         self._origin = origin
         self._closed = False
         self.report = report
@@ -94,6 +100,10 @@ class CpuExecutable(Executable):
         for buffer, offset in self._layout.members(Slot.STATES):
             _typed_view(self._states, offset, buffer)[...] = _initial(buffer)
         self._write_first(params)
+        for name, tensor in self._experts.items():
+            self._originals.note(name, tensor)
+        if self._tier is not None:
+            self._tier.begin(self._first_experts())
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -103,17 +113,25 @@ class CpuExecutable(Executable):
         self._arena = _core.Arena(sizes[Slot.ARENA])
         self._states = _core.Arena(sizes[Slot.STATES])
         self._idle = _core.Arena(sizes[Slot.IDLE])
+        self._placed = _core.Arena(sizes[Slot.PLACED])
         steps = [self._step(call) for call in self.program.calls]
         slots = [*self._fixed(), *self._externals()]
         variables, owner = self.program.variables, (self._code, self._weights)
         self._run = self._context.program(slots, steps, variables, owner=owner)
-        routings = [routing for routing in self.program.routings if routing.chooses]
+        routings = [routing for routing, _ in self._layers()]
         self._log = RoutingLog(routings, self._layout.places, self._arena, self._native)
+        layers = self.program.stored_experts
+        self._tier = None
+        if layers:
+            self._tier = ExpertTier(
+                layers, self._experts, self._layout.places, self._placed, self._code, self._native
+            )
 
     def _fixed(self) -> list[_core.Slot]:
         """In the order of :class:`Slot`."""
         self._check_open()
-        return [self._arena, self._constants, self._weights.arena, self._states, self._idle]
+        weights = self._weights.arena
+        return [self._arena, self._constants, weights, self._states, self._idle, self._placed]
 
     def _externals(self) -> Iterator[_core.Slot]:
         for buffer in (*self.program.inputs.values(), *self.program.outputs.values()):
@@ -130,6 +148,8 @@ class CpuExecutable(Executable):
             twin._weights = self._weights.join()
             twin._take_memory()
         self._transfer(twin._states, (Slot.STATES, 0), self._layout.sizes[Slot.STATES])
+        if self._tier is not None and twin._tier is not None:
+            twin._tier.begin(self._tier.resident())
         return twin
 
     def _native(
@@ -160,7 +180,7 @@ class CpuExecutable(Executable):
             self._run.stop(PlanError(RELEASED))
             for own in (self._run, HostMemory(self._arena), HostMemory(self._states)):
                 self._context.forget_users(own)
-            self._arena = self._states = self._constants = _core.Arena(0)
+            self._arena = self._states = self._constants = self._placed = _core.Arena(0)
             self._weights = Tenancy(0)
             self._originals = Originals(())
 
@@ -171,6 +191,8 @@ class CpuExecutable(Executable):
     # -- params ------------------------------------------------------------------------------------
 
     def write_params(self, params: Mapping[str, Array]) -> None:
+        if stored := [name for name in params if name in self._experts]:
+            raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
         self._write(params, [p for p in self._preparations if not p.params.isdisjoint(params)])
         for name in params:
             if name in self._originals:
@@ -247,18 +269,66 @@ class CpuExecutable(Executable):
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> None:
         self._run.run([*inputs, *outputs], variables)
+        if self._tier is not None:
+            self._tier.check()
 
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
-        return self._run.bind([*inputs, *outputs], variables)
+        call = self._run.bind([*inputs, *outputs], variables)
+        tier = self._tier
+        if tier is None:
+            return call
+
+        def checked() -> None:
+            call()
+            tier.check()
+
+        return checked
 
     # -- experts -----------------------------------------------------------------------------------
 
     @property
     def expert_layers(self) -> tuple[ExpertLayer, ...]:
-        routings = (routing for routing in self.program.routings if routing.chooses)
-        return tuple(ExpertLayer(routing.node, routing.layout.experts) for routing in routings)
+        return tuple(
+            ExpertLayer(routing.node, routing.layout.experts, stored.places if stored else None)
+            for routing, stored in self._layers()
+        )
+
+    def _layers(self) -> list[tuple[Routing, StoredExperts | None]]:
+        """The layers that have a choice, with where their experts are if that is a file."""
+        stored = {experts.routing: experts for experts in self.program.stored_experts}
+        return [(r, stored.get(r)) for r in self.program.routings if r.chooses]
+
+    def _first_experts(self) -> list[Array]:
+        """For each layer in the file, those who have a place if nobody asks for others."""
+        return [
+            np.arange(experts.routing.layout.experts) < experts.places
+            for experts in self.program.stored_experts
+        ]
+
+    def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
+        if self._tier is None:
+            return masks
+        layers = self.program.stored_experts
+        wanted = dict(zip(layers, self._first_experts(), strict=True))
+        for (_, experts), mask in zip(self._layers(), masks, strict=True):
+            # Where all have a place, nothing is gained by taking one away.
+            if experts is not None and mask is not None and not wanted[experts].all():
+                wanted[experts] = mask
+        self._tier.place([*wanted.values()])
+        return [
+            wanted[experts] if mask is None and experts is not None else mask
+            for (_, experts), mask in zip(self._layers(), masks, strict=True)
+        ]
+
+    def resident_experts(self) -> Sequence[Array | None]:
+        resident = [] if self._tier is None else self._tier.resident()
+        by_layer = dict(zip(self.program.stored_experts, resident, strict=True))
+        return [None if experts is None else by_layer[experts] for _, experts in self._layers()]
+
+    def expert_transfers(self) -> ExpertTransfers:
+        return ExpertTransfers() if self._tier is None else self._tier.transfers()
 
     def take_expert_ids(self) -> list[Array] | None:
         self._check_open()

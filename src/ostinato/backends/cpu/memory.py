@@ -28,6 +28,7 @@ class Slot(IntEnum):
     WEIGHTS = 2  #: params and what is prepared from them; shared by clones until one writes
     STATES = 3  #: what lives from run to run
     IDLE = 4  #: how many rows kernels may leave out
+    PLACED = 5  #: experts that have places, and where
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,15 @@ class Layout:
         results, arena_bytes = _side_by_side(outputs, placement.arena_bytes)
         sizes = [arena_bytes]
         used = [b for call in (*program.prepare, *program.calls) for b in call.buffers]
-        owned = dict.fromkeys([*program.params.values(), *program.states.values(), *used])
+        placed = [buffer for layer in program.stored_experts for buffer in layer.buffers]
+        lasting = [*program.params.values(), *program.states.values(), *placed]
+        owned = dict.fromkeys([*lasting, *used])
         for slot, roles in (
             (Slot.CONSTANTS, (Role.CONSTANT,)),
             (Slot.WEIGHTS, (Role.PARAM, Role.PREPARED)),
             (Slot.STATES, (Role.STATE,)),
             (Slot.IDLE, (Role.IDLE,)),
+            (Slot.PLACED, (Role.PLACED,)),
         ):
             members = [b for b in owned if b.role in roles and b not in passing]
             offsets, size = _side_by_side(members)

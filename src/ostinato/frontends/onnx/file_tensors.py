@@ -9,13 +9,12 @@ never in memory whole.
 from __future__ import annotations
 
 import contextlib
-import os
-import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelFormatError
 from ostinato.frontends.onnx.tensors import array_from_bytes
+from ostinato.ir.files import OpenFile
 from ostinato.ir.stored import StoredTensor
 
 if TYPE_CHECKING:
@@ -41,48 +40,11 @@ class _OtherLayout(Exception):
     """The file is not laid out as expected: the parser of the format decides what is wrong."""
 
 
-class _OpenFile:
-    """A file kept open, so that it can be read when its name stands for another or for none.
-
-    It is read, not mapped: a mapped file that someone truncates later would kill the process.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.name = path.name
-        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        weakref.finalize(self, os.close, self._descriptor)
-        self._state = self._current_state()
-
-    @property
-    def size(self) -> int:
-        return self._state[0]
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether it is as it was when it was opened."""
-        return self._current_state() == self._state
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Bytes of the file; fewer where it ends."""
-        parts = []
-        while nbytes > 0:
-            part = os.pread(self._descriptor, nbytes, offset)
-            if not part:
-                break
-            parts.append(part)
-            offset, nbytes = offset + len(part), nbytes - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _current_state(self) -> tuple[int, int]:
-        status = os.fstat(self._descriptor)
-        return status.st_size, status.st_mtime_ns
-
-
 @dataclass(frozen=True)
 class FileRange:
     """Bytes of a file."""
 
-    file: _OpenFile
+    file: OpenFile
     offset: int
     nbytes: int
 
@@ -124,7 +86,7 @@ def without_large_tensors(path: Path) -> tuple[bytes, dict[int, FileRange]] | No
     Raises:
         OSError: the file cannot be read.
     """
-    walk = _Walk(_OpenFile(path))
+    walk = _Walk(OpenFile(path))
     with contextlib.suppress(_OtherLayout):
         return walk.model(), walk.ranges
     return None
@@ -143,7 +105,7 @@ class _Field:
 
 @dataclass
 class _Walk:
-    file: _OpenFile
+    file: OpenFile
     ranges: dict[int, FileRange] = field(default_factory=dict)
     initializers: int = 0
 

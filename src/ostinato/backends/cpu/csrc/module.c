@@ -1,6 +1,7 @@
 /* The extension module ostinato.backends.cpu._core: its types and its ready-made kernels. */
 #include "python_types.h"
 
+#include "experts.h"
 #include "memory.h"
 
 /* A copy step of a program: bytes [begin, end) of argument 1 to argument 0. memmove, because a
@@ -44,7 +45,9 @@ static int core_exec(PyObject *module) {
         PyModule_AddIntMacro(module, MAX_VARS) < 0) {
         return -1;
     }
-    if (add_address(module, "memcpy_kernel", (void *)(uintptr_t)memcpy_kernel) < 0) {
+    if (add_address(module, "memcpy_kernel", (void *)(uintptr_t)memcpy_kernel) < 0 ||
+        add_address(module, "choose_experts_kernel", (void *)(uintptr_t)choose_experts_kernel) < 0 ||
+        add_address(module, "fetch_experts_kernel", (void *)(uintptr_t)fetch_experts_kernel) < 0) {
         return -1;
     }
     return add_address(module, "discard_kernel", (void *)(uintptr_t)discard_kernel);

@@ -1,0 +1,114 @@
+#include "experts.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- choosing -------------------------------------------------------------------------------- */
+
+/* Which experts of a wave were met so far; parts come expert by expert. */
+typedef struct {
+    const expert_choice *choice;
+    const int64_t *places;
+    int64_t *fetched;
+    int64_t last;  /* the expert without a place that was met last */
+    int64_t count; /* how many of those were met */
+} chooser;
+
+/* The number of the place that a part's expert is computed from in this wave; -1: in another. */
+static int64_t place_of(chooser *c, int64_t expert) {
+    int64_t place = c->places[expert];
+    if (c->choice->wave == 0 || place >= 0) {
+        return c->choice->wave == 0 ? place : -1;
+    }
+    if (expert != c->last) {
+        c->last = expert;
+        c->count++;
+    }
+    int64_t position = c->count - 1 - (c->choice->wave - 1) * c->choice->size;
+    if (position < 0 || position >= c->choice->size) {
+        return -1;
+    }
+    c->fetched[position] = expert;
+    return position;
+}
+
+void choose_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+                           char *scratch) {
+    (void)vars;
+    (void)scratch;
+    if (begin >= end) {
+        return;
+    }
+    const expert_choice *choice = (const expert_choice *)buffers[0];
+    const int64_t *groups = (const int64_t *)buffers[1], first_row = choice->first_row;
+    int64_t *chosen = (int64_t *)buffers[3], parts = 0;
+    chooser c = {choice, (const int64_t *)buffers[2], (int64_t *)buffers[4], -1, 0};
+    for (int64_t i = 0; i < choice->size; i++) {
+        c.fetched[i] = -1;
+    }
+    for (int64_t part = 0; part < groups[0]; part++) {
+        const int64_t *source = groups + 1 + 3 * part;
+        int64_t *target = chosen + 1 + 3 * parts, first = source[1], rows = source[2];
+        int64_t place = place_of(&c, source[0]);
+        if (place < 0) {
+            continue;
+        }
+        target[0] = place;
+        target[1] = first;
+        target[2] = rows;
+        memcpy(chosen + first_row + first, groups + first_row + first,
+               (size_t)rows * sizeof(int64_t));
+        parts++;
+    }
+    chosen[0] = parts;
+}
+
+/* ---- fetching -------------------------------------------------------------------------------- */
+
+static bool read_fully(int file, char *target, size_t nbytes, off_t offset) {
+    while (nbytes > 0) {
+        ssize_t got = pread(file, target, nbytes, offset);
+        if (got <= 0 && !(got < 0 && errno == EINTR)) {
+            return false; /* an error, or the file has become shorter */
+        }
+        if (got > 0) {
+            target += got;
+            offset += got;
+            nbytes -= (size_t)got;
+        }
+    }
+    return true;
+}
+
+static void fetch_piece(expert_source *source, int64_t expert, int64_t chunk, char *target,
+                        const int64_t *vars, char *scratch) {
+    int64_t start = chunk * source->chunk_bytes, left = source->matrix_bytes - start;
+    int64_t nbytes = left < source->chunk_bytes ? left : source->chunk_bytes;
+    if (read_fully((int)source->file, scratch, (size_t)nbytes,
+                   (off_t)(source->offsets[expert] + start))) {
+        __atomic_fetch_add(&source->bytes_read, nbytes, __ATOMIC_RELAXED);
+    } else {
+        memset(scratch, 0xff, (size_t)nbytes);
+        __atomic_fetch_add(&source->failures, 1, __ATOMIC_RELAXED);
+    }
+    memset(scratch + nbytes, 0, (size_t)(source->chunk_bytes - nbytes));
+    char *arguments[2] = {scratch, target + chunk * source->chunk_stride};
+    kernel_fn pack = (kernel_fn)(uintptr_t)source->pack;
+    pack(arguments, vars, 0, source->pack_extent, scratch + source->piece_bytes);
+}
+
+void fetch_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+                          char *scratch) {
+    expert_source *source = (expert_source *)buffers[0];
+    const int64_t *fetched = (const int64_t *)buffers[1];
+    for (int64_t item = begin; item < end; item++) {
+        int64_t position = item / source->chunks, expert = fetched[position];
+        if (expert >= 0) {
+            char *target = buffers[2] + position * source->packed_bytes;
+            fetch_piece(source, expert, item % source->chunks, target, vars, scratch);
+        }
+    }
+}

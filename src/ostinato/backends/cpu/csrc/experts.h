@@ -1,0 +1,44 @@
+/* Kernels for experts whose matrices are in a file until they are needed. */
+#ifndef OSTINATO_EXPERTS_H
+#define OSTINATO_EXPERTS_H
+
+#include "kernel.h"
+
+/* What choose_experts reads first: constants of the call. */
+typedef struct {
+    int64_t first_row; /* where the list of rows starts in `groups` */
+    int64_t wave;      /* 0: the experts that have a place; from 1 on: those that have none */
+    int64_t size;      /* how many experts a wave of those has */
+} expert_choice;
+
+/* Where the matrices of the experts are, one matrix each, and how they are brought into panels. A
+ * matrix is read in `chunks` pieces, which `pack` takes one by one. */
+typedef struct {
+    int64_t file;          /* descriptor of the open file */
+    int64_t pack;          /* address of the kernel: argument 0 the piece, argument 1 its panels */
+    int64_t pack_extent;   /* the extent that it runs over */
+    int64_t chunks;        /* pieces of a matrix */
+    int64_t chunk_bytes;   /* of the file, in every piece but perhaps the last */
+    int64_t matrix_bytes;  /* of the file */
+    int64_t chunk_stride;  /* from the panels of one piece to those of the next */
+    int64_t packed_bytes;  /* of a packed matrix */
+    int64_t piece_bytes;   /* of scratch for a piece; the rest of it is the kernel's */
+    int64_t bytes_read;    /* counted here: of all that was read */
+    int64_t failures;      /* counted here: pieces that could not be read */
+    int64_t offsets[];     /* by expert: where in the file its matrix starts */
+} expert_source;
+
+/* choose_experts(choice, groups, places, chosen, fetched): of the parts in `groups`, laid out as
+ * ostinato.lower.grouping.GroupLayout says, leaves in `chosen` those of one wave, with numbers of
+ * places instead of experts. `places` has the place of every expert, or -1. In a wave of experts
+ * without places, these are numbered from 0, and `fetched` lists them, -1 beyond the last. */
+void choose_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+                           char *scratch);
+
+/* fetch_experts(source, fetched, target): item `i * chunks + c` reads piece `c` of the matrix of
+ * expert `fetched[i]`, unless that is -1, and packs it into the i-th matrix of `target`. What can
+ * not be read is filled with ones, which are NaNs, and counted. */
+void fetch_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+                          char *scratch);
+
+#endif

@@ -1,0 +1,95 @@
+"""Experts that stay in a safetensors file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.errors import InputError
+from ostinato.frontends.safetensors import SafetensorsFile
+from ostinato.ir.stored import ExpertSource, ExpertTensor
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from ostinato.frontends.safetensors import TensorRange
+    from ostinato.ir.types import TensorType
+
+__all__ = ["ExpertFile"]
+
+
+class ExpertFile(ExpertSource):
+    """The matrices of experts in a safetensors file, for :meth:`Session.compile`.
+
+    They are read from there whenever an expert is needed that has no place in memory. The file must
+    not be written meanwhile: runs that notice raise :class:`ModelFormatError`.
+
+    Args:
+        path: of the file.
+        tensors: by param, the tensor of all experts' matrices, ``[experts, in, out]``; or a list of
+            tensors, one matrix for each expert. By default params are tensors of the same name.
+        transposed: whether matrices of the file are ``[out, in]``, as PyTorch's linear layers have
+            them.
+
+    Raises:
+        ModelFormatError: it is no safetensors file, or damaged.
+        OSError: it can not be read.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tensors: Mapping[str, str | Sequence[str]] | None = None,
+        *,
+        transposed: bool = False,
+    ) -> None:
+        self._file = SafetensorsFile(path)
+        self._named = None if tensors is None else dict(tensors)
+        self._transposed = bool(transposed)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the file's tensors."""
+        return tuple(self._file.tensors)
+
+    def tensors(self, params: Mapping[str, TensorType]) -> Mapping[str, ExpertTensor]:
+        """See :meth:`~ostinato.ir.stored.ExpertSource.tensors`."""
+        named = self._named
+        if named is None:
+            named = {name: name for name in params if name in self._file.tensors}
+        if not named:
+            raise InputError(f"{self._file.file.name!r} has no tensor that is named like a param")
+        if unknown := sorted(named.keys() - params.keys()):
+            raise InputError(f"the graph has no params {', '.join(unknown)}")
+        return {name: self._tensor(name, params[name], given) for name, given in named.items()}
+
+    def _tensor(self, name: str, type_: TensorType, given: str | Sequence[str]) -> ExpertTensor:
+        if type_.ndim != 3:
+            raise InputError(f"param {name!r} is {type_}: experts are [experts, in, out]")
+        experts, rows, columns = (int(size) for size in type_.shape)  # type: ignore[arg-type]
+        matrix = (columns, rows) if self._transposed else (rows, columns)
+        nbytes = rows * columns * type_.dtype.itemsize
+        if isinstance(given, str):
+            whole = self._found(name, given, type_, (experts, *matrix))
+            offsets = [whole.offset + expert * nbytes for expert in range(experts)]
+        else:
+            if len(given) != experts:
+                raise InputError(f"param {name!r} has {experts} experts, got {len(given)} tensors")
+            offsets = [self._found(name, part, type_, matrix).offset for part in given]
+        file, shape = self._file.file, (experts, rows, columns)
+        return ExpertTensor(
+            name, file, type_.dtype, shape, tuple(offsets), transposed=self._transposed
+        )
+
+    def _found(
+        self, name: str, tensor: str, type_: TensorType, shape: tuple[int, ...]
+    ) -> TensorRange:
+        found = self._file.tensors.get(tensor)
+        if found is None:
+            raise InputError(f"param {name!r}: {self._file.file.name!r} has no tensor {tensor!r}")
+        if found.dtype != type_.dtype or found.shape != shape:
+            raise InputError(
+                f"param {name!r}: tensor {tensor!r} is {found.dtype}{list(found.shape)}, expected "
+                f"{type_.dtype}{list(shape)}"
+            )
+        return found

@@ -1,0 +1,60 @@
+"""Files that tensors stay in."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["OpenFile"]
+
+
+class OpenFile:
+    """A file kept open, so that it can be read when its name stands for another or for none.
+
+    It is read, not mapped: a mapped file that someone truncates later would kill the process.
+
+    Attributes:
+        name: without its folder, for messages.
+
+    Raises:
+        OSError: it can not be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        weakref.finalize(self, os.close, self._descriptor)
+        self._state = self._current_state()
+
+    def fileno(self) -> int:
+        """The system's number for it, as long as this object lives."""
+        return self._descriptor
+
+    @property
+    def size(self) -> int:
+        """Bytes when it was opened."""
+        return self._state[0]
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether it is as it was when it was opened."""
+        return self._current_state() == self._state
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Bytes of the file; fewer where it ends."""
+        parts = []
+        while nbytes > 0:
+            part = os.pread(self._descriptor, nbytes, offset)
+            if not part:
+                break
+            parts.append(part)
+            offset, nbytes = offset + len(part), nbytes - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _current_state(self) -> tuple[int, int]:
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns

@@ -1,0 +1,375 @@
+"""Experts in a file: whoever has a place in memory, the results are the same bits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ostinato as ost
+
+Array = np.ndarray[Any, Any]
+
+F32 = np.float32
+EXPERTS, FEATURES, HIDDEN = 7, 40, 97  # neither fills its last panel
+ONE = 3 * FEATURES * 4 * 128  # more than an expert takes in panels, on any processor
+
+
+def graph(tokens: Any = 5, *, dtype: Any = "float32", layers: int = 2) -> ost.Graph:
+    g = ost.Graph("layers")
+    x = g.input("x", (tokens, FEATURES), dtype)
+    for number in range(layers):
+        router = g.param(f"{number}.router", (FEATURES, EXPERTS), dtype)
+        wide, narrow = (EXPERTS, FEATURES, HIDDEN), (EXPERTS, HIDDEN, FEATURES)
+        shapes = {"gate": wide, "up": wide, "down": narrow}
+        matrices = [g.param(f"{number}.{name}", s, dtype) for name, s in shapes.items()]
+        x = x + g.moe(x, router, *matrices, k=2)
+    g.set_outputs([x])
+    return g
+
+
+def weights_of(g: ost.Graph) -> dict[str, Array]:
+    rng = np.random.default_rng(5)
+    return {
+        name: (rng.standard_normal(param.shape) / np.sqrt(param.shape[-2])).astype(
+            param.dtype.numpy
+        )
+        for name, param in g.params.items()
+    }
+
+
+def split(weights: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Those in memory, and those in the file."""
+    inside = {name: a for name, a in weights.items() if a.ndim == 2}
+    return inside, {name: a for name, a in weights.items() if a.ndim == 3}
+
+
+def tokens_of(count: int, dtype: Any = F32, seed: int = 0) -> dict[str, Array]:
+    return {"x": np.random.default_rng(seed).standard_normal((count, FEATURES)).astype(dtype)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "experts.safetensors"
+    ost.moe.write_safetensors(file, split(weights_of(graph()))[1])
+    return file
+
+
+def compiled_from(
+    path: Path, budget: int | None, *, tokens: Any = 5, **options: Any
+) -> ost.CompiledGraph:
+    g = graph(tokens)
+    inside, _ = split(weights_of(g))
+    file = ost.moe.ExpertFile(path)
+    return ost.Session("cpu", **options).compile(
+        g, params=inside, experts=file, expert_budget=budget
+    )
+
+
+def in_memory(tokens: Any = 5) -> ost.CompiledGraph:
+    g = graph(tokens)
+    return ost.Session("cpu").compile(g, params=weights_of(g))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("budget", [None, 99 * ONE, 10 * ONE, 6 * ONE, ONE])
+def test_budgets_change_no_bit(path, budget, threads):
+    expected = in_memory().run(tokens_of(5))
+    compiled = compiled_from(path, budget, threads=threads)
+    np.testing.assert_array_equal(compiled.run(tokens_of(5)), expected)
+    places = [layer.places for layer in compiled.moe_layers]
+    assert places == ([7, 7] if budget in (None, 99 * ONE) else places)
+    assert (sum(places) == 0) == (budget == ONE)
+
+
+def test_masks_change_no_bit_and_move_no_more_than_they_must(path):
+    compiled, plain = compiled_from(path, 10 * ONE), in_memory()
+    places = compiled.moe_layers[0].places
+    assert 3 <= places < 7
+    rng = np.random.default_rng(2)
+    before = [np.arange(EXPERTS) < places] * 2
+    for step in range(12):
+        masks = [np.zeros(EXPERTS, np.bool_) for _ in range(2)]
+        for mask in masks:
+            mask[rng.permutation(EXPERTS)[: rng.integers(0, places + 1)]] = True
+        moved = compiled.moe_transfers
+        compiled.set_moe_resident_experts_per_layer(masks)
+        after = compiled.moe_transfers
+        promoted = sum(np.count_nonzero(m & ~b) for m, b in zip(masks, before, strict=True))
+        demoted = sum(np.count_nonzero(b & ~m) for m, b in zip(masks, before, strict=True))
+        assert after.promotions - moved.promotions == promoted
+        assert after.demotions - moved.demotions == demoted
+        nbytes = 3 * FEATURES * HIDDEN * 4
+        assert after.bytes_moved - moved.bytes_moved == promoted * nbytes
+        before = masks
+        x = tokens_of(5, seed=step)
+        np.testing.assert_array_equal(compiled.run(x), plain.run(x))
+        taken = compiled.take_moe_residency_stats()
+        read = compiled.moe_transfers.bytes_staged - after.bytes_staged
+        assert read == taken.cpu_expert_calls * nbytes
+        assert taken.gpu_tokens + taken.cpu_tokens == 2 * 2 * 5
+
+
+def test_sizes_that_vary(path):
+    tokens = ost.Variable("tokens", 1, 600)
+    compiled, plain = compiled_from(path, 4 * ONE, tokens=tokens), in_memory(tokens)
+    for count in (1, 600, 2, 37):
+        x = tokens_of(count, seed=count)
+        np.testing.assert_array_equal(compiled.run(x), plain.run(x))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float64])
+@pytest.mark.parametrize("narrow", [True, False])
+def test_other_dtypes(tmp_path, dtype, narrow):
+    g = graph(dtype=np.dtype(dtype))
+    weights = weights_of(g)
+    inside, outside = split(weights)
+    ost.moe.write_safetensors(tmp_path / "e", outside)
+    session = ost.Session("cpu", options=ost.CompileOptions(narrow_weights=narrow))
+    x = tokens_of(5, dtype)
+    file = ost.moe.ExpertFile(tmp_path / "e")
+    compiled = session.compile(g, inside, experts=file, expert_budget=12 * ONE)
+    np.testing.assert_array_equal(compiled.run(x), session.compile(g, weights).run(x))
+
+
+def test_matrices_of_linear_layers_one_tensor_each(tmp_path):
+    weights = weights_of(graph())
+    inside, outside = split(weights)
+    parts = {
+        f"{name}.{number}.weight": np.ascontiguousarray(matrix.T)
+        for name, matrices in outside.items()
+        for number, matrix in enumerate(matrices)
+    }
+    ost.moe.write_safetensors(tmp_path / "e", dict(reversed(parts.items())))
+    tensors = {name: [f"{name}.{n}.weight" for n in range(EXPERTS)] for name in outside}
+    file = ost.moe.ExpertFile(tmp_path / "e", tensors, transposed=True)
+    session = ost.Session("cpu")
+    compiled = session.compile(graph(), inside, experts=file, expert_budget=8 * ONE)
+    expected = in_memory().run(tokens_of(5))
+    np.testing.assert_array_equal(compiled.run(tokens_of(5)), expected)
+
+
+def products(rows: int = 9) -> ost.Graph:
+    """Two products that share expert ids, with more in the kernels of the products."""
+    g = ost.Graph("products")
+    x, ids = g.input("x", (rows, FEATURES)), g.input("ids", (rows,), "int64")
+    first = g.param("first", (EXPERTS, FEATURES, HIDDEN))
+    second = g.param("second", (EXPERTS, HIDDEN, FEATURES))
+    hidden = g.relu(g.grouped_matmul(x, first, ids) * 0.5)
+    g.set_outputs([g.grouped_matmul(hidden, second, ids) + x, hidden])
+    return g
+
+
+def test_products_that_share_expert_ids(tmp_path):
+    weights = weights_of(products())
+    ost.moe.write_safetensors(tmp_path / "e", weights)
+    session = ost.Session("cpu")
+    plain = session.compile(products(), weights)
+    file = ost.moe.ExpertFile(tmp_path / "e")
+    compiled = session.compile(products(), experts=file, expert_budget=3 * ONE)
+    (layer,) = compiled.moe_layers
+    assert 0 < layer.places < EXPERTS
+    for ids in ([0, 1, 2, 3, 4, 5, 6, 0, 0], [6] * 9, [-1, 2, 99, 2, 2, 2, 2, 2, 0]):
+        inputs = {**tokens_of(9), "ids": np.array(ids, np.int64)}
+        for got, expected in zip(compiled.run(inputs), plain.run(inputs), strict=True):
+            np.testing.assert_array_equal(got, expected)
+        compiled.set_moe_resident_experts([False] * 6 + [True])
+
+
+def test_the_loop_with_a_file(path):
+    compiled, plain = compiled_from(path, 10 * ONE, tokens=1), in_memory(1)
+    pools = [ost.ExpertPool(layer.experts, layer.places) for layer in compiled.moe_layers]
+    loop = ost.moe.ResidencyLoop(compiled, pools, ost.TidePolicy(refresh_every=2))
+    for step in range(20):
+        x = tokens_of(1, seed=step % 3)
+        np.testing.assert_array_equal(loop.step(x), plain.run(x))
+    counters = loop.counters
+    assert counters.promotions == counters.demotions > 0
+    assert counters.bytes_moved == counters.promotions * 3 * FEATURES * HIDDEN * 4
+    assert counters.bytes_staged == counters.misses * 3 * FEATURES * HIDDEN * 4
+    assert counters.hit_rate > 0.5
+
+
+def test_clones_have_places_of_their_own(path):
+    compiled, plain = compiled_from(path, 10 * ONE), in_memory()
+    compiled.set_moe_resident_experts([False] * 5 + [True] * 2)
+    twin = compiled.clone()
+    compiled.set_moe_resident_experts([True] + [False] * 6)
+    x = tokens_of(5)
+    for one in (compiled, twin):
+        np.testing.assert_array_equal(one.run(x), plain.run(x))
+    assert twin.moe_transfers.promotions == 0
+    assert twin.take_moe_residency_stats() != compiled.take_moe_residency_stats()
+
+
+def test_bound_calls_plans_and_replays(path):
+    g = graph()
+    session = ost.Session("cpu")
+    inside, _ = split(weights_of(g))
+    file = ost.moe.ExpertFile(path)
+    compiled = session.compile(g, inside, experts=file, expert_budget=8 * ONE)
+    (expected,) = in_memory().run(tokens_of(5))
+    inputs, out = tokens_of(5), np.empty((5, FEATURES), F32)
+    call = compiled.bind(inputs, [out])
+    call()
+    np.testing.assert_array_equal(out, expected)
+    session.context.begin_graph_capture()
+    call()
+    session.context.end_graph_capture(3)
+    compiled.set_moe_resident_experts([False] * 6 + [True])  # a recording does not mind
+    out[:] = 0
+    assert session.context.replay_graph(3)
+    np.testing.assert_array_equal(out, expected)
+    plan = compiled.plan
+    names = [op.name for op in plan.execute_profiled()]
+    assert "choose experts" in names
+    assert "fetch experts" in names
+    for kernel in plan.kernels:
+        assert kernel.source
+        assert kernel.loops
+
+
+def test_params_of_the_file_are_not_written(path):
+    compiled = compiled_from(path, 8 * ONE)
+    with pytest.raises(ost.InputError, match="in the file of experts"):
+        compiled.set_param("0.gate", np.zeros((EXPERTS, FEATURES, HIDDEN), F32))
+    expected = in_memory().run(tokens_of(5))
+    np.testing.assert_array_equal(compiled.run(tokens_of(5)), expected)
+
+
+def test_more_residents_than_places(path):
+    compiled = compiled_from(path, 8 * ONE)
+    with pytest.raises(ost.InputError, match="budget has places for"):
+        compiled.set_moe_resident_experts([True] * EXPERTS)
+    assert compiled.moe_transfers == ost.moe.ExpertTransfers()
+
+
+@pytest.mark.parametrize("change", ["shorter", "other"])
+def test_a_file_that_is_written_meanwhile(path, change):
+    compiled = compiled_from(path, 6 * ONE)
+    if change == "shorter":
+        with path.open("r+b") as file:
+            file.truncate(2000)
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    with pytest.raises(ost.ModelFormatError, match="was written"):
+        compiled.run(tokens_of(5))
+    with pytest.raises(ost.ModelFormatError, match="was written"):
+        compiled.set_moe_resident_experts([False] * 6 + [True])
+    stats = compiled.take_moe_residency_stats()
+    assert stats is None or stats.gpu_tokens + stats.cpu_tokens == 20
+
+
+def test_what_can_not_stay_in_a_file(tmp_path, path):
+    session = ost.Session("cpu")
+    g = graph()
+    inside, outside = split(weights_of(g))
+    file = ost.moe.ExpertFile(path)
+    with pytest.raises(ost.InputError, match="one expert takes"):
+        session.compile(g, inside, experts=file, expert_budget=1000)
+    with pytest.raises(ost.InputError, match="given as well"):
+        session.compile(g, {**inside, "0.up": outside["0.up"]}, experts=file)
+    for wrong in (-1, 1.5, True, "1 GB"):
+        with pytest.raises(ost.InputError, match="expert_budget"):
+            session.compile(g, inside, experts=file, expert_budget=wrong)
+    with pytest.raises(ost.InputError, match="expert_budget"):
+        session.compile(g, inside, expert_budget=1 << 20)
+    with pytest.raises(ost.InputError, match="ExpertFile"):
+        session.compile(g, inside, experts=str(path))
+    only_gate = ost.moe.ExpertFile(path, {"0.gate": "0.gate"})
+    with pytest.raises(ost.InputError, match="is not in the file of experts, others are"):
+        session.compile(g, inside, experts=only_gate)
+    sums = graph()
+    total = sums.sum(sums.params["0.gate"])
+    sums.set_outputs([*sums.outputs.values(), total])
+    with pytest.raises(ost.InputError, match="also read by"):
+        session.compile(sums, inside, experts=file)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"0.gate": "nothing"}, "no tensor 'nothing'"),
+        ({"nobody": "0.gate"}, "no params nobody"),
+        ({"0.gate": "0.down"}, "expected"),
+        ({"0.gate": ["0.gate"]}, "got 1 tensors"),
+        ({"0.router": "0.gate"}, "experts are"),
+        ({}, "no tensor that is named"),
+    ],
+)
+def test_tensors_that_do_not_fit(path, tensors, message):
+    g = graph()
+    file = ost.moe.ExpertFile(path, tensors)
+    with pytest.raises(ost.InputError, match=message):
+        ost.Session("cpu").compile(g, split(weights_of(g))[0], experts=file)
+
+
+MEMORY = """
+import gc, sys
+import numpy as np
+import ostinato as ost
+
+def kilobytes(key):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(key))
+
+def run(experts, path, budget, steps):
+    g = ost.Graph("layers")
+    x = g.input("x", (1, 256))
+    for number in range(2):
+        shapes = (experts, 256, 1024), (experts, 256, 1024), (experts, 1024, 256)
+        matrices = [g.param(f"{number}.{i}", s) for i, s in enumerate(shapes)]
+        scale, ids = g.input(f"scale{number}", (1, 2)), g.input(f"ids{number}", (1, 2), "int64")
+        x = x + g.expert_mlp(x, ids, scale, *matrices)
+    g.set_outputs([x])
+    if path is None:
+        given = {"params": {n: np.zeros(p.shape, np.float32) for n, p in g.params.items()}}
+    else:
+        given = {"experts": ost.moe.ExpertFile(path), "expert_budget": budget}
+    compiled = ost.Session("cpu", threads=2).compile(g, **given)
+    pools = [ost.ExpertPool(layer.experts, layer.places or 1) for layer in compiled.moe_layers]
+    loop = ost.moe.ResidencyLoop(compiled, pools, ost.TidePolicy(refresh_every=1))
+    for step in range(steps):
+        ids = np.array([[step % experts, (3 * step + 1) % experts]], np.int64)
+        scale = np.ones((1, 2), np.float32)
+        inputs = {"x": np.ones((1, 256), np.float32)}
+        for number in range(2):
+            inputs |= {f"scale{number}": scale, f"ids{number}": ids}
+        loop.step(inputs)
+    return loop.counters
+
+run(2, None, None, 2)  # what a process needs anyway: the compiler, its caches, the threads
+gc.collect()
+before = kilobytes("VmRSS")
+with open("/proc/self/clear_refs", "w") as peaks:
+    peaks.write("5")
+counters = run(24, sys.argv[1], int(sys.argv[2]), 100)
+assert counters.promotions > 20 and counters.misses > 20, counters
+print(1024 * (kilobytes("VmHWM") - before))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory on Linux")
+def test_memory_stays_within_the_budget(tmp_path):
+    rng = np.random.default_rng(0)
+    path, budget = tmp_path / "experts.safetensors", 48 << 20
+    shapes = [(24, 256, 1024), (24, 256, 1024), (24, 1024, 256)]
+    tensors = {
+        f"{number}.{i}": rng.random(shape, F32)
+        for number in range(2)
+        for i, shape in enumerate(shapes)
+    }
+    assert sum(a.nbytes for a in tensors.values()) >= 3 * budget
+    ost.moe.write_safetensors(path, tensors)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(path), str(budget)],
+        check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    peak = int(done.stdout)
+    print(peak, budget)
+    assert 0.6 * budget < peak < 1.1 * budget
