@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.errors import UnsupportedOpError
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import BaseGraph, Node, Value
-    from ostinato.lower.experts import ExpertStep
     from ostinato.lower.products import Tiling
     from ostinato.lower.program import Layout
     from ostinato.lower.waves import Buffers
@@ -361,17 +359,7 @@ class _Lowering(ExpertWaves):
         layer = ExpertLayer(anchor, registers, packed=packed)
         if not rows_in_place(self._helper_builder(), layer.x):
             self._copy(layer.x)
-
-        def product_call(
-            step: ExpertStep, matrices: Buffers, groups: LoweredBuffer, last: bool
-        ) -> None:
-            title, product, make = step
-            build = self._helper_builder()
-            kernel = make(build, matrices, groups, self.variables)
-            self._helper_call(anchor, title, build, kernel, product.flops if last else 0)
-
-        steps = [(step[1], partial(product_call, step)) for step in layer.products]
-        self._multiply(anchor, layer.ids, steps)
+        self._expert_products(layer)
         build = self._builder(region)
         outputs = self._region_outputs(region)
         self._call(region, build, layer.sum_nest(build, outputs, self.variables), outputs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -29,6 +30,7 @@ from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.lower.experts import ExpertStep
     from ostinato.lower.grouping import Routing
     from ostinato.lower.products import RegisterFile
     from ostinato.variables import Symbol
@@ -127,6 +129,20 @@ class ExpertWaves(Emission):
         self.stored_experts: dict[LoweredBuffer, StoredExperts] = {}
         self._in_file = store or ExpertStore({})
         self._shares = _shares(graph, nodes, self._in_file, registers)
+
+    def _expert_products(self, layer: ExpertLayer) -> None:
+        """Emits the products of an ``expert_mlp``: into the hidden units, and out of them."""
+
+        def multiply(
+            step: ExpertStep, matrices: Buffers, groups: LoweredBuffer, last: bool
+        ) -> None:
+            title, product, make = step
+            build = self._helper_builder()
+            kernel = make(build, matrices, groups, self.variables)
+            self._helper_call(layer.node, title, build, kernel, product.flops if last else 0)
+
+        steps = [(step[1], partial(multiply, step)) for step in layer.products]
+        self._multiply(layer.node, layer.ids, steps)
 
     def _multiply(
         self, node: Node, ids: Value, steps: Sequence[tuple[RowProduct, Multiply]]
