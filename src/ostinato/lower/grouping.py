@@ -48,7 +48,7 @@ class GroupLayout:
         """More parts than this there cannot be."""
         return minimum(self.experts, self.rows) + floor_div(self.rows, self.part_rows)
 
-    @property
+    @cached_property
     def first_row(self) -> int:
         """Where the list of rows starts."""
         return 1 + 3 * bounds(self.most_parts)[1]

@@ -29,13 +29,14 @@ class _Account:
     Attributes:
         masks: for each layer, which experts are resident; ``None``: nobody said.
         capturing: whether the ids of runs are kept for their user.
-        stats: of the last run, until they are taken.
+        uncounted: the experts that the last run called and the masks of then, until they are
+            counted for their user.
         ids: the experts that the last run called, until they are taken.
     """
 
     masks: Masks
     capturing: bool = False
-    stats: MoeResidencyStats | None = None
+    uncounted: tuple[list[Array], Masks] | None = None
     ids: list[Array] | None = None
 
 
@@ -174,8 +175,14 @@ class MoeCalls(Execution):
         self._settle("take_moe_residency_stats reads back")
         with self._turn:
             account = self._observed()
-            taken, account.stats = account.stats, None
-            return taken
+            taken, account.uncounted = account.uncounted, None
+        if taken is None:
+            return None
+        tokens = [
+            expert_hits(ids, layer.experts)
+            for ids, layer in zip(taken[0], self.moe_layers, strict=True)
+        ]
+        return MoeResidencyStats.of([*zip(tokens, taken[1], strict=True)])
 
     def _observed(self) -> _Account:
         """The account, once the last run, if nobody saw it yet, is in it."""
@@ -184,10 +191,7 @@ class MoeCalls(Execution):
         account = self._moe
         ids = self._executable.take_expert_ids()
         if ids is not None:
-            tokens = [
-                expert_hits(i, layer.experts) for i, layer in zip(ids, self.moe_layers, strict=True)
-            ]
-            account.stats = MoeResidencyStats.of([*zip(tokens, account.masks, strict=True)])
+            account.uncounted = ids, account.masks
             account.ids = ids if account.capturing else None
         return account
 
