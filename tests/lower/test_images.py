@@ -125,9 +125,18 @@ def volumes(net: Net) -> Value:
     return g.max_pool(g.conv(x, net.weight(16, 24, 1, 2, 2)), (2, 2, 1))
 
 
+def signals(net: Net) -> Value:
+    """One spatial axis, as audio has."""
+    g = net.graph
+    x = g.reshape(net.x, (2, 3, 143))
+    x = g.relu(g.conv(x, net.weight(32, 3, 5), net.weight(32), stride=2, padding=2))
+    x = g.relu(g.conv(x, net.weight(32, 1, 3), groups=32, padding=((2, 0),)))
+    return g.conv(g.max_pool(x, (2,)), net.weight(16, 32, 3), dilation=2)
+
+
 BUILDS: list[Build] = [
     residual, pools, concatenated, twice_concatenated, depthwise, shuffled, squeezed, classified,
-    normalised, a_result_on_the_way, volumes,
+    normalised, a_result_on_the_way, volumes, signals,
 ]  # fmt: skip
 
 

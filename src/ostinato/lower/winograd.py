@@ -333,6 +333,12 @@ _PER_PRODUCT = 2.4
 _PER_POINT = 25
 """Time to transform one element there or back, in the same terms."""
 
+_PER_FAR_POINT = 80
+"""The same where the elements of all points together do not stay in a cache."""
+
+_CACHED_BYTES = 8 << 20
+"""Memory that stays in a last-level cache which others use, too."""
+
 _PER_WEIGHT = 16
 """Time to read one float32 of the weights from beyond the second-level cache."""
 
@@ -354,7 +360,9 @@ def winograd_tile(node: Node) -> int | None:
         way = Winograd(node, outputs)
         tiles = bounds(way.tiles)[1]
         products = weights * max(_PER_PRODUCT * tiles, _PER_WEIGHT)
-        time = way.points * (products + _PER_POINT * tiles * (channels + filters))
+        elements = tiles * (channels + filters)
+        near = way.points * elements * FLOAT32.itemsize <= _CACHED_BYTES
+        time = way.points * (products + (_PER_POINT if near else _PER_FAR_POINT) * elements)
         if time < least:
             best, least = outputs, time
     return best
