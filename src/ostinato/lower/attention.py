@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ostinato.lower.builder import cast
-from ostinato.lower.contraction import Contraction, tile_for
+from ostinato.lower.contraction import Contraction, tile_choices, tile_for
 from ostinato.lower.loops import Accumulator, Arg, Load, Scalar, Store, extent_of, max_extent
 from ostinato.lower.nests import Outputs, symbols_of
 from ostinato.lower.products import RegisterFile, separable
@@ -305,9 +305,17 @@ def attention_tiles(node: Node, registers: RegisterFile) -> AttentionTiles:
     rows = minimum(group * q.shape[2], even)
     keys = minimum(k.shape[2], _BLOCK_KEYS)
     scores = tile_for(registers.vector_bytes, registers.count, acc, rows, keys)
-    values = tile_for(registers.vector_bytes, registers.count, acc, rows, v.shape[3])
+    values = _value_tile(registers, acc, rows, v.shape[3])
     panels = max(1, -(-bounds(keys)[1] // scores[1]))
     return AttentionTiles(scores, values, max(1, even), panels * scores[1])
+
+
+def _value_tile(registers: RegisterFile, acc: DType, rows: Dim, features: Dim) -> tuple[int, int]:
+    """The tile for the values: a fast one that leaves no features over, so that none are copied."""
+    every = tile_choices(registers.vector_bytes, registers.count, acc, rows, features)
+    choices = every[:8]
+    even = (tile for tile in choices if isinstance(features, int) and features % tile[1] == 0)
+    return next(even, choices[0])
 
 
 class Queries:
