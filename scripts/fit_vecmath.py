@@ -150,6 +150,16 @@ def erfc_weight(a: Real) -> Real:
     return mp.erfc(a) / mp.erf(a)
 
 
+def normal_bits(a: Real) -> Real:
+    """Bits of the normal distribution's tail beyond ``a``, but for the ``a**2`` in its exponent."""
+    return 1 - mp.log(mp.erfc(a / mp.sqrt(2)), 2) - a**2 / (2 * mp.log(2))
+
+
+def normal_weight(a: Real) -> Real:
+    """Turns an error of :func:`normal_bits` into one of the tail, relative to 1/2."""
+    return mp.log(2) * mp.erfc(a / mp.sqrt(2))
+
+
 def erf_near_zero(degree: int) -> Fit:
     weight = lambda s: 1 / (1 + erf_slope_excess(s))  # noqa: E731
     return Fit(erf_slope_excess, weight, 0, mp.mpf("1.0001"), degree)
@@ -178,6 +188,7 @@ FITS: dict[str, tuple[int, Callable[[], Fit]]] = {
     "ERF_F32": (24, lambda: erf_near_zero(6)),
     "ERF_F64": (53, lambda: erf_near_zero(12)),
     "ERFC_BITS_F32": (24, lambda: Fit(erfc_bits, erfc_weight, mp.mpf("0.999"), mp.mpf("3.95"), 6)),
+    "NORMAL_BITS_F32": (24, lambda: Fit(normal_bits, normal_weight, 0, mp.mpf("5.5"), 8)),
     "ERFC_BITS_F64": (53, lambda: Fit(erfc_bits, erfc_weight, mp.mpf("0.999"), mp.mpf("5.95"), 17)),
 }
 """Name of the table to the significand bits of its format and the fit that gives it."""

@@ -193,3 +193,34 @@ def test_every_float32(single, name):
             x = x[::1000]
         exact = reference(name, x)
         assert_accurate(name, x, single(f"{name}_16", x), exact, ULP_FLOAT32[name] + 0.1)
+
+
+# -- the normal distribution -----------------------------------------------------------------------
+
+
+def normal(x):
+    with np.errstate(all="ignore"):  # signalling NaNs among the bit patterns
+        return np.array([math.erfc(-v * math.sqrt(0.5)) / 2 for v in x.astype(np.float64)])
+
+
+@pytest.mark.parametrize("level", ["host", "avx2", "sse2"])
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+def test_the_normal_distribution_is_right_to_a_part_of_its_range(compile_loops, level, dtype):
+    """The error is bounded relative to 1, and from the left more closely where little is left."""
+    try:
+        target = TargetSpec.named(level)
+    except DeviceUnavailableError as error:
+        pytest.skip(str(error))
+    loops = compile_loops({"normal": (XP.normal_cdf, (dtype,), 8)}, target)
+    x = samples(dtype.numpy, 20_000)
+    result, exact = loops("normal", x), normal(x)
+    unit = np.finfo(dtype.numpy).eps
+    known = ~np.isnan(x)
+    assert np.isnan(exact[~known]).all()
+    assert np.abs(result - exact)[known].max() <= 1.5 * unit
+    assert (result[x == np.inf] == 1).all()
+    assert (result[x == -np.inf] == 0).all()
+    if dtype == FLOAT32:
+        tail = (x < 0) & (x > -3)
+        assert (np.abs(result - exact)[tail] <= 20 * unit * np.sqrt(exact[tail])).all()
+        assert result[x < -15].max() <= 1e-30

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILY"]
 
-_SQRT_HALF = math.sqrt(0.5)
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 # The fixed point of self-normalising networks (Klambauer et al., 2017, arXiv:1706.02515).
@@ -240,7 +239,7 @@ class Mish(Activation):
 class Gelu(Activation):
     """``x`` times the normal distribution's cumulative at ``x``.
 
-    Exactly through ``erf``, or with ``approximate`` through ``tanh`` (arXiv:1606.08415).
+    Exactly, or with ``approximate`` through ``tanh`` (arXiv:1606.08415).
     """
 
     name = "gelu"
@@ -252,7 +251,7 @@ class Gelu(Activation):
         if attrs["approximate"]:
             bent = _SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x))
             return 0.5 * x * (1.0 + xp.tanh(bent))
-        return 0.5 * x * (1.0 + xp.erf(x * _SQRT_HALF))
+        return x * xp.normal_cdf(x)
 
     def check_attrs(self, **attrs: Attr) -> None:
         approximate = attrs["approximate"]

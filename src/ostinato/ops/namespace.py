@@ -23,6 +23,7 @@ __all__ = ["ORACLE", "NumpyNamespace", "as_oracle", "round_to"]
 Array = np.ndarray[Any, Any]
 
 _ERF = np.frompyfunc(math.erf, 1, 1)
+_ERFC = np.frompyfunc(math.erfc, 1, 1)
 _SCATTER = {
     "add": np.add,
     "mul": np.multiply,
@@ -104,6 +105,12 @@ class NumpyNamespace:
     def erf(x: Any) -> Array:
         """The error function, to float64 accuracy."""
         return np.asarray(_ERF(x)).astype(np.float64)
+
+    @staticmethod
+    def normal_cdf(x: Any) -> Array:
+        """The normal distribution's cumulative, to float64 accuracy."""
+        scaled = np.asarray(x, np.float64) * -math.sqrt(0.5)
+        return 0.5 * np.asarray(_ERFC(scaled)).astype(np.float64)
 
     @staticmethod
     def rsqrt(x: Any) -> Any:

@@ -100,6 +100,7 @@ class LaneNamespace:
     acosh = _mathematics(hyperbolic.acosh)
     atanh = _mathematics(hyperbolic.atanh)
     erf = _mathematics(error_function.erf)
+    normal_cdf = _mathematics(error_function.normal_cdf)
 
     floor = _rounding("floor", "The largest integral value not above ``x``.")
     ceil = _rounding("ceil", "The smallest integral value not below ``x``.")
