@@ -14,7 +14,6 @@ machine's width, no library behind them.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,12 +27,16 @@ from llvmlite import binding as llvm
 #: Independent chains: enough to fill the pipelines of two multiply-add units, few enough for 16
 #: registers.
 CHAINS = 12
-#: Of an attempt: what starting threads takes is nothing to that.
-_SECONDS = 0.005
+#: Short attempts, so that some fit between what else a machine does.
+_SECONDS = 0.002
+_ATTEMPTS = 12
 #: More than caches hold; larger blocks are read no slower.
-_LARGEST_BLOCK = 1 << 28
+_LARGEST_BLOCK = 1 << 27
 #: Blocks of this size are written past the caches.
 _NON_TEMPORAL = 1 << 24
+
+
+Work = Callable[[int, int], int]
 
 
 @dataclass(frozen=True)
@@ -92,20 +95,22 @@ class Probe:
             gbytes=byte_rate / 1e9,
         )
 
-    def _rate(self, work: Callable[[int, int], int], repeats: int) -> float:
-        """What ``work(thread, repeats)`` counts, per second, in all threads; the best of three."""
-        threads = range(self._threads)
-
-        def attempt() -> tuple[float, int]:
-            start = self._clock()
-            done = sum(self._pool.map(work, threads, itertools.repeat(repeats)))
-            return self._clock() - start, done
-
-        while True:
-            elapsed, done = min(attempt() for _ in range(3))
-            if elapsed > _SECONDS:
-                return done / elapsed
+    def _rate(self, work: Work, repeats: int) -> float:
+        """What ``work(thread, repeats)`` counts, per second in all threads; the best of many."""
+        elapsed, done = self._attempt(work, repeats)
+        while elapsed < _SECONDS:
             repeats *= 16 if elapsed < _SECONDS / 16 else 2
+            elapsed, done = self._attempt(work, repeats)
+        return done / min(self._attempt(work, repeats)[0] for _ in range(_ATTEMPTS))
+
+    def _attempt(self, work: Work, repeats: int) -> tuple[float, int]:
+        """How long that takes when all threads do it at once, and what it counts."""
+
+        def timed(thread: int) -> tuple[float, int, float]:
+            return self._clock(), work(thread, repeats), self._clock()
+
+        starts, counts, ends = zip(*self._pool.map(timed, range(self._threads)), strict=True)
+        return max(ends) - min(starts), sum(counts)
 
     def _fma(self, thread: int, repeats: int) -> int:
         self._kernels.fma(repeats)
