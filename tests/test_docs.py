@@ -29,6 +29,7 @@ def python_blocks(path: Path) -> list[str]:
         "docs/sessions.md",
         "docs/capture.md",
         "docs/experts.md",
+        "docs/moe.md",
         "docs/quantization.md",
         "docs/variables.md",
     ],
