@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,96 @@ def test_tensors_that_do_not_fit(path, tensors, message):
     file = ost.moe.ExpertFile(path, tensors)
     with pytest.raises(ost.InputError, match=message):
         ost.Session("cpu").compile(g, split(weights_of(g))[0], experts=file)
+
+
+@pytest.mark.parametrize("tensors", [5, ["0.gate"], {"0.gate": 5}, {"0.gate": [1, 2]}])
+def test_names_that_make_no_sense(path, tensors):
+    with pytest.raises(ost.InputError):
+        ost.moe.ExpertFile(path, tensors)
+
+
+@pytest.mark.parametrize(
+    "options", [{"optimize": False}, {"keep_intermediates": True}, {"verify": True}]
+)
+def test_options(path, options):
+    g = graph()
+    inside, outside = split(weights_of(g))
+    session = ost.Session("cpu", options=ost.CompileOptions(**options))
+    file = ost.moe.ExpertFile(path)
+    compiled = session.compile(g, inside, experts=file, expert_budget=8 * ONE)
+    plain = session.compile(g, {**inside, **outside})
+    np.testing.assert_array_equal(compiled.run(tokens_of(5)), plain.run(tokens_of(5)))
+
+
+def test_queued_runs(path):
+    compiled, plain = compiled_from(path, 8 * ONE), in_memory()
+    inputs = [tokens_of(5, seed=seed) for seed in range(6)]
+    expected = [plain.run(x) for x in inputs]
+    np.testing.assert_array_equal(compiled.run_pipelined(inputs), expected)
+    compiled.commit_no_wait(inputs[0])
+    compiled.sync_pending()
+    assert compiled.take_moe_residency_stats() is not None
+
+
+def test_experts_move_while_others_run(path):
+    """Places change between runs, never under them."""
+    compiled = compiled_from(path, 10 * ONE)
+    (expected,) = in_memory().run(tokens_of(5))
+    places, stop, wrong = compiled.moe_layers[0].places, threading.Event(), []
+
+    def run() -> None:
+        while not stop.is_set():
+            (out,) = compiled.run(tokens_of(5))
+            wrong.extend([out] * (not np.array_equal(out, expected)))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        mask = np.zeros(EXPERTS, np.bool_)
+        mask[rng.permutation(EXPERTS)[:places]] = True
+        compiled.set_moe_resident_experts(mask)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert compiled.moe_transfers.promotions > 100
+
+
+def test_memory_that_is_given_back(path):
+    compiled = compiled_from(path, 8 * ONE)
+    compiled.run(tokens_of(5))
+    twin = compiled.clone()
+    compiled.plan.release_all_buffers()
+    for call in (
+        lambda: compiled.run(tokens_of(5)),
+        lambda: compiled.set_moe_resident_experts([False] * EXPERTS),
+        compiled.take_moe_residency_stats,
+        lambda: compiled.moe_transfers,
+        compiled.clone,
+    ):
+        with pytest.raises(ost.PlanError):
+            call()
+    np.testing.assert_array_equal(twin.run(tokens_of(5)), in_memory().run(tokens_of(5)))
+
+
+def test_a_replay_that_could_not_read_is_told_later(path):
+    g = graph()
+    session = ost.Session("cpu")
+    file = ost.moe.ExpertFile(path)
+    compiled = session.compile(g, split(weights_of(g))[0], experts=file, expert_budget=ONE)
+    out = np.empty((5, FEATURES), F32)
+    call = compiled.bind(tokens_of(5), [out])
+    session.context.begin_graph_capture()
+    call()
+    session.context.end_graph_capture(1)
+    with path.open("r+b") as opened:
+        opened.truncate(2000)
+    assert session.context.replay_graph(1)
+    assert np.isnan(out).all()
+    with pytest.raises(ost.ModelFormatError):
+        call()
 
 
 MEMORY = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ostinato.errors import InputError
@@ -10,7 +11,7 @@ from ostinato.ir.stored import ExpertSource, ExpertTensor
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ostinato.frontends.safetensors import TensorRange
     from ostinato.ir.types import TensorType
@@ -32,6 +33,7 @@ class ExpertFile(ExpertSource):
             them.
 
     Raises:
+        InputError: ``tensors`` is no mapping of names to names, or lists of them.
         ModelFormatError: it is no safetensors file, or damaged.
         OSError: it can not be read.
     """
@@ -44,7 +46,7 @@ class ExpertFile(ExpertSource):
         transposed: bool = False,
     ) -> None:
         self._file = SafetensorsFile(path)
-        self._named = None if tensors is None else dict(tensors)
+        self._named = None if tensors is None else _checked(tensors)
         self._transposed = bool(transposed)
 
     @property
@@ -93,3 +95,22 @@ class ExpertFile(ExpertSource):
                 f"{type_.dtype}{list(shape)}"
             )
         return found
+
+
+def _checked(tensors: object) -> dict[str, str | tuple[str, ...]]:
+    """Names of tensors by param.
+
+    Raises:
+        InputError: they are something else.
+    """
+    if not isinstance(tensors, Mapping):
+        raise InputError(f"tensors are names by param, got {type(tensors).__name__}")
+    found: dict[str, str | tuple[str, ...]] = {}
+    for param, names in tensors.items():
+        listed = (names,) if isinstance(names, str) else names
+        if not isinstance(listed, list | tuple) or not all(isinstance(n, str) for n in listed):
+            raise InputError(
+                f"param {param!r:.80}: a tensor is named by a string, got {names!r:.80}"
+            )
+        found[param] = names if isinstance(names, str) else tuple(listed)
+    return found

@@ -273,10 +273,12 @@ class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
 
         Its states and handles begin as copies of these, its arena is its own. Weights are shared,
         packed ones too, until one side writes one; what one side writes never shows on the other.
-        Recordings of this one's runs stay this one's.
+        Recordings of this one's runs stay this one's. Of experts in a file, the same ones have
+        places, in memory of its own.
 
         Raises:
             CaptureError: inside a recording.
+            ModelFormatError: experts could not be read from their file.
         """
         self._settle("clone allocates memory")
         with self._turn:

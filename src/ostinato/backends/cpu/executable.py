@@ -178,6 +178,9 @@ class CpuExecutable(Executable):
         with self._weights.guard:
             self._closed = True
             self._run.stop(PlanError(RELEASED))
+            self._log.close(PlanError(RELEASED))
+            if self._tier is not None:
+                self._tier.close(PlanError(RELEASED))
             for own in (self._run, HostMemory(self._arena), HostMemory(self._states)):
                 self._context.forget_users(own)
             self._arena = self._states = self._constants = self._placed = _core.Arena(0)
@@ -268,9 +271,11 @@ class CpuExecutable(Executable):
     def run(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> None:
+        tier = self._tier
+        failures = 0 if tier is None else tier.failures()
         self._run.run([*inputs, *outputs], variables)
-        if self._tier is not None:
-            self._tier.check()
+        if tier is not None:
+            tier.check(failures)
 
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
@@ -281,8 +286,9 @@ class CpuExecutable(Executable):
             return call
 
         def checked() -> None:
+            failures = tier.failures()
             call()
-            tier.check()
+            tier.check(failures)
 
         return checked
 
@@ -308,6 +314,7 @@ class CpuExecutable(Executable):
         ]
 
     def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
+        self._check_open()
         if self._tier is None:
             return masks
         layers = self.program.stored_experts
@@ -328,6 +335,7 @@ class CpuExecutable(Executable):
         return [None if experts is None else by_layer[experts] for _, experts in self._layers()]
 
     def expert_transfers(self) -> ExpertTransfers:
+        self._check_open()
         return ExpertTransfers() if self._tier is None else self._tier.transfers()
 
     def take_expert_ids(self) -> list[Array] | None:

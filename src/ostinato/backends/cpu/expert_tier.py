@@ -60,7 +60,7 @@ class ExpertTier:
         heads = [self._number_of(m.source) for layer in layers for m in layer.matrices]
         self._failures = np.array(heads, np.intp) + _FAILURES
         self._bytes_read = np.array(heads, np.intp) + _BYTES_READ
-        self._promotions = self._demotions = self._moved = 0
+        self._promotions = self._demotions = self._moved = self._reported = 0
         self._tables = [np.full(layer.routing.layout.experts, -1, np.int64) for layer in layers]
         self._make_programs(memory, native)
         self._settle.run(self._tables)
@@ -140,9 +140,10 @@ class ExpertTier:
         self._demotions += demoted
         # Who leaves is told to runs before, who comes only after the places are written.
         if promoted:
+            failures = self.failures()
             self._fetch.run([*kept, *lists])
             self._moved += moved
-            self.check()
+            self.check(failures)
         self._tables = tables
         self._promotions += promoted
         self._settle.run(tables)
@@ -157,23 +158,36 @@ class ExpertTier:
         """By layer, who has a place."""
         return [table >= 0 for table in self._tables]
 
-    def check(self) -> None:
+    def failures(self) -> int:
+        """How many reads have failed so far."""
+        return int(self._memory[self._failures].sum())
+
+    def check(self, before: int) -> None:
         """Make sure that all was read that should have been, and from the file that was opened.
 
+        Args:
+            before: how many reads had failed before.
+
         Raises:
-            ModelFormatError: it was not. The failure is forgotten.
+            ModelFormatError: it was not; or it was not at an earlier time, and nobody was told.
         """
-        failed = bool(self._memory[self._failures].any())
-        if failed:
-            self._memory[self._failures] = 0
+        failures, told = self.failures(), self._reported
+        self._reported = failures
         for file, tensor in self._files.items():
-            if failed or not file.unchanged:
+            if failures > min(before, told) or not file.unchanged:
                 raise tensor.changed()
 
     def transfers(self) -> ExpertTransfers:
         """What was moved so far."""
         staged = int(self._memory[self._bytes_read].sum()) - self._moved
         return ExpertTransfers(self._promotions, self._demotions, self._moved, staged)
+
+    def close(self, error: Exception) -> None:
+        """Give back the memory; from now on, moving experts raises ``error``."""
+        self._settle.stop(error)
+        self._fetch.stop(error)
+        self._failures = self._bytes_read = np.zeros(0, np.intp)
+        self._memory = np.zeros(0, np.int64)
 
 
 def _fetch_step(at: Sequence[_core.Argument], count: int, packing: PiecePacking) -> _core.Step:

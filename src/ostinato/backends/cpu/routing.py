@@ -72,6 +72,11 @@ class RoutingLog:
             for routing, (start, end) in zip(self._routings, self._bounds, strict=True)
         ]
 
+    def close(self, error: Exception) -> None:
+        """Give back the memory; from now on, reading raises ``error``."""
+        self._take.stop(error)
+        self._mark.stop(error)
+
 
 def _experts(routing: Routing, numbers: Array) -> Array:
     """The expert of each row, in the shape of the expert ids."""
