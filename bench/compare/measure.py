@@ -43,14 +43,14 @@ class Side:
     """A process that holds one runtime with one workload."""
 
     def __init__(
-        self, name: str, workload: str, cores: Sequence[int], clock: str, folder: Path
+        self, name: str, workload: str, cores: Sequence[int], how: Sequence[str], folder: Path
     ) -> None:
         self.name, self._folder = name, folder
         threads = str(len(cores))
         command = [sys.executable, "-m", "bench.compare.worker", name, workload]
         self._log = (folder / f"{name}.log").open("w+")
         self._process = subprocess.Popen(
-            [*command, ",".join(map(str, cores)), str(folder), clock],
+            [*command, ",".join(map(str, cores)), str(folder), *how],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -176,14 +176,21 @@ class Row:
 
 
 def measure(
-    workload: str, cores: Sequence[int], names: Sequence[str], rounds: int, clock: str = "wall"
+    workload: str,
+    cores: Sequence[int],
+    names: Sequence[str],
+    rounds: int,
+    how: Sequence[str] = ("wall",),
 ) -> Row:
-    """Prepare ``workload`` in a process for each of ``names``, compare results, and time them."""
+    """Prepare ``workload`` in a process for each of ``names``, compare results, and time them.
+
+    ``how`` are the last arguments of :mod:`~bench.compare.worker`.
+    """
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
 
         def start(name: str) -> Side:
-            side = Side(name, workload, cores, clock, Path(folder))
+            side = Side(name, workload, cores, how, Path(folder))
             stack.callback(side.close)
             side.wait_until_ready()
             return side

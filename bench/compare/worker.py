@@ -1,12 +1,12 @@
 """The process that holds one runtime with one workload, and times it when told to.
 
-    python -m bench.compare.worker SIDE WORKLOAD CORES FOLDER [CLOCK]
+    python -m bench.compare.worker SIDE WORKLOAD CORES FOLDER [CLOCK [ahead]]
 
 ``CORES`` is a comma-separated list: the process stays on them and uses as many threads. ``CLOCK``
-is ``wall`` or ``cpu``, see :func:`clock_named`. The process speaks in lines of JSON: first ``{}``
-when its outputs are in ``FOLDER`` as ``SIDE.npz``; then, for every line ``{"seconds": s}`` that it
-reads, ``{"times_ms": […]}``, the times of single runs in a turn of about ``s`` seconds. Between
-lines it waits for input, asleep.
+is ``wall`` or ``cpu``, see :func:`clock_named`; for ``ahead`` see :func:`go_ahead`. The process
+speaks in lines of JSON: first ``{}`` when its outputs are in ``FOLDER`` as ``SIDE.npz``; then, for
+every line ``{"seconds": s}`` that it reads, ``{"times_ms": […]}``, the times of single runs in a
+turn of about ``s`` seconds. Between lines it waits for input, asleep.
 
 The side called ``floors`` has no outputs and answers ``{"floors": {…}}``.
 """
@@ -35,7 +35,7 @@ COLD_ENOUGH = 0.2
 
 
 def main() -> None:
-    side, name, cores, folder, *clock_name = sys.argv[1:]
+    side, name, cores, folder, *how = sys.argv[1:]
     answers = _keep_stdout()
     pinned = {int(core) for core in cores.split(",")}
     os.sched_setaffinity(0, pinned)
@@ -43,8 +43,10 @@ def main() -> None:
     from bench.compare.workloads import WORKLOADS
 
     serve = _floors if side == "floors" else _runs
-    clock = clock_named((*clock_name, "wall")[0], len(pinned))
+    clock = clock_named((*how, "wall")[0], len(pinned))
     answer = serve(side, WORKLOADS[name], len(pinned), Path(folder), clock)
+    if "ahead" in how:
+        go_ahead()
     _say(answers, {})
     for line in sys.stdin:
         _say(answers, answer(json.loads(line)["seconds"]))
@@ -59,6 +61,16 @@ def clock_named(name: str, threads: int) -> Clock:
     if name == "wall":
         return time.perf_counter
     return lambda: time.process_time() / threads
+
+
+def go_ahead() -> None:
+    """From now on all threads of this process go ahead of ordinary processes.
+
+    Raises:
+        PermissionError: that takes a right (``CAP_SYS_NICE``).
+    """
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(5))
 
 
 def _runs(side: str, workload: Workload, threads: int, folder: Path, clock: Clock) -> Answer:
