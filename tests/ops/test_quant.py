@@ -168,15 +168,15 @@ REFUSED: dict[str, Callable[[G], Any]] = {
     ),
     "a multiple of 64": lambda g: g.blockwise_matmul(
         g.input("q", (2, 5), "int8"), g.input("r", (2, 1)),
-        g.input("w", (2, 4), "uint8"), g.input("s", (1, 4)),
+        g.input("w", (2, 4), "uint8"), g.input("s", (1, 4)), group=64,
     ),
     "do not make 2 blocks": lambda g: g.blockwise_matmul(
         g.input("q", (2, 128), "int8"), g.input("r", (2, 2)),
-        g.input("w", (2, 4), "uint8"), g.input("s", (2, 4)),
+        g.input("w", (2, 4), "uint8"), g.input("s", (2, 4)), group=64,
     ),
     "q_scales is f32[2,1]": lambda g: g.blockwise_matmul(
         g.input("q", (2, 64), "int8"), g.input("r", (2, 2)),
-        g.input("w", (32, 4), "uint8"), g.input("s", (1, 4)),
+        g.input("w", (32, 4), "uint8"), g.input("s", (1, 4)), group=64,
     ),
 }  # fmt: skip
 

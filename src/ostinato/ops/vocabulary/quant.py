@@ -41,7 +41,7 @@ class QuantVocabulary(VocabularyCore[T]):
         """
         return self._one(QUANTIZED_MATMUL, *self._lift(x, w, scales))
 
-    def int4_matmul(self, x: Any, codes: Any, scales: Any, *, group: int = 64) -> T:
+    def int4_matmul(self, x: Any, codes: Any, scales: Any, *, group: int = 32) -> T:
         """``x @ W`` with ``W[k, n] = (code(k, n) - 8) * scales[k // group, n]`` of 4-bit codes.
 
         Each group of a row of ``x`` is rounded to 8 bits by its largest magnitude. A row with a NaN
@@ -60,7 +60,7 @@ class QuantVocabulary(VocabularyCore[T]):
         return self._one(INT4_MATMUL, *self._lift(x, codes, scales), group=group)
 
     def blockwise_matmul(
-        self, q: Any, q_scales: Any, codes: Any, scales: Any, *, group: int = 64
+        self, q: Any, q_scales: Any, codes: Any, scales: Any, *, group: int = 32
     ) -> T:
         """``int4_matmul`` of activations that are 8-bit integers already, in float32.
 
