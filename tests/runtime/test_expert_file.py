@@ -329,6 +329,21 @@ def test_options(path, options):
     np.testing.assert_array_equal(compiled.run(tokens_of(5)), plain.run(tokens_of(5)))
 
 
+def test_a_plan(path):
+    g = graph()
+    file = ost.moe.ExpertFile(path)
+    plan = ost.Session("cpu").prepare(
+        g, split(weights_of(g))[0], experts=file, expert_budget=8 * ONE
+    )
+    plan.buffer(g.inputs["x"]).copyin(tokens_of(5)["x"])
+    plan.execute()
+    (expected,) = in_memory().run(tokens_of(5))
+    np.testing.assert_array_equal(plan.output_buffer().copyout(), expected)
+    assert plan.memory.param_bytes < 8 * ONE + sum(
+        a.nbytes for a in split(weights_of(g))[0].values()
+    )
+
+
 def test_queued_runs(path):
     compiled, plain = compiled_from(path, 8 * ONE), in_memory()
     inputs = [tokens_of(5, seed=seed) for seed in range(6)]

@@ -137,18 +137,29 @@ class Session:
         variables: Mapping[str, int] | None = None,
         options: CompileOptions | None = None,
         progress: Progress | None = None,
+        experts: ExpertSource | None = None,
+        expert_budget: int | None = None,
     ) -> ExecutionPlan:
         """Plan, allocate and compile everything for ``graph``, and run nothing (SPEC section 3).
 
         Args:
-            graph, params, options, progress: as for :meth:`compile`.
+            graph, params, options, progress, experts, expert_budget: as for :meth:`compile`.
             variables: values of Variables that runs take until they are given others.
 
         Raises:
-            GraphError, InputError, UnsupportedOpError, CaptureError: as :meth:`compile`.
+            GraphError, InputError, UnsupportedOpError, ModelFormatError, CaptureError: as
+                :meth:`compile`.
             VariableError: there is no such Variable, or a value is out of its bounds.
         """
-        plan = self.compile(graph, params, options=options, progress=progress).plan
+        compiled = self.compile(
+            graph,
+            params,
+            options=options,
+            progress=progress,
+            experts=experts,
+            expert_budget=expert_budget,
+        )
+        plan = compiled.plan
         plan.set_variables({} if variables is None else variables)
         plan.allocate()
         return plan
