@@ -53,6 +53,14 @@ def convolution(g, x):
     return {"y": g.max_pool(g.relu(g.conv(image, weight(g, "k", 5, 1, 3, 3))), 2)}
 
 
+def images_with_their_channels_last(g, x):
+    image = g.conv(g.reshape(x, (UPPER, 4, 4, 4)), weight(g, "k", 32, 4, 1, 1))
+    each = g.conv(g.relu(image), weight(g, "each", 32, 1, 3, 3), padding=1, groups=32)
+    both = g.concat([image, each], axis=1)
+    wide = g.conv(both, weight(g, "wide", 16, 64, 3, 3), stride=2, padding=1)
+    return {"y": g.conv(wide, weight(g, "last", 16, 16, 1, 1))}
+
+
 def running_sums_of_each_row(g, x):
     return {"y": g.cumsum(x, axis=1)}
 
@@ -73,7 +81,8 @@ def narrow_weights(g, x):
 
 ROWWISE = [
     mlp, elementwise, rows_beside_each_other, split_rows, batched, products_of_each_row,
-    convolution, running_sums_of_each_row, one_long_chain_and_one_output_inside, narrow_weights,
+    convolution, images_with_their_channels_last, running_sums_of_each_row,
+    one_long_chain_and_one_output_inside, narrow_weights,
 ]  # fmt: skip
 
 
@@ -93,6 +102,12 @@ def centred(g, x):
 def attention_between_rows(g, x):
     rows = g.reshape(x, (1, 1, UPPER, 64))
     return {"y": g.reshape(g.attention(rows, rows, rows), (UPPER, 64))}
+
+
+def tiles_of_all_rows(g, x):
+    """Each row's are its own, but they stand between those of others."""
+    image = g.conv(g.reshape(x, (UPPER, 1, 8, 8)), weight(g, "k", 32, 1, 1, 1))
+    return {"y": g.conv(image, weight(g, "tiles", 32, 32, 3, 3), padding=1)}
 
 
 def row_after_row(g, x):
@@ -122,8 +137,8 @@ def every_row_with_every_row(g, x):
 
 
 MIXING = [
-    sum_of_rows, total_behind_products, centred, attention_between_rows, row_after_row, backwards,
-    turned, each_row_with_the_next, picked, every_row_with_every_row,
+    sum_of_rows, total_behind_products, centred, attention_between_rows, tiles_of_all_rows,
+    row_after_row, backwards, turned, each_row_with_the_next, picked, every_row_with_every_row,
 ]  # fmt: skip
 
 

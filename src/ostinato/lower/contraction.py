@@ -61,7 +61,11 @@ _MAX_ROWS = 9
 Twelve are 9% slower than nine or eight where a row has 1024, 4096 or 8192 float32.
 """
 
-_MAX_VECTORS = 5
+_MAX_VECTORS, _MAX_VECTORS_OF_32 = 4, 5
+"""Vectors of a panel's row at most: with fewer than 32 registers, and with 32.
+
+Groups of 68 columns are 22% faster as five vectors of 16 than as two panels of three.
+"""
 
 
 @dataclass(frozen=True)
@@ -325,9 +329,10 @@ def tile_choices(
     if most_n < lanes:
         panel = 1 << max(0, most_n - 1).bit_length()
         return [(min(_most_rows(registers, 1), max(1, most_m)), panel)]
+    widest = _MAX_VECTORS if registers < 32 else _MAX_VECTORS_OF_32
     shapes = [
         (rows, vectors)
-        for vectors in range(1, _MAX_VECTORS + 1)
+        for vectors in range(1, widest + 1)
         for rows in _row_choices(most_m, _most_rows(registers, vectors))
     ]
     sizes = [(rows, -(-columns // lanes)) for rows in _samples(m) for columns in _samples(n)]
