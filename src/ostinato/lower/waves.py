@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -158,18 +159,28 @@ class ExpertWaves(Emission):
         for product, _ in steps:
             experts.matrices.extend(self._stored_matrices(product, share))
         matrices = experts.matrices[first:]
-        waves = [*_waves(share, bounds(routing.layout.rows)[1], routing.layout.experts)]
         chosen = LoweredBuffer(routing.layout.type, Role.TEMP, f"{node.label}.chosen")
-        for wave in waves:
-            fetched = self._choose(node, experts, chosen, wave, share)
+
+        def wave(number: int, *, last: bool) -> list[Call]:
+            start = len(self.calls)
+            fetched = self._choose(node, experts, chosen, number, share)
             remaining = iter(matrices)
             for product, multiply in steps:
                 used = [next(remaining) for _ in product.weights]
                 panels = [
-                    self._fetch(node, matrix, fetched, share) if wave else matrix.slots
+                    self._fetch(node, matrix, fetched, share) if number else matrix.slots
                     for matrix in used
                 ]
-                multiply(panels, chosen, wave == waves[-1])
+                multiply(panels, chosen, last)
+            return self.calls[start:]
+
+        if share.places:
+            wave(0, last=not share.staged)
+        if share.staged:
+            pattern = wave(1, last=True)
+            most = max(1, min(bounds(routing.layout.rows)[1], routing.layout.experts))
+            for number in range(2, 1 + ceil(most / share.staged)):
+                self.calls += _again(pattern, number, chosen)
 
     def _stored_experts(self, routing: Routing, share: _Share) -> StoredExperts:
         """Those of a routing, which nodes with the same expert ids share."""
@@ -241,12 +252,26 @@ def _args(reads: Sequence[LoweredBuffer], writes: Sequence[LoweredBuffer]) -> tu
     )
 
 
-def _waves(share: _Share, rows: int, experts: int) -> Iterator[int]:
-    """The numbers of the waves that there can be."""
-    if share.places:
-        yield 0
-    if share.staged:
-        yield from range(1, 1 + max(1, -(-min(rows, experts) // share.staged)))
+def _again(pattern: Sequence[Call], wave: int, chosen: LoweredBuffer) -> list[Call]:
+    """The calls of a wave that fetches experts, by those of another one.
+
+    They share kernels, but not the room that experts are fetched into: so that each piece of it is
+    in use only as long as it must be.
+    """
+    fresh: dict[LoweredBuffer, LoweredBuffer] = {}
+    for call in pattern:
+        if isinstance(call.kernel, Choosing):
+            choice = call.buffers[0]
+            assert choice.data is not None
+            first_row, _, size = choice.data
+            numbers = np.array([first_row, wave, size], np.int64)
+            fresh[choice] = replace(choice, data=numbers)
+        if isinstance(call.kernel, Choosing | Fetching):
+            fresh.update((room, replace(room)) for room in call.writes() if room is not chosen)
+    return [
+        replace(call, buffers=tuple(fresh.get(b, b) for b in call.buffers), flops=0)
+        for call in pattern
+    ]
 
 
 # -- sharing the budget ----------------------------------------------------------------------------

@@ -161,7 +161,7 @@ class KernelCompiler:
 
         names: dict[Kernel, str] = {}
         objects: dict[str, tuple[bytes, list[str]]] = {}
-        generated = [kernel for kernel in kernels if ready_kernel(kernel) is None]
+        generated = [kernel for kernel in dict.fromkeys(kernels) if ready_kernel(kernel) is None]
         for done, kernel in enumerate(generated):
             text = kernel_text(kernel)
             name = self._symbol(text)
