@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -35,7 +36,8 @@ def main(arguments: Sequence[str]) -> None:
             _say(row, time.perf_counter() - start)
     print("\n" + report.table(rows))
     if options.json:
-        report.write_page(rows, options.clock, options.json.with_suffix(".md"))
+        command = shlex.join(["python", "-m", "bench", "compare", *arguments])
+        report.write_page(rows, options.clock, command, options.json.with_suffix(".md"))
         if not report.plot(rows, options.json.with_suffix(".svg")):
             print("no plot: matplotlib is not installed", file=sys.stderr)
 

@@ -41,9 +41,9 @@ def write_json(rows: Sequence[Row], path: Path) -> None:
     path.write_text(json.dumps([as_json(row) for row in rows], indent=1) + "\n")
 
 
-def write_page(rows: Sequence[Row], clock: str, path: Path) -> None:
-    """The table, with what it holds for."""
-    taken = f"{dt.date.today()}: {machine()}."
+def write_page(rows: Sequence[Row], clock: str, command: str, path: Path) -> None:
+    """The table, with the ``command`` it comes from and the machine it holds for."""
+    taken = f"`{command}` on {dt.date.today()}: {machine()}."
     times = "Milliseconds" if clock == "wall" else "Milliseconds of processor time per thread"
     legend = (
         f"{times} per run: the median of the rounds, and the least of all runs in brackets; the "
