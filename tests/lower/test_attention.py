@@ -246,3 +246,10 @@ def test_few_rows_are_multiplied_in_place(
         (kernel,) = check(lowered, level, g, dtype).kernels
         assert kernel.by_dot_products
         assert (kernel.value_pitch == features) == (dtype != FLOAT16)
+
+
+def test_many_rows_are_cut_into_larger_blocks(lowered: Lowered, level: str) -> None:
+    """Blocks that end within a query head, and a last one that is short."""
+    g = attend((1, 8, 4, 1031, 37, 16, 24), FLOAT32, causal=False)
+    (kernel,) = check(lowered, level, g, FLOAT32).kernels
+    assert kernel.tiles.block > 64

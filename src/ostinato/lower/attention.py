@@ -40,6 +40,10 @@ __all__ = ["AttentionKernel", "AttentionTiles", "Queries", "attention_kernel", "
 #: Rows of an item: many enough that packing a panel of keys costs little beside its products.
 _BLOCK_ROWS = 64
 
+#: The same where there are so many rows that threads still find enough blocks: 3% faster with 512
+#: keys, 5% with 1024.
+_LARGE_BLOCK_ROWS, _MANY_ROWS = 128, 8192
+
 #: Keys between two corrections of the sums: weights and values of so many stay in the second-level
 #: cache.
 _BLOCK_KEYS = 256
@@ -301,7 +305,9 @@ def attention_tiles(node: Node, registers: RegisterFile) -> AttentionTiles:
     acc = q.dtype.accumulator
     group = floor_div(q.shape[1], k.shape[1])
     most = bounds(group * q.shape[2])[1]
-    even = -(-most // max(1, -(-most // _BLOCK_ROWS)))
+    all_rows = bounds(q.shape[0] * k.shape[1])[1] * most
+    high = _LARGE_BLOCK_ROWS if all_rows >= _MANY_ROWS else _BLOCK_ROWS
+    even = -(-most // max(1, -(-most // high)))
     rows = minimum(group * q.shape[2], even)
     keys = minimum(k.shape[2], _BLOCK_KEYS)
     scores = tile_for(registers.vector_bytes, registers.count, acc, rows, keys)
