@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -264,6 +265,24 @@ def test_a_file_that_is_written_meanwhile(path, change):
         compiled.set_moe_resident_experts([False] * 6 + [True])
     stats = compiled.take_moe_residency_stats()
     assert stats is None or stats.gpu_tokens + stats.cpu_tokens == 20
+
+
+def test_a_file_that_comes_back(path):
+    """What could not be read has no place; what was not read anew keeps its own."""
+    compiled = compiled_from(path, 10 * ONE)
+    before, content = path.stat(), path.read_bytes()
+    places = compiled.moe_layers[0].places
+    path.write_bytes(content[:2000])
+    with pytest.raises(ost.ModelFormatError):
+        compiled.set_moe_resident_experts([False] + [True] * places + [False] * (6 - places))
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    staged = compiled.moe_transfers.bytes_staged
+    np.testing.assert_array_equal(compiled.run(tokens_of(5)), in_memory().run(tokens_of(5)))
+    stats = compiled.take_moe_residency_stats()
+    assert stats.cpu_expert_calls > 0
+    read = compiled.moe_transfers.bytes_staged - staged
+    assert read == stats.cpu_expert_calls * 3 * FEATURES * HIDDEN * 4
 
 
 def test_what_can_not_stay_in_a_file(tmp_path, path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.errors import InputError
+from ostinato.errors import InputError, ModelFormatError
 from ostinato.runtime.execution import Execution
 from ostinato.runtime.expert_pool import MoeResidencyStats, expert_hits
 
@@ -118,7 +118,11 @@ class MoeCalls(Execution):
         self._settle("setting resident experts moves memory")
         with self._turn:
             account = self._observed()
-            account.masks = tuple(self._executable.place_experts(masks))
+            try:
+                account.masks = tuple(self._executable.place_experts(masks))
+            except ModelFormatError:  # some have left, and nobody has come
+                account.masks = tuple(self._executable.resident_experts())
+                raise
 
     # -- which experts were called -----------------------------------------------------------------
 
