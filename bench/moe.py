@@ -11,15 +11,18 @@ trade theirs.
 - ``static`` are the experts that the prompt has called most.
 
 The hit rate is that of the decoded tokens. Policies take turns in one process, some tokens each.
-The file is in the system's cache, so a miss costs a copy from there and the packing, not a disk.
+The file is in the system's cache, so a miss costs a copy from there and the packing; with
+``--cold`` the system is asked to forget it before every token, so that a miss costs the disk.
 
-    python -m bench.moe [--tokens 600] [--skew 1.0] [--threads 1] [--json FILE]
+    python -m bench.moe [--tokens 600] [--skew 1.0] [--threads 1] [--cold]
+        [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -210,9 +213,15 @@ class Result:
 
 
 def decode(
-    loops: dict[str, Any], steps: Sequence[Sequence[Array]], features: int
+    loops: dict[str, Any],
+    steps: Sequence[Sequence[Array]],
+    features: int,
+    forget: Callable[[], None] = lambda: None,
 ) -> dict[str, Result]:
-    """Results by name; ``steps`` are the experts of each layer, step by step."""
+    """Results by name; ``steps`` are the experts of each layer, step by step.
+
+    Before each, ``forget`` is called.
+    """
     x = np.random.default_rng(1).standard_normal((PROMPT, features)).astype(np.float32)
     seconds = dict.fromkeys(loops, 0.0)
     outputs: dict[str, list[Array]] = {name: [] for name in loops}
@@ -229,10 +238,11 @@ def decode(
         before[name] = loop.compiled.moe_transfers
     for start in range(1, len(steps), TURN):
         for name in loops:
-            began = time.perf_counter()
             for step in range(start, min(start + TURN, len(steps))):
+                forget()
+                began = time.perf_counter()
                 run(name, step)
-            seconds[name] += time.perf_counter() - began
+                seconds[name] += time.perf_counter() - began
     first, *others = outputs.values()
     for other in others:
         assert all(map(np.array_equal, first, other)), "a policy has changed a result"
@@ -244,6 +254,13 @@ def decode(
         read = after.bytes_moved + after.bytes_staged - was.bytes_moved - was.bytes_staged
         results[name] = Result(hits / (hits + misses), tokens / seconds[name], read / tokens / 1e6)
     return results
+
+
+def forget(path: Path) -> None:
+    """Ask the system to keep nothing of a file in its cache."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def show(console: Console, title: str, results: dict[str, Result]) -> None:
@@ -261,6 +278,7 @@ def main() -> None:
     parser.add_argument("--skew", type=float, default=1.0)
     parser.add_argument("--every", type=int, default=4, help="tokens between TIDE's changes")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cold", action="store_true", help="read from the disk")
     parser.add_argument("--json", type=Path, help="write the results here")
     arguments = parser.parse_args()
     sizes, console = Sizes(), Console()
@@ -275,7 +293,8 @@ def main() -> None:
                 for layer in range(sizes.layers)
             ]
             loops = ways(partial(compiled_from, path, sizes, session), arguments.every)
-            results = decode(loops, [*zip(*layers, strict=True)], sizes.features)
+            before = partial(forget, path) if arguments.cold else lambda: None
+            results = decode(loops, [*zip(*layers, strict=True)], sizes.features, before)
             show(console, f"{title}: {PLACES} of {EXPERTS} experts in memory", results)
             found[title] = {name: asdict(result) for name, result in results.items()}
     if arguments.json:
