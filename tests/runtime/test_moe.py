@@ -134,3 +134,21 @@ def test_lists_of_rows_outlive_the_run(arrays: dict[str, Array]) -> None:
             assert list(rows) == sorted(rows)
             found[rows] = expert
         np.testing.assert_array_equal(found, ids.ravel())
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "uint8", "uint64"])
+def test_ids_of_experts_that_do_not_exist_are_refused(dtype: str) -> None:
+    g = ost.Graph()
+    x, w, ids = g.input("x", (4, 8)), g.param("w", (3, 8, 5)), g.input("ids", (2, 2), dtype)
+    g.set_outputs([g.grouped_matmul(x, w, g.reshape(ids, (4,)))])
+    matrices = np.random.default_rng(5).standard_normal((3, 8, 5)).astype(np.float32)
+    compiled = ost.Session("cpu").compile(g, {"w": matrices})
+    rows = np.ones((4, 8), np.float32)
+    fine = np.array([[0, 1], [2, 2]], dtype)
+    (want,) = compiled.run({"x": rows, "ids": fine})
+    for wrong in (3, 100):
+        ids_beyond = np.array([[0, 1], [wrong, 2]], dtype)
+        with pytest.raises(ost.InputError, match=f"'ids' has expert {wrong}.*3 experts"):
+            compiled.run({"x": rows, "ids": ids_beyond})
+    (again,) = compiled.run({"x": rows, "ids": fine})
+    np.testing.assert_array_equal(want, again)

@@ -1,7 +1,8 @@
 """Mixture of experts: products with a matrix chosen per row, expert networks, and whole layers.
 
 Experts are chosen by number. As in every gather, a negative number counts from the end and what is
-still outside is clamped, so that no number can reach outside the weights.
+still outside is clamped, so that no number can reach outside the weights. Whoever can see the
+numbers before they are used refuses those outside.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = [
     "FAMILY",
     "GROUPED_MATMUL",
     "MOE",
+    "NUMBERED",
     "ROUTES",
     "ExpertMlp",
     "GroupedMatmul",
@@ -342,3 +344,8 @@ def _expect_activation(op: Op, activation: Any) -> None:
 
 GROUPED_MATMUL, EXPERT_MLP, MOE = GroupedMatmul(), ExpertMlp(), Moe()
 FAMILY: tuple[Op, ...] = (GROUPED_MATMUL, EXPERT_MLP, MOE)
+
+#: By op, the operands that are numbers of experts, and a matrix for each expert.
+NUMBERED: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
+    {GROUPED_MATMUL.name: (2, 1), EXPERT_MLP.name: (1, 3)}
+)

@@ -13,6 +13,7 @@ import numpy as np
 from ostinato.backends.context import DECODE_VARIABLES
 from ostinato.errors import InputError, VariableError
 from ostinato.ir.binding import check_values, solve_dims
+from ostinato.ops.moe import NUMBERED
 from ostinato.runtime.arrays import (
     Array,
     TensorSpec,
@@ -77,6 +78,7 @@ class Signature:
         self._variables = graph.variables
         self.resident = tuple(name for name in graph.variables if name in DECODE_VARIABLES)
         self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
+        self._experts = _expert_inputs(graph)
         self._known: dict[tuple[tuple[int, ...], ...], Live] = {}
 
     # -- inputs --------------------------------------------------------------------------------
@@ -84,8 +86,11 @@ class Signature:
     def recognise(
         self, inputs: object, block: Mapping[str, int] = NO_VALUES
     ) -> tuple[list[Array], Live] | None:
-        """The arrays of ``inputs`` in order, when it is plain that all is well; else ``None``."""
-        if type(inputs) is not dict or len(inputs) != len(self._expected):
+        """The arrays of ``inputs`` in order, when it is plain that all is well; else ``None``.
+
+        It never is where contents matter, which are numbers of experts.
+        """
+        if self._experts or type(inputs) is not dict or len(inputs) != len(self._expected):
             return None
         arrays, shapes = [], []
         for name, dtype in self._expected:
@@ -119,7 +124,8 @@ class Signature:
             block: values of Variables that the device has.
 
         Raises:
-            InputError: an input is missing, unknown, or of another shape or dtype.
+            InputError: an input is missing, unknown, or of another shape or dtype; or it is the
+                number of an expert that there is none of, unless ``bound``: contents may change.
             VariableError: a size is out of its Variable's bounds, or sizes contradict each other.
         """
         given = checked_mapping("input", inputs, self.inputs)
@@ -132,7 +138,19 @@ class Signature:
             arrays.append(examined("input", spec, array, cast=cast and not bound))
         shapes = [array.shape for array in arrays]
         live = self.live(self.used(shapes, block) if bound else shapes, block)
+        if not bound:
+            self._check_experts(dict(zip(self.inputs, arrays, strict=True)))
         return [settled(s, a) for s, a in zip(self.inputs.values(), arrays, strict=True)], live
+
+    def _check_experts(self, arrays: Mapping[str, Array]) -> None:
+        for name, count in self._experts.items():
+            ids = arrays[name]
+            outside = ids[(ids < -count) | (ids >= count)]
+            if outside.size:
+                raise InputError(
+                    f"input {name!r} has expert {outside.flat[0]}, which is out of range for "
+                    f"{count} experts"
+                )
 
     def check_resident(self, name: str, array: object, *, cast: bool = False) -> Array:
         """A copy of ``array`` that can stay in the place of an input or a state.
@@ -307,3 +325,17 @@ def _used_size(dim: Dim, size: int, block: Mapping[str, int]) -> int:
 
 def _specs(types: Mapping[str, TensorType]) -> Mapping[str, TensorSpec]:
     return MappingProxyType({name: TensorSpec(name, type_) for name, type_ in types.items()})
+
+
+def _expert_inputs(graph: BaseGraph) -> dict[str, int]:
+    """The inputs that number experts, and how many experts there are."""
+    counts: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.op.name in NUMBERED:
+            ids, matrices = (node.inputs[i] for i in NUMBERED[node.op.name])
+            while ids.node.op.name == "reshape":
+                (ids,) = ids.node.inputs
+            experts = matrices.shape[0]
+            if ids.node.op.name == "input" and isinstance(experts, int):
+                counts[ids.name] = min(experts, counts.get(ids.name, experts))
+    return counts

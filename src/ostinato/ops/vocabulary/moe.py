@@ -24,8 +24,9 @@ class MoeVocabulary(IndexingVocabulary[T]):
     """Methods that choose matrices by number; they raise :class:`~ostinato.errors.GraphError`.
 
     Matrices are ``[E, in, out]``: rows are multiplied from the left. Numbers of experts may count
-    from the end. One that is out of range raises if it is known when the method is called; one
-    that is computed is clamped when the graph runs, as in :meth:`take`.
+    from the end. One that is out of range raises if it is known when the method is called, and in
+    every run whose input it is; one that is computed, or in an array that a call is bound to, is
+    clamped when the graph runs, as in :meth:`take`.
     """
 
     def grouped_matmul(self, x: Any, w: Any, expert_ids: Any) -> T:
