@@ -146,9 +146,12 @@ def test_ids_of_experts_that_do_not_exist_are_refused(dtype: str) -> None:
     rows = np.ones((4, 8), np.float32)
     fine = np.array([[0, 1], [2, 2]], dtype)
     (want,) = compiled.run({"x": rows, "ids": fine})
-    for wrong in (3, 100):
+    for wrong in (3, 100) if dtype.startswith("u") else (3, 100, -4):
         ids_beyond = np.array([[0, 1], [wrong, 2]], dtype)
         with pytest.raises(ost.InputError, match=f"'ids' has expert {wrong}.*3 experts"):
             compiled.run({"x": rows, "ids": ids_beyond})
+    if not dtype.startswith("u"):
+        (from_the_end,) = compiled.run({"x": rows, "ids": np.array([[-3, -2], [-1, 2]], dtype)})
+        np.testing.assert_array_equal(want, from_the_end)
     (again,) = compiled.run({"x": rows, "ids": fine})
     np.testing.assert_array_equal(want, again)
