@@ -21,8 +21,7 @@ from ostinato.codegen.llvm.horizontal import across
 from ostinato.codegen.llvm.kernel import (
     KernelFunction,
     counted_loop,
-    define_extent,
-    open_kernel,
+    kernel_module,
     stack_slot,
 )
 from ostinato.codegen.llvm.key_panels import KeyPanels, first_lanes
@@ -57,11 +56,7 @@ def render(attention: AttentionKernel, name: str, target: TargetSpec) -> ir.Modu
     The kernel's signature is that of :mod:`ostinato.codegen.llvm.kernel`; it needs
     :attr:`AttentionKernel.scratch_bytes` of scratch.
     """
-    kernel = open_kernel(name, target, len(attention.args), attention.variables)
-    _Renderer(attention, name, kernel).render()
-    if not isinstance(attention.extent, int):
-        define_extent(kernel.module, name, attention.variables, attention.extent)
-    return kernel.module
+    return kernel_module(attention, name, target, lambda k: _Renderer(attention, name, k).render())
 
 
 @dataclass(frozen=True)

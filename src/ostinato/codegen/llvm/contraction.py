@@ -18,8 +18,7 @@ from ostinato.codegen.llvm.indices import Indices
 from ostinato.codegen.llvm.kernel import (
     KernelFunction,
     counted_loop,
-    define_extent,
-    open_kernel,
+    kernel_module,
 )
 from ostinato.codegen.llvm.memory import address
 from ostinato.codegen.llvm.microkernel import define_tile, tile_dims
@@ -75,14 +74,9 @@ def render(contraction: Contraction, name: str, target: TargetSpec) -> ir.Module
     Raises:
         OstinatoError: the contraction's indices are not of the form that it promises.
     """
-    kernel = open_kernel(name, target, len(contraction.args), contraction.variables)
-    if contraction.extent == 0:
-        kernel.builder.ret_void()
-    else:
-        _Renderer(contraction, name, kernel).render()
-    if not isinstance(contraction.extent, int):
-        define_extent(kernel.module, name, contraction.variables, contraction.extent)
-    return kernel.module
+    return kernel_module(
+        contraction, name, target, lambda k: _Renderer(contraction, name, k).render()
+    )
 
 
 class _Renderer:

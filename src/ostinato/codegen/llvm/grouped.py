@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ostinato.codegen.llvm.kernel import KernelFunction, counted_loop, define_extent, open_kernel
+from ostinato.codegen.llvm.kernel import KernelFunction, counted_loop, kernel_module
 from ostinato.codegen.llvm.memory import address
 from ostinato.codegen.llvm.microkernel import define_tile
 from ostinato.codegen.llvm.namespace import LaneNamespace
@@ -51,14 +51,7 @@ def render(product: GroupedProduct, name: str, target: TargetSpec) -> ir.Module:
     :attr:`GroupedProduct.scratch_bytes` of scratch. Of the matrices it reads only those of experts
     that have rows.
     """
-    kernel = open_kernel(name, target, len(product.args), product.variables)
-    if product.extent == 0:
-        kernel.builder.ret_void()
-    else:
-        _Renderer(product, name, kernel).render()
-    if not isinstance(product.extent, int):
-        define_extent(kernel.module, name, product.variables, product.extent)
-    return kernel.module
+    return kernel_module(product, name, target, lambda k: _Renderer(product, name, k).render())
 
 
 class _Renderer:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.codegen.llvm.toolchain import TargetSpec
+    from ostinato.lower.program import Kernel
     from ostinato.variables import Dim, Symbol
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "counted_loop",
     "define_extent",
     "extent_symbol",
+    "kernel_module",
     "open_kernel",
     "stack_slot",
     "when",
@@ -78,6 +80,27 @@ def open_kernel(
     )
     live = _load_variables(builder, values, variables)
     return KernelFunction(module, builder, target, buffers, live, begin, end, scratch)
+
+
+def kernel_module(
+    described: Kernel, name: str, target: TargetSpec, emit: Callable[[KernelFunction], None]
+) -> ir.Module:
+    """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
+
+    Args:
+        described: the kernel's arguments, Variables and extent.
+        name: of the function.
+        target: the processor to render for.
+        emit: emits the body and ends it; not called for a kernel that never has anything to do.
+    """
+    kernel = open_kernel(name, target, len(described.args), described.variables)
+    if described.extent == 0:
+        kernel.builder.ret_void()
+    else:
+        emit(kernel)
+    if not isinstance(described.extent, int):
+        define_extent(kernel.module, name, described.variables, described.extent)
+    return kernel.module
 
 
 def extent_symbol(name: str) -> str:

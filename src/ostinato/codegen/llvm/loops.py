@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from ostinato.codegen.llvm.kernel import (
     KernelFunction,
     counted_loop,
-    define_extent,
-    open_kernel,
+    kernel_module,
     stack_slot,
     when,
 )
@@ -21,7 +20,7 @@ from ostinato.codegen.llvm.types import I64
 from ostinato.codegen.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import UINT8
 from ostinato.lower.dependences import Dependence, Dependences, roots, written_buffers
-from ostinato.lower.loops import LoopNest, Reduce, Stage, extent_of, max_extent, parallel_extent
+from ostinato.lower.loops import LoopNest, Reduce, Stage, extent_of, max_extent
 from ostinato.variables import Dim, Symbol, bounds, ceil_div, provably_less
 
 if TYPE_CHECKING:
@@ -43,12 +42,7 @@ def render(nest: LoopNest, name: str, target: TargetSpec) -> ir.Module:
     Raises:
         OstinatoError: the nest refers to something that it does not define: a bug of lowering.
     """
-    kernel = open_kernel(name, target, len(nest.args), nest.variables)
-    _NestRenderer(nest, kernel).render()
-    extent = parallel_extent(nest)
-    if not isinstance(extent, int):
-        define_extent(kernel.module, name, nest.variables, extent)
-    return kernel.module
+    return kernel_module(nest, name, target, lambda k: _NestRenderer(nest, k).render())
 
 
 class _NestRenderer:

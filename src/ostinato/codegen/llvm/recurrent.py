@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.codegen.llvm.expressions import expression_scalars
-from ostinato.codegen.llvm.kernel import KernelFunction, counted_loop, define_extent, open_kernel
+from ostinato.codegen.llvm.kernel import KernelFunction, counted_loop, kernel_module
 from ostinato.codegen.llvm.lanes import Lane, broadcast, where
 from ostinato.codegen.llvm.memory import address, load, store
 from ostinato.codegen.llvm.microkernel import tile_lanes
@@ -47,11 +47,7 @@ def render(recurrent: RecurrentKernel, name: str, target: TargetSpec) -> ir.Modu
     The kernel's signature is that of :mod:`ostinato.codegen.llvm.kernel`; it needs
     :attr:`RecurrentKernel.scratch_bytes` of scratch.
     """
-    kernel = open_kernel(name, target, len(recurrent.args), recurrent.variables)
-    _Renderer(recurrent, name, kernel).render()
-    if not isinstance(recurrent.extent, int):
-        define_extent(kernel.module, name, recurrent.variables, recurrent.extent)
-    return kernel.module
+    return kernel_module(recurrent, name, target, lambda k: _Renderer(recurrent, name, k).render())
 
 
 class _Renderer:

@@ -17,8 +17,7 @@ from ostinato.codegen.llvm.expressions import enter_point, expression_scalars
 from ostinato.codegen.llvm.kernel import (
     KernelFunction,
     counted_loop,
-    define_extent,
-    open_kernel,
+    kernel_module,
     stack_slot,
 )
 from ostinato.codegen.llvm.lanes import Lane, is_nan, where
@@ -50,11 +49,7 @@ def render(topk: TopK, name: str, target: TargetSpec) -> ir.Module:
     The kernel's signature is that of :mod:`ostinato.codegen.llvm.kernel`; it needs
     :attr:`TopK.scratch_bytes` of scratch.
     """
-    kernel = open_kernel(name, target, len(topk.args), topk.variables)
-    _Renderer(topk, name, kernel).render()
-    if not isinstance(topk.extent, int):
-        define_extent(kernel.module, name, topk.variables, topk.extent)
-    return kernel.module
+    return kernel_module(topk, name, target, lambda k: _Renderer(topk, name, k).render())
 
 
 class _Renderer:
