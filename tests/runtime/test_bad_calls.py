@@ -142,7 +142,7 @@ def unharmed(compiled: ost.CompiledGraph) -> Iterator[None]:
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("how", CALLS)
 @pytest.mark.parametrize(
-    ("what", "make"), wrong_arrays(), ids=lambda v: v if isinstance(v, str) else ""
+    ("what", "make"), list(wrong_arrays()), ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_wrong_input(
     compiled: ost.CompiledGraph, how: str, what: str, make: Callable[[], Any]
@@ -152,7 +152,7 @@ def test_wrong_input(
 
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize(
-    ("what", "wrong"), wrong_names(), ids=lambda v: v if isinstance(v, str) else ""
+    ("what", "wrong"), list(wrong_names()), ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_wrong_names(compiled: ost.CompiledGraph, what: str, wrong: Callable[[Array], Any]) -> None:
     _refused(lambda: compiled.run(wrong(X)))
@@ -172,7 +172,7 @@ def wrong_params() -> Iterator[tuple[str, str, Callable[[], Any]]]:
 
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize(
-    ("name", "what", "make"), wrong_params(), ids=lambda v: v if isinstance(v, str) else ""
+    ("name", "what", "make"), list(wrong_params()), ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_wrong_param(
     compiled: ost.CompiledGraph, name: str, what: str, make: Callable[[], Any]
@@ -212,7 +212,7 @@ def _read_only(array: Array) -> Array:
 
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize(
-    ("what", "make"), wrong_outputs(), ids=lambda v: v if isinstance(v, str) else ""
+    ("what", "make"), list(wrong_outputs()), ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_wrong_output(compiled: ost.CompiledGraph, what: str, make: Callable[[], Any]) -> None:
     _refused(lambda: compiled.run({"x": X}, out=make()))
@@ -258,7 +258,9 @@ def _misaligned(array: Array) -> Array:
     return shifted
 
 
-@pytest.mark.parametrize(("what", "make"), unusual(), ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("what", "make"), list(unusual()), ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_unusual_but_right(compiled: ost.CompiledGraph, what: str, make: Callable[[], Any]) -> None:
     expected = compiled.run({"x": X})[0].tobytes()
     assert compiled.run({"x": make()})[0].tobytes() == expected

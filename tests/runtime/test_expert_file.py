@@ -176,11 +176,13 @@ def test_products_that_share_expert_ids(tmp_path):
     compiled = session.compile(products(), experts=file, expert_budget=3 * ONE)
     (layer,) = compiled.moe_layers
     assert 0 < layer.places < EXPERTS
-    for ids in ([0, 1, 2, 3, 4, 5, 6, 0, 0], [6] * 9, [-1, 2, 99, 2, 2, 2, 2, 2, 0]):
+    for ids in ([0, 1, 2, 3, 4, 5, 6, 0, 0], [6] * 9, [-1, 2, 6, 2, 2, 2, 2, 2, 0]):
         inputs = {**tokens_of(9), "ids": np.array(ids, np.int64)}
         for got, expected in zip(compiled.run(inputs), plain.run(inputs), strict=True):
             np.testing.assert_array_equal(got, expected)
         compiled.set_moe_resident_experts([False] * 6 + [True])
+    with pytest.raises(ost.InputError, match="expert 99, which is out of range for 7 experts"):
+        compiled.run({**tokens_of(9), "ids": np.full(9, 99)})
 
 
 def test_the_loop_with_a_file(path):
