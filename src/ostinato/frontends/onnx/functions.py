@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onnx import NodeProto, defs
-
+from ostinato.frontends.onnx.messages import NodeProto
 from ostinato.frontends.onnx.source import opset_versions
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     from onnx import AttributeProto, FunctionProto, ModelProto
+    from onnx.defs import OpSchema
 
 __all__ = ["FunctionLibrary"]
 
@@ -39,11 +39,8 @@ class FunctionLibrary:
         """The attributes that a call may leave out."""
         found = {attribute.name: attribute for attribute in function.attribute_proto}
         if function.domain == domain and function.name:
-            try:
-                schema = defs.get_schema(function.name, opset, domain)
-            except defs.SchemaError:
-                return found
-            for name, attribute in schema.attributes.items():
+            schema = _schema(function.name, domain, opset)
+            for name, attribute in schema.attributes.items() if schema else ():
                 if attribute.default_value.type:
                     found.setdefault(name, attribute.default_value)
         return found
@@ -72,8 +69,15 @@ def _without(node: NodeProto, absent: set[str]) -> NodeProto:
 
 
 def _standard(op_type: str, domain: str, opset: int) -> FunctionProto | None:
+    schema = _schema(op_type, domain, opset)
+    return schema.function_body if schema is not None and schema.has_function else None
+
+
+def _schema(op_type: str, domain: str, opset: int) -> OpSchema | None:
+    """What the ONNX standard says of an op, if it is in there."""
+    from onnx import defs  # few models have an op without a converter
+
     try:
-        schema = defs.get_schema(op_type, opset, domain)
+        return defs.get_schema(op_type, opset, domain)
     except defs.SchemaError:
         return None
-    return schema.function_body if schema.has_function else None

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onnx import AttributeProto
-
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.onnx.call import Call, NotSupported
 from ostinato.frontends.onnx.converters import FOLDED_BY_CONVERTER, find_converter
@@ -17,6 +15,7 @@ from ostinato.frontends.onnx.file_tensors import FileTensor
 from ostinato.frontends.onnx.folding import fold
 from ostinato.frontends.onnx.functions import FunctionLibrary
 from ostinato.frontends.onnx.known import Known, Leaves, Missing
+from ostinato.frontends.onnx.messages import AttributeProto
 from ostinato.frontends.onnx.order import label_of, ordered
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,

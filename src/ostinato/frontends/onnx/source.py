@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnx
 from google.protobuf.message import DecodeError
 
 from ostinato.errors import ModelFormatError, UnsupportedOpError
 from ostinato.frontends.onnx.external import ExternalData
 from ostinato.frontends.onnx.file_tensors import without_large_tensors
+from ostinato.frontends.onnx.messages import ModelProto
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from onnx import OperatorSetIdProto
 
     from ostinato.frontends.onnx.file_tensors import FileRange
 
@@ -40,7 +42,7 @@ class ModelSource:
             not in ``proto``.
     """
 
-    proto: onnx.ModelProto
+    proto: ModelProto
     name: str
     external: ExternalData
     opsets: dict[str, int]
@@ -56,7 +58,7 @@ def open_model(source: Any, base_dir: Any = None) -> ModelSource:
     """
     external = ExternalData() if base_dir is None else ExternalData(Path(base_dir))
     in_file: dict[str, FileRange] = {}
-    if isinstance(source, onnx.ModelProto):
+    if isinstance(source, ModelProto):
         proto, name = source, source.graph.name or "model"
     elif isinstance(source, str | os.PathLike):
         path = Path(os.fsdecode(source))
@@ -69,12 +71,12 @@ def open_model(source: Any, base_dir: Any = None) -> ModelSource:
     return ModelSource(proto, name, external, _check_envelope(proto), in_file)
 
 
-def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+def opset_versions(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
     """Version by domain; the default domain has two spellings, kept as the empty one."""
     return {"" if i.domain == "ai.onnx" else i.domain: i.version for i in imports}
 
 
-def _parse_file(path: Path) -> tuple[onnx.ModelProto, dict[str, FileRange]]:
+def _parse_file(path: Path) -> tuple[ModelProto, dict[str, FileRange]]:
     try:
         parted = without_large_tensors(path)
         data, ranges = parted or (path.read_bytes(), {})
@@ -94,18 +96,18 @@ def _as_bytes(source: Any) -> bytes:
         ) from None
 
 
-def _parse(data: bytes, name: str) -> onnx.ModelProto:
+def _parse(data: bytes, name: str) -> ModelProto:
     if not data:
         raise ModelFormatError(f"{name} is empty")
     try:
-        return onnx.ModelProto.FromString(data)
+        return ModelProto.FromString(data)
     except DecodeError as error:
         raise ModelFormatError(
             f"{name} is no ONNX model, or is truncated or damaged: {error}"
         ) from None
 
 
-def _check_envelope(proto: onnx.ModelProto) -> dict[str, int]:
+def _check_envelope(proto: ModelProto) -> dict[str, int]:
     if not proto.HasField("graph") or not proto.opset_import or proto.ir_version <= 0:
         raise ModelFormatError(
             "no ONNX model: the graph, the operator sets or the format version are missing"
