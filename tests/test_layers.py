@@ -16,7 +16,7 @@ ROOT = Path(ostinato.__file__).parent
 
 #: From the ground up. Modules of one floor may import each other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "dtypes", "variables", "symbolic", "once"),
+    ("errors", "dtypes", "variables", "symbolic", "once", "lazy"),
     ("ir",),
     ("ops",),
     ("reference",),

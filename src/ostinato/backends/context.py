@@ -10,7 +10,6 @@ import operator
 import time
 import weakref
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -23,16 +22,20 @@ from ostinato.dtypes import DType
 from ostinato.errors import CaptureError, GraphError, InputError, VariableError
 from ostinato.ir.leaves import as_numpy
 from ostinato.ir.types import TensorType
+from ostinato.lazy import LazyModule
 from ostinato.plan.buffer import Array, Buffer, Storage, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent import futures
 
     from ostinato.backends.device import Device
     from ostinato.plan.buffer import Memory
     from ostinato.plan.prepared import PreparedOp
     from ostinato.plan.region import Region, ResultStorage
     from ostinato.variables import Symbol
+else:
+    futures = LazyModule("concurrent.futures")
 
 __all__ = ["DECODE_VARIABLES", "Context", "Encoded", "Recording"]
 
@@ -385,7 +388,7 @@ class Context(RoutineShelf):
             PlanError: a buffer is another device's, or was released.
         """
 
-    def submit(self, encoded: Encoded) -> Future[int]:
+    def submit(self, encoded: Encoded) -> futures.Future[int]:
         """Queue ``encoded`` behind what was submitted before, and return at once.
 
         Inside a recording it is recorded instead, and the future is done.
@@ -393,7 +396,7 @@ class Context(RoutineShelf):
         Returns:
             The nanoseconds that it takes to run, or what it raises; 0 for what is recorded.
         """
-        future: Future[int] = Future()
+        future: futures.Future[int] = futures.Future()
         queued = partial(_carry_out, self._timed, encoded, future)
         self.enqueue(self._queue, queued, partial(_carry_out, _launched, encoded, future))
         return future
@@ -461,7 +464,9 @@ class Context(RoutineShelf):
             return time.perf_counter_ns() - start
 
 
-def _carry_out(timed: Callable[[Encoded], int], encoded: Encoded, future: Future[int]) -> None:
+def _carry_out(
+    timed: Callable[[Encoded], int], encoded: Encoded, future: futures.Future[int]
+) -> None:
     try:
         future.set_result(timed(encoded))
     except BaseException as error:  # whatever it is belongs to the one who waits

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ostinato.backends.turns import Turn
+from ostinato.lazy import LazyModule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent import futures
+else:
+    futures = LazyModule("concurrent.futures")
 
 __all__ = ["Queue"]
 
@@ -24,7 +27,7 @@ class Queue:
     def __init__(self) -> None:
         self._guard = Turn()
         self._process = -1  # nothing is there yet
-        self._last: Future[None] | None = None
+        self._last: futures.Future[None] | None = None
         self._outcome = _Outcome()
 
     def submit(self, call: Callable[[], object]) -> None:
@@ -32,7 +35,7 @@ class Queue:
         with self._guard:
             if self._process != os.getpid():
                 self._process = os.getpid()
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="ostinato-queue")
+                self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="ostinato-queue")
                 self._outcome = _Outcome()
             self._last = self._thread.submit(self._outcome.run, call)
 

@@ -6,11 +6,18 @@ the device kind in lower case as the entry's name.
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Backend
 from ostinato.backends.device import KINDS, Device
 from ostinato.errors import DeviceUnavailableError
+from ostinato.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from importlib import metadata
+else:
+    metadata = LazyModule("importlib.metadata")
 
 __all__ = ["available_devices", "is_available", "open_backend"]
 

@@ -1,0 +1,28 @@
+"""Modules that are imported when they are first used.
+
+Most of what Ostinato can do, most models do not ask for, and a process that compiles one model and
+runs it once should not have to import the rest. Where a module is of use to few, it is named as
+the two kinds of readers need it::
+
+    if TYPE_CHECKING:
+        from ostinato.lower import topk
+    else:
+        topk = LazyModule("ostinato.lower.topk")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["LazyModule"]
+
+
+class LazyModule:
+    """Stands for the module ``name``: the first use of anything in it imports it."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self.__name__), attribute)
