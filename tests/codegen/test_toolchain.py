@@ -176,6 +176,15 @@ def test_threads_may_compile_and_link_at_once():
         assert list(pool.map(build, range(40))) == list(range(40))
 
 
+def test_threads_compile_the_same_code_as_one():
+    host = TargetSpec.host()
+    texts = [str(module(getattr(XP, name), lanes)) for name in ("exp", "tanh", "log")
+             for lanes in (1, 8, 16)]  # fmt: skip
+    alone = [compile_module(text, host) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda text: compile_module(text, host), texts)) == alone
+
+
 def test_importing_loads_no_compiler():
     script = (
         f"import sys; import {toolchain.__name__}; import ostinato.codegen.object_cache; "

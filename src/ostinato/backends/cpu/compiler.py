@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu import _core
+from ostinato.codegen.builds import build_all
 from ostinato.codegen.object_cache import object_key
 from ostinato.lower.fetching import Choosing, Fetching
 from ostinato.lower.text import kernel_text
@@ -143,11 +144,13 @@ class KernelCompiler:
     Args:
         target: the processor.
         cache: holds the objects of kernels compiled before.
+        threads: how many compile, the calling one included.
     """
 
-    def __init__(self, target: TargetSpec, cache: ObjectCache) -> None:
+    def __init__(self, target: TargetSpec, cache: ObjectCache, threads: int = 1) -> None:
         self.target = target
         self.cache = cache
+        self.threads = threads
 
     def compile(
         self,
@@ -160,21 +163,34 @@ class KernelCompiler:
         from ostinato.backends.cpu.loading import load
 
         names: dict[Kernel, str] = {}
-        objects: dict[str, tuple[bytes, list[str]]] = {}
+        builds: dict[str, tuple[str, Kernel]] = {}
         generated = [kernel for kernel in dict.fromkeys(kernels) if ready_kernel(kernel) is None]
-        for done, kernel in enumerate(generated):
+        for kernel in generated:
             text = kernel_text(kernel)
-            name = self._symbol(text)
-            names[kernel] = name
-            if name not in objects:
-                built = self.cache.get_or_build(name, partial(self._build, kernel, name))
-                symbols = [name] if isinstance(kernel.extent, int) else [name, f"{name}_extent"]
-                objects[name] = (built, symbols)
-            if progress is not None:
-                progress(done + 1, len(generated))
+            names[kernel] = name = self._symbol(text)
+            builds.setdefault(name, (text, kernel))
+        objects = self._objects(builds, progress)
         size_names = self._sizes(sizes, variables, objects)
         linked = load(objects.values()) if objects else None
         return MachineCode(linked, names, size_names, self.target)
+
+    def _objects(
+        self, builds: dict[str, tuple[str, Kernel]], progress: Progress | None
+    ) -> dict[str, tuple[bytes, list[str]]]:
+        """By symbol, a kernel's object, and all symbols in it."""
+        # What takes long to describe takes long to compile: that comes first.
+        order = sorted(builds, key=lambda name: len(builds[name][0]), reverse=True)
+        built = build_all(
+            self.cache,
+            {name: partial(self._build, builds[name][1], name) for name in order},
+            helpers=self.threads - 1,
+            report=None if progress is None else lambda done: progress(done, len(builds)),
+        )
+        objects: dict[str, tuple[bytes, list[str]]] = {}
+        for name, (_, kernel) in builds.items():
+            symbolic = not isinstance(kernel.extent, int)
+            objects[name] = (built[name], [name, f"{name}_extent"] if symbolic else [name])
+        return objects
 
     def _symbol(self, text: str) -> str:
         return "k" + object_key(text, self.target.identity)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.codegen.llvm.machine import machine
+from ostinato.codegen.llvm.unlocked import emit_object, run_passes
 from ostinato.errors import DeviceUnavailableError, OstinatoError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from llvmlite import ir
 
@@ -152,19 +155,21 @@ def compile_module(module: str | ir.Module, target: TargetSpec) -> bytes:
     Raises:
         OstinatoError: the IR is malformed, which is a bug in whoever emitted it.
     """
-    code: bytes = _target_machine(target).emit_object(_optimized(module, target))
-    return code
+    with _target_machine(target) as machine:
+        return emit_object(machine, _optimized(module, target, machine))
 
 
 def assembly(module: str | ir.Module, target: TargetSpec) -> str:
     """What :func:`compile_module` would encode, as assembly text."""
-    text: str = _target_machine(target).emit_assembly(_optimized(module, target))
-    return text
+    with _target_machine(target) as machine:
+        text: str = machine.emit_assembly(_optimized(module, target, machine))
+        return text
 
 
 def optimized(module: str | ir.Module, target: TargetSpec) -> str:
     """The IR text after the optimisation passes."""
-    return str(_optimized(module, target))
+    with _target_machine(target) as machine:
+        return str(_optimized(module, target, machine))
 
 
 def link(objects: Iterable[tuple[bytes, Sequence[str]]]) -> LinkedCode:
@@ -218,15 +223,16 @@ def _batches(
     return [members for members, _ in batches]
 
 
-def _optimized(module: str | ir.Module, target: TargetSpec) -> Any:
+def _optimized(module: str | ir.Module, target: TargetSpec, machine: Any) -> Any:
+    """The module, parsed and optimised, in a context of its own."""
     import llvmlite.binding as llvm
 
-    machine = _target_machine(target)
+    context = llvm.create_context()
     try:
-        parsed = llvm.parse_assembly(str(module))
+        parsed = llvm.parse_assembly(str(module), context)
         parsed.triple = target.triple
         parsed.data_layout = str(machine.target_data)
-        _supply_library(parsed, target)
+        _supply_library(parsed, target, context)
         parsed.verify()
     except RuntimeError as error:
         raise OstinatoError(f"malformed LLVM IR: {error}") from error
@@ -234,11 +240,11 @@ def _optimized(module: str | ir.Module, target: TargetSpec) -> Any:
     passes = llvm.create_new_module_pass_manager()
     for name in _PASSES:
         getattr(passes, f"add_{name}_pass")()
-    passes.run(parsed, builder)
+    run_passes(passes, parsed, builder)
     return parsed
 
 
-def _supply_library(parsed: Any, target: TargetSpec) -> None:
+def _supply_library(parsed: Any, target: TargetSpec, context: Any) -> None:
     """Links in what the module calls of :mod:`ostinato.codegen.llvm.target_library`."""
     import llvmlite.binding as llvm
     from llvmlite import ir
@@ -252,7 +258,7 @@ def _supply_library(parsed: Any, target: TargetSpec) -> None:
         target_library.define_half_conversions(library)
     if not library.globals:
         return
-    definitions = llvm.parse_assembly(str(library))
+    definitions = llvm.parse_assembly(str(library), context)
     definitions.triple, definitions.data_layout = parsed.triple, parsed.data_layout
     parsed.link_in(definitions)
 
@@ -275,10 +281,24 @@ def _is_x86(triple: str) -> bool:
     return triple.startswith(("x86_64", "i686"))
 
 
+@contextmanager
+def _target_machine(target: TargetSpec) -> Iterator[Any]:
+    """A target machine, which until the end is this thread's alone."""
+    idle = _idle_machines(target)
+    try:
+        machine = idle.pop()
+    except IndexError:
+        machine = _new_target_machine(target)
+    try:
+        yield machine
+    finally:
+        idle.append(machine)
+
+
 @functools.cache
-def _target_machine(target: TargetSpec) -> Any:
-    """Shared by all compilations for ``target``; llvmlite runs one LLVM call at a time."""
-    return _new_target_machine(target)
+def _idle_machines(target: TargetSpec) -> deque[Any]:
+    """Machines made earlier that nobody uses now."""
+    return deque()
 
 
 def _new_target_machine(target: TargetSpec) -> Any:

@@ -1,0 +1,64 @@
+"""Building several objects with several threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ostinato.codegen.builds import build_all
+from ostinato.codegen.object_cache import ObjectCache
+
+
+def constant(number: int):
+    return lambda: str(number).encode()
+
+
+@pytest.mark.parametrize("helpers", [0, 1, 3, 50])
+def test_every_key_has_its_object(tmp_path, helpers):
+    cache = ObjectCache(tmp_path)
+    told: list[int] = []
+    builds = {f"key{k}": constant(k) for k in range(20)}
+    objects = build_all(cache, builds, helpers=helpers, report=told.append)
+    assert objects == {f"key{k}": str(k).encode() for k in range(20)}
+    assert told == list(range(1, 21))
+    assert (cache.counters.hits, cache.counters.misses) == (0, 20)
+
+
+def test_what_is_in_the_cache_starts_no_thread(tmp_path, monkeypatch):
+    builds = {f"key{k}": constant(k) for k in range(5)}
+    build_all(ObjectCache(tmp_path), builds)
+    monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread was started"))
+    cache = ObjectCache(tmp_path)
+    assert len(build_all(cache, builds, helpers=3)) == 5
+    assert (cache.counters.disk_hits, cache.counters.misses) == (5, 0)
+
+
+def test_threads_build_at_the_same_time(tmp_path):
+    """Each build waits for the others: one thread alone would never get on."""
+    together = threading.Barrier(3, timeout=30)
+
+    def build() -> bytes:
+        together.wait()
+        return b"met"
+
+    builds = {f"key{k}": build for k in range(3)}
+    assert set(build_all(ObjectCache(tmp_path), builds, helpers=2).values()) == {b"met"}
+
+
+@pytest.mark.parametrize("helpers", [0, 2])
+@pytest.mark.parametrize("broken", [0, 7, 19])
+def test_what_a_build_raises_arrives(tmp_path, helpers, broken):
+    def fail() -> bytes:
+        raise ValueError("no code")
+
+    builds = {f"key{k}": fail if k == broken else constant(k) for k in range(20)}
+    cache = ObjectCache(tmp_path)
+    with pytest.raises(ValueError, match="no code"):
+        build_all(cache, builds, helpers=helpers)
+    builds[f"key{broken}"] = constant(broken)
+    assert build_all(cache, builds, helpers=helpers)[f"key{broken}"] == str(broken).encode()
+
+
+def test_nothing_to_build(tmp_path):
+    assert build_all(ObjectCache(tmp_path), {}, helpers=2) == {}
