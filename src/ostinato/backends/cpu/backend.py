@@ -145,7 +145,7 @@ class CpuBackend(Backend):
         kernels += [matrix.packing.nest for matrix in matrices]
         externals = [*program.inputs.values(), *program.outputs.values()]
         sizes = [b.type.size * b.type.dtype.itemsize for b in externals]
-        compiler = KernelCompiler(target, cache, self.threads)
+        compiler = KernelCompiler(target, cache)
         code = compiler.compile(kernels, sizes, program.variables, progress)
         report.compiled = cache.counters.misses - before.misses
         report.cached = cache.counters.disk_hits + cache.counters.hits

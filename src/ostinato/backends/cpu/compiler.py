@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -144,13 +145,11 @@ class KernelCompiler:
     Args:
         target: the processor.
         cache: holds the objects of kernels compiled before.
-        threads: how many compile, the calling one included.
     """
 
-    def __init__(self, target: TargetSpec, cache: ObjectCache, threads: int = 1) -> None:
+    def __init__(self, target: TargetSpec, cache: ObjectCache) -> None:
         self.target = target
         self.cache = cache
-        self.threads = threads
 
     def compile(
         self,
@@ -183,7 +182,7 @@ class KernelCompiler:
         built = build_all(
             self.cache,
             {name: partial(self._build, builds[name][1], name) for name in order},
-            helpers=self.threads - 1,
+            helpers=len(os.sched_getaffinity(0)) - 1,
             report=None if progress is None else lambda done: progress(done, len(builds)),
         )
         objects: dict[str, tuple[bytes, list[str]]] = {}
