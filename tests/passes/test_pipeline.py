@@ -15,7 +15,7 @@ from ostinato.ir import graphs_equal, verify
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
 from ostinato.ops.builder import Graph
-from ostinato.passes import OPTIONAL_PASSES, run_passes
+from ostinato.passes import OPTIONAL_PASSES, PassReport, pipeline, run_passes
 from ostinato.variables import Variable
 
 #: What a backend could not do without: all that no op of the vocabulary is made of.
@@ -298,3 +298,24 @@ def test_an_encoder_is_found_again(length):
     (got,), (want,) = (reference.evaluate(graph, inputs, params) for graph in (after, g))
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
     verify(after)
+
+
+@dataclass(frozen=True)
+class NoPaddedConv(Capabilities):
+    padded_conv: bool = False
+
+
+@pytest.mark.parametrize("listed", pipeline(NoPaddedConv()), ids=lambda listed: listed.name)
+def test_the_list_says_what_passes_say_of_themselves(listed):
+    assert listed.make().name == listed.name
+    assert listed.ops <= OPS.keys()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_passes_leave_graphs_alone_that_do_not_concern_them(seed):
+    graph = RandomGraph(seed).g
+    for listed in pipeline(NoPaddedConv()):
+        if not listed.concerns(graph):
+            report = PassReport()
+            assert listed.make().run(graph, report) is graph
+            assert not report.events

@@ -9,14 +9,17 @@ import numpy as np
 
 from ostinato.dtypes import BFLOAT16, FLOAT16
 from ostinato.ir.leaves import CONSTANT, Leaf
+from ostinato.lazy import LazyModule
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.match import array_of
 from ostinato.passes.rewrite import Rewriter
-from ostinato.reference import evaluate_node
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:
+    from ostinato import reference
     from ostinato.ir.graph import BaseGraph, Node
+else:
+    reference = LazyModule("ostinato.reference")
 
 __all__ = ["ConstantFolding"]
 
@@ -49,7 +52,7 @@ class ConstantFolding(Pass):
                 rewriter.copy(node)
                 continue
             with np.errstate(all="ignore"):
-                results = evaluate_node(node, arrays)
+                results = reference.evaluate_node(node, arrays)
             rewriter.replace(node, [rewriter.graph.constant(array) for array in results])
             report.changed(self, f"folded {node.op.name}", node)
         return rewriter.finish()

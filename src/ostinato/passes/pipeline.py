@@ -1,27 +1,16 @@
-"""The one list of passes, in the order in which they run."""
+"""The one list of passes, in the order in which they run.
+
+Each is imported when it has to run: those that look for certain ops, for graphs that have them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ostinato.errors import InputError
 from ostinato.ir.verify import verify as verify_graph
-from ostinato.passes.algebraic import Algebraic
 from ostinato.passes.base import Pass, PassReport
-from ostinato.passes.common_subexpressions import CommonSubexpressions
-from ostinato.passes.constant_folding import ConstantFolding
-from ostinato.passes.dead_code import DeadCode
-from ostinato.passes.decompose import Decompose, Native
-from ostinato.passes.explicit_padding import ExplicitPadding
-from ostinato.passes.recover_activations import RecoverActivations
-from ostinato.passes.recover_attention import RecoverAttention
-from ostinato.passes.recover_gelu import RecoverGelu
-from ostinato.passes.recover_norms import RecoverNorms
-from ostinato.passes.recover_softmax import RecoverSoftmax
-from ostinato.passes.shapes import Shapes
-from ostinato.passes.shared_concats import SharedConcats
-from ostinato.passes.static_slices import StaticSlices
-from ostinato.passes.wide_updates import WideUpdates
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,37 +18,74 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.passes.base import Event
+    from ostinato.passes.decompose import Native
 
-__all__ = ["OPTIONAL_PASSES", "Capabilities", "pipeline", "run_passes"]
+__all__ = ["OPTIONAL_PASSES", "Capabilities", "Listed", "pipeline", "run_passes"]
+
+
+class Listed(NamedTuple):
+    """A pass on the list.
+
+    Attributes:
+        name: the pass's, and of the module that has it.
+        kind: its class.
+        ops: it leaves graphs alone that have none of these; empty: it may change any graph.
+        options: what the pass is made with.
+    """
+
+    name: str
+    kind: str
+    ops: frozenset[str] = frozenset()
+    options: tuple[Any, ...] = ()
+
+    def concerns(self, graph: BaseGraph) -> bool:
+        """Whether there may be something to do."""
+        return not self.ops or any(node.op.name in self.ops for node in graph.nodes)
+
+    def make(self) -> Pass:
+        """The pass."""
+        made = getattr(import_module(f"ostinato.passes.{self.name}"), self.kind)(*self.options)
+        assert isinstance(made, Pass)
+        return made
+
+
+_CONSTANT_FOLDING = Listed("constant_folding", "ConstantFolding")
+_COMMON_SUBEXPRESSIONS = Listed("common_subexpressions", "CommonSubexpressions")
+_ALGEBRAIC = Listed("algebraic", "Algebraic")
+_STATIC_SLICES = Listed("static_slices", "StaticSlices", frozenset({"take", "dynamic_slice"}))
+_SHAPES = Listed("shapes", "Shapes")
 
 #: Makes arithmetic and data movement plain, so that patterns come in few spellings.
-_SIMPLIFY: tuple[Pass, ...] = (
-    ConstantFolding(),
-    CommonSubexpressions(),
-    Algebraic(),
-    StaticSlices(),
-    Shapes(),
-)
+_SIMPLIFY = (_CONSTANT_FOLDING, _COMMON_SUBEXPRESSIONS, _ALGEBRAIC, _STATIC_SLICES, _SHAPES)
+
+_SHARED_CONCATS = Listed("shared_concats", "SharedConcats", frozenset({"concat"}))
+_DEAD_CODE = Listed("dead_code", "DeadCode")
 
 #: Tidies up after recovery and decomposition, which bring constants, casts and reshapes.
-_TIDY: tuple[Pass, ...] = (
-    ConstantFolding(),
-    Algebraic(),
-    StaticSlices(),
-    Shapes(),
-    CommonSubexpressions(),
-    SharedConcats(),
-    DeadCode(),
+_TIDY = (
+    _CONSTANT_FOLDING,
+    _ALGEBRAIC,
+    _STATIC_SLICES,
+    _SHAPES,
+    _COMMON_SUBEXPRESSIONS,
+    _SHARED_CONCATS,
+    _DEAD_CODE,
 )
 
+#: What the activations that are recovered are made of.
+_CURVES = frozenset({"clip", "exp", "hard_sigmoid", "logaddexp", "relu6", "sigmoid", "tanh"})
+
 #: Finds composite ops; the later ones build on the earlier ones.
-_RECOVER: tuple[Pass, ...] = (
-    RecoverNorms(),
-    RecoverSoftmax(),
-    RecoverGelu(),
-    RecoverActivations(),
-    RecoverAttention(),
+_RECOVER = (
+    Listed("recover_norms", "RecoverNorms", frozenset({"pow", "rsqrt", "sqrt"})),
+    Listed("recover_softmax", "RecoverSoftmax", frozenset({"exp"})),
+    Listed("recover_gelu", "RecoverGelu", frozenset({"erf", "tanh"})),
+    Listed("recover_activations", "RecoverActivations", _CURVES),
+    Listed("recover_attention", "RecoverAttention", frozenset({"softmax"})),
 )
+
+_WIDE_UPDATES = Listed("wide_updates", "WideUpdates", frozenset({"scatter", "scatter_nd"}))
+_EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", frozenset({"conv"}))
 
 
 class Capabilities(Protocol):
@@ -78,16 +104,19 @@ class Capabilities(Protocol):
         """Whether a convolution may carry padding."""
 
 
-def pipeline(capabilities: Capabilities) -> tuple[Pass, ...]:
+def pipeline(capabilities: Capabilities) -> tuple[Listed, ...]:
     """Every pass, in order, for a backend."""
-    required: tuple[Pass, ...] = (Decompose(_native(capabilities)), WideUpdates())
+    decompose = Listed("decompose", "Decompose", options=(_native(capabilities),))
+    required: tuple[Listed, ...] = (decompose, _WIDE_UPDATES)
     if not capabilities.padded_conv:
-        required += (ExplicitPadding(),)
-    return (DeadCode(), *_SIMPLIFY, *_RECOVER, *required, *_TIDY)
+        required += (_EXPLICIT_PADDING,)
+    return (_DEAD_CODE, *_SIMPLIFY, *_RECOVER, *required, *_TIDY)
 
 
 #: The names that ``disabled=`` accepts; the other passes make a graph one that a backend takes.
-OPTIONAL_PASSES: frozenset[str] = frozenset(pass_.name for pass_ in (*_SIMPLIFY, *_RECOVER, *_TIDY))
+OPTIONAL_PASSES: frozenset[str] = frozenset(
+    listed.name for listed in (*_SIMPLIFY, *_RECOVER, *_TIDY)
+)
 
 
 def run_passes(
@@ -120,10 +149,12 @@ def run_passes(
     report = PassReport()
     if verify:
         verify_graph(graph)
-    for pass_ in pipeline(capabilities):
-        if pass_.name in disabled or (not optimize and pass_.name in OPTIONAL_PASSES):
+    for listed in pipeline(capabilities):
+        if listed.name in disabled or (not optimize and listed.name in OPTIONAL_PASSES):
             continue
-        before, graph = graph, pass_.run(graph, report)
+        if not listed.concerns(graph):
+            continue
+        before, graph = graph, listed.make().run(graph, report)
         if verify and graph is not before:
             verify_graph(graph)
     return graph, report.events
