@@ -57,6 +57,16 @@ class Once(Generic[K, V]):
             self._fulfil(future, key, make)
         return future.result()
 
+    def find(self, key: K) -> V | None:
+        """The value of ``key`` if somebody made it, or is just making it; else ``None``."""
+        with self._lock:
+            future = self._values.get(key)
+            if future is None:
+                return None
+            self.hits += 1
+            self._values.move_to_end(key)
+        return None if future.exception() is not None else future.result()
+
     def _fulfil(self, future: Future[V], key: K, make: Callable[[], V]) -> None:
         try:
             future.set_result(make())

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu import backend
+from ostinato.backends.cpu import compilation, stored
 from ostinato.backends.cpu.compiler import KernelCompiler
 from ostinato.codegen.llvm.machine import machine
 from ostinato.codegen.llvm.toolchain import TargetSpec
@@ -57,8 +57,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fresh_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the process had just started, with its cache in ``folder``."""
-    cache = ObjectCache(folder)
-    monkeypatch.setattr(backend, "process_cache", lambda: cache)
+    use(ObjectCache(folder), monkeypatch)
+
+
+def use(cache: ObjectCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have sessions use this cache."""
+    for module in (compilation, stored):
+        monkeypatch.setattr(module, "process_cache", lambda: cache)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -230,7 +235,7 @@ def test_what_llvm_says_of_the_machine_is_remembered_as_it_is(monkeypatch):
 
 def test_the_folder_stays_within_its_bound(tmp_path, monkeypatch):
     cache = ObjectCache(tmp_path, max_bytes=40_000)
-    monkeypatch.setattr(backend, "process_cache", lambda: cache)
+    use(cache, monkeypatch)
     session = ost.Session("cpu", threads=1)
     for width in range(20, 32):
         compiled = session.compile(graph(width))

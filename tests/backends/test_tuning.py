@@ -61,7 +61,7 @@ def test_every_cut_is_right(level: str, size: tuple[int, int, int]) -> None:
         for count in (1, 2, -(-m // tile[0])):
             cut = ProductCut(tile, tile[0] * count)
             lowering = lowering_options(options, spec, lambda _, cut=cut: cut)
-            executable = backend._compile(g, g.param_values.sources, options, lowering)
+            executable = backend._executable(g, g.param_values.sources, options, lowering)
             out = np.empty((m, n), np.float32)
             executable.run([feed["x"]], [out], ())
             np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5, err_msg=str(cut))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu.backend import CpuBackend
+from ostinato.backends.cpu.choices import CAPABILITIES
 from ostinato.lower.lowering import LoweringOptions, lower
 from ostinato.lower.products import RegisterFile
 from ostinato.lower.program import Call, Program, Role
@@ -20,7 +20,7 @@ REGISTERS = RegisterFile(vector_bytes=64, count=32)
 
 def lowered(graph: ost.Graph) -> tuple[Program, list[str]]:
     """The program, and why fusions were refused."""
-    ready, _ = run_passes(graph, capabilities=CpuBackend.capabilities)
+    ready, _ = run_passes(graph, capabilities=CAPABILITIES)
     program, refused = lower(ready, LoweringOptions(REGISTERS))
     return program, [refusal.why for refusal in refused]
 

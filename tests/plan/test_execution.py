@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu import backend
+from ostinato.codegen.object_cache import process_cache
 from ostinato.plan.buffer import Storage
 from ostinato.plan.hazards import conflicts
 from ostinato.plan.prepared import KernelCall, View
@@ -60,9 +60,9 @@ def test_prepare_runs_nothing_but_has_everything(session: ost.Session) -> None:
     assert not state.copyout().any()
     assert all(b.storage.allocations == 1 for b in [*plan.inputs.values(), *plan.output_buffers()])
     feed(plan, graph.inputs["x"], np.ones(3, np.float32))
-    compiled = copy.copy(backend.process_cache().counters)
+    compiled = copy.copy(process_cache().counters)
     plan.execute()
-    assert backend.process_cache().counters == compiled
+    assert process_cache().counters == compiled
     assert (state.copyout() == 1).all()
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_compiled_or_allocated_after_the_first_execute(
     plan.execute()
     storages = {b.storage for b in plan.buffers}
     before = {s: s.allocations for s in storages}
-    counters = copy.copy(backend.process_cache().counters)
+    counters = copy.copy(process_cache().counters)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a buffer was made")
@@ -86,7 +86,7 @@ def test_nothing_is_compiled_or_allocated_after_the_first_execute(
         plan.execute()
         plan.execute_profiled()
     assert {b.storage: b.storage.allocations for b in plan.buffers} == before
-    assert backend.process_cache().counters == counters
+    assert process_cache().counters == counters
 
 
 def test_a_compiled_graph_runs_the_plan_it_shows(session: ost.Session) -> None:

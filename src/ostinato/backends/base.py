@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.experts import ExpertLayer, ExpertsInFile, ExpertTransfers
 from ostinato.backends.host_context import HostContext
@@ -202,11 +202,15 @@ class Backend(ABC):
     """A kind of device."""
 
     device: Device
-    capabilities: ClassVar[Capabilities]
 
     @abstractmethod
     def __init__(self, device: Device, threads: int | None = None) -> None:
         """Open ``device``; ``threads`` is for devices that are threads."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What it takes as it is."""
 
     @cached_property
     def context(self) -> Context:

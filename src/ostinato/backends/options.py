@@ -30,6 +30,8 @@ class CompileOptions:
             take the fastest. What was found is kept beside the cache of kernels.
         tune_seconds: how long a compile may measure; products beyond it are cut as without tuning,
             and measured by a later compile.
+        stored_programs: start from what an equal graph was compiled to before, by any process that
+            used the same cache. With ``tune``, and with experts in a file, this never happens.
         target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.
     """
 
@@ -47,4 +49,5 @@ class CompileOptions:
     verify: bool = False
     tune: bool = False
     tune_seconds: float = 20.0
+    stored_programs: bool = True
     target: str = "host"

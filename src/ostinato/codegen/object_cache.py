@@ -1,4 +1,4 @@
-"""Compiled objects, kept in the process and on disk.
+"""Compiled objects, kept in the process and on disk, and notes of how to start from them.
 
 A kernel is compiled once per process however many threads ask for it, and once per machine as
 long as its file lasts. The disk is only ever a shortcut: an entry that is damaged, foreign or
@@ -6,6 +6,10 @@ unreadable is rebuilt, and a disk that cannot be written changes nothing but the
 
 Objects are machine code that this process will run, so only files and directories that belong to
 this user and nobody else may write are trusted, and each carries a checksum bound to its key.
+
+Beside them lie *notes*: what a graph was compiled to, what a model's file was read as. They are
+made of what ``marshal`` writes, need no module of the compiler to be read, and are worth no more
+than the sources that made them: :func:`note_key` has the state of the package in it.
 """
 
 from __future__ import annotations
@@ -13,20 +17,30 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import marshal
 import os
 import secrets
 import stat
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.once import Once, call_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["DEFAULT_MAX_BYTES", "CacheCounters", "ObjectCache", "default_directory", "object_key"]
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "CacheCounters",
+    "ObjectCache",
+    "default_directory",
+    "note_key",
+    "object_key",
+    "process_cache",
+]
 
 DEFAULT_MAX_BYTES = 1 << 30
 
@@ -61,9 +75,23 @@ def object_key(kernel: str, target: str) -> str:
     The code generator itself is part of the key, by the digest of its sources, so no one has to
     remember to raise a version when changing it.
     """
+    return _digest(kernel, target, _generator_digest())
+
+
+def note_key(kind: str, *parts: str | bytes) -> str:
+    """The key of a note.
+
+    Args:
+        kind: what it is a note of.
+        parts: all that it depends on, besides this package and the interpreter.
+    """
+    return _digest(kind, sys.implementation.cache_tag or "", _package_state(), *parts)
+
+
+def _digest(*parts: str | bytes) -> str:
     digest = hashlib.sha256()
-    for part in (kernel, target, _generator_digest()):
-        data = part.encode()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()
@@ -114,6 +142,30 @@ class ObjectCache:
         raises, all of them get its exception, and the next call tries again.
         """
         return self._objects.get(key, lambda: self._read_or_build(key, build))
+
+    def find(self, key: str) -> bytes | None:
+        """The object of ``key``, from memory or from disk; ``None`` if there is none."""
+        found = self._objects.find(key)
+        if found is None:
+            data = self._disk.read(key)
+            if data is None:
+                return None
+            self._found.add(key)
+            return self._objects.get(key, lambda: data)
+        return found
+
+    def read_note(self, key: str) -> Any:
+        """What was last written under ``key``, read from disk each time; ``None`` if nothing was.
+
+        Whoever can write these files can have this process run any code, as with objects; so
+        ``marshal``, which trusts what it reads, trusts nobody new.
+        """
+        data = self._disk.read(key)
+        return None if data is None else marshal.loads(data)
+
+    def write_note(self, key: str, note: Any) -> None:
+        """Keep a note: tuples, dicts and lists of strings, numbers, ``None`` and bytes."""
+        self._disk.write(key, marshal.dumps(note))
 
     def _read_or_build(self, key: str, build: Callable[[], bytes]) -> bytes:
         data = self._disk.read(key)
@@ -271,3 +323,29 @@ def _generator_digest() -> str:
             digest.update(path.relative_to(package).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@functools.cache
+def _package_state() -> str:
+    """Of every module of this package, its size and when it was written or put where it is.
+
+    Reading them all would take longer than a small model takes to start.
+    """
+    return "\n".join(sorted(_states(Path(__file__).resolve().parent.parent)))
+
+
+def _states(folder: Path | str) -> Iterator[str]:
+    with os.scandir(folder) as listing:
+        for entry in listing:
+            if entry.is_dir():
+                yield from _states(entry.path)
+            elif entry.name.endswith((".py", ".so", ".pyd")):
+                status = entry.stat()
+                times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+                yield f"{entry.path} {status.st_size} {times}"
+
+
+@functools.cache
+def process_cache() -> ObjectCache:
+    """Shared by all sessions: a kernel is compiled once per process (SPEC section 3)."""
+    return ObjectCache()

@@ -9,16 +9,18 @@ from ostinato.backends.experts import ExpertsInFile
 from ostinato.backends.options import CompileOptions
 from ostinato.backends.registry import open_backend
 from ostinato.errors import GraphError, InputError, UnsupportedOpError
+from ostinato.ir.deferred import deferred
 from ostinato.ir.graph import BaseGraph
 from ostinato.ir.stored import ExpertSource
 from ostinato.runtime.compiled_graph import CompiledGraph
-from ostinato.runtime.signature import Signature
+from ostinato.runtime.signature import Signature, interface_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.base import Progress
     from ostinato.backends.context import Context
+    from ostinato.ir.record import Interface
     from ostinato.plan.execution_plan import ExecutionPlan
 
 __all__ = ["Session", "check_threads"]
@@ -95,15 +97,15 @@ class Session:
         """
         self.context.refuse_while_capturing("compile allocates memory")
         options = _checked_options(options) or self.options
-        if not isinstance(graph, BaseGraph):
-            raise GraphError(f"expected a Graph, got {type(graph).__name__}")
-        if not graph.outputs:
-            raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs")
-        _check_sizes(graph)
-        signature = Signature(graph)
+        parts = deferred(graph)
+        if parts is None:
+            _check_graph(graph)
+        interface = interface_of(graph)
+        signature = Signature(interface)
         given = signature.check_params({} if params is None else params, cast=options.cast_inputs)
-        arrays = {**graph.param_values.sources, **given}
-        stored = self._stored_experts(graph, given, experts, expert_budget)
+        sources = graph.param_values.sources if parts is None else parts.sources
+        arrays = {**sources, **given}
+        stored = self._stored_experts(interface, given, experts, expert_budget)
         if stored is None:
             executable = self._backend.compile(graph, arrays, options, progress)
         else:
@@ -113,18 +115,18 @@ class Session:
 
     def _stored_experts(
         self,
-        graph: BaseGraph,
+        interface: Interface,
         given: Mapping[str, Any],
         experts: ExpertSource | None,
         budget: int | None,
     ) -> ExpertsInFile | None:
-        """The params of ``graph`` that stay in a file."""
+        """The params of a graph that stay in a file."""
         _check_budget(experts, budget)
         if experts is None:
             return None
         if not self._backend.capabilities.experts_in_file:
             raise UnsupportedOpError(f"{self.device} has no way to leave experts in a file")
-        tensors = experts.tensors({name: value.type for name, value in graph.params.items()})
+        tensors = experts.tensors(interface.params)
         if twice := sorted(given.keys() & tensors.keys()):
             raise InputError(f"params in the file of experts are given as well: {', '.join(twice)}")
         return ExpertsInFile(tensors, budget)
@@ -185,7 +187,11 @@ def check_threads(threads: object) -> None:
         raise InputError(f"threads is an int within 1..{_MAX_THREADS}, got {threads!r:.80}")
 
 
-def _check_sizes(graph: BaseGraph) -> None:
+def _check_graph(graph: object) -> None:
+    if not isinstance(graph, BaseGraph):
+        raise GraphError(f"expected a Graph, got {type(graph).__name__}")
+    if not graph.outputs:
+        raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs")
     for node in graph.nodes:
         for value in node.outputs:
             if value.type.max_bytes > _MAX_BYTES:

@@ -13,7 +13,8 @@ import numpy as np
 from ostinato.backends.context import DECODE_VARIABLES
 from ostinato.errors import InputError, VariableError
 from ostinato.ir.binding import check_values, solve_dims
-from ostinato.ops.moe import NUMBERED
+from ostinato.ir.deferred import deferred
+from ostinato.ir.record import Interface
 from ostinato.runtime.arrays import (
     Array,
     TensorSpec,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
     from ostinato.variables import Dim
 
-__all__ = ["NO_VALUES", "Live", "Signature"]
+__all__ = ["NO_VALUES", "Live", "Signature", "interface_of"]
 
 #: What the variable block has for a graph that takes nothing from it.
 NO_VALUES: Mapping[str, int] = MappingProxyType({})
@@ -60,7 +61,7 @@ class Live:
 
 
 class Signature:
-    """The inputs, params and outputs of a graph.
+    """The inputs, params and outputs of a graph, and the checks of arrays against them.
 
     Inputs are checked twice over. :meth:`check_inputs` is thorough and explains what is wrong.
     :meth:`recognise` is quick and knows only what :meth:`check_inputs` has accepted before: arrays
@@ -70,15 +71,15 @@ class Signature:
         inputs, outputs, params, states: specs by name: ``name``, ``shape``, ``dtype``.
     """
 
-    def __init__(self, graph: BaseGraph) -> None:
-        self.inputs = _specs({name: value.type for name, value in graph.inputs.items()})
-        self.params = _specs({name: value.type for name, value in graph.params.items()})
-        self.states = _specs({name: value.type for name, value in graph.states.items()})
-        self.outputs = _specs({name: value.type for name, value in graph.outputs.items()})
-        self._variables = graph.variables
-        self.resident = tuple(name for name in graph.variables if name in DECODE_VARIABLES)
+    def __init__(self, interface: Interface) -> None:
+        self.inputs = _specs(interface.inputs)
+        self.params = _specs(interface.params)
+        self.states = _specs(interface.states)
+        self.outputs = _specs(interface.outputs)
+        self._variables = interface.variables
+        self.resident = tuple(name for name in self._variables if name in DECODE_VARIABLES)
         self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
-        self._experts = _expert_inputs(graph)
+        self._experts = interface.expert_inputs
         self._known: dict[tuple[tuple[int, ...], ...], Live] = {}
 
     # -- inputs --------------------------------------------------------------------------------
@@ -327,8 +328,25 @@ def _specs(types: Mapping[str, TensorType]) -> Mapping[str, TensorSpec]:
     return MappingProxyType({name: TensorSpec(name, type_) for name, type_ in types.items()})
 
 
+def interface_of(graph: BaseGraph) -> Interface:
+    """What a graph takes and gives. It is not built for that, if nobody has looked at it yet."""
+    if (parts := deferred(graph)) is not None:
+        return parts.interface
+    return Interface(
+        graph.name,
+        {name: value.type for name, value in graph.inputs.items()},
+        {name: value.type for name, value in graph.params.items()},
+        {name: value.type for name, value in graph.states.items()},
+        {name: value.type for name, value in graph.outputs.items()},
+        graph.variables,
+        _expert_inputs(graph),
+    )
+
+
 def _expert_inputs(graph: BaseGraph) -> dict[str, int]:
     """The inputs that number experts, and how many experts there are."""
+    from ostinato.ops.moe import NUMBERED
+
     counts: dict[str, int] = {}
     for node in graph.nodes:
         if node.op.name in NUMBERED:

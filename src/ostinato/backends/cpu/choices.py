@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Capabilities
-from ostinato.codegen.object_cache import ObjectCache
 from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.builder import INDEX_OPS, POINTWISE
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from ostinato.codegen.llvm.toolchain import TargetSpec
     from ostinato.lower.products import Tiling
 
-__all__ = ["CAPABILITIES", "lowering_options", "process_cache"]
+__all__ = ["CAPABILITIES", "lowering_options"]
 
 CAPABILITIES = Capabilities(
     ops=frozenset(
@@ -33,12 +31,6 @@ CAPABILITIES = Capabilities(
     padded_conv=False,
     experts_in_file=True,
 )
-
-
-@functools.cache
-def process_cache() -> ObjectCache:
-    """Shared by all sessions: a kernel is compiled once per process (SPEC section 3)."""
-    return ObjectCache()
 
 
 def lowering_options(

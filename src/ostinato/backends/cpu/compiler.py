@@ -14,7 +14,7 @@ from ostinato.lower.fetching import Choosing, Fetching
 from ostinato.lower.text import kernel_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ostinato.backends.base import Progress
     from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
@@ -107,16 +107,23 @@ def ready_kernel(kernel: Kernel) -> ReadyKernel | None:
 
 
 class MachineCode:
-    """Linked kernels and size functions. Their addresses are valid as long as this lives."""
+    """Linked kernels and size functions. Their addresses are valid as long as this lives.
+
+    Attributes:
+        linked: the code; ``None`` where the core has all of it.
+        objects: the cache's keys of what was linked, each with the symbols wanted from it.
+    """
 
     def __init__(
         self,
         linked: LinkedCode | None,
+        objects: Mapping[str, Sequence[str]],
         names: dict[Kernel, str],
         sizes: dict[Dim, str],
         target: TargetSpec,
     ) -> None:
-        self._linked = linked
+        self.linked = linked
+        self.objects = objects
         self._target = target
         self._names = names
         self._sizes = sizes
@@ -125,18 +132,16 @@ class MachineCode:
         """The code of a kernel that was compiled, or that the core has."""
         if ready := ready_kernel(kernel):
             return ready
-        assert self._linked is not None
+        assert self.linked is not None
         name = self._names[kernel]
         symbolic = not isinstance(kernel.extent, int)
-        extent = self._linked.address(f"{name}_extent") if symbolic else 0
-        address = self._linked.address(name)
-        return CompiledKernel(name, address, extent, kernel, self._target, self._linked)
+        extent = self.linked.address(f"{name}_extent") if symbolic else 0
+        address = self.linked.address(name)
+        return CompiledKernel(name, address, extent, kernel, self._target, self.linked)
 
-    def size(self, size: Dim) -> int:
-        """The address of the function that gives a symbolic size; 0 for a constant."""
-        if isinstance(size, int) or self._linked is None:
-            return 0
-        return self._linked.address(f"{self._sizes[size]}_extent")
+    def size_symbol(self, size: Dim) -> str:
+        """The symbol of the function that gives a symbolic size; none for a constant."""
+        return "" if isinstance(size, int) else f"{self._sizes[size]}_extent"
 
 
 class KernelCompiler:
@@ -171,7 +176,8 @@ class KernelCompiler:
         objects = self._objects(builds, progress)
         size_names = self._sizes(sizes, variables, objects)
         linked = load(objects.values()) if objects else None
-        return MachineCode(linked, names, size_names, self.target)
+        symbols = {key: symbols for key, (_, symbols) in objects.items()}
+        return MachineCode(linked, symbols, names, size_names, self.target)
 
     def _objects(
         self, builds: dict[str, tuple[str, Kernel]], progress: Progress | None

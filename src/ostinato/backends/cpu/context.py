@@ -90,15 +90,20 @@ class CpuContext(Context):
         self,
         slots: Sequence[_core.Slot],
         steps: Sequence[_core.Step],
-        variables: Sequence[Symbol],
+        variables: Sequence[tuple[str, int, int]],
         *,
         owner: object,
     ) -> _core.Program:
-        """A native program whose bound calls can be recorded, and can read the variable block."""
+        """A native program whose bound calls can be recorded, and can read the variable block.
+
+        Args:
+            slots, steps, owner: see the core's ``Program``.
+            variables: names and bounds, in the order of the kernels' ``vars``.
+        """
         resident = [
-            (number, DECODE_VARIABLES.index(v.name), v.min, v.max)
-            for number, v in enumerate(variables)
-            if v.name in DECODE_VARIABLES
+            (number, DECODE_VARIABLES.index(name), least, greatest)
+            for number, (name, least, greatest) in enumerate(variables)
+            if name in DECODE_VARIABLES
         ]
         return _core.Program(
             self.pool,
@@ -135,7 +140,8 @@ class CpuContext(Context):
         steps = [_step(op, slots) for op in ops if not isinstance(op, View)]
         owner = tuple(op.kernel.code for op in ops if isinstance(op, KernelCall))
         memory = [block(storage) for storage in storages]
-        encoded = CpuEncoded(self, self.program(memory, steps, variables, owner=owner))
+        named = [(v.name, v.min, v.max) for v in variables]
+        encoded = CpuEncoded(self, self.program(memory, steps, named, owner=owner))
         with self._shelf:
             self._encoded.add(encoded)
         return encoded

@@ -10,53 +10,41 @@ import numpy as np
 
 from ostinato.backends.base import Executable
 from ostinato.backends.cpu import _core
-from ostinato.backends.cpu.expert_tier import ExpertTier
-from ostinato.backends.cpu.memory import Layout, Slot, Tenancy
+from ostinato.backends.cpu.memory import Slot, Tenancy
 from ostinato.backends.cpu.originals import Originals, batches
 from ostinato.backends.cpu.routing import RoutingLog
-from ostinato.backends.cpu.submission import (
-    RELEASED,
-    ProgramRunner,
-    copy_step,
-    discard_step,
-    kernel_step,
-)
+from ostinato.backends.cpu.submission import RELEASED, copy_step, discard_step
 from ostinato.backends.experts import ExpertLayer, ExpertTransfers
+from ostinato.dtypes import DType
 from ostinato.errors import InputError, PlanError
 from ostinato.ir.stored import elements
-from ostinato.lower.leading_rows import LeadingRows
-from ostinato.lower.program import Role
-from ostinato.plan.buffer import Buffer, HostMemory, LentStorage
-from ostinato.plan.execution_plan import ExecutionPlan
-from ostinato.plan.lowered import LoweredOps
-from ostinato.plan.memory import program_memory
-from ostinato.plan.preparation import passing_params, preparations
+from ostinato.plan.buffer import HostMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ostinato.backends.cpu.compiler import MachineCode
+    from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.context import CpuContext
+    from ostinato.backends.cpu.image import Image, Preparation, RoutingPlace
+    from ostinato.codegen.llvm.toolchain import LinkedCode
     from ostinato.ir.stored import ExpertTensor, ParamSource
-    from ostinato.lower.grouping import Routing
-    from ostinato.lower.leading_rows import Cut
-    from ostinato.lower.program import Call, LoweredBuffer, Program
+    from ostinato.lower.leading_rows import Cut, LeadingRows
+    from ostinato.lower.program import LoweredBuffer
     from ostinato.lower.waves import StoredExperts
-    from ostinato.plan.buffer import Storage
-    from ostinato.plan.preparation import Preparation
+    from ostinato.plan.buffer import Buffer, Storage
+    from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompileReport
-    from ostinato.plan.values import Origin
 
 __all__ = ["CpuExecutable"]
 
 Array = np.ndarray[Any, Any]
 
-#: What buffers hold that are not for users to write.
+#: What buffers hold that are not for users to write, by the name of their role.
 _READ_ONLY = {
-    Role.CONSTANT: "a constant",
-    Role.PREPARED: "prepared from params",
-    Role.IDLE: "set between runs",
-    Role.PLACED: "set between runs",
+    "constant": "a constant",
+    "prepared": "prepared from params",
+    "idle": "set between runs",
+    "placed": "set between runs",
 }
 
 
@@ -65,67 +53,79 @@ class CpuExecutable(Executable):
 
     Memory is taken once, here: an arena for what lives within a run, and a block each for
     constants, weights and states. Inputs and outputs are the caller's arrays.
+
+    Args:
+        image: what a run needs.
+        code: the kernels; ``None`` where the core has all of them.
+        context: the processor as a command queue.
+        params: what params hold.
+        compilation: gives what the image was made of, for those who ask for more than to run it.
+        experts: further params, which stay in a file.
     """
 
     def __init__(
         self,
-        program: Program,
-        code: MachineCode,
+        image: Image,
+        code: LinkedCode | None,
         context: CpuContext,
-        report: CompileReport,
         params: Mapping[str, ParamSource],
-        origin: Origin,
+        compilation: Callable[[], Compilation],
         experts: Mapping[str, ExpertTensor] | None = None,
-        *,
-        apart: bool = False,
     ) -> None:
-        self.program = program
+        self._image = image._replace(constants=())
         self._experts = experts or {}
-        self.unset = set(program.params).difference(params, self._experts)
-        self._origin = origin
+        self.unset = set(image.params).difference(params, self._experts)
         self._closed = False
-        self.report = report
         self._context = context
         self._code = code
-        self._passing = passing_params(program)
-        self._originals = Originals(self._passing)
-        self._layout = Layout.of(program, self._passing, apart=apart)
-        self._preparations = preparations(program.prepare)
+        self._compilation = compilation
+        self._stored = compilation().stored_by_layer if experts else [None] * len(image.routings)
+        passing = {name: p.nbytes for name, p in image.params.items() if p.place is None}
+        self._originals = Originals(passing)
         self._leading_rows: dict[int, LeadingRows] = {}
-        self._constants = _core.Arena(self._layout.sizes[Slot.CONSTANTS])
-        for buffer, offset in self._layout.members(Slot.CONSTANTS):
-            _typed_view(self._constants, offset, buffer)[...] = buffer.data
-        self._weights = Tenancy(self._layout.sizes[Slot.WEIGHTS])
+        self._constants = _core.Arena(image.sizes[Slot.CONSTANTS])
+        for offset, data in image.constants:
+            memoryview(self._constants)[offset : offset + len(data)] = data
+        self._weights = Tenancy(image.sizes[Slot.WEIGHTS])
         self._take_memory()
-        for buffer, offset in self._layout.members(Slot.STATES):
-            _typed_view(self._states, offset, buffer)[...] = _initial(buffer)
+        for name in image.states:
+            self.write_state(name, None)
         self._write_first(params)
         for name, tensor in self._experts.items():
             self._originals.note(name, tensor)
         if self._tier is not None:
             self._tier.begin(self._first_experts())
 
+    @property
+    def compilation(self) -> Compilation:
+        """What the image was made of."""
+        return self._compilation()
+
+    @property
+    def report(self) -> CompileReport:  # type: ignore[override]  # nobody sets it
+        return self.compilation.report
+
     # -- memory ------------------------------------------------------------------------------------
 
     def _take_memory(self) -> None:
         """Memory of its own for all that is not shared, and the native program that runs on it."""
-        sizes = self._layout.sizes
+        sizes = self._image.sizes
         self._arena = _core.Arena(sizes[Slot.ARENA])
         self._states = _core.Arena(sizes[Slot.STATES])
         self._idle = _core.Arena(sizes[Slot.IDLE])
         self._placed = _core.Arena(sizes[Slot.PLACED])
-        steps = [self._step(call) for call in self.program.calls]
+        steps = [step.native(self._code, {}) for step in self._image.steps]
         slots = [*self._fixed(), *self._externals()]
-        variables, owner = self.program.variables, (self._code, self._weights)
-        self._run = self._context.program(slots, steps, variables, owner=owner)
-        routings = [routing for routing, _ in self._layers()]
-        self._log = RoutingLog(routings, self._layout.places, self._arena, self._native)
-        layers = self.program.stored_experts
+        owner = (self._code, self._weights)
+        self._run = self._context.program(slots, steps, self._image.variables, owner=owner)
+        self._log = RoutingLog(self._image.routings, self._arena, self._native)
         self._tier = None
-        if layers:
-            self._tier = ExpertTier(
-                layers, self._experts, self._layout.places, self._placed, self._code, self._native
-            )
+        if layers := self._in_file():
+            from ostinato.backends.cpu.expert_tier import ExpertTier
+
+            compilation = self.compilation
+            places, code = compilation.layout.places, compilation.code
+            self._tier = ExpertTier(layers, self._experts, places, self._placed, code, self._native)
 
     def _fixed(self) -> list[_core.Slot]:
         """In the order of :class:`Slot`."""
@@ -134,10 +134,12 @@ class CpuExecutable(Executable):
         return [self._arena, self._constants, weights, self._states, self._idle, self._placed]
 
     def _externals(self) -> Iterator[_core.Slot]:
-        for buffer in (*self.program.inputs.values(), *self.program.outputs.values()):
-            size = self._code.size(buffer.type.size * buffer.type.dtype.itemsize)
-            written = buffer.role is Role.OUTPUT
-            yield (buffer.nbytes, written, size) if size else (buffer.nbytes, written)
+        for nbytes, written, size in self._image.externals:
+            if size:
+                assert self._code is not None
+                yield nbytes, written, self._code.address(size)
+            else:
+                yield nbytes, written
 
     def clone(self) -> CpuExecutable:
         with self._weights.guard:
@@ -147,7 +149,7 @@ class CpuExecutable(Executable):
             twin._originals = self._originals.copy()
             twin._weights = self._weights.join()
             twin._take_memory()
-        self._transfer(twin._states, (Slot.STATES, 0), self._layout.sizes[Slot.STATES])
+        self._transfer(twin._states, (Slot.STATES, 0), self._image.sizes[Slot.STATES])
         if self._tier is not None and twin._tier is not None:
             twin._tier.begin(self._tier.resident())
         return twin
@@ -158,18 +160,11 @@ class CpuExecutable(Executable):
         slots: Sequence[_core.Slot],
     ) -> _core.Program:
         """A program for something to be done between two runs."""
-        pool, variables = self._context.pool, len(self.program.variables)
+        pool, variables = self._context.pool, len(self._image.variables)
         return _core.Program(pool, slots, steps, variables, owner=self._code, turns_with=self._run)
 
-    def _step(self, call: Call, given: Mapping[LoweredBuffer, int] | None = None) -> _core.Step:
-        """A call's step. Params that have no place are read from the slots in ``given``."""
-        slots = given or {}
-        places = [self._layout.places.get(b) or (slots[b], 0) for b in call.buffers]
-        return kernel_step(self._code.kernel(call.kernel), places)
-
     def discard(self) -> None:
-        nbytes = self._layout.placement.arena_bytes
-        step = discard_step((Slot.ARENA, 0), nbytes)
+        step = discard_step((Slot.ARENA, 0), self._image.intermediate_bytes)
         self._native([step], self._fixed()).run()
         self._log.clear()
         self._context.forget_users(self._run)
@@ -185,7 +180,7 @@ class CpuExecutable(Executable):
                 self._context.forget_users(own)
             self._arena = self._states = self._constants = self._placed = _core.Arena(0)
             self._weights = Tenancy(0)
-            self._originals = Originals(())
+            self._originals = Originals({})
 
     def _check_open(self) -> None:
         if self._closed:
@@ -196,19 +191,20 @@ class CpuExecutable(Executable):
     def write_params(self, params: Mapping[str, Array]) -> None:
         if stored := [name for name in params if name in self._experts]:
             raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
-        self._write(params, [p for p in self._preparations if not p.params.isdisjoint(params)])
+        stale = [p for p in self._image.preparations if not params.keys().isdisjoint(p.params)]
+        self._write(params, stale)
         for name in params:
             if name in self._originals:
                 self._originals.note(name, params[name].copy())
 
     def _write_first(self, params: Mapping[str, ParamSource]) -> None:
         """Write what the graph and its compiler were given, which nobody else sees yet."""
-        waiting = self._preparations
+        waiting: Sequence[Preparation] = self._image.preparations
         known: set[str] = set()
         for batch in batches(params):
             known.update(batch)
-            ready = [p for p in waiting if p.params <= known]
-            waiting = [p for p in waiting if not p.params <= known]
+            ready = [p for p in waiting if known.issuperset(p.params)]
+            waiting = [p for p in waiting if not known.issuperset(p.params)]
             self._write({name: elements(source) for name, source in batch.items()}, ready)
             for name in batch:
                 if name in self._originals:
@@ -220,37 +216,41 @@ class CpuExecutable(Executable):
         All of it is one native program that takes turns with runs. It is made for the occasion:
         weights are written rarely, and in any combination.
         """
-        buffers = [self.program.params[name] for name in params]
-        given = {buffer: number for number, buffer in enumerate(buffers, len(Slot))}
-        copies = [
-            copy_step(self._layout.places[buffer], (number, 0), buffer.nbytes)
-            for buffer, number in given.items()
-            if buffer not in self._passing
-        ]
-        steps = [*copies, *(self._step(call, given) for part in stale for call in part.calls)]
+        declared = self._image.params
+        numbers = {name: number for number, name in enumerate(params, len(Slot))}
+        given = {n: numbers[name] for n, name in enumerate(declared) if name in numbers}
+        copies = []
+        for name, number in numbers.items():
+            nbytes, place = declared[name]
+            if place is not None:
+                copies.append(copy_step(place, (number, 0), nbytes))
+        prepared = [step.native(self._code, given) for part in stale for step in part.steps]
         arrays = [np.require(array, requirements="A") for array in params.values()]
         with self._weights.guard:
             former = self._weights.arena
             if self._weights.move_out():
                 self._run.move_slot(Slot.WEIGHTS, self._weights.arena)
                 self._context.forget_users(former)  # recorded sessions that read weights
-            slots = [*self._fixed(), *((buffer.nbytes, False) for buffer in buffers)]
-            self._native(steps, slots).run(arrays)
+            slots = [*self._fixed(), *((declared[name].nbytes, False) for name in params)]
+            self._native([*copies, *prepared], slots).run(arrays)
         self.unset.difference_update(params)
 
     # -- states ------------------------------------------------------------------------------------
 
     def read_state(self, name: str) -> Array:
-        buffer = self.program.states[name]
-        array = np.empty(_fixed_shape(buffer), buffer.type.dtype.numpy)
-        self._transfer(array, self._layout.places[buffer], buffer.nbytes)
+        state = self._image.states[name]
+        array = np.empty(state.shape, DType.parse(state.dtype).numpy)
+        self._transfer(array, state.place, array.nbytes)
         return array
 
     def write_state(self, name: str, array: Array | None) -> None:
-        buffer = self.program.states[name]
+        state = self._image.states[name]
         if array is None:
-            array = np.ascontiguousarray(_initial(buffer))
-        self._transfer(array, self._layout.places[buffer], buffer.nbytes, write=True)
+            dtype = DType.parse(state.dtype).numpy
+            initial = np.frombuffer(state.initial, np.uint8).view(dtype)
+            whole = initial if initial.size == 1 else initial.reshape(state.shape)
+            array = np.ascontiguousarray(np.broadcast_to(whole, state.shape))
+        self._transfer(array, state.place, array.nbytes, write=True)
 
     def _transfer(
         self,
@@ -297,28 +297,30 @@ class CpuExecutable(Executable):
     @property
     def expert_layers(self) -> tuple[ExpertLayer, ...]:
         return tuple(
-            ExpertLayer(routing.node, routing.layout.experts, stored.places if stored else None)
+            ExpertLayer(routing.node, routing.experts, stored.places if stored else None)
             for routing, stored in self._layers()
         )
 
-    def _layers(self) -> list[tuple[Routing, StoredExperts | None]]:
+    def _layers(self) -> list[tuple[RoutingPlace, StoredExperts | None]]:
         """The layers that have a choice, with where their experts are if that is a file."""
-        stored = {experts.routing: experts for experts in self.program.stored_experts}
-        return [(r, stored.get(r)) for r in self.program.routings if r.chooses]
+        return [*zip(self._image.routings, self._stored, strict=True)]
+
+    def _in_file(self) -> list[StoredExperts]:
+        """The layers whose experts are in the file."""
+        return [stored for stored in self._stored if stored is not None]
 
     def _first_experts(self) -> list[Array]:
         """For each layer in the file, those who have a place if nobody asks for others."""
         return [
             np.arange(experts.routing.layout.experts) < experts.places
-            for experts in self.program.stored_experts
+            for experts in self._in_file()
         ]
 
     def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
         self._check_open()
         if self._tier is None:
             return masks
-        layers = self.program.stored_experts
-        wanted = dict(zip(layers, self._first_experts(), strict=True))
+        wanted = dict(zip(self._in_file(), self._first_experts(), strict=True))
         for (_, experts), mask in zip(self._layers(), masks, strict=True):
             # Where all have a place, nothing is gained by taking one away.
             if experts is not None and mask is not None and not wanted[experts].all():
@@ -331,7 +333,7 @@ class CpuExecutable(Executable):
 
     def resident_experts(self) -> Sequence[Array | None]:
         resident = [] if self._tier is None else self._tier.resident()
-        by_layer = dict(zip(self.program.stored_experts, resident, strict=True))
+        by_layer = dict(zip(self._in_file(), resident, strict=True))
         return [None if experts is None else by_layer[experts] for _, experts in self._layers()]
 
     def expert_transfers(self) -> ExpertTransfers:
@@ -345,25 +347,33 @@ class CpuExecutable(Executable):
     # -- the plan ----------------------------------------------------------------------------------
 
     def make_plan(self) -> ExecutionPlan:
-        program = self.program
+        # Whoever only runs graphs does without these.
+        from ostinato.backends.cpu.submission import ProgramRunner
+        from ostinato.plan.buffer import LentStorage
+        from ostinato.plan.execution_plan import ExecutionPlan
+        from ostinato.plan.lowered import LoweredOps
+        from ostinato.plan.memory import program_memory
+
+        compiled = self.compilation
+        program, layout, passing = compiled.program, compiled.layout, compiled.passing
         sizes = {v.name: v.max for v in program.variables}
         external = [*program.inputs.values(), *program.outputs.values()]
         context, device = self._context, self._context.device
         own = [context.storage(buffer.nbytes) for buffer in external]
         kept = [
             LentStorage(device, size, partial(self._lend, slot), context)
-            for slot, size in zip(Slot, self._layout.sizes, strict=True)
+            for slot, size in zip(Slot, layout.sizes, strict=True)
         ]
         storages = [*kept, *own]
         buffers = {
             buffer: self._plan_buffer(buffer, storages[slot], offset, sizes)
-            for buffer, (slot, offset) in self._layout.places.items()
+            for buffer, (slot, offset) in layout.places.items()
         }
-        for buffer in self._passing:
+        for buffer in passing:
             lend = partial(self._lend_original, buffer.name)
             storage = LentStorage(device, buffer.nbytes, lend, context)
             buffers[buffer] = self._plan_buffer(buffer, storage, 0, sizes)
-        lowered = LoweredOps(program, buffers, self._code.kernel, self._origin)
+        lowered = LoweredOps(program, buffers, compiled.code.kernel, compiled.origin)
         return ExecutionPlan(
             lowered.ops,
             device=device,
@@ -373,7 +383,7 @@ class CpuExecutable(Executable):
             ),
             inputs={name: buffers[b] for name, b in program.inputs.items()},
             outputs={name: buffers[b] for name, b in program.outputs.items()},
-            memory=program_memory(program, self._layout.placement, self._passing),
+            memory=program_memory(program, layout.placement, passing),
             preparation=lowered.preparation,
             variables=program.variables,
             sizes=sizes,
@@ -383,12 +393,15 @@ class CpuExecutable(Executable):
     def _plan_buffer(
         self, buffer: LoweredBuffer, storage: Storage, offset: int, sizes: Mapping[str, int]
     ) -> Buffer:
+        from ostinato.lower.program import Role
+        from ostinato.plan.buffer import Buffer
+
         write: Callable[[Array], None] | None = None
         if buffer.role is Role.PARAM:
             write = partial(self._write_param, buffer.name)
         elif buffer.role is Role.STATE:
             write = partial(self.write_state, buffer.name)
-        read_only = _READ_ONLY.get(buffer.role, "")
+        read_only = _READ_ONLY.get(buffer.role.value, "")
         return Buffer(storage, offset, buffer.type, sizes=sizes, read_only=read_only, write=write)
 
     def _lend(self, slot: Slot) -> HostMemory:
@@ -410,24 +423,26 @@ class CpuExecutable(Executable):
 
     def limit_rows(self, extent: tuple[int, int] | None) -> None:
         if extent is None or extent[0] == extent[1]:
-            self._cut([None] * len(self.program.calls))
+            self._cut([None] * len(self._image.steps))
             return
+        from ostinato.lower.leading_rows import LeadingRows
+
         actual, upper = extent
         if upper not in self._leading_rows:
-            self._leading_rows[upper] = LeadingRows(self.program, upper)
+            self._leading_rows[upper] = LeadingRows(self.compilation.program, upper)
         self._cut(self._leading_rows[upper].cuts(actual))
 
     def _cut(self, cuts: Sequence[Cut | None]) -> None:
         """Have each step run as far as its cut says; ``None``: in full."""
         limits = np.full(len(cuts), np.iinfo(np.int64).max)
         idle = np.zeros(self._idle.nbytes // limits.itemsize, np.int64)
-        for position, (call, cut) in enumerate(zip(self.program.calls, cuts, strict=True)):
+        for position, (step, cut) in enumerate(zip(self._image.steps, cuts, strict=True)):
             if cut is None:
                 continue
             limits[position] = cut.extent
-            for buffer in call.buffers:
-                if buffer.role is Role.IDLE:
-                    idle[self._layout.places[buffer][1] // limits.itemsize] = cut.idle
+            for slot, offset in step.arguments:
+                if slot == Slot.IDLE:
+                    idle[offset // limits.itemsize] = cut.idle
         self._run.set_limits(limits, self._idle, idle)
 
     # -- the arena ---------------------------------------------------------------------------------
@@ -443,22 +458,4 @@ class CpuExecutable(Executable):
 
     @property
     def result_offsets(self) -> Sequence[int]:
-        return self._layout.results
-
-
-def _initial(buffer: LoweredBuffer) -> Array:
-    """What a state holds before the first run."""
-    assert buffer.value is not None
-    array: Array = buffer.value.node.attrs["init"]
-    return array
-
-
-def _fixed_shape(buffer: LoweredBuffer) -> tuple[int, ...]:
-    return tuple(int(d) for d in buffer.type.shape)  # type: ignore[arg-type]  # never symbolic
-
-
-def _typed_view(memory: _core.Arena, offset: int, buffer: LoweredBuffer) -> Array:
-    array: Array = np.ndarray(
-        _fixed_shape(buffer), buffer.type.dtype.numpy, memoryview(memory), offset
-    )
-    return array
+        return self._image.results

@@ -10,10 +10,9 @@ from ostinato.ir.stored import elements
 from ostinato.plan.buffer import HostMemory, bytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from ostinato.ir.stored import ParamSource
-    from ostinato.lower.program import LoweredBuffer
 
 __all__ = ["Originals", "batches"]
 
@@ -25,11 +24,11 @@ class Originals:
     """Where such params came from, for those who ask what they hold.
 
     Args:
-        buffers: the params.
+        nbytes: their sizes, by name.
     """
 
-    def __init__(self, buffers: Collection[LoweredBuffer]) -> None:
-        self._nbytes = {buffer.name: buffer.nbytes for buffer in buffers}
+    def __init__(self, nbytes: Mapping[str, int]) -> None:
+        self._nbytes = nbytes
         self._sources: dict[str, ParamSource] = {}
         self._shown: dict[str, HostMemory] = {}
 
@@ -53,8 +52,8 @@ class Originals:
 
     def copy(self) -> Originals:
         """The same for another executable, which may be given other params from now on."""
-        twin = Originals(())
-        twin._nbytes, twin._sources = self._nbytes, dict(self._sources)
+        twin = Originals(self._nbytes)
+        twin._sources = dict(self._sources)
         return twin
 
 

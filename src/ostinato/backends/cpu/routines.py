@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.context import DECODE_VARIABLES
-from ostinato.backends.cpu.choices import CAPABILITIES, lowering_options, process_cache
+from ostinato.backends.cpu.choices import CAPABILITIES, lowering_options
 from ostinato.backends.cpu.compiler import KernelCompiler
 from ostinato.backends.options import CompileOptions
 from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.codegen.object_cache import process_cache
 from ostinato.lower.lowering import lower
 from ostinato.passes.pipeline import run_passes
 from ostinato.plan.routine import Routine

@@ -10,11 +10,10 @@ import numpy as np
 from ostinato.backends.cpu.submission import copy_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.backends.cpu import _core
-    from ostinato.lower.grouping import Routing
-    from ostinato.lower.program import LoweredBuffer
+    from ostinato.backends.cpu.image import RoutingPlace
 
 __all__ = ["RoutingLog"]
 
@@ -29,24 +28,22 @@ class RoutingLog:
 
     Args:
         routings: the lists, in order.
-        places: where buffers lie; these lie in the arena, all in one fixed slot.
         arena: the arena.
         native: makes a program of steps on slots, which takes turns with runs.
     """
 
     def __init__(
         self,
-        routings: Sequence[Routing],
-        places: Mapping[LoweredBuffer, tuple[int, int]],
+        routings: Sequence[RoutingPlace],
         arena: _core.Arena,
         native: Callable[[Sequence[_core.Step], Sequence[_core.Slot]], _core.Program],
     ) -> None:
         self._routings = routings
-        sizes = [routing.groups.nbytes for routing in routings]
+        sizes = [routing.nbytes for routing in routings]
         starts = np.cumsum([0, *sizes]).tolist()
         self._bounds = [(start // 8, end // 8) for start, end in pairwise(starts)]
         self._nbytes = starts[-1]
-        at = [(0, places[routing.groups][1]) for routing in routings]
+        at = [(0, routing.offset) for routing in routings]
         reads = [
             copy_step((1, start), place, size)
             for start, place, size in zip(starts, at, sizes, strict=False)
@@ -78,13 +75,11 @@ class RoutingLog:
         self._mark.stop(error)
 
 
-def _experts(routing: Routing, numbers: Array) -> Array:
+def _experts(routing: RoutingPlace, numbers: Array) -> Array:
     """The expert of each row, in the shape of the expert ids."""
-    layout = routing.layout
     parts = numbers[1 : 1 + 3 * int(numbers[0])].reshape(-1, 3)
     experts = np.repeat(parts[:, 0], parts[:, 2])
-    listed = numbers[layout.first_row : layout.first_row + len(experts)]
+    listed = numbers[routing.first_row : routing.first_row + len(experts)]
     ids = np.empty_like(experts)
     ids[listed] = experts
-    per_token: Any = routing.shape[1:]  # never symbolic
-    return ids.reshape(-1, *per_token)
+    return ids.reshape(-1, *routing.per_token)

@@ -1,0 +1,232 @@
+"""The way of a graph through passes, lowering and code generation, and what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostinato.backends.cpu.choices import CAPABILITIES
+from ostinato.backends.cpu.compiler import KernelCompiler, MachineCode, ReadyKernel
+from ostinato.backends.cpu.image import (
+    External,
+    Image,
+    ObjectCode,
+    ParamPlace,
+    Preparation,
+    RoutingPlace,
+    StatePlace,
+    Step,
+)
+from ostinato.backends.cpu.layout import Layout
+from ostinato.backends.cpu.memory import Slot
+from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.codegen.object_cache import process_cache
+from ostinato.ir.leaves import LEAVES
+from ostinato.lower.lowering import lower
+from ostinato.lower.program import Role
+from ostinato.passes.decompose import REWROTE
+from ostinato.passes.pipeline import run_passes
+from ostinato.plan.buffer import bytes_of
+from ostinato.plan.preparation import passing_params, preparations
+from ostinato.plan.report import CompileReport, KernelNote, NodeNote
+from ostinato.plan.values import Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ostinato.backends.base import Progress
+    from ostinato.backends.device import Device
+    from ostinato.backends.options import CompileOptions
+    from ostinato.ir.graph import BaseGraph
+    from ostinato.lower.lowering import LoweringOptions
+    from ostinato.lower.program import Call, LoweredBuffer, Program
+    from ostinato.lower.waves import StoredExperts
+
+__all__ = ["Compilation", "compile_graph"]
+
+
+@dataclass(frozen=True, eq=False)
+class Compilation:
+    """A graph, compiled.
+
+    Attributes:
+        program: kernels, buffers, and the order in which kernels run.
+        code: of the kernels.
+        layout: where the buffers lie.
+        passing: params that are not kept in their own form.
+        origin: the graph before and after the passes.
+        report: what the compiler did.
+    """
+
+    program: Program
+    code: MachineCode
+    layout: Layout
+    passing: frozenset[LoweredBuffer]
+    origin: Origin
+    report: CompileReport
+
+    @property
+    def stored_by_layer(self) -> list[StoredExperts | None]:
+        """For each layer that chooses experts, where they are if that is a file."""
+        stored = {experts.routing: experts for experts in self.program.stored_experts}
+        return [stored.get(routing) for routing in self.program.routings if routing.chooses]
+
+    @cached_property
+    def image(self) -> Image:
+        """What a run needs of it."""
+        program, layout = self.program, self.layout
+        return Image(
+            objects=tuple(ObjectCode(key, tuple(s)) for key, s in self.code.objects.items()),
+            steps=tuple(map(self._step, program.calls)),
+            preparations=tuple(
+                Preparation(tuple(sorted(part.params)), tuple(map(self._step, part.calls)))
+                for part in preparations(program.prepare)
+            ),
+            sizes=layout.sizes,
+            results=layout.results,
+            intermediate_bytes=layout.placement.arena_bytes,
+            constants=tuple(
+                (offset, bytes_of(np.ascontiguousarray(buffer.data)))
+                for buffer, offset in layout.members(Slot.CONSTANTS)
+            ),
+            params={
+                name: ParamPlace(buffer.nbytes, layout.places.get(buffer))
+                for name, buffer in program.params.items()
+            },
+            states={name: self._state(buffer) for name, buffer in program.states.items()},
+            externals=tuple(map(self._external, self._externals())),
+            variables=tuple((v.name, v.min, v.max) for v in program.variables),
+            routings=tuple(self._routings()),
+        )
+
+    def _step(self, call: Call) -> Step:
+        code = self.code.kernel(call.kernel)
+        ready = isinstance(code, ReadyKernel)
+        extent, extent_address, grain, scratch_bytes, parallel = code.launch
+        return Step(
+            f"{code.name}_kernel" if ready else code.name,
+            ready,
+            tuple(self._place(buffer) for buffer in call.buffers),
+            extent,
+            extent_address != 0,
+            grain,
+            scratch_bytes,
+            parallel,
+        )
+
+    def _place(self, buffer: LoweredBuffer) -> tuple[int, int]:
+        if buffer in self.passing:
+            return -1 - list(self.program.params.values()).index(buffer), 0
+        return self.layout.places[buffer]
+
+    def _state(self, buffer: LoweredBuffer) -> StatePlace:
+        assert buffer.value is not None
+        initial = buffer.value.node.attrs["init"]
+        shape = tuple(map(int, initial.shape))
+        if not any(initial.strides):  # one element, broadcast
+            initial = initial[(slice(1),) * initial.ndim]
+        elements = bytes_of(np.ascontiguousarray(initial))
+        return StatePlace(buffer.type.dtype.name, shape, self.layout.places[buffer], elements)
+
+    def _externals(self) -> list[LoweredBuffer]:
+        return [*self.program.inputs.values(), *self.program.outputs.values()]
+
+    def _external(self, buffer: LoweredBuffer) -> External:
+        size = self.code.size_symbol(buffer.type.size * buffer.type.dtype.itemsize)
+        return External(buffer.nbytes, buffer.role is Role.OUTPUT, size)
+
+    def _routings(self) -> Iterator[RoutingPlace]:
+        for routing in self.program.routings:
+            if routing.chooses:
+                groups = routing.groups
+                yield RoutingPlace(
+                    routing.node,
+                    tuple(map(int, routing.shape[1:])),  # type: ignore[arg-type]  # not symbolic
+                    routing.layout.experts,
+                    routing.layout.first_row,
+                    self.layout.places[groups][1],
+                    groups.nbytes,
+                )
+
+
+def compile_graph(
+    graph: BaseGraph,
+    options: CompileOptions,
+    lowering: LoweringOptions,
+    device: Device,
+    progress: Progress | None = None,
+    *,
+    built: BaseGraph | None = None,
+) -> Compilation:
+    """Compile ``graph``.
+
+    Args:
+        graph, options, progress: see :meth:`ostinato.backends.base.Backend.compile`.
+        lowering: how it is lowered.
+        device: for the report.
+        built: the graph that the user has, where that is another object than ``graph``.
+    """
+    report = CompileReport(graph.name, str(device))
+    target = TargetSpec.named(options.target)
+    with report.timed("passes"):
+        lowered, report.passes = run_passes(
+            graph,
+            capabilities=CAPABILITIES,
+            optimize=options.optimize,
+            disabled=options.disabled_passes,
+            verify=options.verify,
+        )
+    with report.timed("lowering"):
+        program, report.refused = lower(lowered, lowering)
+    with report.timed("code"):
+        code = _compile_kernels(program, target, report, progress)
+    _describe(lowered, program, code, report)
+    with report.timed("memory"):
+        passing = passing_params(program)
+        layout = Layout.of(program, passing, apart=options.keep_intermediates)
+    origin = Origin(graph if built is None else built, lowered)
+    return Compilation(program, code, layout, passing, origin, report)
+
+
+def _compile_kernels(
+    program: Program,
+    target: TargetSpec,
+    report: CompileReport,
+    progress: Progress | None,
+) -> MachineCode:
+    cache = process_cache()
+    before = dataclasses.replace(cache.counters)
+    kernels = [call.kernel for call in (*program.prepare, *program.calls)]
+    matrices = [m for layer in program.stored_experts for m in layer.matrices]
+    kernels += [matrix.packing.nest for matrix in matrices]
+    externals = [*program.inputs.values(), *program.outputs.values()]
+    sizes = [b.type.size * b.type.dtype.itemsize for b in externals]
+    compiler = KernelCompiler(target, cache)
+    code = compiler.compile(kernels, sizes, program.variables, progress)
+    report.compiled = cache.counters.misses - before.misses
+    report.cached = cache.counters.disk_hits + cache.counters.hits
+    report.cached -= before.disk_hits + before.hits
+    return code
+
+
+def _describe(graph: BaseGraph, program: Program, code: MachineCode, report: CompileReport) -> None:
+    """Note which nodes of the final graph are in which kernel."""
+    rewritten = {
+        label: event.what.removeprefix(REWROTE)
+        for event in report.passes
+        if event.what.startswith(REWROTE)
+        for label in event.labels
+    }
+    computed = {n.label: n.op.name for n in graph.nodes if n.op.name not in LEAVES}
+    report.rewritten = [NodeNote(label, op) for label, op in rewritten.items()]
+    report.native = [NodeNote(la, op) for la, op in computed.items() if la not in rewritten]
+    report.kernels = [_note(call, code) for call in program.calls]
+    report.prepared = [_note(call, code) for call in program.prepare]
+
+
+def _note(call: Call, code: MachineCode) -> KernelNote:
+    return KernelNote(call.title, call.nodes, code.kernel(call.kernel).name)

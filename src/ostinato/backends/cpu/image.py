@@ -1,0 +1,188 @@
+"""What a run of a compiled graph needs, and nothing of how it came about.
+
+An image is made of numbers, strings and bytes. So it can be kept beside the kernels that it names,
+and the next process starts from it without importing, let alone running, passes and lowering.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from ostinato.backends.cpu import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.codegen.llvm.toolchain import LinkedCode
+
+__all__ = ["External", "Image", "ObjectCode", "Preparation", "RoutingPlace", "StatePlace", "Step"]
+
+#: Elements of a tensor.
+Elements: TypeAlias = "bytes | memoryview"
+
+
+class Step(NamedTuple):
+    """A kernel and what it works on.
+
+    Attributes:
+        code: the symbol of a compiled kernel, or the name of one of the core's.
+        ready: whether it is one of the core's.
+        arguments: ``(slot, offset)`` of each; of a param that has no place, ``(-1 - n, 0)``, where
+            ``n`` is its position among the params.
+        extent, grain, scratch_bytes, parallel: see :class:`~ostinato.lower.program.Kernel`;
+            the extent is 0 where the code has a function that gives it.
+        symbolic: whether it has.
+    """
+
+    code: str
+    ready: bool
+    arguments: tuple[tuple[int, int], ...]
+    extent: int
+    symbolic: bool
+    grain: int
+    scratch_bytes: int
+    parallel: bool
+
+    def native(self, code: LinkedCode | None, given: Mapping[int, int]) -> _core.Step:
+        """The core's form of it.
+
+        Args:
+            code: of the compiled kernels.
+            given: the slots of params that have no place, by position.
+        """
+        arguments = [(s, o) if s >= 0 else (given[-1 - s], o) for s, o in self.arguments]
+        extent_address = 0
+        if self.ready:
+            address: int = getattr(_core, self.code)
+        else:
+            assert code is not None
+            address = code.address(self.code)
+            if self.symbolic:
+                extent_address = code.address(f"{self.code}_extent")
+        launch = (self.extent, extent_address, self.grain, self.scratch_bytes, self.parallel)
+        return (address, arguments, *launch)
+
+
+class Preparation(NamedTuple):
+    """Steps that run, all of them or none, when one of these params was written."""
+
+    params: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+class ParamPlace(NamedTuple):
+    """A param: how large it is, and where it lies; ``None``: it is not kept in its own form."""
+
+    nbytes: int
+    place: tuple[int, int] | None
+
+
+class StatePlace(NamedTuple):
+    """A state: its type, where it lies, and its elements before the first run.
+
+    Where all elements are the same, ``initial`` has one.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    place: tuple[int, int]
+    initial: Elements
+
+
+class External(NamedTuple):
+    """An input or an output: how large it may be, and the symbol of what gives its live size."""
+
+    nbytes: int
+    written: bool
+    size: str
+
+
+class RoutingPlace(NamedTuple):
+    """Where a run leaves which rows went to which experts; see :mod:`ostinato.lower.grouping`.
+
+    Attributes:
+        node: the label of the layer.
+        per_token: the shape of the expert ids, without its first axis.
+        experts: how many there are.
+        first_row: where in the memory the list of rows starts.
+        offset, nbytes: of the memory, in the arena.
+    """
+
+    node: str
+    per_token: tuple[int, ...]
+    experts: int
+    first_row: int
+    offset: int
+    nbytes: int
+
+
+class ObjectCode(NamedTuple):
+    """The key of an object in the cache, and the symbols wanted from it."""
+
+    key: str
+    symbols: tuple[str, ...]
+
+
+class Image(NamedTuple):
+    """A compiled graph.
+
+    Attributes:
+        objects: the kernels' code.
+        steps: of a run, in order.
+        preparations: what runs when params are written.
+        sizes: bytes by :class:`~ostinato.backends.cpu.memory.Slot`.
+        results: by output, where in the arena there is room for it.
+        intermediate_bytes: how much of the arena lives within a run.
+        constants: where in their slot, and what.
+        params, states: by name.
+        externals: inputs, then outputs.
+        variables: name and bounds of the Variables, in the order of the kernels' ``vars``.
+        routings: of the layers that choose experts, in order.
+    """
+
+    objects: tuple[ObjectCode, ...]
+    steps: tuple[Step, ...]
+    preparations: tuple[Preparation, ...]
+    sizes: tuple[int, ...]
+    results: tuple[int, ...]
+    intermediate_bytes: int
+    constants: tuple[tuple[int, Elements], ...]
+    params: dict[str, ParamPlace]
+    states: dict[str, StatePlace]
+    externals: tuple[External, ...]
+    variables: tuple[tuple[str, int, int], ...]
+    routings: tuple[RoutingPlace, ...]
+
+    @classmethod
+    def of_note(cls, note: tuple[object, ...]) -> Image:
+        """An image from what it was written as: tuples that have forgotten their names."""
+        image = cls(*note)  # type: ignore[arg-type]
+        return image._replace(
+            objects=tuple(ObjectCode(*entry) for entry in image.objects),
+            steps=tuple(Step(*step) for step in image.steps),
+            preparations=tuple(
+                Preparation(params, tuple(Step(*step) for step in steps))
+                for params, steps in image.preparations
+            ),
+            params={name: ParamPlace(*place) for name, place in image.params.items()},
+            states={name: StatePlace(*place) for name, place in image.states.items()},
+            externals=tuple(External(*external) for external in image.externals),
+            routings=tuple(RoutingPlace(*place) for place in image.routings),
+        )
+
+    def note(self) -> object:
+        """What :meth:`of_note` takes."""
+        return _plain(self)
+
+    def runs_like(self, other: Image) -> bool:
+        """Whether a run of the other does the same, but for what constants hold."""
+        return self._replace(constants=()) == other._replace(constants=())
+
+
+def _plain(part: object) -> object:
+    """The same in tuples and bytes, which every process can read."""
+    if isinstance(part, tuple):
+        return tuple([_plain(item) for item in part])
+    if isinstance(part, dict):
+        return {key: _plain(item) for key, item in part.items()}
+    return bytes(part) if isinstance(part, memoryview) else part

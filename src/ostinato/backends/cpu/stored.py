@@ -1,0 +1,96 @@
+"""Programs that were compiled before, found again by what they were compiled from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cpu.image import Image
+from ostinato.backends.cpu.loading import load
+from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.codegen.object_cache import note_key, process_cache
+from ostinato.errors import OstinatoError
+from ostinato.ir.deferred import deferred
+from ostinato.ir.record import GraphRecord
+
+if TYPE_CHECKING:
+    from ostinato.backends.cpu.compilation import Compilation
+    from ostinato.backends.device import Device
+    from ostinato.backends.options import CompileOptions
+    from ostinato.codegen.llvm.toolchain import LinkedCode
+    from ostinato.ir.graph import BaseGraph
+
+__all__ = ["StoredProgram"]
+
+#: Images with more bytes of constants and states are not kept.
+_MOST_BYTES = 16 << 20
+
+
+class StoredProgram:
+    """What a graph was compiled to by an earlier compile, perhaps of another process.
+
+    Args:
+        graph: it is not kept alive: its weights may be large.
+        options: of the compile.
+        device: the CPU.
+    """
+
+    def __init__(self, graph: BaseGraph, options: CompileOptions, device: Device) -> None:
+        parts = deferred(graph)
+        self._record = GraphRecord.of(graph) if parts is None else parts.record
+        self._graph = weakref.ref(graph)
+        self._options = options
+        self._device = device
+        identity = TargetSpec.named(options.target).identity
+        self._key = note_key("compiled graph", self._record.digest, _text(options), identity)
+
+    def image(self) -> Image | None:
+        """The image; ``None`` if there is none."""
+        note = process_cache().read_note(self._key)
+        return None if note is None else Image.of_note(note)
+
+    def keep(self, image: Image) -> None:
+        """Keep an image for compiles to come."""
+        held = [len(data) for _, data in image.constants]
+        held += [len(state.initial) for state in image.states.values()]
+        if sum(held) <= _MOST_BYTES:
+            process_cache().write_note(self._key, image.note())
+
+    @staticmethod
+    def code(image: Image) -> LinkedCode | None:
+        """The code of an image's kernels; ``None`` if the cache has some of it no longer."""
+        found = []
+        for key, symbols in image.objects:
+            data = process_cache().find(key)
+            if data is None:
+                return None
+            found.append((data, symbols))
+        return load(found)
+
+    @functools.cached_property
+    def _compiled(self) -> Compilation:
+        from ostinato.backends.cpu.choices import lowering_options
+        from ostinato.backends.cpu.compilation import compile_graph
+        from ostinato.ops.parser import parse_graph
+
+        options = self._options
+        graph = parse_graph(self._record.text, self._record.constants)
+        lowering = lowering_options(options, TargetSpec.named(options.target))
+        built = self._graph() or graph
+        compilation = compile_graph(graph, options, lowering, self._device, built=built)
+        kept = self.image()
+        if kept is not None and not kept.runs_like(compilation.image):
+            raise OstinatoError(f"graph {graph.name!r} was compiled to another program before")
+        return compilation
+
+    def compilation(self) -> Compilation:
+        """What the image was made of, compiled again when somebody asks for the first time."""
+        return self._compiled
+
+
+def _text(options: CompileOptions) -> str:
+    """Options as text: equal if they are equal."""
+    named = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return repr({name: sorted(v) if isinstance(v, frozenset) else v for name, v in named.items()})
