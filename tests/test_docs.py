@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from ostinato.frontends.onnx.converters import CONVERTERS
+from ostinato.frontends.onnx.converters import converters
 from ostinato.tools.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def test_onnx_operators_are_listed(domain: str) -> None:
     (listed,) = re.findall(
         rf"<!-- operators: {domain or 'default'} -->\n(.*?)\n\n", text, re.DOTALL
     )
-    assert re.findall(r"`(\w+)`", listed) == sorted(CONVERTERS[domain])
+    assert re.findall(r"`(\w+)`", listed) == sorted(converters(domain))
 
 
 def test_environment_variables_are_listed() -> None:

@@ -19,7 +19,6 @@ import functools
 import hashlib
 import marshal
 import os
-import secrets
 import stat
 import sys
 import threading
@@ -210,7 +209,7 @@ class _ObjectDirectory:
     def write(self, key: str, data: bytes) -> None:
         path = self._file(key)
         contents = _sealed(key, data)
-        temporary = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.tmp")
+        temporary = path.with_name(f"{path.stem}.{os.urandom(8).hex()}.tmp")
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_private_directory(self._path):

@@ -21,7 +21,6 @@ graph exactly when their texts are equal, which is how :func:`graphs_equal` deci
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +29,17 @@ import numpy as np
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError
 from ostinato.ir.leaves import CONSTANT, STATE, Leaf
+from ostinato.lazy import LazyModule
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:
+    import json
     from collections.abc import Container, Iterator, Mapping
 
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.ir.op import Attr
+else:
+    json = LazyModule("json")
 
 __all__ = [
     "DIGEST_DIGITS",

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostinato.ir.leaves import Leaf
+from ostinato.lazy import LazyModule
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.lower.views import MAX_TANGLES, VIEWS, Indices, is_tangled, source_index
-from ostinato.lower.winograd import Winograd, winograd_tile
 from ostinato.ops.base import Elementwise
 from ostinato.ops.convolution import is_depthwise
 from ostinato.variables import axis, bounds, prod
@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import Node, Value
+    from ostinato.lower import winograd
     from ostinato.lower.lowering import LoweringOptions
     from ostinato.lower.regions import Region
+    from ostinato.lower.winograd import Winograd
+else:
+    winograd = LazyModule("ostinato.lower.winograd")
 
 __all__ = ["Images", "channels_last_buffer", "choose_images"]
 
@@ -84,19 +88,19 @@ def choose_images(
         kept: values that are wanted in C order besides: results of the graph.
         options: say what there is to choose.
     """
-    winograd: dict[Node, Winograd] = {}
+    special: dict[Node, Winograd] = {}
     if options.winograd:
-        tiles = {node: winograd_tile(node) for node in nodes if node.op.name == "conv"}
-        winograd = {node: Winograd(node, tile) for node, tile in tiles.items() if tile}
+        tiles = {n: winograd.winograd_tile(n) for n in nodes if n.op.name == "conv"}
+        special = {node: winograd.Winograd(node, tile) for node, tile in tiles.items() if tile}
     if not options.channels_last:
-        return Images(winograd=winograd)
+        return Images(winograd=special)
     families = _Families()
     rowed = _members_of_rows(regions)
     for node in nodes:
-        _relate(families, node, rowed, winograd)
+        _relate(families, node, rowed, special)
     for value in kept:
         families.gain(value, 2 * _STRIDED)
-    return Images(families.gaining(), winograd)
+    return Images(families.gaining(), special)
 
 
 class _Families:

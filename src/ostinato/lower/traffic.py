@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ostinato.lower.dependences import Dependences, reached, roots
-from ostinato.lower.grouped import GroupedProduct
 from ostinato.lower.loops import Load, LoopNest, Scan, Store, extent_of
 from ostinato.variables import Dim, Symbol, minimum, prod
 
@@ -32,7 +31,7 @@ def traffic(kernel: Kernel, types: Sequence[TensorType]) -> Dim:
     limits: _Limits | None = None
     if isinstance(kernel, LoopNest):
         limits = _Reach(kernel)
-    elif isinstance(kernel, GroupedProduct):
+    elif isinstance(kernel, _Limits):  # as a grouped product does
         limits = kernel
     total: Dim = 0
     for position, (arg, type_) in enumerate(zip(kernel.args, types, strict=True)):
@@ -44,6 +43,7 @@ def traffic(kernel: Kernel, types: Sequence[TensorType]) -> Dim:
     return total
 
 
+@runtime_checkable
 class _Limits(Protocol):
     def elements(self, buffer: int, *, writes: bool) -> Dim | None: ...
 

@@ -11,16 +11,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ostinato.errors import PlanError
-from ostinato.lower.traffic import traffic
+from ostinato.lazy import LazyModule
 from ostinato.plan.hazards import overlap
 from ostinato.variables import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.lower import text, traffic
     from ostinato.lower.program import Kernel
     from ostinato.plan.buffer import Buffer
     from ostinato.variables import Dim
+else:
+    text = LazyModule("ostinato.lower.text")
+    traffic = LazyModule("ostinato.lower.traffic")
 
 __all__ = ["Copy", "KernelCall", "KernelCode", "PreparedKernel", "PreparedOp", "View"]
 
@@ -64,9 +68,7 @@ class PreparedKernel:
     @property
     def loops(self) -> str:
         """What it computes, as loop IR: the same for every device."""
-        from ostinato.lower.text import kernel_text
-
-        return kernel_text(self.kernel)
+        return text.kernel_text(self.kernel)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -147,7 +149,7 @@ class KernelCall(PreparedOp):
     @cached_property
     def bytes(self) -> Dim:
         """Bytes that it reads and writes; see :func:`ostinato.lower.traffic.traffic`."""
-        return traffic(self.kernel.kernel, [buffer.type for buffer in self.buffers])
+        return traffic.traffic(self.kernel.kernel, [buffer.type for buffer in self.buffers])
 
     def work(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Floating point operations and bytes at these values of the Variables."""

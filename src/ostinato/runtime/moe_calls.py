@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import InputError, ModelFormatError
+from ostinato.lazy import LazyModule
 from ostinato.runtime.execution import Execution
-from ostinato.runtime.expert_pool import MoeResidencyStats, expert_hits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.backends.experts import ExpertLayer, ExpertTransfers
+    from ostinato.runtime import expert_pool
     from ostinato.runtime.arrays import Array
+    from ostinato.runtime.expert_pool import MoeResidencyStats
+else:
+    expert_pool = LazyModule("ostinato.runtime.expert_pool")
 
 __all__ = ["MoeCalls"]
 
@@ -183,10 +187,10 @@ class MoeCalls(Execution):
         if taken is None:
             return None
         tokens = [
-            expert_hits(ids, layer.experts)
+            expert_pool.expert_hits(ids, layer.experts)
             for ids, layer in zip(taken[0], self.moe_layers, strict=True)
         ]
-        return MoeResidencyStats.of([*zip(tokens, taken[1], strict=True)])
+        return expert_pool.MoeResidencyStats.of([*zip(tokens, taken[1], strict=True)])
 
     def _observed(self) -> _Account:
         """The account, once the last run, if nobody saw it yet, is in it."""

@@ -12,7 +12,7 @@ across an op rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ostinato import dtypes
 from ostinato.codegen.llvm.lanes import (
@@ -25,19 +25,30 @@ from ostinato.codegen.llvm.lanes import (
     where,
 )
 from ostinato.codegen.llvm.types import Scalar, constant
-from ostinato.codegen.llvm.vecmath import (
-    error_function,
-    exponential,
-    hyperbolic,
-    logarithm,
-    power,
-    trigonometric,
-)
 from ostinato.dtypes import BOOL, FLOAT32, FLOAT64, DType
+from ostinato.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from ostinato.codegen.llvm.vecmath import (
+        error_function,
+        exponential,
+        hyperbolic,
+        logarithm,
+        power,
+        trigonometric,
+    )
+else:
+    error_function = LazyModule("ostinato.codegen.llvm.vecmath.error_function")
+    exponential = LazyModule("ostinato.codegen.llvm.vecmath.exponential")
+    hyperbolic = LazyModule("ostinato.codegen.llvm.vecmath.hyperbolic")
+    logarithm = LazyModule("ostinato.codegen.llvm.vecmath.logarithm")
+    power = LazyModule("ostinato.codegen.llvm.vecmath.power")
+    trigonometric = LazyModule("ostinato.codegen.llvm.vecmath.trigonometric")
 
 __all__ = ["LaneNamespace"]
-
-Unary = Callable[[Lane], Lane]
 
 
 def _as_float(x: Lane) -> Lane:
@@ -45,18 +56,18 @@ def _as_float(x: Lane) -> Lane:
     return x if x.dtype.is_float else x.astype(FLOAT32)
 
 
-def _mathematics(function: Unary) -> Callable[[LaneNamespace, Lane], Lane]:
-    """A namespace method computing ``function`` in float32 or float64."""
+def _mathematics(module: ModuleType, name: str) -> Callable[[LaneNamespace, Lane], Lane]:
+    """A namespace method computing a function of ``module`` in float32 or float64."""
 
     def method(self: LaneNamespace, x: Lane) -> Lane:
+        function: Callable[[Lane], Lane] = getattr(module, name)
         x = _as_float(x)
         if x.dtype in (FLOAT32, FLOAT64):
             return function(x)
         held = Lane(x.builder, x.value, FLOAT32, x.lanes)
         return x.like(function(held).value)
 
-    method.__name__ = method.__qualname__ = function.__name__
-    method.__doc__ = function.__doc__
+    method.__name__ = method.__qualname__ = name
     return method
 
 
@@ -80,27 +91,27 @@ class LaneNamespace:
     float16, bfloat16 = dtypes.FLOAT16, dtypes.BFLOAT16
     float32, float64 = dtypes.FLOAT32, dtypes.FLOAT64
 
-    exp = _mathematics(exponential.exp)
-    exp2 = _mathematics(exponential.exp2)
-    expm1 = _mathematics(exponential.expm1)
-    sinh = _mathematics(exponential.sinh)
-    cosh = _mathematics(exponential.cosh)
-    tanh = _mathematics(exponential.tanh)
-    log = _mathematics(logarithm.log)
-    log2 = _mathematics(logarithm.log2)
-    log10 = _mathematics(logarithm.log10)
-    log1p = _mathematics(logarithm.log1p)
-    sin = _mathematics(trigonometric.sin)
-    cos = _mathematics(trigonometric.cos)
-    tan = _mathematics(trigonometric.tan)
-    asin = _mathematics(trigonometric.asin)
-    acos = _mathematics(trigonometric.acos)
-    atan = _mathematics(trigonometric.atan)
-    asinh = _mathematics(hyperbolic.asinh)
-    acosh = _mathematics(hyperbolic.acosh)
-    atanh = _mathematics(hyperbolic.atanh)
-    erf = _mathematics(error_function.erf)
-    normal_cdf = _mathematics(error_function.normal_cdf)
+    exp = _mathematics(exponential, "exp")
+    exp2 = _mathematics(exponential, "exp2")
+    expm1 = _mathematics(exponential, "expm1")
+    sinh = _mathematics(exponential, "sinh")
+    cosh = _mathematics(exponential, "cosh")
+    tanh = _mathematics(exponential, "tanh")
+    log = _mathematics(logarithm, "log")
+    log2 = _mathematics(logarithm, "log2")
+    log10 = _mathematics(logarithm, "log10")
+    log1p = _mathematics(logarithm, "log1p")
+    sin = _mathematics(trigonometric, "sin")
+    cos = _mathematics(trigonometric, "cos")
+    tan = _mathematics(trigonometric, "tan")
+    asin = _mathematics(trigonometric, "asin")
+    acos = _mathematics(trigonometric, "acos")
+    atan = _mathematics(trigonometric, "atan")
+    asinh = _mathematics(hyperbolic, "asinh")
+    acosh = _mathematics(hyperbolic, "acosh")
+    atanh = _mathematics(hyperbolic, "atanh")
+    erf = _mathematics(error_function, "erf")
+    normal_cdf = _mathematics(error_function, "normal_cdf")
 
     floor = _rounding("floor", "The largest integral value not above ``x``.")
     ceil = _rounding("ceil", "The smallest integral value not below ``x``.")

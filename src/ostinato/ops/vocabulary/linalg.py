@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import promote
 from ostinato.errors import GraphError
-from ostinato.ops.einsum import contract, parse_equation
+from ostinato.lazy import LazyModule
 from ostinato.ops.linalg import MATMUL
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
+
+if TYPE_CHECKING:
+    from ostinato.ops import einsum
+else:
+    einsum = LazyModule("ostinato.ops.einsum")
 
 __all__ = ["LinalgVocabulary"]
 
@@ -39,7 +44,7 @@ class LinalgVocabulary(ElementwiseVocabulary[T]):
         """
         promoted = self._promoted(*operands)
         shapes = [self._typed(operand)[1].shape for operand in promoted]
-        return contract(self, parse_equation(equation, shapes), promoted)  # type: ignore[no-any-return]
+        return einsum.contract(self, einsum.parse_equation(equation, shapes), promoted)  # type: ignore[no-any-return]
 
     def _promoted(self, *operands: Any) -> tuple[T, ...]:
         """Operands lifted, and cast to the one dtype that they promote to."""

@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ostinato.frontends.onnx.converters import (
-    activations,
-    attention,
-    contraction,
-    control,
-    creation,
-    elementwise,
-    indexing,
-    normalization,
-    recurrent,
-    reduction,
-    resize,
-    shape,
-)
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ostinato.frontends.onnx.call import Converter
 
-__all__ = ["CONVERTERS", "FOLDED_BY_CONVERTER", "find_converter"]
+__all__ = ["FOLDED_BY_CONVERTER", "converters", "find_converter"]
 
-_STANDARD: dict[str, Converter] = {
-    **activations.CONVERTERS,
-    **attention.CONVERTERS,
-    **contraction.CONVERTERS,
-    **control.CONVERTERS,
-    **creation.CONVERTERS,
-    **elementwise.CONVERTERS,
-    **indexing.CONVERTERS,
-    **normalization.CONVERTERS,
-    **recurrent.CONVERTERS,
-    **reduction.CONVERTERS,
-    **resize.CONVERTERS,
-    **shape.CONVERTERS,
-}
+#: Those that most models need come first: a family is imported when none before it has an op.
+_FAMILIES = (
+    "elementwise",
+    "contraction",
+    "activations",
+    "shape",
+    "reduction",
+    "normalization",
+    "indexing",
+    "creation",
+    "attention",
+    "resize",
+    "recurrent",
+    "control",
+)
 
-#: By domain and op type. ``SimplifiedLayerNormalization`` is in the default domain by accident:
-#: ONNX Runtime's optimizer puts it there.
-CONVERTERS: Mapping[str, Mapping[str, Converter]] = {
-    "": {**_STANDARD, **normalization.MISPLACED},
-    "com.microsoft": {**activations.EXTENSIONS, **normalization.EXTENSIONS},
+#: By domain, what a family calls its table of converters, and the families that have one.
+_TABLES = {
+    "": ("CONVERTERS", _FAMILIES),
+    "com.microsoft": ("EXTENSIONS", ("activations", "normalization")),
 }
 
 #: Ops whose converters give known results by themselves, or whose operands are not all they read.
@@ -56,4 +42,15 @@ FOLDED_BY_CONVERTER = frozenset(
 
 def find_converter(domain: str, op_type: str) -> Converter | None:
     """The converter of an op, if there is one."""
-    return CONVERTERS.get(domain, {}).get(op_type)
+    return next((table[op_type] for table in _tables(domain) if op_type in table), None)
+
+
+def converters(domain: str) -> dict[str, Converter]:
+    """Every converter for ops of a domain, by op type."""
+    return {op_type: c for table in _tables(domain) for op_type, c in table.items()}
+
+
+def _tables(domain: str) -> Iterator[Mapping[str, Converter]]:
+    name, families = _TABLES.get(domain, ("", ()))
+    for family in families:
+        yield getattr(import_module(f"{__name__}.{family}"), name)

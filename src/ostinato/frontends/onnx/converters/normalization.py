@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.call import Call, Converter, Result
     from ostinato.ir.graph import Value
 
-__all__ = ["CONVERTERS", "EXTENSIONS", "MISPLACED"]
+__all__ = ["CONVERTERS", "EXTENSIONS"]
 
 
 def convert_batch_norm(call: Call) -> Result:
@@ -130,10 +130,9 @@ CONVERTERS: Mapping[str, Converter] = {
     "LayerNormalization": convert_layer_norm,
     "LpNormalization": convert_lp_norm,
     "RMSNormalization": convert_rms_norm,
+    # In this domain by accident: ONNX Runtime's optimizer puts it there.
+    "SimplifiedLayerNormalization": convert_rms_norm,
 }
-
-#: What ONNX Runtime's optimizer writes into the default domain.
-MISPLACED: Mapping[str, Converter] = {"SimplifiedLayerNormalization": convert_rms_norm}
 
 #: Ops of the ``com.microsoft`` domain.
 EXTENSIONS: Mapping[str, Converter] = {
