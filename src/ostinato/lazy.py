@@ -13,7 +13,10 @@ the two kinds of readers need it::
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 __all__ = ["LazyModule"]
 
@@ -23,6 +26,9 @@ class LazyModule:
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
+        self._module: ModuleType | None = None
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(import_module(self.__name__), attribute)
+        if self._module is None:
+            self._module = import_module(self.__name__)
+        return getattr(self._module, attribute)

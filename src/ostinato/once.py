@@ -7,8 +7,14 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ostinato.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from concurrent import futures
+else:
+    futures = LazyModule("concurrent.futures")
 
 __all__ = ["Once", "call_after_fork"]
 
@@ -34,7 +40,7 @@ class Once(Generic[K, V]):
     def __init__(self, capacity: int | None = None) -> None:
         self.hits = self.misses = self.evictions = 0
         self._capacity = capacity
-        self._values: OrderedDict[K, Future[V]] = OrderedDict()
+        self._values: OrderedDict[K, futures.Future[V]] = OrderedDict()
         self._lock = threading.Lock()
         call_after_fork(self._forget_unfinished)
 
@@ -47,7 +53,7 @@ class Once(Generic[K, V]):
             future = self._values.get(key)
             ours = future is None
             if future is None:
-                future = self._values[key] = Future()
+                future = self._values[key] = futures.Future()
                 self.misses += 1
                 self._make_room()
             else:
@@ -67,7 +73,7 @@ class Once(Generic[K, V]):
             self._values.move_to_end(key)
         return None if future.exception() is not None else future.result()
 
-    def _fulfil(self, future: Future[V], key: K, make: Callable[[], V]) -> None:
+    def _fulfil(self, future: futures.Future[V], key: K, make: Callable[[], V]) -> None:
         try:
             future.set_result(make())
         except BaseException as error:

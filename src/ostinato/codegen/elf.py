@@ -10,8 +10,7 @@ LLVM's linker.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +39,7 @@ class _Beyond(Exception):
     """The object has something that this module does not know."""
 
 
-@dataclass(frozen=True)
-class CodeBlock:
+class CodeBlock(NamedTuple):
     """Code that runs at any address.
 
     Attributes:
@@ -72,8 +70,7 @@ def lay_out(objects: Sequence[tuple[bytes, Sequence[str]]]) -> CodeBlock | None:
     return CodeBlock(layout.code, layout.symbols, layout.imports)
 
 
-@dataclass(frozen=True)
-class _Section:
+class _Section(NamedTuple):
     kind: int
     flags: int
     offset: int
@@ -88,8 +85,7 @@ class _Section:
         return bool(self.flags & _ALLOC) and self.kind != _UNWINDING
 
 
-@dataclass(frozen=True)
-class _Symbol:
+class _Symbol(NamedTuple):
     name: str
     section: int
     value: int
@@ -149,11 +145,11 @@ class _Object:
                     yield section.info, offset, info & 0xFFFFFFFF, info >> 32, addend
 
 
-@dataclass
 class _Layout:
-    code: bytearray = field(default_factory=bytearray)
-    symbols: dict[str, int] = field(default_factory=dict)
-    imports: dict[str, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.code = bytearray()
+        self.symbols: dict[str, int] = {}
+        self.imports: dict[str, int] = {}
 
     def add(self, obj: _Object, names: Sequence[str]) -> None:
         places = {}

@@ -9,19 +9,22 @@ from ostinato.backends.context import DECODE_VARIABLES, Context, Encoded
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.submission import RELEASED, allocate, block, copy_step, kernel_step
 from ostinato.errors import CaptureError, PlanError, VariableError
+from ostinato.lazy import LazyModule
 from ostinato.plan.buffer import HostMemory
-from ostinato.plan.prepared import Copy, KernelCall, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.context import Recording
     from ostinato.backends.device import Device
+    from ostinato.plan import prepared
     from ostinato.plan.buffer import Buffer, Storage
     from ostinato.plan.formula import Formula
     from ostinato.plan.prepared import PreparedOp
     from ostinato.plan.routine import Routine
     from ostinato.variables import Symbol
+else:
+    prepared = LazyModule("ostinato.plan.prepared")
 
 __all__ = ["CpuContext"]
 
@@ -137,8 +140,8 @@ class CpuContext(Context):
                 raise PlanError(f"{buffer!r} cannot be used on {self.device}")
         storages = list(dict.fromkeys(b.storage for b in buffers))
         slots = {storage: number for number, storage in enumerate(storages)}
-        steps = [_step(op, slots) for op in ops if not isinstance(op, View)]
-        owner = tuple(op.kernel.code for op in ops if isinstance(op, KernelCall))
+        steps = [_step(op, slots) for op in ops if not isinstance(op, prepared.View)]
+        owner = tuple(op.kernel.code for op in ops if isinstance(op, prepared.KernelCall))
         memory = [block(storage) for storage in storages]
         named = [(v.name, v.min, v.max) for v in variables]
         encoded = CpuEncoded(self, self.program(memory, steps, named, owner=owner))
@@ -180,7 +183,7 @@ class CpuEncoded(Encoded):
 
 
 def _touched(op: PreparedOp) -> tuple[Buffer, ...]:
-    return op.buffers if isinstance(op, KernelCall) else (*op.reads, *op.writes)
+    return op.buffers if isinstance(op, prepared.KernelCall) else (*op.reads, *op.writes)
 
 
 def _step(op: PreparedOp, slots: Mapping[Storage, int]) -> _core.Step:
@@ -188,9 +191,9 @@ def _step(op: PreparedOp, slots: Mapping[Storage, int]) -> _core.Step:
         return slots[buffer.storage], buffer.offset
 
     match op:
-        case KernelCall():
+        case prepared.KernelCall():
             code: Any = op.kernel.code
             return kernel_step(code, [place(b) for b in op.buffers])
-        case Copy():
+        case prepared.Copy():
             return copy_step(place(op.target), place(op.source), op.source.nbytes)
     raise PlanError(f"the CPU has no way to run {op}")
