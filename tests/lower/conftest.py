@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ostinato.backends.cpu.choices import lowering_options
+from ostinato.backends.cpu.compiler import ready_kernel
 from ostinato.backends.options import CompileOptions
 from ostinato.codegen.llvm import render
 from ostinato.codegen.llvm.kernel import extent_symbol
 from ostinato.codegen.llvm.toolchain import TargetSpec, compile_module, link
+from ostinato.dtypes import DType
 from ostinato.errors import DeviceUnavailableError
 from ostinato.ir.graph import BaseGraph
 from ostinato.lower.lowering import lower
@@ -66,7 +68,12 @@ class LoweredGraph:
         assert variables.keys() == self._names
         return _Run(self, inputs, variables).outputs()
 
-    def compiled(self, call: Call) -> Any:
+    def address(self, call: Call, symbol: str = "kernel") -> int:
+        """Where the call's code is, or a function that comes with it."""
+        ready = ready_kernel(call.kernel)
+        return self._compiled(call).address(symbol) if ready is None else ready.address
+
+    def _compiled(self, call: Call) -> Any:
         text = kernel_text(call.kernel)
         if text not in self._code:
             names = ["kernel"]
@@ -107,7 +114,7 @@ class _Run:
 
     def _call(self, call: Call) -> None:
         """Runs the kernel's range in up to three pieces, the last first where order is free."""
-        kernel, code = call.kernel, self.lowered.compiled(call)
+        kernel = call.kernel
         buffers = (ctypes.c_void_p * len(call.buffers))(
             *(self._of(b).address for b in call.buffers)
         )
@@ -115,12 +122,25 @@ class _Run:
         values = (ctypes.c_int64 * max(1, len(live)))(*live)
         extent = evaluate(kernel.extent, self.variables)
         if not isinstance(kernel.extent, int):
-            address = code.address(extent_symbol("kernel"))
+            address = self.lowered.address(call, extent_symbol("kernel"))
             assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(address)(values) == extent
         scratch = Memory((kernel.scratch_bytes,), np.dtype(np.uint8), align=64)
         pieces = list(itertools.pairwise([0, extent // 3, extent // 2, extent]))
         for begin, end in reversed(pieces) if kernel.parallel else pieces:
-            _KERNEL(code.address("kernel"))(buffers, values, begin, end, scratch.address)
+            _KERNEL(self.lowered.address(call))(buffers, values, begin, end, scratch.address)
+
+
+@pytest.fixture
+def memory() -> Iterator[Callable[[tuple[int, ...], DType], Array]]:
+    """``memory(shape, dtype)``: elements whose last byte touches an inaccessible page."""
+    kept: list[Memory] = []
+
+    def make(shape: tuple[int, ...], dtype: DType) -> Array:
+        kept.append(Memory(shape, np.dtype(dtype.numpy)))
+        return kept[-1].array
+
+    yield make
+    kept.clear()
 
 
 @pytest.fixture(scope="session")

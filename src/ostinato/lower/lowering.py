@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.errors import UnsupportedOpError
 from ostinato.lower.attention import Queries, attention_kernel, attention_tiles
 from ostinato.lower.builder import KernelBuilder
+from ostinato.lower.copying import copying
 from ostinato.lower.depthwise import depthwise_nest, filters_last_buffer
 from ostinato.lower.experts import ExpertLayer
 from ostinato.lower.grouped import grouped_matmul_kernel, row_product, rows_in_place
@@ -70,6 +71,7 @@ class LoweringOptions:
         channels_last: store images with their channels last where that is faster.
         winograd: do convolutions Winograd's way where that is faster.
         in_place: write what concatenations and paddings are made of where it stands in them.
+        ready_copies: have the device's runtime make copies that are made once.
         tiling: how to cut a product, where somebody knows better than the rule of thumb.
         experts: params that are in a file, from which experts are fetched while a run goes on.
     """
@@ -79,6 +81,7 @@ class LoweringOptions:
     channels_last: bool = True
     winograd: bool = True
     in_place: bool = True
+    ready_copies: bool = True
     tiling: Tiling | None = None
     experts: ExpertStore | None = None
 
@@ -142,7 +145,7 @@ class _Lowering(ExpertWaves):
         }
         return Program(
             calls,
-            prepare,
+            [copying(call) for call in prepare] if self.options.ready_copies else prepare,
             by_role[Role.INPUT],
             by_role[Role.PARAM],
             by_role[Role.STATE],

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from ostinato.dtypes import DType
 from ostinato.lower.attention import AttentionKernel
 from ostinato.lower.contraction import Contraction
+from ostinato.lower.copying import Copying
 from ostinato.lower.fetching import Choosing, Fetching
 from ostinato.lower.grouped import GroupedProduct
 from ostinato.lower.grouping import Grouping, GroupLayout
@@ -74,6 +75,8 @@ def kernel_text(kernel: Kernel) -> str:
             printer.grouping(kernel)
         case GroupedProduct():
             printer.grouped(kernel)
+        case Copying():
+            printer.copying(kernel)
         case Choosing():
             printer.ready("choose experts of a wave", kernel)
         case Fetching():
@@ -169,6 +172,11 @@ class _Printer:
             self._line(1, f"accumulate {kernel.acc.short} {left} * {kind}b{b}[expert]{packed}")
         for store in kernel.epilogue:
             self._statement(store)
+
+    def copying(self, kernel: Copying) -> None:
+        """What a device's runtime does, and how much of it at a time."""
+        self._line(0, f"copy, {kernel.block} elements at a time")
+        self.nest(kernel.nest)
 
     def ready(self, title: str, kernel: Choosing | Fetching) -> None:
         """A kernel that a device's runtime has."""

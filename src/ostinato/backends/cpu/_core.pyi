@@ -35,6 +35,7 @@ __all__ = [
     "Recording",
     "ThreadPool",
     "choose_experts_kernel",
+    "copy_kernel",
     "discard_kernel",
     "fetch_experts_kernel",
     "memcpy_kernel",
@@ -84,6 +85,13 @@ discard_kernel: int
 """Address of a kernel that zeroes bytes ``[begin, end)`` of argument 0, its pages given back.
 
 Argument 0 is memory of an :class:`Arena`; it takes pages again when it is written.
+"""
+
+copy_kernel: int
+"""Address of the kernel of :class:`~ostinato.lower.copying.Copying`.
+
+Its plan is described in ``csrc/copying.h``; that it stays within the buffers is the caller's
+promise.
 """
 
 choose_experts_kernel: int

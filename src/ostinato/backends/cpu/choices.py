@@ -53,6 +53,7 @@ def lowering_options(
         channels_last=on and options.channels_last and not options.keep_intermediates,
         winograd=on and options.winograd,
         in_place=on and options.in_place and not options.keep_intermediates,
+        ready_copies=on,
         tiling=tiling,
     )
 

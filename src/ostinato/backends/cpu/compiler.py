@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu import _core
 from ostinato.codegen.builds import build_all
 from ostinato.codegen.object_cache import object_key
+from ostinato.lower.copying import Copying
 from ostinato.lower.fetching import Choosing, Fetching
 from ostinato.lower.text import kernel_text
 
@@ -99,6 +100,8 @@ class ReadyKernel:
 def ready_kernel(kernel: Kernel) -> ReadyKernel | None:
     """The code of a kernel that the native core has; ``None``: it has to be generated."""
     match kernel:
+        case Copying():
+            return ReadyKernel("copy", _core.copy_kernel, kernel)
         case Choosing():
             return ReadyKernel("choose_experts", _core.choose_experts_kernel, kernel)
         case Fetching():

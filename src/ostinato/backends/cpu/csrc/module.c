@@ -1,6 +1,7 @@
 /* The extension module ostinato.backends.cpu._core: its types and its ready-made kernels. */
 #include "python_types.h"
 
+#include "copying.h"
 #include "experts.h"
 #include "memory.h"
 
@@ -46,6 +47,7 @@ static int core_exec(PyObject *module) {
         return -1;
     }
     if (add_address(module, "memcpy_kernel", (void *)(uintptr_t)memcpy_kernel) < 0 ||
+        add_address(module, "copy_kernel", (void *)(uintptr_t)copy_kernel) < 0 ||
         add_address(module, "choose_experts_kernel", (void *)(uintptr_t)choose_experts_kernel) < 0 ||
         add_address(module, "fetch_experts_kernel", (void *)(uintptr_t)fetch_experts_kernel) < 0) {
         return -1;
