@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import ostinato
 
@@ -75,11 +79,43 @@ def test_imports_point_down():
     assert not wrong, "\n".join(wrong)
 
 
-def loaded_by(code: str) -> set[str]:
-    """Top-level packages in a fresh interpreter after ``code``."""
-    script = f"import sys\n{code}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+def lazy_modules(path: Path) -> Iterator[tuple[str, str]]:
+    """Names that stand for a module until it is used, each with the module's."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Assign(
+                [ast.Name(name)], ast.Call(ast.Name("LazyModule"), [ast.Constant(module)])
+            ):
+                yield name, module
+
+
+def test_lazy_modules_are_what_type_checkers_take_them_for():
+    found = 0
+    for path in MODULES:
+        imported = {
+            (alias.name, f"{node.module}.{alias.name}")
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        imported |= {(name, name) for _, name in imports(path)}
+        for name, module in lazy_modules(path):
+            assert (name, module) in imported, f"{path.relative_to(ROOT)}: {name}"
+            assert find_spec(module) is not None, module
+            found += 1
+    assert found
+
+
+def modules_after(code: str, cache: Path) -> set[str]:
+    """The modules in a fresh interpreter after ``code``, which finds nothing in the cache."""
+    script = f"import sys\n{code}\nprint(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "OSTINATO_CACHE_DIR": str(cache)},
     )
     return set(done.stdout.split())
 
@@ -96,5 +132,40 @@ HEAVY = {"llvmlite", "onnx", "onnxruntime", "rich", "typer", "ml_dtypes", "googl
         ("import ostinato.tools", set()),
     ],
 )
-def test_heavy_packages_wait_until_they_are_needed(code, allowed):
-    assert not loaded_by(code) & (HEAVY - allowed)
+def test_heavy_packages_wait_until_they_are_needed(code, allowed, tmp_path):
+    loaded = {name.partition(".")[0] for name in modules_after(code, tmp_path)}
+    assert not loaded & (HEAVY - allowed)
+
+
+#: What a perceptron has no use for, from the model's file to its first output.
+OF_NO_USE = {
+    "importlib.metadata",
+    "ml_dtypes",
+    "onnx",
+    "ostinato.frontends.onnx.converters.recurrent",
+    "ostinato.lower.winograd",
+    "ostinato.passes.recover_attention",
+    "ostinato.passes.recover_norms",
+    "ostinato.plan.prepared",
+    "ostinato.reference",
+    "ostinato.runtime.expert_pool",
+}
+
+
+def test_a_small_model_imports_what_it_uses(tmp_path):
+    file = tmp_path / "model.onnx"
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in "xy")
+    w = numpy_helper.from_array(np.ones((8, 8), np.float32), "w")
+    nodes = [helper.make_node("Gemm", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    model = helper.make_model(helper.make_graph(nodes, "model", [x], [y], [w]))
+    file.write_bytes(model.SerializeToString())
+    code = f"""
+import numpy
+import ostinato
+compiled = ostinato.Session("cpu").compile(ostinato.load_onnx({str(file)!r}))
+(y,) = compiled.run({{"x": numpy.ones((1, 8), numpy.float32)}})
+assert (y == 8).all()
+"""
+    loaded = modules_after(code, tmp_path / "cache")
+    assert "ostinato.codegen.llvm.contraction" in loaded  # it was compiled, not found
+    assert not loaded & OF_NO_USE
