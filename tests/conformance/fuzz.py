@@ -403,6 +403,7 @@ _VARIANTS: tuple[dict[str, Any], ...] = (
     {"elementwise_fusion": False},
     {"epilogue_fusion": False},
     {"rowwise_fusion": False},
+    {"product_fusion": False},
     {"target": "avx2"},
     {"target": "sse2"},
 )

@@ -112,8 +112,8 @@ def _other_positions(g: ost.Graph) -> ost.Value:
 
 
 def _two_products(g: ost.Graph) -> ost.Value:
-    x = g.input("x", (8, 8))
-    return g.matmul(x, g.param("w", (8, 8))) + g.matmul(x, g.param("v", (8, 8)))
+    x, y = g.input("x", (8, 8)), g.input("y", (8, 8))
+    return g.matmul(x, g.param("w", (8, 8))) + g.matmul(y, g.param("v", (8, 8)))
 
 
 def _long_rows(g: ost.Graph) -> ost.Value:

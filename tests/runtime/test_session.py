@@ -58,6 +58,7 @@ OPTIONS = [
     {"elementwise_fusion": False},
     {"epilogue_fusion": False},
     {"rowwise_fusion": False},
+    {"product_fusion": False},
     {"disabled_passes": frozenset({"algebraic", "recover_gelu"})},
     {"verify": True},
     {"target": "sse2"},

@@ -17,6 +17,8 @@ class CompileOptions:
         elementwise_fusion: join elementwise nodes into one kernel.
         epilogue_fusion: join elementwise nodes with the matmul or convolution before them.
         rowwise_fusion: join reductions along rows with what surrounds them.
+        product_fusion: compute products of the same rows with several weights in one kernel:
+            queries, keys and values, a gate and what it lets through.
         channels_last: store images with their channels last within a graph where that is faster.
         winograd: compute 3x3 float32 convolutions with fewer multiplications where that is faster;
             results differ by rounding (see the page on convolutions).
@@ -40,6 +42,7 @@ class CompileOptions:
     elementwise_fusion: bool = True
     epilogue_fusion: bool = True
     rowwise_fusion: bool = True
+    product_fusion: bool = True
     channels_last: bool = True
     winograd: bool = True
     in_place: bool = True

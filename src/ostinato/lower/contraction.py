@@ -177,6 +177,11 @@ class Contraction:
 
     # -- how the work is cut ------------------------------------------------------------------
 
+    @property
+    def stripes(self) -> tuple[tuple[Contraction, ...], ...]:
+        """This one, as :class:`~ostinato.lower.joint.JointProduct` has many."""
+        return ((self,),)
+
     @cached_property
     def panels(self) -> Dim:
         """Panels per group."""
@@ -245,7 +250,11 @@ class Contraction:
 
     def extent_for(self, wanted: int) -> Dim:
         """The parallel range where the first ``wanted`` rows are wanted."""
-        return ceil_div(self.computed_rows(wanted), self.block) * self.panels
+        return self.blocks_for(wanted) * self.panels
+
+    def blocks_for(self, wanted: int) -> Dim:
+        """Row blocks where the first ``wanted`` rows are wanted."""
+        return ceil_div(self.computed_rows(wanted), self.block)
 
     @cached_property
     def panels_innermost(self) -> bool:
@@ -253,7 +262,12 @@ class Contraction:
 
         They do where all panels fit a cache, and where the rows do not.
         """
-        return self._panel_bytes * bounds(self.panels)[1] <= _RESIDENT_BYTES or self.streams_rows
+        return fits_cache(self.panels_bytes) or self.streams_rows
+
+    @property
+    def panels_bytes(self) -> int:
+        """Bytes of all panels of a group, at most."""
+        return self._panel_bytes * bounds(self.panels)[1]
 
     @cached_property
     def streams_rows(self) -> bool:
@@ -276,19 +290,21 @@ class Contraction:
         return max(1, _ITEM_FLOPS // max(1, work))
 
     @cached_property
-    def scratch_layout(self) -> tuple[int, int, int]:
-        """Where in scratch memory row offsets, the sums of an item, and their transpose start."""
-        sums = _whole_lines(8 * self.block)
-        return 0, sums, sums + self._sums_bytes
-
-    @cached_property
     def scratch_bytes(self) -> int:
         """Bytes of scratch that the kernel needs."""
-        turned = self._sums_bytes if self.stores_along_rows else 0
-        return self.scratch_layout[-1] + turned
+        return self.sums_at(1)
+
+    def sums_at(self, number: int) -> int:
+        """Where in scratch memory sums start that ``number`` others come before.
+
+        First come the offsets of rows. The transpose of sums stands right behind them.
+        """
+        turned = self.sums_bytes if self.stores_along_rows else 0
+        return _whole_lines(8 * self.block) + number * (self.sums_bytes + turned)
 
     @property
-    def _sums_bytes(self) -> int:
+    def sums_bytes(self) -> int:
+        """Bytes that the sums of an item take."""
         return _whole_lines(self.padded_block * self.panel * self.acc.itemsize)
 
     @property
@@ -300,7 +316,12 @@ class Contraction:
         return self.panel * bounds(self.depth)[1]
 
 
-def tile_for(vector_bytes: int, registers: int, acc: DType, m: Dim, n: Dim) -> tuple[int, int]:
+def fits_cache(nbytes: int) -> bool:
+    """Whether panels of so many bytes together stay in the second-level cache."""
+    return nbytes <= _RESIDENT_BYTES
+
+
+def tile_for(vector_bytes: int, registers: int, acc: DType, m: Dim, *n: Dim) -> tuple[int, int]:
     """The register tile, ``(rows, panel)``, for products of ``m`` x ``n``.
 
     Where a size is symbolic, the tile takes the least time for products of several sizes, from the
@@ -311,13 +332,13 @@ def tile_for(vector_bytes: int, registers: int, acc: DType, m: Dim, n: Dim) -> t
         registers: how many vector registers there are.
         acc: the accumulator's dtype.
         m: rows of the product.
-        n: columns of the product.
+        n: columns of the product; of each one, if several are cut alike.
     """
-    return tile_choices(vector_bytes, registers, acc, m, n)[0]
+    return tile_choices(vector_bytes, registers, acc, m, *n)[0]
 
 
 def tile_choices(
-    vector_bytes: int, registers: int, acc: DType, m: Dim, n: Dim
+    vector_bytes: int, registers: int, acc: DType, m: Dim, *n: Dim
 ) -> list[tuple[int, int]]:
     """The register tiles worth considering, the one likely to be fastest first.
 
@@ -325,7 +346,8 @@ def tile_choices(
         vector_bytes, registers, acc, m, n: as for :func:`tile_for`.
     """
     lanes = max(1, vector_bytes // acc.itemsize)
-    most_m, most_n = bounds(m)[1], bounds(n)[1]
+    most_m, widths = bounds(m)[1], [bounds(columns)[1] for columns in n]
+    most_n = max(widths)
     if most_n < lanes:
         panel = 1 << max(0, most_n - 1).bit_length()
         return [(min(_most_rows(registers, 1), max(1, most_m)), panel)]
@@ -335,13 +357,18 @@ def tile_choices(
         for vectors in range(1, widest + 1)
         for rows in _row_choices(most_m, _most_rows(registers, vectors))
     ]
-    sizes = [(rows, -(-columns // lanes)) for rows in _samples(m) for columns in _samples(n)]
+    sizes = [
+        (rows, -(-columns // lanes), each)
+        for each in n
+        for rows in _samples(m)
+        for columns in _samples(each)
+    ]
 
     def cost(shape: tuple[int, int]) -> tuple[int, int]:
         """By time, then by loads."""
         rows, vectors = shape
-        tiles = -(-most_m // rows) * -(-most_n // (vectors * lanes))
-        time = sum(_cost(shape, size, m, n) for size in sizes)
+        tiles = -(-most_m // rows) * sum(-(-width // (vectors * lanes)) for width in widths)
+        time = sum(_cost(shape, (r, c), m, each) for r, c, each in sizes)
         # What is nearly as fast by this count is faster with eight rows than with nine.
         return time * (100 if rows % 8 == 0 else 101), tiles * (rows + vectors)
 

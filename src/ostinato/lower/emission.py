@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.lower.grouped import RowProduct
     from ostinato.lower.nests import Outputs
     from ostinato.lower.panels import PanelFormat
-    from ostinato.lower.products import Product
+    from ostinato.lower.products import Product, RegisterFile
     from ostinato.lower.program import Kernel
     from ostinato.lower.regions import Region
     from ostinato.variables import Dim, Symbol
@@ -127,6 +127,13 @@ class Emission:
         packing = product.packing(build, packed, panel, self.variables)
         self._helper_call(product.node, "pack", build, packing)
         return packed
+
+    def _panels(self, product: Product, panel: int, registers: RegisterFile) -> list[LoweredBuffer]:
+        """Bring what ``product`` reads into the form that its kernel wants; gives the panels."""
+        for part in product.packings:
+            if not part.reads_in_place(self._helper_builder()):
+                self._copy(part.a)
+        return [self._pack(part, panel, part.panel_format(registers)) for part in product.packings]
 
     def _untangle(self, value: Value) -> None:
         """Store views along the way to ``value`` where too many would be read through at once."""

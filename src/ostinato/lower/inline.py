@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.lower.builder import is_pointwise
 from ostinato.lower.cost import COSTLY, cost
-from ostinato.lower.regions import Region, computed_behind, is_transparent
+from ostinato.lower.reads import computed_behind, is_transparent
 from ostinato.lower.views import MAX_TANGLES, is_tangled
 from ostinato.ops.base import Elementwise
 from ostinato.variables import prod
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ostinato.ir.graph import Node, Value
+    from ostinato.lower.regions import Region
 
 __all__ = ["inline_regions"]
 

@@ -36,6 +36,8 @@ from ostinato.variables import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.builder import KernelBuilder
     from ostinato.lower.views import Indices
@@ -69,12 +71,11 @@ class RowProduct(Product):
 class IntegerProduct(RowProduct):
     """A product of two operands of 8-bit integers; panels hold several positions of ``k`` a row."""
 
-    def tile(self, registers: RegisterFile) -> tuple[int, int]:
+    def tile(self, registers: RegisterFile, beside: Sequence[Product] = ()) -> tuple[int, int]:
         """Panels are never narrower than a register: there is no other way to multiply bytes."""
         lanes = registers.vector_bytes // INT32.itemsize
-        assert isinstance(self.n, int)
-        columns = max(self.n, lanes)
-        return tile_for(registers.vector_bytes, registers.count, INT32, self.m, columns)
+        columns = [max(bounds(product.n)[1], lanes) for product in (self, *beside)]
+        return tile_for(registers.vector_bytes, registers.count, INT32, self.m, *columns)
 
     def panel_format(self, registers: RegisterFile) -> PanelFormat:
         """Four bytes a column where one instruction multiplies unsigned by signed ones."""
@@ -127,18 +128,19 @@ class BlockwiseProduct(IntegerProduct):
 
     scales: RowProduct = field(kw_only=True)
 
-    def tile(self, registers: RegisterFile) -> tuple[int, int]:
+    def tile(self, registers: RegisterFile, beside: Sequence[Product] = ()) -> tuple[int, int]:
         """A row has one sum more than columns: what codes of zero would come to.
 
         The time of a tile is that of its products, of repeating an element of each row, and of
         taking apart a row of the panel (``python -m bench.quantization``).
         """
         lanes = registers.vector_bytes // INT32.itemsize
-        rows_in_all, columns = bounds(self.m)[1], -(-bounds(self.n)[1] // lanes)
+        rows_in_all = bounds(self.m)[1]
+        widths = [-(-bounds(product.n)[1] // lanes) for product in (self, *beside)]
 
         def time(shape: tuple[int, int]) -> int:
             rows, vectors = shape
-            tiles = -(-rows_in_all // rows) * -(-columns // vectors)
+            tiles = -(-rows_in_all // rows) * sum(-(-width // vectors) for width in widths)
             return tiles * (rows * (vectors + 2) + 2 * vectors + 1)
 
         shapes = [
@@ -176,22 +178,27 @@ class BlockwiseProduct(IntegerProduct):
         group: int = self.node.attrs["group"]
         return group
 
-    def scaled_contraction(
+    @property
+    def packings(self) -> tuple[Product, ...]:
+        return (self, self.scales)
+
+    def contraction(
         self,
         build: KernelBuilder,
-        packed: tuple[LoweredBuffer, LoweredBuffer],
+        packed: Sequence[LoweredBuffer],
         tile: tuple[int, int],
         outputs: Outputs,
         variables: tuple[Symbol, ...],
-        form: PanelFormat,
+        form: PanelFormat | None = None,
+        number: int = 0,
     ) -> Contraction:
         """The kernel; ``packed`` are the panels of the codes and those of their scales."""
-        codes, scales = packed
+        _, scales = packed
         row = axis("m", self.m)
         left = build.at(self.scales.a, self.scales.a_at((), row, (0,)))
         assert isinstance(left, Load)
         right = build.argument(scales, reads=True)
-        kernel = self.contraction(build, codes, tile, outputs, variables, form)
+        kernel = super().contraction(build, packed, tile, outputs, variables, form, number)
         found = BlockScales(self.group, left.buffer, left.index, right, scales.type.dtype)
         return replace(kernel, scales=found)
 

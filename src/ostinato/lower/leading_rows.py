@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ostinato.lower.attention import AttentionKernel
 from ostinato.lower.contraction import Contraction
 from ostinato.lower.dependences import reached, roots
+from ostinato.lower.joint import JointProduct
 from ostinato.lower.loops import Load, LoopNest, Scalar, Scan, Statement, Store, extent_of
 from ostinato.lower.program import Role
 from ostinato.variables import (
@@ -128,7 +129,7 @@ class _Walk:
     def cut(self, kernel: Kernel, actual: int, upper: int) -> Cut:
         """The range that covers the first ``actual`` of ``upper`` parts of the axis."""
         wanted = actual * (self.size // upper)
-        if isinstance(kernel, Contraction) and kernel.idle is not None:
+        if isinstance(kernel, Contraction | JointProduct) and kernel.idle is not None:
             extent = kernel.extent_for(wanted)
         elif isinstance(kernel, LoopNest) and not kernel.axes:
             extent = ceil_div(wanted, kernel.block)
@@ -166,6 +167,8 @@ def _walk(kernel: Kernel) -> _Walk | None:
             axes = (*kernel.axes, *([kernel.lane_axis] if kernel.lane_axis else []))
         case Contraction():
             axes = kernel.batch or ((kernel.m,) if kernel.idle is not None else ())
+        case JointProduct():
+            axes = (kernel.first.m,) if kernel.idle is not None else ()
         case AttentionKernel():
             axes = kernel.batch
     sizes = [extent_of(symbol) for symbol in axes]
@@ -201,17 +204,24 @@ def _indices(kernel: Kernel) -> Iterator[tuple[int, Dim, bool]]:
             for stage in kernel.stages:
                 yield from _of_statements(stage.statements)
         case Contraction():
-            yield kernel.a, kernel.a_index, False
-            group = prod((kernel.panels, kernel.panel_size))
-            yield kernel.b, kernel.b_group * group + axis("panel.element", group), False
-            if (scales := kernel.scales) is not None:
-                blocks = kernel.depth // scales.size
-                yield scales.a, scales.a_index + axis("block", blocks), False
-            yield from _of_statements(kernel.epilogue)
+            yield from _of_product(kernel)
+        case JointProduct():
+            for product in kernel.products:
+                yield from _of_product(product)
         case AttentionKernel():
             operands = (kernel.q, kernel.k, kernel.v, kernel.mask)
             yield from _of_scalars(scalar for scalar in operands if scalar is not None)
             yield from _of_statements((kernel.store,))
+
+
+def _of_product(product: Contraction) -> Iterator[tuple[int, Dim, bool]]:
+    yield product.a, product.a_index, False
+    group = prod((product.panels, product.panel_size))
+    yield product.b, product.b_group * group + axis("panel.element", group), False
+    if (scales := product.scales) is not None:
+        blocks = product.depth // scales.size
+        yield scales.a, scales.a_index + axis("block", blocks), False
+    yield from _of_statements(product.epilogue)
 
 
 def _of_statements(statements: Iterable[Statement]) -> Iterator[tuple[int, Dim, bool]]:

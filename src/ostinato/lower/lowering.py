@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostinato.errors import UnsupportedOpError
 from ostinato.lower.attention import Queries, attention_kernel, attention_tiles
+from ostinato.lower.beside import side_by_side
 from ostinato.lower.builder import KernelBuilder
 from ostinato.lower.copying import copying
 from ostinato.lower.depthwise import depthwise_nest, filters_last_buffer
@@ -16,6 +17,7 @@ from ostinato.lower.grouped import grouped_matmul_kernel, row_product, rows_in_p
 from ostinato.lower.images import Images, channels_last_buffer, choose_images
 from ostinato.lower.inline import inline_regions
 from ostinato.lower.integer_products import blockwise_product, integer_product
+from ostinato.lower.joint import joint_product, stripe
 from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
 from ostinato.lower.parts import Parts, border_nest, find_parts
 from ostinato.lower.preparation import split_prepared
@@ -23,9 +25,11 @@ from ostinato.lower.products import (
     Product,
     RegisterFile,
     conv_product,
+    cut_of,
     matmul_product,
 )
 from ostinato.lower.program import LoweredBuffer, Program, Role
+from ostinato.lower.reads import is_transparent
 from ostinato.lower.recurrent import recurrent_kernel, recurrent_product, recurrent_tile
 from ostinato.lower.regions import (
     REDUCTIONS,
@@ -33,7 +37,6 @@ from ostinato.lower.regions import (
     Refusal,
     Region,
     form_regions,
-    is_transparent,
     values_between,
 )
 from ostinato.lower.states import UPDATES, reads_state, update_chain
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.lower.beside import Together
     from ostinato.lower.products import Tiling
     from ostinato.lower.program import Layout
     from ostinato.lower.waves import Buffers
@@ -133,9 +137,10 @@ class _Lowering(ExpertWaves):
         if self.options.in_place:
             free = self._needed - self._claimed.keys() - {n.outputs[0] for n in self._in_place}
             self._parts = find_parts(self.nodes, regions, free, self.inlined, self._images)
-        for region in regions:
-            if region.members[0] not in self.inlined:
-                self._lower_region(region)
+        alone = [[region] for region in regions]
+        for together in side_by_side(regions) if self.options.fusion.products else alone:
+            if together[0].members[0] not in self.inlined:
+                self._lower_together(together)
         self._finish_outputs()
         next_states = self._finish_states()
         prepare, calls = split_prepared(self.calls, self.variables)
@@ -229,9 +234,19 @@ class _Lowering(ExpertWaves):
             listed = "\n".join(f"  {node} {node.source}".rstrip() for node in missing)
             raise UnsupportedOpError(f"the CPU has no kernel for these nodes:\n{listed}")
 
-    def _lower_region(self, region: Region) -> None:
-        for value in dict.fromkeys(v for node in region.members for v in node.inputs):
+    def _lower_together(self, regions: Together) -> None:
+        members = (node for region in regions for node in region.members)
+        for value in dict.fromkeys(v for node in members for v in node.inputs):
             self._untangle(value)
+        anchors = [(region, region.anchors) for region in regions]
+        if sum(len(some) for _, some in anchors) <= 1:
+            self._lower_region(regions[0])
+        else:
+            self._lower_products(
+                [(region, [_PRODUCTS[a.op.name](a) for a in some]) for region, some in anchors]
+            )
+
+    def _lower_region(self, region: Region) -> None:
         anchor = region.anchor
         if anchor is None:
             build = self._builder(region)
@@ -296,8 +311,8 @@ class _Lowering(ExpertWaves):
         return self.stored[value].layout if value in self.stored else None
 
     def _lower_matmul(self, region: Region, anchor: Node) -> None:
-        product = matmul_product(anchor)
-        if product.n == 1:
+        product = _PRODUCTS[anchor.op.name](anchor)
+        if product.n == 1 and anchor.op.name == "matmul":
             build = self._builder(region)
             outputs = self._region_outputs(region)
             self._call(region, build, product.dots(build, outputs, self.variables), outputs)
@@ -305,38 +320,24 @@ class _Lowering(ExpertWaves):
             self._lower_product(region, product)
 
     def _lower_product(self, region: Region, product: Product) -> None:
-        if not product.reads_in_place(self._builder(region)):
-            self._copy(product.a)
-        registers = self.options.registers
-        cut = self.options.tiling(product) if self.options.tiling else None
-        tile, form = cut.tile if cut else product.tile(registers), product.panel_format(registers)
-        packed = self._pack(product, tile[1], form)
-        build = self._builder(region)
-        outputs = self._region_outputs(region)
-        kernel = product.contraction(build, packed, tile, outputs, self.variables, form)
-        if cut and cut.item_rows is not None:
-            kernel = replace(kernel, item_rows=cut.item_rows)
-        self._call(region, build, kernel, outputs)
+        self._lower_products([(region, [product])])
 
-    def _lower_integer(self, region: Region, anchor: Node) -> None:
-        self._lower_product(region, integer_product(anchor))
-
-    def _lower_blockwise(self, region: Region, anchor: Node) -> None:
-        product = blockwise_product(anchor)
-        if not product.reads_in_place(self._builder(region)):
-            self._copy(product.a)
-        if not product.scales.reads_in_place(self._builder(region)):
-            self._copy(product.scales.a)
+    def _lower_products(self, stripes: Sequence[tuple[Region, Sequence[Product]]]) -> None:
+        """One kernel for products of the same rows; those of one region share its epilogue."""
+        products = [product for _, some in stripes for product in some]
         registers = self.options.registers
-        tile, form = product.tile(registers), product.panel_format(registers)
-        codes = self._pack(product, tile[1], form)
-        scales = self._pack(product.scales, tile[1], product.scales.panel_format(registers))
-        build = self._builder(region)
-        outputs = self._region_outputs(region)
-        kernel = product.scaled_contraction(
-            build, (codes, scales), tile, outputs, self.variables, form
-        )
-        self._call(region, build, kernel, outputs)
+        cut = cut_of(products, registers, self.options.tiling)
+        panels = {p: self._panels(p, cut.tile[1], registers) for p in products}
+        whole = Region([node for region, _ in stripes for node in region.members], 0)
+        build = self._builder(whole)
+        outputs = [self._region_outputs(region) for region, _ in stripes]
+        made = [
+            stripe(build, some, panels, cut, results, self.variables, registers)
+            for (_, some), results in zip(stripes, outputs, strict=True)
+        ]
+        alone = len(products) == 1
+        kernel = made[0][0] if alone else joint_product(made, build.args, self.variables)
+        self._call(whole, build, kernel, [pair for results in outputs for pair in results])
 
     def _lower_grouped(self, region: Region, anchor: Node) -> None:
         x, w, ids = anchor.inputs
@@ -458,8 +459,14 @@ class _Lowering(ExpertWaves):
         return {name: buffers[name] for name in self.graph.assignments}
 
 
+_PRODUCTS: dict[str, Callable[[Node], Product]] = {
+    "matmul": matmul_product,
+    "integer_matmul": integer_product,
+    "blockwise_matmul": blockwise_product,
+}
+
 _RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
-    "matmul": _Lowering._lower_matmul,
+    **dict.fromkeys(_PRODUCTS, _Lowering._lower_matmul),
     "conv": _Lowering._lower_conv,
     "max_pool": _Lowering._lower_column,
     "avg_pool": _Lowering._lower_column,
@@ -469,8 +476,6 @@ _RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
     "attention": _Lowering._lower_attention,
     "topk": _Lowering._lower_topk,
     "recurrent_scan": _Lowering._lower_recurrent,
-    "integer_matmul": _Lowering._lower_integer,
-    "blockwise_matmul": _Lowering._lower_blockwise,
     "grouped_matmul": _Lowering._lower_grouped,
     "expert_mlp": _Lowering._lower_experts,
     **dict.fromkeys(UPDATES, _Lowering._lower_update),

@@ -14,7 +14,8 @@ from ostinato.lower.loops import LoopNest, Number, Stage, Store
 from ostinato.lower.merge import merge_axes
 from ostinato.lower.nests import in_memory_order, symbols_of
 from ostinato.lower.program import Layout, LoweredBuffer, Role
-from ostinato.lower.regions import REDUCTIONS, Region, computed_behind
+from ostinato.lower.reads import computed_behind
+from ostinato.lower.regions import REDUCTIONS, Region
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from ostinato.variables import (
     Expr,
     Symbol,
     axis,
+    bounds,
     ceil_div,
     coefficient,
     prod,
@@ -52,6 +53,7 @@ __all__ = [
     "RegisterFile",
     "Tiling",
     "conv_product",
+    "cut_of",
     "matmul_product",
 ]
 
@@ -123,11 +125,17 @@ class Product:
     def acc(self) -> DType:
         return self.node.outputs[0].dtype.accumulator
 
-    def tile(self, registers: RegisterFile) -> tuple[int, int]:
-        """Rows and columns of the register tile."""
-        return tile_for(registers.vector_bytes, registers.count, self.acc, self.m, self.n)
+    def tile(self, registers: RegisterFile, beside: Sequence[Product] = ()) -> tuple[int, int]:
+        """Rows and columns of the register tile, for itself and others of the same rows."""
+        columns = [self.n, *(other.n for other in beside)]
+        return tile_for(registers.vector_bytes, registers.count, self.acc, self.m, *columns)
 
     # -- packing ------------------------------------------------------------------------------
+
+    @property
+    def packings(self) -> tuple[Product, ...]:
+        """The products whose right operands the kernel wants in panels, and whose left in place."""
+        return (self,)
 
     def panel_format(self, registers: RegisterFile) -> PanelFormat | None:
         """How panels hold the right operand; ``None``: as the accumulator does."""
@@ -180,25 +188,31 @@ class Product:
     def contraction(
         self,
         build: KernelBuilder,
-        packed: LoweredBuffer,
+        packed: Sequence[LoweredBuffer],
         tile: tuple[int, int],
         outputs: Outputs,
         variables: tuple[Symbol, ...],
         form: PanelFormat | None = None,
+        number: int = 0,
     ) -> Contraction:
-        """The kernel, with the region's other members as its epilogue."""
+        """The kernel, with the region's other members as its epilogue.
+
+        Args:
+            packed: the panels, one for each of :attr:`packings`.
+            form: how the first ones hold their elements.
+            number: of the sum, where an epilogue takes several.
+        """
         rows, panel = tile
         batch, m, n, k = self._axes(build)
         a = build.at(self.a, self.a_at(batch, m, k))
         assert isinstance(a, Load)
-        b = build.argument(packed, reads=True)
+        b = build.argument(packed[0], reads=True)
         at = self.out_at(batch, m, n)
-        epilogue = self._stores(build, Accumulator(self.acc), at, outputs)
+        epilogue = self._stores(build, Accumulator(self.acc, number), at, outputs)
         (m_symbol,), (n_symbol,) = symbols_of([m]), symbols_of([n])
         idle = None
         if not symbols_of(batch) and self._counts_leading_rows(m_symbol, at):
-            count = LoweredBuffer(TensorType(INT64, (1,)), Role.IDLE, f"{self.node.label}.idle")
-            idle = build.argument(count, reads=True)
+            idle = build.argument(self._idle_buffer(build), reads=True)
         return Contraction(
             build.args,
             symbols_of(batch),
@@ -218,6 +232,11 @@ class Product:
             idle,
             form,
         )
+
+    def _idle_buffer(self, build: KernelBuilder) -> LoweredBuffer:
+        """Where it says how many rows are not wanted: one number for all products of a kernel."""
+        made = LoweredBuffer(TensorType(INT64, (1,)), Role.IDLE, f"{self.node.label}.idle")
+        return next((b for b in build.buffers if b.role is Role.IDLE), made)
 
     def _counts_leading_rows(self, m: Symbol, at: Indices) -> bool:
         """Whether row ``m`` of the product is row ``m`` of the result, of a known number."""
@@ -256,6 +275,22 @@ class Product:
 
 #: Cuts a product, or leaves it to the rule of thumb.
 Tiling: TypeAlias = "Callable[[Product], ProductCut | None]"
+
+
+def cut_of(
+    products: Sequence[Product], registers: RegisterFile, tiling: Tiling | None
+) -> ProductCut:
+    """How products that share a kernel are cut.
+
+    Args:
+        products: of the same rows.
+        registers: what they are tiled for.
+        tiling: asked about the widest one, if there is one to ask.
+    """
+    first, *others = products
+    widest = max(products, key=lambda product: bounds(product.n)[1])
+    cut = tiling(widest) if tiling else None
+    return cut or ProductCut(first.tile(registers, others))
 
 
 # -- matmul ----------------------------------------------------------------------------------------

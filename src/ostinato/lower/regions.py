@@ -10,7 +10,8 @@ they compare positions in C order:
 A region therefore has ``rows`` rows of ``inner`` elements. Its members are *full* (an element per
 position) or *row* (an element per row); reductions along rows lead from full to row. At most one
 member is an *anchor*: a contraction, a window or a column reduction, whose result the other
-members take as it leaves the registers.
+members take as it leaves the registers. Only of products of the same rows there may be several
+(:mod:`ostinato.lower.beside`): a gate, and what it lets through.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.ir.leaves import Leaf
-from ostinato.lower.builder import INDEX_OPS, is_pointwise
+from ostinato.lower.beside import may_meet
+from ostinato.lower.builder import is_pointwise
+from ostinato.lower.reads import are_fixed, computed_behind, in_order, is_transparent
 from ostinato.lower.views import VIEWS
 from ostinato.ops.base import Elementwise
 from ostinato.variables import Dim, bounds, prod
@@ -35,7 +37,6 @@ __all__ = [
     "FusionOptions",
     "Refusal",
     "Region",
-    "computed_behind",
     "form_regions",
     "is_row_reduction",
     "values_between",
@@ -56,6 +57,7 @@ class FusionOptions:
         elementwise: join elementwise nodes with each other and inline them into readers.
         epilogue: join elementwise nodes with the contraction that they follow.
         rowwise: join reductions along rows with what surrounds them.
+        products: compute products of the same rows with several weights in one kernel.
         max_members: nodes in one region, to bound a kernel's compile time.
         max_operands: buffers that one region reads.
         max_row: elements of a row, when there are too few rows to share among threads.
@@ -64,6 +66,7 @@ class FusionOptions:
     elementwise: bool = True
     epilogue: bool = True
     rowwise: bool = True
+    products: bool = True
     max_members: int = 64
     max_operands: int = 24
     max_row: int = 1 << 15
@@ -78,7 +81,7 @@ class Region:
         size: elements of a full member.
         inner: elements of a row, where the region has rows.
         row_members: the members with one element per row.
-        anchor: see the module's docstring.
+        anchors: see the module's docstring.
         closed: whether it joins no producer.
         fixed: whether it depends on params and constants alone, so that it need run only once.
     """
@@ -87,13 +90,18 @@ class Region:
     size: Dim
     inner: Dim | None = None
     row_members: set[Node] = field(default_factory=set)
-    anchor: Node | None = None
+    anchors: tuple[Node, ...] = ()
     closed: bool = False
     fixed: bool = False
 
     @property
+    def anchor(self) -> Node | None:
+        """The anchor, or the first of several."""
+        return self.anchors[0] if self.anchors else None
+
+    @property
     def reductions(self) -> list[Node]:
-        return [n for n in self.members if n is not self.anchor and n.op.name in REDUCTIONS]
+        return [n for n in self.members if n not in self.anchors and n.op.name in REDUCTIONS]
 
 
 class _Edge(NamedTuple):
@@ -140,24 +148,6 @@ def form_regions(
     return former.ordered(), former.refused
 
 
-def is_transparent(node: Node) -> bool:
-    """Whether readers look through ``node``: it is a leaf, a view or made of indices alone."""
-    return isinstance(node.op, Leaf) or node.op.name in VIEWS or node.op.name in INDEX_OPS
-
-
-def computed_behind(values: Iterable[Value]) -> list[Value]:
-    """The computed values that ``values`` are, or are made of through views and indices."""
-    found: list[Value] = []
-    stack = list(values)
-    while stack:
-        value = stack.pop()
-        if is_transparent(value.node):
-            stack.extend(value.node.inputs)
-        else:
-            found.append(value)
-    return found
-
-
 def values_between(
     regions: Iterable[Region], nodes: Iterable[Node], results: Iterable[Value]
 ) -> set[Value]:
@@ -190,7 +180,7 @@ class _Former:
         self._order.append(node)
         for producer in self._producers(node):
             self._readers.setdefault(producer, []).append(node)
-        if _is_fixed(node, self._fixed):
+        if are_fixed(node.inputs, self._fixed):
             self._fixed.add(node)
         region = self._alone(node)
         self._region[node] = region
@@ -203,28 +193,8 @@ class _Former:
 
     def ordered(self) -> list[Region]:
         """Regions, each after those that it reads."""
-        regions = list(dict.fromkeys(self._region[n] for n in self._order))
-        waiting = {id(r): r for r in regions}
-        done: list[Region] = []
-
-        def visit(region: Region) -> None:
-            stack = [(region, iter(self._regions_read(region)))]
-            waiting.pop(id(region))
-            while stack:
-                current, needed = stack[-1]
-                for other in needed:
-                    if id(other) in waiting:
-                        waiting.pop(id(other))
-                        stack.append((other, iter(self._regions_read(other))))
-                        break
-                else:
-                    done.append(current)
-                    stack.pop()
-
-        for region in regions:
-            if id(region) in waiting:
-                visit(region)
-        return done
+        regions = dict.fromkeys(self._region[n] for n in self._order)
+        return in_order(regions, self._regions_read)
 
     # -- one node --------------------------------------------------------------------------
 
@@ -238,10 +208,10 @@ class _Former:
             return Region([node], prod(x.shape), inner, {node}, closed=closed, fixed=fixed)
         region = Region([node], prod(out.shape), fixed=fixed)
         if node.op.name in REDUCTIONS or node.op.name in ANCHORS:
-            region.anchor = node
+            region.anchors = (node,)
             region.closed = True  # it joins no producer; readers may join it
         elif not is_pointwise(node):
-            region.anchor = node
+            region.anchors = (node,)
             region.closed = True
         return region
 
@@ -267,6 +237,7 @@ class _Former:
         merged = _merged(left, right, edge, node)
         assert merged is not None
         merged.members.sort(key=self._position.__getitem__)
+        merged.anchors = tuple(sorted(merged.anchors, key=self._position.__getitem__))
         for member in merged.members:
             self._region[member] = merged
 
@@ -275,7 +246,7 @@ class _Former:
         options = self.options
         if left.anchor is not None and not _takes_epilogue(left.anchor):
             return "off"
-        if left.anchor is not None and right.anchor is not None:
+        if left.anchors and right.anchors and not self._may_meet(left.anchors + right.anchors):
             return "two contractions"
         if left.anchor is not None and not options.epilogue:
             return "off"
@@ -297,9 +268,13 @@ class _Former:
             return "too few rows to share among threads"
         return self._order_refusal(merged)
 
+    def _may_meet(self, anchors: Sequence[Node]) -> bool:
+        """Whether one epilogue may take the sums of all these contractions."""
+        return self.options.products and may_meet(anchors, self._fixed)
+
     def _order_refusal(self, merged: Region) -> str:
         members = set(merged.members)
-        if merged.anchor is not None and not members.isdisjoint(self._producers(merged.anchor)):
+        if any(not members.isdisjoint(self._producers(anchor)) for anchor in merged.anchors):
             return "it feeds the contraction"
         if self._runs_between(members):
             return "something outside runs between them"
@@ -340,22 +315,6 @@ class _Former:
         if len(operands) > self.options.max_operands:
             return "too many operands"
         return ""
-
-
-def _is_fixed(node: Node, fixed: set[Node]) -> bool:
-    """Whether ``node`` depends on params and constants alone, so that it need run only once."""
-    stack = list(node.inputs)
-    while stack:
-        value = stack.pop()
-        source = value.node
-        if any(not isinstance(dim, int) for dim in value.shape):
-            return False
-        if source in fixed or source.op.name in ("param", "constant"):
-            continue
-        if not is_transparent(source) or not source.inputs:
-            return False
-        stack.extend(source.inputs)
-    return True
 
 
 def _takes_epilogue(anchor: Node) -> bool:
@@ -459,17 +418,17 @@ def _merged_by_row_edge(
 
 
 def _union(left: Region, right: Region, size: Dim, inner: Dim | None, rows: set[Node]) -> Region:
-    anchor = left.anchor or right.anchor
+    anchors = left.anchors + right.anchors
     members = left.members + right.members
     closed = left.closed and right.closed
-    return Region(members, size, inner, rows, anchor, closed, left.fixed)
+    return Region(members, size, inner, rows, anchors, closed, left.fixed)
 
 
 def _consistent(region: Region, edge: _Edge, node: Node) -> bool:
     """Whether an edge between members fits the levels that the region gives them."""
     producer_row = edge.producer in region.row_members
     reads_full = node not in region.row_members or node.op.name in REDUCTIONS
-    if node is region.anchor:
+    if node in region.anchors:
         return False
     if edge.row is None:
         return producer_row != reads_full

@@ -27,6 +27,7 @@ from ostinato.lower.copying import Copying
 from ostinato.lower.fetching import Choosing, Fetching
 from ostinato.lower.grouped import GroupedProduct
 from ostinato.lower.grouping import Grouping, GroupLayout
+from ostinato.lower.joint import JointProduct
 from ostinato.lower.loops import (
     Accumulator,
     Apply,
@@ -65,6 +66,8 @@ def kernel_text(kernel: Kernel) -> str:
             printer.nest(kernel)
         case Contraction():
             printer.contraction(kernel)
+        case JointProduct():
+            printer.joint(kernel)
         case AttentionKernel():
             printer.attention(kernel)
         case RecurrentKernel():
@@ -120,6 +123,21 @@ class _Printer:
     def contraction(self, kernel: Contraction) -> None:
         self._line(0, "contraction")
         self._head(kernel.args)
+        self._sums(kernel)
+        for store in kernel.epilogue:
+            self._statement(store)
+
+    def joint(self, kernel: JointProduct) -> None:
+        self._line(0, "contractions side by side")
+        self._head(kernel.args)
+        for stripe in kernel.stripes:
+            self._line(0, "columns")
+            for product in stripe:
+                self._sums(product)
+            for store in stripe[0].epilogue:
+                self._statement(store)
+
+    def _sums(self, kernel: Contraction) -> None:
         for axis in kernel.batch:
             self._line(1, f"for {self._axis(axis)}")
         items = "" if kernel.item_rows is None else f" in items of {kernel.item_rows}"
@@ -137,8 +155,6 @@ class _Printer:
             self._line(1, f"blocks of {scales.size} scaled by {left} and {right}")
         if kernel.idle is not None:
             self._line(1, f"without the last b{kernel.idle}[0] rows")
-        for store in kernel.epilogue:
-            self._statement(store)
 
     def topk(self, kernel: TopK) -> None:
         self._line(0, f"topk, {'greatest' if kernel.largest else 'least'} first")

@@ -46,6 +46,7 @@ def lowering_options(
         elementwise=on and options.elementwise_fusion,
         epilogue=on and options.epilogue_fusion,
         rowwise=on and options.rowwise_fusion,
+        products=on and options.product_fusion,
     )
     return LoweringOptions(
         _registers(options, target),

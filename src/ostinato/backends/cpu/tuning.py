@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,7 +90,8 @@ class Tuner:
         self, build: Build, options: CompileOptions, target: TargetSpec, threads: int
     ) -> None:
         self._build = build
-        self._options = options
+        # What is measured is one product; several of them stand side by side only to be cold.
+        self._options = replace(options, product_fusion=False)
         self._target = target
         self._threads = threads
         self._deadline = time.monotonic() + options.tune_seconds

@@ -8,6 +8,7 @@ from ostinato.lower.attention import AttentionKernel
 from ostinato.lower.contraction import Contraction
 from ostinato.lower.grouped import GroupedProduct
 from ostinato.lower.grouping import Grouping
+from ostinato.lower.joint import JointProduct
 from ostinato.lower.loops import LoopNest
 from ostinato.lower.recurrent import RecurrentKernel
 from ostinato.lower.topk import TopK
@@ -36,7 +37,7 @@ def render(kernel: Kernel, name: str, target: TargetSpec) -> ir.Module:
     match kernel:
         case LoopNest():
             return loops.render(kernel, name, target)
-        case Contraction():
+        case Contraction() | JointProduct():
             return contraction.render(kernel, name, target)
         case AttentionKernel():
             return attention.render(kernel, name, target)

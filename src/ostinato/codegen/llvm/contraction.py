@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.lower.contraction.Contraction` as LLVM IR.
+"""Rendering a :class:`~ostinato.lower.contraction.Contraction` as LLVM IR, alone or beside others.
 
 An item of the parallel range runs in three steps. Register tiles leave their sums in scratch
 memory; where the output is contiguous along rows of ``a`` rather than along columns of ``b`` (a
@@ -9,7 +9,7 @@ stage like any other, with the contiguous axis as lanes.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from ostinato.codegen.llvm.kernel import (
     KernelFunction,
     counted_loop,
     kernel_module,
+    when,
 )
 from ostinato.codegen.llvm.memory import address
 from ostinato.codegen.llvm.microkernel import define_tile, tile_dims
@@ -54,38 +55,55 @@ from ostinato.variables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from llvmlite import ir
 
     from ostinato.codegen.llvm.toolchain import TargetSpec
     from ostinato.lower.contraction import Contraction
+    from ostinato.lower.joint import JointProduct
 
 __all__ = ["render"]
 
 
-def render(contraction: Contraction, name: str, target: TargetSpec) -> ir.Module:
+def render(product: Contraction | JointProduct, name: str, target: TargetSpec) -> ir.Module:
     """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
 
     The kernel's signature is that of :mod:`ostinato.codegen.llvm.kernel`; its parallel range is
-    :attr:`Contraction.extent` and it needs :attr:`Contraction.scratch_bytes` of scratch. Of ``a``
-    it reads only the rows and positions that the sums are made of.
+    the ``extent`` of ``product`` and it needs ``scratch_bytes`` of scratch. Of ``a`` it reads only
+    the rows and positions that the sums are made of.
 
     Raises:
-        OstinatoError: the contraction's indices are not of the form that it promises.
+        OstinatoError: indices are not of the form that the contraction promises.
     """
-    return kernel_module(
-        contraction, name, target, lambda k: _Renderer(contraction, name, k).render()
-    )
+    return kernel_module(product, name, target, lambda k: _Renderer(product, name, k).render())
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The rows of an item.
+
+    Attributes:
+        first: the first one's number.
+        count: how many there are.
+    """
+
+    first: Dim
+    count: Dim
 
 
 class _Renderer:
-    def __init__(self, contraction: Contraction, name: str, kernel: KernelFunction) -> None:
-        self.contraction = contraction
+    """Goes over the items, each of which is a block of rows by a panel of one stripe of columns."""
+
+    def __init__(
+        self, whole: Contraction | JointProduct, name: str, kernel: KernelFunction
+    ) -> None:
+        self.whole = whole
+        self.contraction = contraction = whole.stripes[0][0]
         self.kernel = kernel
         self.builder = kernel.builder
         self.indices = Indices(kernel.builder)
-        self.item = axis("range.item", contraction.extent)
+        self.item = axis("range.item", whole.extent)
         self.rows: Dim = extent_of(contraction.m)
         self.blocks = contraction.blocks
         if contraction.idle is not None:
@@ -93,21 +111,14 @@ class _Renderer:
             if self.blocks != 1:
                 self.blocks = ceil_div(self.rows, contraction.block)
         self.block = axis("m.block", contraction.blocks)
-        self.panel = axis("n.panel", contraction.panels)
-        self.first_row: Dim = self.block * contraction.block
-        self.first_column: Dim = self.panel * contraction.panel
-        self.row_count = minimum(contraction.block, self.rows - self.first_row)
-        left = extent_of(contraction.n) - self.first_column
-        self.column_count = minimum(contraction.panel, left)
-        self.offsets, self.sums, self.turned = (
-            self._bytes_after(kernel.scratch, I64(start)) for start in contraction.scratch_layout
-        )
-        form = contraction.b_format
-        define = define_tile if form is None or form.steps == 1 else define_byte_tile
-        self.tiles = {
-            rows: define(kernel.module, f"{name}.tile{rows}", contraction, rows, kernel.target)
-            for rows in (contraction.rows, *contraction.remainders)
-        }
+        self.panel = axis("n.panel", whole.panels)
+        first = self.block * contraction.block
+        block = _Block(first, minimum(contraction.block, self.rows - first))
+        tiles = _Tiles(name, kernel)
+        self.stripes = [
+            _Stripe(products, number, kernel, tiles, block)
+            for number, products in enumerate(whole.stripes)
+        ]
 
     def render(self) -> None:
         kernel = self.kernel
@@ -119,8 +130,7 @@ class _Renderer:
         def body(index: ir.Value) -> None:
             item = outermost.child(symbols={_symbol(self.item): index})
             self._take_apart(item)
-            self._multiply(item)
-            self._finish(item)
+            self._emit(item)
 
         counted_loop(self.builder, kernel.begin, kernel.end, 1, body, name="item")
         self.builder.ret_void()
@@ -140,27 +150,111 @@ class _Renderer:
         """Finds the batch point, row block and panel of an item."""
         c = self.contraction
         batch = [extent_of(symbol) for symbol in c.batch]
-        inner = [(self.block, self.blocks), (self.panel, c.panels)]
-        if not c.panels_innermost:
+        inner = [(self.block, self.blocks), (self.panel, self.whole.panels)]
+        if not self.whole.panels_innermost:
             inner.reverse()
         wheels = [*c.batch, *(_symbol(wheel) for wheel, _ in inner)]
         positions = unravel([*batch, *(extent for _, extent in inner)], self.item)
         for wheel, position in zip(wheels, positions, strict=True):
             item.symbols[wheel] = self.indices.scalar(position, item)
 
+    def _emit(self, item: Scope) -> None:
+        """Computes an item: what is done depends on the stripe that its panel is of."""
+        b, panel = self.builder, item.symbols[_symbol(self.panel)]
+        if len(self.stripes) == 1:
+            self.stripes[0].emit(item, panel)
+            return
+        for stripe in self.stripes:
+            # Unsigned: a panel of a stripe before this one is beyond its last.
+            with when(b, b.icmp_unsigned("<", panel, I64(stripe.panels))):
+                stripe.emit(item, panel)
+            panel = b.sub(panel, I64(stripe.panels))
+
+
+class _Tiles:
+    """The register tiles of a kernel: products whose panels have one form share them."""
+
+    def __init__(self, name: str, kernel: KernelFunction) -> None:
+        self._name, self._kernel = name, kernel
+        self._made: dict[object, dict[int, ir.Function]] = {}
+
+    def of(self, product: Contraction) -> dict[int, ir.Function]:
+        """The tiles for a product, by height."""
+        form, scales = product.b_format, product.scales
+        key = (form, None if scales is None else (scales.size, scales.b_dtype))
+        if key not in self._made:
+            define = define_tile if form is None or form.steps == 1 else define_byte_tile
+            prefix = f"{self._name}.{len(self._made)}.tile"
+            self._made[key] = {
+                rows: define(
+                    self._kernel.module, f"{prefix}{rows}", product, rows, self._kernel.target
+                )
+                for rows in (product.rows, *product.remainders)
+            }
+        return self._made[key]
+
+
+class _Stripe:
+    """Some columns of a kernel: products whose sums one epilogue turns into results.
+
+    Args:
+        products: all of them; what is true of the first one's shape is true of the others'.
+        number: of the stripe.
+        kernel: under construction.
+        tiles: of the kernel.
+        block: the rows of an item.
+    """
+
+    def __init__(
+        self,
+        products: Sequence[Contraction],
+        number: int,
+        kernel: KernelFunction,
+        tiles: _Tiles,
+        block: _Block,
+    ) -> None:
+        self.products = products
+        self.contraction = contraction = products[0]
+        self.kernel = kernel
+        self.builder = kernel.builder
+        self.indices = Indices(kernel.builder)
+        self.tiles = [tiles.of(product) for product in products]
+        self.block = block
+        self.panels = contraction.panels
+        self.panel = axis(f"n.panel.{number}", self.panels)
+        self.first_column: Dim = self.panel * contraction.panel
+        left = extent_of(contraction.n) - self.first_column
+        self.column_count = minimum(contraction.panel, left)
+        starts = [contraction.sums_at(number) for number in range(len(products))]
+        self.offsets = kernel.scratch
+        self.sums = [self._bytes_after(kernel.scratch, I64(start)) for start in starts]
+        self.turned = [
+            self._bytes_after(kernel.scratch, I64(start + contraction.sums_bytes))
+            for start in starts
+        ]
+
+    def emit(self, item: Scope, panel: ir.Value) -> None:
+        """Computes the item's rows of a panel."""
+        inside = item.child(symbols={_symbol(self.panel): panel})
+        self._multiply(inside)
+        self._finish(inside)
+
     # -- sums -------------------------------------------------------------------------------
 
     def _multiply(self, item: Scope) -> None:
         """Leaves the sums of the item's rows and columns in scratch memory."""
         c, b = self.contraction, self.builder
-        count = self.indices.scalar(self.row_count, item)
-        panel = self._panel_address(item)
-        locate, scales = self._locate_rows(item, count), self._locate_scales(item)
+        count = self.indices.scalar(self.block.count, item)
+        panels = [self._panel_address(product, item) for product in self.products]
+        locate = self._locate_rows(item, count)
+        scales = [self._locate_scales(product, item) for product in self.products]
         dims = [self.indices.scalar(dim, item) for dim in tile_dims(c)]
 
         def tile(height: int, row: ir.Value) -> None:
-            out = address(b, self.sums, c.acc, b.mul(row, I64(c.panel)))
-            b.call(self.tiles[height], [*locate(row), panel, out, *dims, *scales(row)])
+            left, place = locate(row), b.mul(row, I64(c.panel))
+            for tiles, panel, sums, more in zip(self.tiles, panels, self.sums, scales, strict=True):
+                out = address(b, sums, c.acc, place)
+                b.call(tiles[height], [*left, panel, out, *dims, *more(row)])
 
         if c.remainders:
             self._separate_tiles(count, tile)
@@ -199,13 +293,13 @@ class _Renderer:
         c, b = self.contraction, self.builder
         a = self.kernel.buffers[c.a]
         if c.row_stride is not None:
-            start = substitute(c.row_offset, {c.m: self.first_row})
+            start = substitute(c.row_offset, {c.m: self.block.first})
             first = address(b, a, c.a_dtype, self.indices.scalar(start, item))
             stride = I64(c.row_stride)
             return lambda row: [address(b, first, c.a_dtype, b.mul(row, stride)), self.offsets]
 
         number = axis("m.row", c.block)
-        offset = substitute(c.row_offset, {c.m: self.first_row + number})
+        offset = substitute(c.row_offset, {c.m: self.block.first + number})
 
         def note(row: ir.Value) -> None:
             inside = item.child(symbols={_symbol(number): row})
@@ -214,13 +308,13 @@ class _Renderer:
         counted_loop(b, I64(0), count, 1, note, name="row")
         return lambda row: [a, address(b, self.offsets, INT64, row)]
 
-    def _locate_scales(self, item: Scope) -> Callable[[ir.Value], list[ir.Value]]:
+    def _locate_scales(self, c: Contraction, item: Scope) -> Callable[[ir.Value], list[ir.Value]]:
         """The same for the scales of blocks, where there are any: those of rows and of columns."""
-        c, b, scales = self.contraction, self.builder, self.contraction.scales
+        b, scales = self.builder, c.scales
         if scales is None:
             return lambda row: []
         number, buffers = axis("m.scaled", c.block), self.kernel.buffers
-        start = substitute(scales.a_index, {c.m: self.first_row + number})
+        start = substitute(scales.a_index, {c.m: self.block.first + number})
         blocks = c.depth // scales.size
         element = self.indices.scalar(self.panel * blocks * c.panel, item)
         columns = address(b, buffers[scales.b], scales.b_dtype, element)
@@ -232,8 +326,7 @@ class _Renderer:
 
         return at
 
-    def _panel_address(self, item: Scope) -> ir.Value:
-        c = self.contraction
+    def _panel_address(self, c: Contraction, item: Scope) -> ir.Value:
         number = c.b_group * c.panels + self.panel
         element = self.indices.scalar(number * c.panel_size, item)
         return address(self.builder, self.kernel.buffers[c.b], c.b_dtype, element)
@@ -246,27 +339,30 @@ class _Renderer:
     def _finish(self, item: Scope) -> None:
         """Runs the epilogue over the sums, the axis along which it stores as lanes."""
         c = self.contraction
-        row, column = axis("m.row", self.row_count), axis("n.column", self.column_count)
-        rewriter = partial(
-            _Epilogue,
-            position={c.m: self.first_row + row, c.n: self.first_column + column},
-        )
-        if c.stores_along_rows:
-            self._transpose(item)
-            epilogue = rewriter(Load(len(c.args), column * c.padded_block + row, c.acc))
-            self._run(epilogue, column, row, c.block, self.turned, item)
-        else:
-            epilogue = rewriter(Load(len(c.args), row * c.panel + column, c.acc))
-            self._run(epilogue, row, column, c.panel, self.sums, item)
+        row, column = axis("m.row", self.block.count), axis("n.column", self.column_count)
+        position = {c.m: self.block.first + row, c.n: self.first_column + column}
 
-    def _transpose(self, item: Scope) -> None:
+        def epilogue(place: Dim) -> _Epilogue:
+            loads = [Load(len(c.args) + i, place, c.acc) for i in range(len(self.products))]
+            return _Epilogue(loads, position)
+
+        if c.stores_along_rows:
+            for sums, turned in zip(self.sums, self.turned, strict=True):
+                self._transpose(sums, turned, item)
+            along = epilogue(column * c.padded_block + row)
+            self._run(along, column, row, c.block, self.turned, item)
+        else:
+            across = epilogue(row * c.panel + column)
+            self._run(across, row, column, c.panel, self.sums, item)
+
+    def _transpose(self, sums: ir.Value, turned: ir.Value, item: Scope) -> None:
         c, b = self.contraction, self.builder
         size = square_size(math.gcd(c.panel, c.padded_block))
-        count = self.indices.scalar(self.row_count, item)
+        count = self.indices.scalar(self.block.count, item)
 
         def square(row: ir.Value, column: ir.Value) -> None:
-            source = address(b, self.sums, c.acc, b.add(b.mul(row, I64(c.panel)), column))
-            end = address(b, self.turned, c.acc, b.add(b.mul(column, I64(c.padded_block)), row))
+            source = address(b, sums, c.acc, b.add(b.mul(row, I64(c.panel)), column))
+            end = address(b, turned, c.acc, b.add(b.mul(column, I64(c.padded_block)), row))
             transpose_square(b, c.acc, size, (source, c.panel), (end, c.padded_block))
 
         def squares(row: ir.Value) -> None:
@@ -282,7 +378,7 @@ class _Renderer:
         loop: Expr,
         lane: Expr,
         capacity: int,
-        sums: ir.Value,
+        sums: Sequence[ir.Value],
         item: Scope,
     ) -> None:
         """The stores at every ``loop``, with ``lane`` (at most ``capacity`` values) as lanes."""
@@ -290,8 +386,8 @@ class _Renderer:
         loop_axis, lane_axis = _symbol(loop), _symbol(lane)
         stage = Stage((loop_axis,), tuple(map(epilogue.statement, c.epilogue)))
         dependences = Dependences(LoopNest(c.args, (), (stage,)))
-        scalars = Scalars(b, LaneNamespace(), [*self.kernel.buffers, sums], dependences)
-        dtypes = [*(arg.dtype for arg in c.args), c.acc]
+        scalars = Scalars(b, LaneNamespace(), [*self.kernel.buffers, *sums], dependences)
+        dtypes = [*(arg.dtype for arg in c.args), *(c.acc for _ in sums)]
         stages = StageEmitter(b, self.kernel.target, scalars, dtypes)
         plan = plan_vectors(lane_axis, capacity, [stage], self.kernel.target, dependences)
         # As many vectors at a time as divide a panel: none of a whole one is left over.
@@ -310,14 +406,16 @@ class _Renderer:
 
 
 class _Epilogue(Rewriter):
-    """Moves statements to an item's place, and puts its sums where the accumulator was."""
+    """Moves statements to an item's place, and puts its sums where the accumulators were."""
 
-    def __init__(self, sums: Load, position: Mapping[Symbol, Dim]) -> None:
+    def __init__(self, sums: Sequence[Load], position: Mapping[Symbol, Dim]) -> None:
         super().__init__(lambda dim: substitute(dim, position))
         self._sums = sums
 
     def scalar(self, scalar: Scalar) -> Scalar:
-        return self._sums if isinstance(scalar, Accumulator) else super().scalar(scalar)
+        if isinstance(scalar, Accumulator):
+            return self._sums[scalar.number]
+        return super().scalar(scalar)
 
 
 def _symbol(dim: Dim) -> Symbol:
