@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.ir.leaves import INPUT, STATE
 from ostinato.lower.builder import KernelBuilder
-from ostinato.lower.grouping import GroupLayout, Routing, grouping_kernel
 from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.lower.updates import copy_nest
 from ostinato.lower.views import MAX_TANGLES, VIEWS, is_tangled
-from ostinato.ops.moe import EXPERT_MLP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.grouped import RowProduct
+    from ostinato.lower.grouping import GroupLayout, Routing
     from ostinato.lower.nests import Outputs
     from ostinato.lower.panels import PanelFormat
     from ostinato.lower.products import Product, RegisterFile
     from ostinato.lower.program import Kernel
     from ostinato.lower.regions import Region
+    from ostinato.lower.waves import StoredExperts
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["Emission"]
@@ -39,6 +37,7 @@ class Emission:
         stored: the buffer of each value that is in memory.
         inlined: nodes that every kernel computes on the spot.
         routings: which rows go to which experts, by the experts' ids.
+        stored_experts: the layers whose experts are in a file, by the table of their places.
         counted: nodes whose operations are those of calls that count themselves.
     """
 
@@ -48,7 +47,8 @@ class Emission:
         self.stored: dict[Value, LoweredBuffer] = {}
         self.inlined: set[Node] = set()
         self.routings: dict[tuple[Value, GroupLayout], Routing] = {}
-        self.counted: set[Node] = {node for node in nodes if node.op is EXPERT_MLP}
+        self.stored_experts: dict[LoweredBuffer, StoredExperts] = {}
+        self.counted: set[Node] = set()
         self._position = {node: i for i, node in enumerate(nodes)}
 
     def _builder(
@@ -83,40 +83,6 @@ class Emission:
     ) -> None:
         labels = tuple(dict.fromkeys(n.label for n in (node, *build.computed)))
         self.calls.append(Call(kernel, tuple(build.buffers), labels, title, flops))
-
-    # -- experts -------------------------------------------------------------------------------
-
-    def _may_stay(self, matrices: Iterable[Value]) -> bool:
-        """Whether matrices of experts are better read where they are.
-
-        Those that change from run to run would be packed in each, all of them, for the few that
-        are needed.
-        """
-        return all(
-            matrix in self.stored and self.stored[matrix].layout is None and _varies(matrix)
-            for matrix in matrices
-        )
-
-    def _grouped_operands(
-        self, product: RowProduct, ids: Value
-    ) -> tuple[list[LoweredBuffer], LoweredBuffer]:
-        """The matrices of ``product``, and its rows by their expert ``ids``."""
-        if product.packed:
-            matrices = [self._pack(p, product.tile[1], product.form) for p in product.packings]
-        else:
-            matrices = [self.stored[weight] for weight in product.weights]
-        return matrices, self._routing(product, ids).groups
-
-    def _routing(self, product: RowProduct, ids: Value) -> Routing:
-        """The rows of ``product`` by their expert ``ids``."""
-        node, layout = product.node, product.layout
-        if (ids, layout) not in self.routings:
-            groups = LoweredBuffer(layout.type, Role.TEMP, f"{node.label}.groups")
-            self.routings[ids, layout] = Routing(node.label, ids.shape, layout, groups)
-            build = self._helper_builder()
-            kernel = grouping_kernel(build, ids, groups, layout, self.variables)
-            self._helper_call(node, "group", build, kernel)
-        return self.routings[ids, layout]
 
     # -- copies --------------------------------------------------------------------------------
 
@@ -160,20 +126,6 @@ class Emission:
         build = KernelBuilder(stored, self.inlined)
         kernel = copy_nest(build, value, buffer, self.variables)
         self._helper_call(value.node, "copy", build, kernel)
-
-
-def _varies(value: Value) -> bool:
-    """Whether ``value`` depends on more than params and constants."""
-    seen: set[Node] = set()
-    stack = [value.node]
-    while stack:
-        node = stack.pop()
-        if node.op in (INPUT, STATE):
-            return True
-        if node not in seen:
-            seen.add(node)
-            stack.extend(operand.node for operand in node.inputs)
-    return False
 
 
 class _Members:

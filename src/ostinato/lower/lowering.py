@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ostinato.errors import UnsupportedOpError
-from ostinato.lower.attention import Queries, attention_kernel, attention_tiles
+from ostinato.lazy import LazyModule
 from ostinato.lower.beside import side_by_side
 from ostinato.lower.builder import KernelBuilder
 from ostinato.lower.copying import copying
-from ostinato.lower.depthwise import depthwise_nest, filters_last_buffer
-from ostinato.lower.experts import ExpertLayer
-from ostinato.lower.grouped import grouped_matmul_kernel, row_product, rows_in_place
+from ostinato.lower.emission import Emission
 from ostinato.lower.images import Images, channels_last_buffer, choose_images
 from ostinato.lower.inline import inline_regions
-from ostinato.lower.integer_products import blockwise_product, integer_product
 from ostinato.lower.joint import joint_product, stripe
 from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
 from ostinato.lower.parts import Parts, border_nest, find_parts
@@ -30,7 +27,6 @@ from ostinato.lower.products import (
 )
 from ostinato.lower.program import LoweredBuffer, Program, Role
 from ostinato.lower.reads import is_transparent
-from ostinato.lower.recurrent import recurrent_kernel, recurrent_product, recurrent_tile
 from ostinato.lower.regions import (
     REDUCTIONS,
     FusionOptions,
@@ -40,7 +36,6 @@ from ostinato.lower.regions import (
     values_between,
 )
 from ostinato.lower.states import UPDATES, reads_state, update_chain
-from ostinato.lower.topk import topk_kernel
 from ostinato.lower.updates import (
     concat_nest,
     copy_nest,
@@ -48,21 +43,40 @@ from ostinato.lower.updates import (
     scan_nest,
     scatter_nest,
 )
-from ostinato.lower.waves import ExpertStore, ExpertWaves
 from ostinato.ops.convolution import is_depthwise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.lower import (
+        attention,
+        depthwise,
+        expert_lowering,
+        integer_products,
+        recurrent,
+        topk,
+    )
     from ostinato.lower.beside import Together
     from ostinato.lower.products import Tiling
     from ostinato.lower.program import Layout
-    from ostinato.lower.waves import Buffers
+    from ostinato.lower.waves import ExpertStore
     from ostinato.lower.winograd import Winograd
     from ostinato.variables import Symbol
+else:
+    attention = LazyModule("ostinato.lower.attention")
+    depthwise = LazyModule("ostinato.lower.depthwise")
+    expert_lowering = LazyModule("ostinato.lower.expert_lowering")
+    integer_products = LazyModule("ostinato.lower.integer_products")
+    recurrent = LazyModule("ostinato.lower.recurrent")
+    topk = LazyModule("ostinato.lower.topk")
 
-__all__ = ["LOWERED_OPS", "LoweringOptions", "lower"]
+__all__ = ["LOWERED_OPS", "Lowering", "LoweringOptions", "lower"]
+
+#: Lowers a region around a node that needs a kernel of its own kind.
+Rule: TypeAlias = "Callable[[Any, Region, Node], None]"
+
+_EXPERT_OPS = frozenset({"grouped_matmul", "expert_mlp"})
 
 
 @dataclass(frozen=True)
@@ -101,16 +115,20 @@ def lower(
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
     """
     mentioned = graph.variables.values() if variables is None else variables
-    lowering = _Lowering(graph, options, tuple(mentioned))
+    experts = options.experts is not None or any(n.op.name in _EXPERT_OPS for n in graph.nodes)
+    make = expert_lowering.ExpertLowering if experts else Lowering
+    lowering = make(graph, options, tuple(mentioned))
     return lowering.program(), lowering.refused
 
 
-class _Lowering(ExpertWaves):
+class Lowering(Emission):
+    """The lowering of one graph; see :func:`lower`."""
+
     def __init__(
         self, graph: BaseGraph, options: LoweringOptions, variables: tuple[Symbol, ...]
     ) -> None:
         self.nodes = _live(graph)
-        super().__init__(graph, self.nodes, options.experts, options.registers, variables)
+        super().__init__(self.nodes, variables)
         self.graph = graph
         self.options = options
         self.refused: list[Refusal] = []
@@ -143,7 +161,8 @@ class _Lowering(ExpertWaves):
                 self._lower_together(together)
         self._finish_outputs()
         next_states = self._finish_states()
-        prepare, calls = split_prepared(self.calls, self.variables)
+        told = [routing.groups for routing in self.routings.values()]
+        prepare, calls = split_prepared(self.calls, self.variables, told)
         by_role = {
             role: {b.name: b for b in self.stored.values() if b.role is role}
             for role in (Role.INPUT, Role.PARAM, Role.STATE)
@@ -227,7 +246,7 @@ class _Lowering(ExpertWaves):
             node
             for region in regions
             if (node := region.anchor) is not None
-            and node.op.name not in _RULES
+            and node.op.name not in self.rules
             and not _is_column_reduction(node)
         ]
         if missing:
@@ -243,7 +262,7 @@ class _Lowering(ExpertWaves):
             self._lower_region(regions[0])
         else:
             self._lower_products(
-                [(region, [_PRODUCTS[a.op.name](a) for a in some]) for region, some in anchors]
+                [(region, [_product(a) for a in some]) for region, some in anchors]
             )
 
     def _lower_region(self, region: Region) -> None:
@@ -260,7 +279,7 @@ class _Lowering(ExpertWaves):
             else:
                 self._call(region, build, map_nest(build, outputs, self.variables), outputs)
             return
-        rule = _RULES.get(anchor.op.name, _Lowering._lower_column)
+        rule = self.rules.get(anchor.op.name, Lowering._lower_column)
         rule(self, region, anchor)
 
     def _region_outputs(self, region: Region) -> Outputs:
@@ -286,11 +305,12 @@ class _Lowering(ExpertWaves):
     def _lower_depthwise(self, region: Region, anchor: Node) -> None:
         build, w = self._builder(region), anchor.inputs[1]
         if anchor.outputs[0] in self._images.channels_last:
-            packed = filters_last_buffer(w)
+            packed = depthwise.filters_last_buffer(w)
             self._copy_into(w, packed, self.stored)
             build = self._builder(region, {w: packed})
         outputs = self._region_outputs(region)
-        self._call(region, build, depthwise_nest(build, anchor, outputs, self.variables), outputs)
+        nest = depthwise.depthwise_nest(build, anchor, outputs, self.variables)
+        self._call(region, build, nest, outputs)
 
     def _lower_winograd(self, region: Region, winograd: Winograd) -> None:
         stored, node = self.stored, winograd.node
@@ -311,7 +331,7 @@ class _Lowering(ExpertWaves):
         return self.stored[value].layout if value in self.stored else None
 
     def _lower_matmul(self, region: Region, anchor: Node) -> None:
-        product = _PRODUCTS[anchor.op.name](anchor)
+        product = _product(anchor)
         if product.n == 1 and anchor.op.name == "matmul":
             build = self._builder(region)
             outputs = self._region_outputs(region)
@@ -338,35 +358,6 @@ class _Lowering(ExpertWaves):
         alone = len(products) == 1
         kernel = made[0][0] if alone else joint_product(made, build.args, self.variables)
         self._call(whole, build, kernel, [pair for results in outputs for pair in results])
-
-    def _lower_grouped(self, region: Region, anchor: Node) -> None:
-        x, w, ids = anchor.inputs
-        if not rows_in_place(self._builder(region), x):
-            self._copy(x)
-        registers, packed = self.options.registers, not self._may_stay([w])
-        product = row_product(anchor, x.shape[0], (w,), registers, packed=packed)
-        outputs = self._region_outputs(region)
-
-        def multiply(matrices: Buffers, groups: LoweredBuffer, last: bool) -> None:
-            build = self._builder(region)
-            args = (build, product, matrices, groups, outputs, self.variables)
-            kernel = grouped_matmul_kernel(*args)
-            if last:
-                self._call(region, build, kernel, outputs)
-            else:
-                self._helper_call(anchor, anchor.op.name, build, kernel)
-
-        self._multiply(anchor, ids, [(product, multiply)])
-
-    def _lower_experts(self, region: Region, anchor: Node) -> None:
-        registers, packed = self.options.registers, not self._may_stay(anchor.inputs[3:])
-        layer = ExpertLayer(anchor, registers, packed=packed)
-        if not rows_in_place(self._helper_builder(), layer.x):
-            self._copy(layer.x)
-        self._expert_products(layer)
-        build = self._builder(region)
-        outputs = self._region_outputs(region)
-        self._call(region, build, layer.sum_nest(build, outputs, self.variables), outputs)
 
     def _lower_concat(self, region: Region, anchor: Node) -> None:
         target = self._store(anchor)
@@ -397,24 +388,25 @@ class _Lowering(ExpertWaves):
     def _lower_topk(self, region: Region, anchor: Node) -> None:
         build = self._builder(region)
         outputs = self._region_outputs(region)
-        self._call(region, build, topk_kernel(build, anchor, outputs, self.variables), outputs)
+        kernel = topk.topk_kernel(build, anchor, outputs, self.variables)
+        self._call(region, build, kernel, outputs)
 
     def _lower_recurrent(self, region: Region, anchor: Node) -> None:
-        tile = recurrent_tile(anchor, self.options.registers)
-        packed = self._pack(recurrent_product(anchor), tile[1])
+        tile = recurrent.recurrent_tile(anchor, self.options.registers)
+        packed = self._pack(recurrent.recurrent_product(anchor), tile[1])
         build = self._builder(region)
         outputs = self._region_outputs(region)
-        kernel = recurrent_kernel(build, anchor, packed, tile, outputs, self.variables)
+        kernel = recurrent.recurrent_kernel(build, anchor, packed, tile, outputs, self.variables)
         self._call(region, build, kernel, outputs)
 
     def _lower_attention(self, region: Region, anchor: Node) -> None:
-        if not Queries(self._builder(region), anchor).in_place:
+        if not attention.Queries(self._builder(region), anchor).in_place:
             self._copy(anchor.inputs[0])
-        tiles = attention_tiles(anchor, self.options.registers)
+        tiles = attention.attention_tiles(anchor, self.options.registers)
         build = self._builder(region)
         result = self._only_view(anchor.outputs[0])
         outputs = [(result, self._target(result))]
-        kernel = attention_kernel(build, anchor, tiles, outputs, self.variables)
+        kernel = attention.attention_kernel(build, anchor, tiles, outputs, self.variables)
         self._call(region, build, kernel, outputs)
 
     def _only_view(self, value: Value) -> Value:
@@ -458,31 +450,35 @@ class _Lowering(ExpertWaves):
             self._copy_into(value, buffer, stored)
         return {name: buffers[name] for name in self.graph.assignments}
 
+    # -- rules ---------------------------------------------------------------------------------
 
-_PRODUCTS: dict[str, Callable[[Node], Product]] = {
-    "matmul": matmul_product,
-    "integer_matmul": integer_product,
-    "blockwise_matmul": blockwise_product,
-}
+    #: What lowers a region, by the op of its anchor.
+    rules: ClassVar[Mapping[str, Rule]] = {
+        **dict.fromkeys(("matmul", "integer_matmul", "blockwise_matmul"), _lower_matmul),
+        "conv": _lower_conv,
+        "max_pool": _lower_column,
+        "avg_pool": _lower_column,
+        "concat": _lower_concat,
+        "cumsum": _lower_scan,
+        "cumprod": _lower_scan,
+        "attention": _lower_attention,
+        "topk": _lower_topk,
+        "recurrent_scan": _lower_recurrent,
+        **dict.fromkeys(UPDATES, _lower_update),
+    }
 
-_RULES: dict[str, Callable[[_Lowering, Region, Node], None]] = {
-    **dict.fromkeys(_PRODUCTS, _Lowering._lower_matmul),
-    "conv": _Lowering._lower_conv,
-    "max_pool": _Lowering._lower_column,
-    "avg_pool": _Lowering._lower_column,
-    "concat": _Lowering._lower_concat,
-    "cumsum": _Lowering._lower_scan,
-    "cumprod": _Lowering._lower_scan,
-    "attention": _Lowering._lower_attention,
-    "topk": _Lowering._lower_topk,
-    "recurrent_scan": _Lowering._lower_recurrent,
-    "grouped_matmul": _Lowering._lower_grouped,
-    "expert_mlp": _Lowering._lower_experts,
-    **dict.fromkeys(UPDATES, _Lowering._lower_update),
-}
 
 #: Ops with kernels of their own kind.
-LOWERED_OPS = frozenset(_RULES)
+LOWERED_OPS = frozenset(Lowering.rules) | _EXPERT_OPS
+
+
+def _product(node: Node) -> Product:
+    match node.op.name:
+        case "integer_matmul":
+            return integer_products.integer_product(node)
+        case "blockwise_matmul":
+            return integer_products.blockwise_product(node)
+    return matmul_product(node)
 
 
 def _is_column_reduction(node: Node) -> bool:

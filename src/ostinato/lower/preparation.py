@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.lower.grouping import Grouping
 from ostinato.lower.loops import LoopNest
 from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.lower.rewrite import index_expressions
 from ostinato.variables import symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from ostinato.variables import Symbol
 
@@ -19,14 +18,19 @@ __all__ = ["split_prepared"]
 
 
 def split_prepared(
-    calls: Sequence[Call], variables: tuple[Symbol, ...]
+    calls: Sequence[Call], variables: tuple[Symbol, ...], told: Container[LoweredBuffer] = ()
 ) -> tuple[list[Call], list[Call]]:
     """``(prepare, calls)``: first the calls that depend on params and constants alone.
 
     Every writer of a buffer goes the same way: one that runs at each run might undo, for the next
     run, what was prepared once. Buffers of prepared calls become :attr:`Role.PREPARED`.
+
+    Args:
+        calls: in the order in which they run.
+        variables: what kernels take the values of.
+        told: what each run is to write, whatever it depends on: which experts it has called.
     """
-    chosen = {id(c): c for c in calls if _may_prepare(c, variables)}
+    chosen = {id(c): c for c in calls if _may_prepare(c, variables, told)}
     changed = True
     while changed:
         loose = {id(b) for c in calls if id(c) not in chosen for b in c.writes()}
@@ -43,10 +47,9 @@ def split_prepared(
     )
 
 
-def _may_prepare(call: Call, variables: tuple[Symbol, ...]) -> bool:
-    if isinstance(call.kernel, Grouping):
-        return False  # each run is to tell which experts it has called
-    return all(b.role is Role.TEMP for b in call.writes()) and _variable_free(call, variables)
+def _may_prepare(call: Call, variables: tuple[Symbol, ...], told: Container[LoweredBuffer]) -> bool:
+    own = all(b.role is Role.TEMP and b not in told for b in call.writes())
+    return own and _variable_free(call, variables)
 
 
 def _is_loose(buffer: LoweredBuffer, loose: set[int]) -> bool:

@@ -18,16 +18,9 @@ printed once, before its first use::
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import DType
-from ostinato.lower.attention import AttentionKernel
-from ostinato.lower.contraction import Contraction
-from ostinato.lower.copying import Copying
-from ostinato.lower.fetching import Choosing, Fetching
-from ostinato.lower.grouped import GroupedProduct
-from ostinato.lower.grouping import Grouping, GroupLayout
-from ostinato.lower.joint import JointProduct
 from ostinato.lower.loops import (
     Accumulator,
     Apply,
@@ -35,7 +28,6 @@ from ostinato.lower.loops import (
     Guard,
     IndexValue,
     Load,
-    LoopNest,
     Number,
     Reduce,
     Ref,
@@ -44,16 +36,23 @@ from ostinato.lower.loops import (
     Statement,
     Store,
 )
-from ostinato.lower.recurrent import RecurrentKernel
-from ostinato.lower.topk import TopK
 from ostinato.variables import Dim, Expr, Symbol, substitute, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ostinato.ir.op import Attr
-    from ostinato.lower.loops import Arg
+    from ostinato.lower.attention import AttentionKernel
+    from ostinato.lower.contraction import Contraction
+    from ostinato.lower.copying import Copying
+    from ostinato.lower.fetching import Choosing, Fetching
+    from ostinato.lower.grouped import GroupedProduct
+    from ostinato.lower.grouping import Grouping, GroupLayout
+    from ostinato.lower.joint import JointProduct
+    from ostinato.lower.loops import Arg, LoopNest
     from ostinato.lower.program import Kernel
+    from ostinato.lower.recurrent import RecurrentKernel
+    from ostinato.lower.topk import TopK
 
 __all__ = ["digest", "kernel_text"]
 
@@ -61,29 +60,7 @@ __all__ = ["digest", "kernel_text"]
 def kernel_text(kernel: Kernel) -> str:
     """``kernel`` as text, the same for every kernel that gives the same code."""
     printer = _Printer(kernel.variables)
-    match kernel:
-        case LoopNest():
-            printer.nest(kernel)
-        case Contraction():
-            printer.contraction(kernel)
-        case JointProduct():
-            printer.joint(kernel)
-        case AttentionKernel():
-            printer.attention(kernel)
-        case RecurrentKernel():
-            printer.recurrent(kernel)
-        case TopK():
-            printer.topk(kernel)
-        case Grouping():
-            printer.grouping(kernel)
-        case GroupedProduct():
-            printer.grouped(kernel)
-        case Copying():
-            printer.copying(kernel)
-        case Choosing():
-            printer.ready("choose experts of a wave", kernel)
-        case Fetching():
-            printer.ready(f"fetch up to {kernel.count} experts", kernel)
+    _KINDS[type(kernel).__name__](printer, kernel)
     return "\n".join(printer.lines) + "\n"
 
 
@@ -194,13 +171,15 @@ class _Printer:
         self._line(0, f"copy, {kernel.block} elements at a time")
         self.nest(kernel.nest)
 
-    def ready(self, title: str, kernel: Choosing | Fetching) -> None:
-        """A kernel that a device's runtime has."""
-        self._line(0, title)
+    def choosing(self, kernel: Choosing) -> None:
+        self._line(0, "choose experts of a wave")
         self._head(kernel.args)
-        if isinstance(kernel, Fetching):
-            packing = kernel.packing
-            self._line(1, f"in {packing.pieces} pieces of {packing.piece_bytes} bytes each")
+
+    def fetching(self, kernel: Fetching) -> None:
+        self._line(0, f"fetch up to {kernel.count} experts")
+        self._head(kernel.args)
+        packing = kernel.packing
+        self._line(1, f"in {packing.pieces} pieces of {packing.piece_bytes} bytes each")
 
     def _layout(self, layout: GroupLayout) -> str:
         rows = self._dim(layout.rows)
@@ -360,6 +339,22 @@ class _Printer:
 
     def _line(self, depth: int, text: str) -> None:
         self.lines.append("  " * depth + text)
+
+
+#: How each kind of kernel is printed, by the name of its class: most kinds are never imported.
+_KINDS: dict[str, Callable[[_Printer, Any], None]] = {
+    "AttentionKernel": _Printer.attention,
+    "Choosing": _Printer.choosing,
+    "Contraction": _Printer.contraction,
+    "Copying": _Printer.copying,
+    "Fetching": _Printer.fetching,
+    "GroupedProduct": _Printer.grouped,
+    "Grouping": _Printer.grouping,
+    "JointProduct": _Printer.joint,
+    "LoopNest": _Printer.nest,
+    "RecurrentKernel": _Printer.recurrent,
+    "TopK": _Printer.topk,
+}
 
 
 def _symbol_expr(symbol: Symbol) -> Expr:

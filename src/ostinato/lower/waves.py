@@ -8,47 +8,44 @@ every row is computed in one of them, so results do not depend on who has a plac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from math import ceil
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.dtypes import INT64
 from ostinato.errors import InputError
 from ostinato.ir.leaves import PARAM
-from ostinato.ir.types import TensorType
-from ostinato.lower.emission import Emission
 from ostinato.lower.experts import ExpertLayer
-from ostinato.lower.fetching import Choosing, Fetching, PiecePacking, piece_packing
-from ostinato.lower.grouped import RowProduct, row_product
-from ostinato.lower.loops import Arg
-from ostinato.lower.program import Call, LoweredBuffer, Role
+from ostinato.lower.fetching import Choosing, Fetching, PiecePacking
+from ostinato.lower.grouped import row_product
+from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.ops.moe import EXPERT_MLP, GROUPED_MATMUL
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
     from ostinato.ir.graph import BaseGraph, Node, Value
-    from ostinato.lower.experts import ExpertStep
+    from ostinato.lower.grouped import RowProduct
     from ostinato.lower.grouping import Routing
     from ostinato.lower.products import RegisterFile
-    from ostinato.variables import Symbol
+    from ostinato.lower.program import Call
 
-__all__ = ["SOURCE_HEAD", "Buffers", "ExpertStore", "ExpertWaves", "StoredExperts", "StoredMatrix"]
+__all__ = [
+    "SOURCE_HEAD",
+    "ExpertStore",
+    "Share",
+    "StoredExperts",
+    "StoredMatrix",
+    "repeated",
+    "shares",
+]
 
 #: Of a budget, how much is room for experts without a place, unless one takes more.
 _STAGING_SHARE = 1 / 8
 
 #: Numbers of a source before the offsets of its experts; see csrc/experts.h.
 SOURCE_HEAD = 11
-
-Buffers: TypeAlias = Sequence[LoweredBuffer]
-
-#: Multiplies rows with matrices in panels, given those, the list of rows, and whether it is the
-#: last wave.
-Multiply: TypeAlias = Callable[[Buffers, LoweredBuffer, bool], None]
 
 
 @dataclass(frozen=True)
@@ -104,155 +101,14 @@ class StoredExperts:
 
 
 @dataclass(frozen=True)
-class _Share:
+class Share:
     """What a node gets of the budget: places, and how many experts a wave fetches."""
 
     places: int
     staged: int
 
 
-class ExpertWaves(Emission):
-    """Emits products with experts, in waves if they are in a file; a part of the lowering.
-
-    Attributes:
-        stored_experts: the layers whose experts are in a file, by the table of their places.
-    """
-
-    def __init__(
-        self,
-        graph: BaseGraph,
-        nodes: Sequence[Node],
-        store: ExpertStore | None,
-        registers: RegisterFile,
-        variables: tuple[Symbol, ...],
-    ) -> None:
-        super().__init__(nodes, variables)
-        self.stored_experts: dict[LoweredBuffer, StoredExperts] = {}
-        self._in_file = store or ExpertStore({})
-        self._shares = _shares(graph, nodes, self._in_file, registers)
-
-    def _expert_products(self, layer: ExpertLayer) -> None:
-        """Emits the products of an ``expert_mlp``: into the hidden units, and out of them."""
-
-        def multiply(
-            step: ExpertStep, matrices: Buffers, groups: LoweredBuffer, last: bool
-        ) -> None:
-            title, product, make = step
-            build = self._helper_builder()
-            kernel = make(build, matrices, groups, self.variables)
-            self._helper_call(layer.node, title, build, kernel, product.flops if last else 0)
-
-        steps = [(step[1], partial(multiply, step)) for step in layer.products]
-        self._multiply(layer.node, layer.ids, steps)
-
-    def _multiply(
-        self, node: Node, ids: Value, steps: Sequence[tuple[RowProduct, Multiply]]
-    ) -> None:
-        """Multiplies the rows of ``node`` with their experts' matrices, product after product."""
-        if node not in self._shares:
-            for product, multiply in steps:
-                multiply(*self._grouped_operands(product, ids), True)
-            return
-        share, routing = self._shares[node], self._routing(steps[0][0], ids)
-        experts = self._stored_experts(routing, share)
-        first = len(experts.matrices)
-        for product, _ in steps:
-            experts.matrices.extend(self._stored_matrices(product, share))
-        matrices = experts.matrices[first:]
-        chosen = LoweredBuffer(routing.layout.type, Role.TEMP, f"{node.label}.chosen")
-
-        def wave(number: int, *, last: bool) -> list[Call]:
-            start = len(self.calls)
-            fetched = self._choose(node, experts, chosen, number, share)
-            remaining = iter(matrices)
-            for product, multiply in steps:
-                used = [next(remaining) for _ in product.weights]
-                panels = [
-                    self._fetch(node, matrix, fetched, share) if number else matrix.slots
-                    for matrix in used
-                ]
-                multiply(panels, chosen, last)
-            return self.calls[start:]
-
-        if share.places:
-            wave(0, last=not share.staged)
-        if share.staged:
-            pattern = wave(1, last=True)
-            most = max(1, min(bounds(routing.layout.rows)[1], routing.layout.experts))
-            for number in range(2, 1 + ceil(most / share.staged)):
-                self.calls += _again(pattern, number, chosen)
-
-    def _stored_experts(self, routing: Routing, share: _Share) -> StoredExperts:
-        """Those of a routing, which nodes with the same expert ids share."""
-        for experts in self.stored_experts.values():
-            if experts.routing is routing:
-                return experts
-        table = LoweredBuffer(
-            TensorType(INT64, (routing.layout.experts,)), Role.PLACED, f"{routing.node}.places"
-        )
-        self.stored_experts[table] = StoredExperts(routing, share.places, table)
-        return self.stored_experts[table]
-
-    def _stored_matrices(self, product: RowProduct, share: _Share) -> Iterator[StoredMatrix]:
-        for weight, packing in zip(product.weights, product.packings, strict=True):
-            name = weight.name
-            of_places = replace(packing, groups=(share.places,))
-            slots = of_places.packed_buffer(product.tile[1], Role.PLACED, product.form)
-            experts, depth, columns = weight.shape
-            assert isinstance(depth, int)
-            assert isinstance(columns, int)
-            transposed = self._in_file.params[name]
-            matrix = (depth, columns)
-            pieces = piece_packing(weight.dtype, matrix, slots.type, transposed=transposed)
-            size = SOURCE_HEAD + experts
-            source = LoweredBuffer(TensorType(INT64, (size,)), Role.PLACED, f"{name}.source")
-            yield StoredMatrix(name, pieces, source, slots)
-
-    # -- calls ---------------------------------------------------------------------------------
-
-    def _choose(
-        self,
-        node: Node,
-        experts: StoredExperts,
-        chosen: LoweredBuffer,
-        wave: int,
-        share: _Share,
-    ) -> LoweredBuffer:
-        """Has ``chosen`` list the rows of a wave; gives the experts that it is to fetch."""
-        groups = experts.routing
-        numbers = np.array([groups.layout.first_row, wave, share.staged if wave else 0], np.int64)
-        label = node.label
-        choice = LoweredBuffer(
-            TensorType(INT64, (3,)), Role.CONSTANT, f"{label}.choice", data=numbers
-        )
-        listed = TensorType(INT64, (max(1, share.staged),))
-        fetched = LoweredBuffer(listed, Role.TEMP, f"{label}.fetched")
-        reads = (choice, groups.groups, experts.table)
-        kernel = Choosing(_args(reads, (chosen, fetched)), self.variables)
-        self.calls.append(Call(kernel, (*reads, chosen, fetched), (label,), "choose experts"))
-        return fetched
-
-    def _fetch(
-        self, node: Node, matrix: StoredMatrix, fetched: LoweredBuffer, share: _Share
-    ) -> LoweredBuffer:
-        """The panels of a matrix of experts that have no place."""
-        shape = (share.staged, *matrix.slots.type.shape[1:])
-        name = f"{matrix.param}.fetched"
-        panels = LoweredBuffer(TensorType(matrix.slots.type.dtype, shape), Role.TEMP, name)
-        reads = (matrix.source, fetched)
-        kernel = Fetching(_args(reads, (panels,)), share.staged, matrix.packing, self.variables)
-        self.calls.append(Call(kernel, (*reads, panels), (node.label,), "fetch experts"))
-        return panels
-
-
-def _args(reads: Sequence[LoweredBuffer], writes: Sequence[LoweredBuffer]) -> tuple[Arg, ...]:
-    return (
-        *(Arg(buffer.type.dtype, True, False) for buffer in reads),
-        *(Arg(buffer.type.dtype, False, True) for buffer in writes),
-    )
-
-
-def _again(pattern: Sequence[Call], wave: int, chosen: LoweredBuffer) -> list[Call]:
+def repeated(pattern: Sequence[Call], wave: int, chosen: LoweredBuffer) -> list[Call]:
     """The calls of a wave that fetches experts, by those of another one.
 
     They share kernels, but not the room that experts are fetched into: so that each piece of it is
@@ -298,9 +154,9 @@ class _Need:
         return self.experts > 1
 
 
-def _shares(
+def shares(
     graph: BaseGraph, nodes: Sequence[Node], store: ExpertStore, registers: RegisterFile
-) -> dict[Node, _Share]:
+) -> dict[Node, Share]:
     """What each node with experts in the file gets of the budget.
 
     Every layer gets as many places as every other one, or as many as it has experts.
@@ -315,7 +171,7 @@ def _shares(
     _check_uses(graph, nodes, needs, store)
     everything = sum(need.experts * need.whole for need in needs.values())
     if store.budget is None or everything <= store.budget:
-        return {node: _Share(need.experts, 0) for node, need in needs.items()}
+        return {node: Share(need.experts, 0) for node, need in needs.items()}
     fixed = sum(need.whole for need in needs.values() if not need.chooses)
     choosing = {node: need for node, need in needs.items() if need.chooses}
     budget = store.budget - fixed
@@ -325,9 +181,9 @@ def _shares(
     while sum(min(n.experts, places + 1) * n.whole for n in choosing.values()) <= left:
         places += 1
     return {
-        node: _Share(min(need.experts, places), min(need.used, staged) if need.chooses else 0)
+        node: Share(min(need.experts, places), min(need.used, staged) if need.chooses else 0)
         if need.chooses
-        else _Share(1, 0)
+        else Share(1, 0)
         for node, need in needs.items()
     }
 

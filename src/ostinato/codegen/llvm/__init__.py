@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from ostinato.lower.attention import AttentionKernel
-from ostinato.lower.contraction import Contraction
-from ostinato.lower.grouped import GroupedProduct
-from ostinato.lower.grouping import Grouping
-from ostinato.lower.joint import JointProduct
-from ostinato.lower.loops import LoopNest
-from ostinato.lower.recurrent import RecurrentKernel
-from ostinato.lower.topk import TopK
 
 if TYPE_CHECKING:
     from llvmlite import ir
@@ -21,32 +13,22 @@ if TYPE_CHECKING:
 
 __all__ = ["render"]
 
+#: The module that renders each kind of kernel, by the name of its class. One that no graph asks
+#: for is never imported.
+_RENDERERS = {
+    "AttentionKernel": "attention",
+    "Contraction": "contraction",
+    "GroupedProduct": "grouped",
+    "Grouping": "grouping",
+    "JointProduct": "contraction",
+    "LoopNest": "loops",
+    "RecurrentKernel": "recurrent",
+    "TopK": "topk",
+}
+
 
 def render(kernel: Kernel, name: str, target: TargetSpec) -> ir.Module:
     """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic."""
-    from ostinato.codegen.llvm import (
-        attention,
-        contraction,
-        grouped,
-        grouping,
-        loops,
-        recurrent,
-        topk,
-    )
-
-    match kernel:
-        case LoopNest():
-            return loops.render(kernel, name, target)
-        case Contraction() | JointProduct():
-            return contraction.render(kernel, name, target)
-        case AttentionKernel():
-            return attention.render(kernel, name, target)
-        case RecurrentKernel():
-            return recurrent.render(kernel, name, target)
-        case Grouping():
-            return grouping.render(kernel, name, target)
-        case GroupedProduct():
-            return grouped.render(kernel, name, target)
-        case TopK():
-            return topk.render(kernel, name, target)
-    raise TypeError(f"no renderer for a {type(kernel).__name__}")
+    renderer = import_module(f"{__name__}.{_RENDERERS[type(kernel).__name__]}")
+    module: ir.Module = renderer.render(kernel, name, target)
+    return module
