@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ostinato.codegen.llvm.byte_tiles import define_byte_tile
 from ostinato.codegen.llvm.indices import Indices
 from ostinato.codegen.llvm.kernel import (
     KernelFunction,
@@ -27,10 +26,10 @@ from ostinato.codegen.llvm.namespace import LaneNamespace
 from ostinato.codegen.llvm.scalars import Scalars
 from ostinato.codegen.llvm.scopes import Scope
 from ostinato.codegen.llvm.stages import StageEmitter
-from ostinato.codegen.llvm.transpose import square_size, transpose_square
 from ostinato.codegen.llvm.types import I8, I64
 from ostinato.codegen.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import FLOAT32, INT64
+from ostinato.lazy import LazyModule
 from ostinato.lower.dependences import Dependences
 from ostinato.lower.loops import (
     Accumulator,
@@ -59,9 +58,13 @@ if TYPE_CHECKING:
 
     from llvmlite import ir
 
+    from ostinato.codegen.llvm import byte_tiles, transpose
     from ostinato.codegen.llvm.toolchain import TargetSpec
     from ostinato.lower.contraction import Contraction
     from ostinato.lower.joint import JointProduct
+else:
+    byte_tiles = LazyModule("ostinato.codegen.llvm.byte_tiles")
+    transpose = LazyModule("ostinato.codegen.llvm.transpose")
 
 __all__ = ["render"]
 
@@ -183,7 +186,7 @@ class _Tiles:
         form, scales = product.b_format, product.scales
         key = (form, None if scales is None else (scales.size, scales.b_dtype))
         if key not in self._made:
-            define = define_tile if form is None or form.steps == 1 else define_byte_tile
+            define = define_tile if form is None or form.steps == 1 else byte_tiles.define_byte_tile
             prefix = f"{self._name}.{len(self._made)}.tile"
             self._made[key] = {
                 rows: define(
@@ -357,13 +360,13 @@ class _Stripe:
 
     def _transpose(self, sums: ir.Value, turned: ir.Value, item: Scope) -> None:
         c, b = self.contraction, self.builder
-        size = square_size(math.gcd(c.panel, c.padded_block))
+        size = transpose.square_size(math.gcd(c.panel, c.padded_block))
         count = self.indices.scalar(self.block.count, item)
 
         def square(row: ir.Value, column: ir.Value) -> None:
             source = address(b, sums, c.acc, b.add(b.mul(row, I64(c.panel)), column))
             end = address(b, turned, c.acc, b.add(b.mul(column, I64(c.padded_block)), row))
-            transpose_square(b, c.acc, size, (source, c.panel), (end, c.padded_block))
+            transpose.transpose_square(b, c.acc, size, (source, c.panel), (end, c.padded_block))
 
         def squares(row: ir.Value) -> None:
             trips = c.panel // size

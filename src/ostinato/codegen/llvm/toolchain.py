@@ -229,10 +229,12 @@ def _optimized(module: str | ir.Module, target: TargetSpec, machine: Any) -> Any
 
     context = llvm.create_context()
     try:
-        parsed = llvm.parse_assembly(str(module), context)
+        text = str(module)
+        parsed = llvm.parse_assembly(text, context)
         parsed.triple = target.triple
         parsed.data_layout = str(machine.target_data)
-        _supply_library(parsed, target, context)
+        if "ostinato.scale" in text or not target.has_half_conversions:
+            _supply_library(parsed, target, context)
         parsed.verify()
     except RuntimeError as error:
         raise OstinatoError(f"malformed LLVM IR: {error}") from error
