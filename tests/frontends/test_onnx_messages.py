@@ -39,7 +39,11 @@ def path(tmp_path):
 
 
 def run(path, code: str, protobuf: str = "upb") -> None:
-    env = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": protobuf}
+    env = {
+        **os.environ,
+        "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": protobuf,
+        "OSTINATO_CACHE_DIR": str(path.parent),  # where nobody has loaded this model before
+    }
     command = [sys.executable, "-c", MODEL + code, str(path)]
     done = subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

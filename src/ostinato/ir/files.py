@@ -19,6 +19,7 @@ class OpenFile:
 
     Attributes:
         name: without its folder, for messages.
+        reads: how often it was read.
 
     Raises:
         OSError: it can not be opened.
@@ -26,6 +27,7 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
+        self.reads = 0
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         weakref.finalize(self, os.close, self._descriptor)
         self._state = self._current_state()
@@ -46,6 +48,7 @@ class OpenFile:
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Bytes of the file; fewer where it ends."""
+        self.reads += 1
         parts = []
         while nbytes > 0:
             part = os.pread(self._descriptor, nbytes, offset)

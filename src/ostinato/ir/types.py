@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.variables import Dim
 
-__all__ = ["TensorType"]
+__all__ = ["MAX_TENSOR_BYTES", "TensorType"]
+
+#: No tensor can be larger: addresses, and the indices that kernels compute, have 64 bits.
+MAX_TENSOR_BYTES = 1 << 56
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ostinato.errors import GraphError, InputError, UnsupportedOpError
 from ostinato.ir.deferred import deferred
 from ostinato.ir.graph import BaseGraph
 from ostinato.ir.stored import ExpertSource
+from ostinato.ir.types import MAX_TENSOR_BYTES
 from ostinato.runtime.compiled_graph import CompiledGraph
 from ostinato.runtime.signature import Signature, interface_of
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Session", "check_threads"]
 
 _MAX_THREADS = 1024
-
-#: No tensor may be larger: addresses, and the indices that kernels compute, have 64 bits.
-_MAX_BYTES = 1 << 56
 
 
 class Session:
@@ -194,5 +192,5 @@ def _check_graph(graph: object) -> None:
         raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs")
     for node in graph.nodes:
         for value in node.outputs:
-            if value.type.max_bytes > _MAX_BYTES:
+            if value.type.max_bytes > MAX_TENSOR_BYTES:
                 raise GraphError(f"{node}: a tensor of {value.type.max_bytes:,} bytes is too large")

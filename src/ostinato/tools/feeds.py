@@ -53,7 +53,7 @@ def make_feeds(options: ModelOptions, inputs: Sequence[InputArgument], seed: int
         InputError: a file cannot be read or does not fit, or an input does not exist.
         OstinatoError: the model cannot be read.
     """
-    from ostinato.frontends.onnx import input_types
+    from ostinato.frontends.onnx.reading import input_types
 
     types = input_types(options.path, dims=options.dims)
     sources = {argument.name: argument for argument in inputs}

@@ -248,7 +248,7 @@ class CpuExecutable(Executable):
         if array is None:
             dtype = DType.parse(state.dtype).numpy
             initial = np.frombuffer(state.initial, np.uint8).view(dtype)
-            whole = initial if initial.size == 1 else initial.reshape(state.shape)
+            whole = initial[0] if initial.size == 1 else initial.reshape(state.shape)
             array = np.ascontiguousarray(np.broadcast_to(whole, state.shape))
         self._transfer(array, state.place, array.nbytes, write=True)
 

@@ -26,9 +26,13 @@ class ExternalData:
     Args:
         roots: the folders that data may be read from, the first being where locations start;
             none when the model did not come from a file.
+
+    Attributes:
+        used: whether anything was read.
     """
 
     def __init__(self, *roots: Path) -> None:
+        self.used = False
         self._roots = tuple(root.resolve() for root in roots)
 
     @staticmethod
@@ -43,6 +47,7 @@ class ExternalData:
             ModelFormatError: there is no folder to read from, or the location, the offset or the
                 length does not lie within it.
         """
+        self.used = True
         what = f"tensor {tensor.name!r}"
         entries = {entry.key: entry.value for entry in tensor.external_data}
         path = self._locate(what, entries.get("location", ""))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.ir.stored import Array
 
-__all__ = ["FileRange", "FileTensor", "without_large_tensors"]
+__all__ = ["FileRange", "FileTensor", "PartedFile", "without_large_tensors"]
 
 #: Tensors of at least so many bytes stay in the file.
 _LARGE = 1 << 17
@@ -62,11 +62,11 @@ class FileTensor(StoredTensor):
         self.name = name
         self.dtype = dtype
         self.shape = shape
-        self._range = range
+        self.range = range
 
     def read(self) -> Array:
-        file = self._range.file
-        data = file.read(self._range.offset, self._range.nbytes)
+        file = self.range.file
+        data = file.read(self.range.offset, self.range.nbytes)
         if not file.unchanged:
             raise ModelFormatError(
                 f"tensor {self.name!r}: the file {file.name!r} was written after the model was "
@@ -75,20 +75,33 @@ class FileTensor(StoredTensor):
         return array_from_bytes(self.name, data, self.dtype, self.shape)
 
 
-def without_large_tensors(path: Path) -> tuple[bytes, dict[int, FileRange]] | None:
+@dataclass(frozen=True)
+class PartedFile:
+    """A model's file in two parts.
+
+    Attributes:
+        file: the file.
+        rest: the bytes of a model whose large initializers hold no data.
+        ranges: by the position of such an initializer in the model's graph, where its data is.
+    """
+
+    file: OpenFile
+    rest: bytes
+    ranges: dict[int, FileRange]
+
+
+def without_large_tensors(path: Path) -> PartedFile | None:
     """A model's bytes without those of large initializers, and where these are.
 
     Returns:
-        The bytes of a model whose large initializers hold no data, and by the position of such an
-        initializer in the model's graph the range of its data. ``None`` where the file has another
-        layout, or is damaged.
+        ``None`` where the file has another layout, or is damaged.
 
     Raises:
         OSError: the file cannot be read.
     """
     walk = _Walk(OpenFile(path))
     with contextlib.suppress(_OtherLayout):
-        return walk.model(), walk.ranges
+        return PartedFile(walk.file, walk.model(), walk.ranges)
     return None
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from onnx import OperatorSetIdProto
 
-    from ostinato.frontends.onnx.file_tensors import FileRange
+    from ostinato.frontends.onnx.file_tensors import FileRange, PartedFile
 
 __all__ = ["NEWEST_OPSET", "OLDEST_OPSET", "ModelSource", "open_model", "opset_versions"]
 
@@ -49,8 +49,13 @@ class ModelSource:
     in_file: Mapping[str, FileRange]
 
 
-def open_model(source: Any, base_dir: Any = None) -> ModelSource:
+def open_model(source: Any, base_dir: Any = None, parted: PartedFile | None = None) -> ModelSource:
     """Parse ``source``: a path, bytes, or an ``onnx.ModelProto``.
+
+    Args:
+        source: the model.
+        base_dir: where its external data lies, when it is no path.
+        parted: the file at the path, where it is open already.
 
     Raises:
         ModelFormatError: it cannot be read, is no ONNX model, or is newer than this version.
@@ -62,7 +67,7 @@ def open_model(source: Any, base_dir: Any = None) -> ModelSource:
         proto, name = source, source.graph.name or "model"
     elif isinstance(source, str | os.PathLike):
         path = Path(os.fsdecode(source))
-        (proto, in_file), name = _parse_file(path), path.stem
+        (proto, in_file), name = _parse_file(path, parted), path.stem
         if base_dir is None:
             external = ExternalData.beside(path)
     else:
@@ -76,10 +81,10 @@ def opset_versions(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
     return {"" if i.domain == "ai.onnx" else i.domain: i.version for i in imports}
 
 
-def _parse_file(path: Path) -> tuple[ModelProto, dict[str, FileRange]]:
+def _parse_file(path: Path, parted: PartedFile | None) -> tuple[ModelProto, dict[str, FileRange]]:
     try:
-        parted = without_large_tensors(path)
-        data, ranges = parted or (path.read_bytes(), {})
+        parted = parted or without_large_tensors(path)
+        data, ranges = (parted.rest, parted.ranges) if parted else (path.read_bytes(), {})
     except (OSError, ValueError) as error:
         raise ModelFormatError(f"cannot read the model {str(path)!r}: {error}") from None
     proto = _parse(data, path.name)

@@ -1,0 +1,186 @@
+"""Models that were loaded before: what their files were read as, and nothing of how.
+
+A model's file is mostly weights, and what it is read as depends on the rest. So the key of a note
+is the rest, with what the caller asked for; the weights are found again by their positions. Where
+the importer has looked into large weights, or into other files, there is no note.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ostinato.codegen.object_cache import note_key, process_cache
+from ostinato.dtypes import DType
+from ostinato.frontends.onnx.file_tensors import FileTensor, PartedFile, without_large_tensors
+from ostinato.frontends.onnx.tensors import array_from_bytes
+from ostinato.ir.deferred import Deferred, deferred_graph
+from ostinato.ir.record import GraphRecord, Interface
+from ostinato.ir.stored import elements
+from ostinato.ir.syntax import Cursor
+from ostinato.ir.types import MAX_TENSOR_BYTES, TensorType
+from ostinato.plan.buffer import bytes_of
+from ostinato.runtime.signature import interface_of
+from ostinato.variables import Expr, Variable, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.ir.graph import BaseGraph
+    from ostinato.ir.stored import Array, ParamSource
+    from ostinato.ops.builder import Graph
+
+__all__ = ["RememberedModel", "remembered_model"]
+
+#: Notes of models with more bytes of constants and small weights are not kept.
+_MOST_BYTES = 16 << 20
+
+
+class RememberedModel:
+    """A model's file, and the note of what it was read as.
+
+    Args:
+        file: the model.
+        asked: what else the graph depends on.
+    """
+
+    def __init__(self, file: PartedFile, asked: str) -> None:
+        self.file = file
+        self._reads = file.file.reads
+        sizes = [(position, range_.nbytes) for position, range_ in file.ranges.items()]
+        self._key = note_key("ONNX model", file.rest, f"{sizes} {asked}")
+
+    def graph(self) -> Graph | None:
+        """The graph that it was read as, to be built when somebody looks at it."""
+        note = process_cache().read_note(self._key)
+        if note is None:
+            return None
+        text, constants, params, interface = note
+        sources = {name: self._source(*param) for name, param in params.items()}
+        arrays = {digest: _array(*array) for digest, array in constants.items()}
+        record = GraphRecord(text, arrays)
+        parts = Deferred(record, _interface(sources, *interface), sources, _graph_class, _built)
+        return cast("Graph", deferred_graph(parts))
+
+    def keep(self, graph: Graph) -> None:
+        """Note what the file was read as, if that is all there is to it."""
+        record, interface = GraphRecord.of(graph), interface_of(graph)
+        sources = graph.param_values.sources
+        arrays = [*record.constants.values(), *sources.values()]
+        held = sum(a.nbytes for a in arrays if isinstance(a, np.ndarray))
+        looked_into = self.file.file.reads != self._reads
+        if looked_into or held > _MOST_BYTES or sources.keys() != graph.params.keys():
+            return
+        if any(value.type.max_bytes > MAX_TENSOR_BYTES for value in graph.values()):
+            return  # whoever compiles it is told
+        positions = {range_.offset: position for position, range_ in self.file.ranges.items()}
+        note = (
+            record.text,
+            {digest: _array_note(array) for digest, array in record.constants.items()},
+            {
+                name: (source.name, positions[source.range.offset], *_type_note(source))
+                if isinstance(source, FileTensor)
+                else _array_note(elements(source))
+                for name, source in sources.items()
+            },
+            (
+                interface.name,
+                *(
+                    {name: str(type_) for name, type_ in types.items()}
+                    for types in (interface.inputs, interface.states, interface.outputs)
+                ),
+                [(v.name, v.min, v.max) for v in interface.variables.values()],
+                dict(interface.expert_inputs),
+            ),
+        )
+        process_cache().write_note(self._key, note)
+
+    def _source(self, *noted: Any) -> ParamSource:
+        """What a param holds."""
+        if isinstance(noted[0], bytes):
+            return _array(*noted)
+        name, position, dtype, shape = noted
+        return FileTensor(name, DType.parse(dtype), shape, self.file.ranges[position])
+
+
+def remembered_model(
+    source: Any,
+    dims: Mapping[str, Any] | None,
+    constants: Mapping[str, Any] | None,
+    name: str | None,
+    base_dir: Any,
+) -> RememberedModel | None:
+    """The model at a path; ``None`` where what it is read as depends on more than the file."""
+    if not isinstance(source, str | os.PathLike) or constants or base_dir is not None:
+        return None
+    path = Path(os.fsdecode(source))
+    try:
+        file = without_large_tensors(path)
+        return None if file is None else RememberedModel(file, f"{name or path.stem} {_text(dims)}")
+    except (OSError, ValueError, TypeError):  # the importer says what is wrong with it
+        return None
+
+
+def _text(dims: object) -> str:
+    """Sizes as text: equal only if they are.
+
+    Raises:
+        TypeError: they are of a type that is not known here.
+    """
+    if isinstance(dims, Mapping):
+        return f"{{{', '.join(f'{_text(k)}: {_text(v)}' for k, v in dims.items())}}}"
+    if isinstance(dims, tuple | list):
+        return f"({', '.join(map(_text, dims))})"
+    if isinstance(dims, Expr):
+        return f"{dims} with {[(s.name, s.min, s.max) for s in symbols(dims)]}"
+    if dims is None or type(dims) in (int, str):
+        return repr(dims)
+    raise TypeError(f"no size: {dims!r:.80}")
+
+
+def _array_note(array: Array) -> tuple[bytes, str, tuple[int, ...]]:
+    data = bytes(bytes_of(np.ascontiguousarray(array)))
+    return data, *_type_note(array)
+
+
+def _array(data: bytes, dtype: str, shape: tuple[int, ...]) -> Array:
+    return array_from_bytes("a note", data, DType.parse(dtype), shape)
+
+
+def _type_note(tensor: ParamSource) -> tuple[str, tuple[int, ...]]:
+    return DType.parse(tensor.dtype).name, tuple(tensor.shape)
+
+
+def _interface(
+    sources: Mapping[str, ParamSource],
+    name: str,
+    inputs: Mapping[str, str],
+    states: Mapping[str, str],
+    outputs: Mapping[str, str],
+    variables: Sequence[tuple[str, int, int]],
+    expert_inputs: Mapping[str, int],
+) -> Interface:
+    named = {name: Variable(name, least, most) for name, least, most in variables}
+    params = {n: TensorType(DType.parse(s.dtype), tuple(s.shape)) for n, s in sources.items()}
+    typed = [
+        {name: Cursor(text, named).tensor_type() for name, text in types.items()}
+        for types in (inputs, states, outputs)
+    ]
+    symbols_ = {name: variable.symbol for name, variable in named.items()}
+    return Interface(name, typed[0], params, typed[1], typed[2], symbols_, expert_inputs)
+
+
+def _graph_class() -> type[BaseGraph]:
+    from ostinato.ops.builder import Graph
+
+    return Graph
+
+
+def _built(record: GraphRecord) -> BaseGraph:
+    from ostinato.ops.parser import parse_graph
+
+    return parse_graph(record.text, record.constants)
