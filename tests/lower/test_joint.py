@@ -346,3 +346,10 @@ def test_many_products_are_several_kernels() -> None:
         return [g.matmul(x, param(g, f"w{i}", 64, 64)) for i in range(11)]
 
     assert products(calls(build)) == [8, 3]
+
+
+def test_few_columns_are_not_padded_to_many() -> None:
+    def build(g: ost.Graph, x: ost.Value) -> list[ost.Value]:
+        return [g.matmul(x, param(g, f"w{n}", 64, n)) for n in (640, 8, 96, 80)]
+
+    assert sorted(products(calls(build))) == [1, 3]

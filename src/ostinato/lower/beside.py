@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ostinato.lower.reads import are_fixed, computed_behind, in_order
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -28,6 +29,10 @@ _WEIGHTS = {"matmul": (1,), "integer_matmul": (1,), "blockwise_matmul": (2, 3)}
 
 #: Products of one kernel at most, to bound its compile time; and of one epilogue.
 _MOST_BESIDE, _MOST_MEETING = 8, 2
+
+#: Panels are as wide for each as for the widest: so few columns, a small part of that one's, stay
+#: by themselves.
+_FEW_COLUMNS, _SMALL_PART = 64, 8
 
 
 def may_meet(products: Sequence[Node], fixed: Collection[Node]) -> bool:
@@ -62,6 +67,13 @@ def _key(node: Node, fixed: Collection[Node]) -> object:
     return (node.op.name, rows, node.outputs[0].dtype)
 
 
+def _are_alike(products: Sequence[Node]) -> bool:
+    """Whether products are few enough, and wide enough each, to share a kernel."""
+    widths = [bounds(node.outputs[0].shape[-1])[1] for node in products]
+    narrow = min(widths) < _FEW_COLUMNS and min(widths) * _SMALL_PART < max(widths)
+    return len(products) <= _MOST_BESIDE and not narrow
+
+
 class _Sides:
     def __init__(self, regions: Sequence[Region]) -> None:
         self._region_of = {node: region for region in regions for node in region.members}
@@ -89,8 +101,8 @@ class _Sides:
         None of them depends on ``region``: all were made of regions before it.
         """
         for group in choices:
-            size = sum(len(member.anchors) for member in (*group, region))
-            if size <= _MOST_BESIDE and not self._depends(region, group):
+            products = [anchor for member in (*group, region) for anchor in member.anchors]
+            if _are_alike(products) and not self._depends(region, group):
                 return group
         return None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.lower.contraction import fits_cache
@@ -143,7 +142,7 @@ def joint_product(
         args: the buffers of all, of which each product knows the first few.
         variables: the graph's Variables.
     """
-    rows = max(_item_rows(stripe) for stripe in stripes)
+    rows = max(stripe[0].block for stripe in stripes)
     made = tuple(
         tuple(
             replace(product, args=args, item_rows=rows, epilogue=stripe[0].epilogue)
@@ -152,9 +151,3 @@ def joint_product(
         for stripe in stripes
     )
     return JointProduct(args, made, variables)
-
-
-def _item_rows(stripe: Sequence[Contraction]) -> int:
-    """Rows of an item of a stripe: the more products, the fewer."""
-    first = stripe[0]
-    return first.rows * ceil(first.block / (first.rows * len(stripe)))
