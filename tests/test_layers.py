@@ -146,6 +146,7 @@ OF_NO_USE = {
     "ostinato.frontends.onnx.converters.recurrent",
     "ostinato.lower.attention",
     "ostinato.lower.expert_lowering",
+    "ostinato.lower.fetching",
     "ostinato.lower.grouped",
     "ostinato.lower.integer_products",
     "ostinato.lower.recurrent",

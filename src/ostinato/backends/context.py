@@ -10,10 +10,9 @@ import operator
 import time
 import weakref
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ostinato.backends.queue import Queue
 from ostinato.backends.routines import RoutineShelf
@@ -58,8 +57,7 @@ class Recording(Protocol):
         """Whether it touches this memory, or runs this program."""
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     """A recording, and who wants to know that it was replayed."""
 
     serial: int  #: no two recordings of a context have the same

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.passes.base import Pass, PassReport
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["Algebraic"]
 
 
-@dataclass(frozen=True)
 class Algebraic(Pass):
     """Simplifies arithmetic, elementwise selection and conversions.
 

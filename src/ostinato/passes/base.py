@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ class Event:
         return f"{self.pass_name}: {self.what}{why}{times}"
 
 
-@dataclass
 class PassReport:
     """What the passes did to one graph, in order; see :attr:`events`."""
 
-    _labels: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._labels: dict[tuple[str, str, str], list[str]] = {}
 
     def changed(self, pass_: Pass, what: str, node: Node) -> None:
         """Note that ``pass_`` did ``what`` to ``node``."""
@@ -67,7 +67,7 @@ class PassReport:
 class Pass(ABC):
     """A rewriting of graphs that keeps what they compute.
 
-    Every pass is a small frozen dataclass: its fields are its options and its docstring states its
+    A pass has no state; one with options is a small frozen dataclass. Its docstring states its
     contract. A pass takes a valid graph and gives a valid graph with the same inputs, params,
     states, outputs and assignments, whose results are the same, to the bit or within the rounding
     of one op; it never changes the graph it is given.

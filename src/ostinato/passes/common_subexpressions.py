@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["CommonSubexpressions"]
 
 
-@dataclass(frozen=True)
 class CommonSubexpressions(Pass):
     """Merges nodes with equal ops, attributes and operands, and constants with equal contents.
 
@@ -51,11 +49,11 @@ def _key(node: Node, rewriter: Rewriter) -> Hashable:
     return node.op, rewriter.operands(node), format_attrs(node.attrs)
 
 
-@dataclass
 class _Constants:
     """Constants by content, reading all of a large one only when another looks like it."""
 
-    _alike: dict[Hashable, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._alike: dict[Hashable, list[np.ndarray[Any, Any]]] = {}
 
     def key(self, node: Node) -> Hashable:
         array: np.ndarray[Any, Any] = node.attrs["array"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.passes.base import Pass, PassReport
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["DeadCode"]
 
 
-@dataclass(frozen=True)
 class DeadCode(Pass):
     """Drops the nodes that neither an output nor an assigned state depends on.
 

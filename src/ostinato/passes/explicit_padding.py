@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["ExplicitPadding"]
 
 
-@dataclass(frozen=True)
 class ExplicitPadding(Pass):
     """Puts the padding of every convolution into a ``pad`` before it.
 

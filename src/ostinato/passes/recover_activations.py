@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -34,7 +33,6 @@ __all__ = ["RecoverActivations"]
 _Finder: TypeAlias = "Callable[[Uses, Node], Iterator[Finding]]"
 
 
-@dataclass(frozen=True)
 class RecoverActivations(Pass):
     """Recovers sigmoid, softplus and hard_sigmoid, then silu, mish and hard_swish on top of them.
 

@@ -34,7 +34,6 @@ _FORBIDDING = -1e4
 _MAX_CHAIN = 12
 
 
-@dataclass(frozen=True)
 class RecoverAttention(Pass):
     """Turns ``softmax(q @ kᵀ · scale + mask) @ v`` to attention.
 

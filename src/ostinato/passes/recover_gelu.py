@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.passes.base import Pass, PassReport
@@ -28,7 +27,6 @@ __all__ = ["RecoverGelu"]
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
-@dataclass(frozen=True)
 class RecoverGelu(Pass):
     """Turns ``0.5·x·(1 + erf(x/√2))`` and ``0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`` to gelu.
 

@@ -32,7 +32,6 @@ __all__ = ["RecoverNorms"]
 _Moment: TypeAlias = "tuple[Value, Value | None, tuple[int, ...], tuple[Value, ...]]"
 
 
-@dataclass(frozen=True)
 class RecoverNorms(Pass):
     """Turns ``(x - mean) / sqrt(mean((x - mean)²) + eps) · w + b`` to layer_norm, and the same
     without the mean to rms_norm.

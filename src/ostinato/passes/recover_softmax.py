@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.passes.base import Pass, PassReport
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["RecoverSoftmax"]
 
 
-@dataclass(frozen=True)
 class RecoverSoftmax(Pass):
     """Turns ``exp(x - max(x)) / sum(exp(x - max(x)))`` to softmax, and its logarithm
     ``x - max(x) - log(sum(exp(x - max(x))))`` to log_softmax.

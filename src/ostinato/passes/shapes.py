@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.errors import GraphError
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Shapes"]
 
 
-@dataclass(frozen=True)
 class Shapes(Pass):
     """Merges chains of reshapes, permutations, slices and the like; drops those that do nothing.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.passes.base import Pass, PassReport
@@ -16,7 +15,6 @@ __all__ = ["SharedConcats"]
 _Key = tuple[int, tuple["Value", ...]]
 
 
-@dataclass(frozen=True)
 class SharedConcats(Pass):
     """Rewrites ``concat([a, b, c])`` as ``concat([concat([a, b]), c])`` where the inner one exists.
 

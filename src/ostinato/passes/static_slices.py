@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["StaticSlices"]
 
 
-@dataclass(frozen=True)
 class StaticSlices(Pass):
     """Turns takes of one or of evenly spaced constant indices, and dynamic slices that start at
     constants, to slices, which move nothing.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,7 +18,6 @@ _SCATTERS = frozenset({"scatter", "scatter_nd"})
 _ACCUMULATING = frozenset({"add", "mul"})
 
 
-@dataclass(frozen=True)
 class WideUpdates(Pass):
     """Makes scatters that add or multiply float16 or bfloat16 do so in float32, and round once.
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu import _core
 from ostinato.codegen.builds import build_all
 from ostinato.codegen.object_cache import object_key
-from ostinato.lower.copying import Copying
-from ostinato.lower.fetching import Choosing, Fetching
 from ostinato.lower.text import kernel_text
 
 if TYPE_CHECKING:
@@ -97,16 +95,19 @@ class ReadyKernel:
     assembly = None
 
 
+#: The native core's kernels by the name of the class that describes them, which may well never be
+#: imported: what they do, and their code.
+_READY = {
+    "Choosing": ("choose_experts", _core.choose_experts_kernel),
+    "Copying": ("copy", _core.copy_kernel),
+    "Fetching": ("fetch_experts", _core.fetch_experts_kernel),
+}
+
+
 def ready_kernel(kernel: Kernel) -> ReadyKernel | None:
     """The code of a kernel that the native core has; ``None``: it has to be generated."""
-    match kernel:
-        case Copying():
-            return ReadyKernel("copy", _core.copy_kernel, kernel)
-        case Choosing():
-            return ReadyKernel("choose_experts", _core.choose_experts_kernel, kernel)
-        case Fetching():
-            return ReadyKernel("fetch_experts", _core.fetch_experts_kernel, kernel)
-    return None
+    found = _READY.get(type(kernel).__name__)
+    return None if found is None else ReadyKernel(*found, kernel)
 
 
 class MachineCode:
