@@ -35,8 +35,9 @@ from ostinato.ir.leaves import Leaf
 from ostinato.ops.base import Elementwise
 from ostinato.passes.pipeline import OPTIONAL_PASSES
 
+from .draw import Draw
 from .motifs import MOTIFS
-from .recipes import Draw, recipes
+from .recipes import recipes
 
 Array = np.ndarray[Any, Any]
 RECIPES = {**recipes(), **MOTIFS}

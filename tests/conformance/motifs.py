@@ -8,7 +8,7 @@ from typing import Any
 from ostinato.dtypes import DType
 from ostinato.ir.graph import Value
 
-from .recipes import FLOATS, Draw, Recipe
+from .draw import FLOATS, Draw, Recipe
 
 
 def _rows(d: Draw, dtype: str, low: int = 2) -> Value:

@@ -11,8 +11,9 @@ import ostinato as ost
 from ostinato.ir.graph import Value
 
 from .compare import check_against_oracle
+from .draw import Draw
 from .motifs import MOTIFS
-from .recipes import Draw, recipes
+from .recipes import recipes
 
 RECIPES = {**recipes(), **MOTIFS}
 

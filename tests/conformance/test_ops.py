@@ -11,7 +11,8 @@ import ostinato as ost
 from ostinato.ops import OPS
 
 from .compare import check_against_oracle
-from .recipes import Draw, recipes
+from .draw import Draw
+from .recipes import recipes
 
 RECIPES = recipes()
 DRAWS = 2

@@ -11,7 +11,8 @@ import pytest
 import ostinato as ost
 
 from .compare import assert_close
-from .recipes import Draw, recipes
+from .draw import Draw
+from .recipes import recipes
 
 RECIPES = recipes()
 

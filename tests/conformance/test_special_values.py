@@ -15,7 +15,8 @@ from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
 
 from .compare import TOLERANCE
-from .recipes import ANY, ATTRS, DTYPES_OF_DOMAIN, NUMBERS
+from .draw import ANY, NUMBERS
+from .recipes import ATTRS, DTYPES_OF_DOMAIN
 
 Array = np.ndarray[Any, Any]
 
