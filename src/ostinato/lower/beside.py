@@ -76,6 +76,7 @@ def _are_alike(products: Sequence[Node]) -> bool:
 
 class _Sides:
     def __init__(self, regions: Sequence[Region]) -> None:
+        self._position = {region: position for position, region in enumerate(regions)}
         self._region_of = {node: region for region in regions for node in region.members}
         fixed = {node for region in regions if region.fixed for node in region.members}
         self._together: dict[Region, Together] = {}
@@ -113,7 +114,9 @@ class _Sides:
             current = stack.pop()
             if current is group:
                 return True
-            if id(current) not in seen:
+            # What ends before the group begins needs nothing of it.
+            ended = self._position[current[-1]] < self._position[group[0]]
+            if not ended and id(current) not in seen:
                 seen.add(id(current))
                 stack.extend(self._read(current))
         return False
