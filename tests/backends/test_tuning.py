@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cpu import tuning
 from ostinato.backends.cpu.backend import CpuBackend
 from ostinato.backends.cpu.choices import lowering_options
 from ostinato.backends.cpu.tuning import Tuner
 from ostinato.backends.device import Device
 from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.codegen.object_cache import ObjectCache
 from ostinato.dtypes import FLOAT32
 from ostinato.errors import DeviceUnavailableError
 from ostinato.lower.contraction import tile_choices
@@ -86,7 +90,11 @@ def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert session.compile(g, options=options).run(feed)[0].tobytes() == first.tobytes()
 
 
-def test_without_time_nothing_is_measured_and_nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_time_nothing_is_measured_and_nothing_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = ObjectCache(tmp_path)  # where nobody has measured anything
+    monkeypatch.setattr(tuning, "process_cache", lambda: cache)
     session = ost.Session("cpu", threads=1)
     g, feed = product(43, 61, 79)
     plain = session.compile(g).run(feed)[0]

@@ -136,9 +136,17 @@ def every_row_with_every_row(g, x):
     return {"y": g.matmul(g.tanh(x), g.permute_dims(g.relu(x), (1, 0)))}
 
 
+def rows_sorted_by_expert(g, x):
+    """Each row's are its own, but its expert computes them beside those of others."""
+    shapes = {"gate": (4, 64, 24), "up": (4, 64, 24), "down": (4, 24, 64)}
+    matrices = [weight(g, name, *shape) for name, shape in shapes.items()]
+    return {"y": g.relu(g.moe(g.tanh(x), weight(g, "router", 64, 4), *matrices, k=2) + x)}
+
+
 MIXING = [
     sum_of_rows, total_behind_products, centred, attention_between_rows, tiles_of_all_rows,
     row_after_row, backwards, turned, each_row_with_the_next, picked, every_row_with_every_row,
+    rows_sorted_by_expert,
 ]  # fmt: skip
 
 
