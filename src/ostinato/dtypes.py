@@ -8,13 +8,13 @@ float32. Python scalars are *weak*: they take the dtype of the array they meet.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.errors import GraphError
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -8,7 +8,6 @@ Every backend is tested against this.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy
 from ostinato.ops.base import Elementwise
 from ostinato.ops.namespace import ORACLE, as_oracle, round_to
+from ostinato.records import dataclass
 from ostinato.variables import Expr
 from ostinato.variables import evaluate as evaluate_dim
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.experts import ExpertLayer, ExpertsInFile, ExpertTransfers
 from ostinato.backends.host_context import HostContext
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ostinato.errors import DeviceUnavailableError
+from ostinato.records import dataclass
 
 __all__ = ["KINDS", "Device"]
 

@@ -22,11 +22,11 @@ import os
 import stat
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.once import Once, call_after_fork
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

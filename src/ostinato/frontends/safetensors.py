@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ import numpy as np
 from ostinato.dtypes import DType
 from ostinato.errors import InputError, ModelFormatError
 from ostinato.ir.files import OpenFile
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     import os

@@ -7,8 +7,9 @@ which program it was compiled to. So a model that was loaded before need not be 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
+
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

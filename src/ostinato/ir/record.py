@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

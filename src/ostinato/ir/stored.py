@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ostinato.errors import ModelFormatError
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType

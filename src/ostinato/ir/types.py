@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ostinato.records import dataclass
 from ostinato.variables import bounds, prod
 
 if TYPE_CHECKING:

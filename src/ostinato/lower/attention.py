@@ -7,7 +7,6 @@ values are brought into panels once for all of them. A work item is one block of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from ostinato.lower.loops import Accumulator, Arg, Load, Scalar, Store, extent_o
 from ostinato.lower.nests import Outputs, symbols_of
 from ostinato.lower.products import RegisterFile, separable
 from ostinato.lower.views import Indices, broadcast_index, linear_index, unravel
+from ostinato.records import dataclass
 from ostinato.variables import (
     Dim,
     Symbol,

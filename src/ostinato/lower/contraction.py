@@ -10,12 +10,12 @@ is a few register tiles, so that a panel stays in cache while tiles pass over it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.errors import OstinatoError
 from ostinato.lower.loops import Arg, Store, extent_of, max_extent
+from ostinato.records import dataclass
 from ostinato.variables import (
     Dim,
     Symbol,

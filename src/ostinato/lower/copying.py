@@ -8,7 +8,6 @@ so one kernel does for all of them, and nothing has to be compiled.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,7 @@ from ostinato.dtypes import BOOL, INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.loops import GRAIN_POINTS, Arg, Guard, Load, LoopNest, Number, Store, extent_of
 from ostinato.lower.program import Call, LoweredBuffer, Role
+from ostinato.records import dataclass, replace
 from ostinato.variables import coefficient
 
 if TYPE_CHECKING:

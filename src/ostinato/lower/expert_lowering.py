@@ -6,7 +6,6 @@ Experts that are in a file are computed in waves; see :mod:`ostinato.lower.waves
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
@@ -33,6 +32,7 @@ from ostinato.lower.waves import (
     shares,
 )
 from ostinato.ops.moe import EXPERT_MLP
+from ostinato.records import replace
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:

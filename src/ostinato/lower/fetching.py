@@ -7,7 +7,6 @@ kernel that packs a piece of a matrix, so that experts end up in panels like any
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostinato.ir.graph import BaseGraph
@@ -17,6 +16,7 @@ from ostinato.lower.loops import Arg, Guard, LoopNest, Number, Store
 from ostinato.lower.nests import block_nest, symbols_of
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.views import linear_index
+from ostinato.records import dataclass
 from ostinato.variables import ceil_div
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ item is one panel of one expert's matrix by all rows of a part
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from ostinato.lower.grouping import GroupLayout
 from ostinato.lower.loops import Accumulator, Arg, Load, Store, max_extent
 from ostinato.lower.nests import Outputs, store_at, symbols_of
 from ostinato.lower.products import Product, RegisterFile, separable
+from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, minimum, prod
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from ostinato.ir.types import TensorType
 from ostinato.lower.loops import Arg, IndexValue, Scalar
 from ostinato.lower.nests import symbols_of
 from ostinato.lower.views import unravel
+from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, bounds, floor_div, minimum
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ by a rough count of the elements concerned, than its other readers and writers l
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostinato.ir.leaves import Leaf
@@ -23,6 +22,7 @@ from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.lower.views import MAX_TANGLES, VIEWS, Indices, is_tangled, source_index
 from ostinato.ops.base import Elementwise
 from ostinato.ops.convolution import is_depthwise
+from ostinato.records import dataclass, field
 from ostinato.variables import axis, bounds, prod
 
 if TYPE_CHECKING:

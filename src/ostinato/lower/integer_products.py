@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostinato.dtypes import INT32, UINT8
@@ -24,6 +23,7 @@ from ostinato.lower.panels import BlockScales, PanelFormat
 from ostinato.lower.products import Product, RegisterFile
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.views import linear_index, reshape_index
+from ostinato.records import dataclass, field, replace
 from ostinato.variables import (
     Dim,
     axis,

@@ -7,11 +7,11 @@ panels of its own, packed from where it lies; the kernel goes from one to the ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.lower.contraction import fits_cache
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,6 @@ for an input of ``upper`` rows, and after a reshape still what that row became.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostinato.lower.attention import AttentionKernel
@@ -22,6 +21,7 @@ from ostinato.lower.dependences import reached, roots
 from ostinato.lower.joint import JointProduct
 from ostinato.lower.loops import Load, LoopNest, Scalar, Scan, Statement, Store, extent_of
 from ostinato.lower.program import Role
+from ostinato.records import dataclass
 from ostinato.variables import (
     Dim,
     Symbol,

@@ -12,9 +12,9 @@ Variables, and over *data symbols*, which stand for integers read from memory (g
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, bounds, ceil_div, prod
 
 if TYPE_CHECKING:

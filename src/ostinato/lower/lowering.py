@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ostinato.errors import UnsupportedOpError
@@ -44,6 +43,7 @@ from ostinato.lower.updates import (
     scatter_nest,
 )
 from ostinato.ops.convolution import is_depthwise
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -7,10 +7,10 @@ register tile widens what it reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostinato.lower.views import VIEWS
+from ostinato.records import dataclass
 from ostinato.variables import ceil_div
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ need not be put together. The memory that values share so is that of the outermo
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostinato.lower.loops import LoopNest, Number, Stage, Store
@@ -16,6 +15,7 @@ from ostinato.lower.nests import in_memory_order, symbols_of
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.lower.reads import computed_behind
 from ostinato.lower.regions import REDUCTIONS, Region
+from ostinato.records import dataclass, field
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.dtypes import INT64
@@ -28,6 +27,7 @@ from ostinato.lower.panels import PanelFormat, stored_dtype
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.views import Indices, linear_index, reshape_index, unravel
 from ostinato.ops.base import broadcast_shapes
+from ostinato.records import dataclass
 from ostinato.variables import (
     Dim,
     Expr,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ostinato.lower.views import linear_index
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from ostinato.lower.nests import Outputs, symbols_of
 from ostinato.lower.products import Product, RegisterFile
 from ostinato.lower.views import linear_index
 from ostinato.ops.recurrent import GATES, RECURRENT_SCAN, WEIGHT_PARTS, resets_first
+from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div
 
 if TYPE_CHECKING:

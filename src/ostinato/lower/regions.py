@@ -16,7 +16,6 @@ members take as it leaves the registers. Only of products of the same rows there
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.lower.beside import may_meet
@@ -24,6 +23,7 @@ from ostinato.lower.builder import is_pointwise
 from ostinato.lower.reads import are_fixed, computed_behind, in_order, is_transparent
 from ostinato.lower.views import VIEWS
 from ostinato.ops.base import Elementwise
+from ostinato.records import dataclass, field
 from ostinato.variables import Dim, bounds, prod
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ostinato.lower.loops import (
@@ -20,6 +19,7 @@ from ostinato.lower.loops import (
     Statement,
     Store,
 )
+from ostinato.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

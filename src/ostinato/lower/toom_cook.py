@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from typing import TypeAlias
 
 from ostinato.lower.loops import Apply, Number, Scalar
+from ostinato.records import dataclass
 
 __all__ = [
     "POINTS",

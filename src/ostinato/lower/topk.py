@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import INT64
@@ -17,6 +16,7 @@ from ostinato.lower.loops import (
 )
 from ostinato.lower.nests import Outputs, symbols_of
 from ostinato.lower.views import Indices, linear_index
+from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, prod
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ every row is computed in one of them, so results do not depend on who has a plac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +19,7 @@ from ostinato.lower.fetching import Choosing, Fetching, PiecePacking
 from ostinato.lower.grouped import row_product
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.ops.moe import EXPERT_MLP, GROUPED_MATMUL
+from ostinato.records import dataclass, field, replace
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ weights. Every step is exact in real numbers; how it rounds is told in ``docs/co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,6 +40,7 @@ from ostinato.lower.toom_cook import (
     transforms,
 )
 from ostinato.lower.views import VIEWS, Indices, linear_index
+from ostinato.records import dataclass, replace
 from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, minimum, prod
 
 if TYPE_CHECKING:

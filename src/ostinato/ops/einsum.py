@@ -9,11 +9,11 @@ nothing but labels is left.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import INT64
 from ostinato.errors import GraphError
+from ostinato.records import dataclass
 from ostinato.variables import prod
 
 if TYPE_CHECKING:

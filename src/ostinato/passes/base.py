@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph, Node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from ostinato.lazy import LazyModule
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.match import array_of
 from ostinato.passes.rewrite import Rewriter
+from ostinato.records import dataclass
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:

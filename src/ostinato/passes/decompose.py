@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from ostinato.errors import UnsupportedOpError
@@ -11,6 +10,7 @@ from ostinato.ir.graph import BaseGraph, Node
 from ostinato.ir.leaves import Leaf
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.rewrite import Replacement, Rewriter
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,6 @@ Not a pass of the pipeline: it changes results, so it runs only where it is aske
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ from ostinato.ops.builder import Graph
 from ostinato.ops.quant import GROUPS, MAX_DEPTH
 from ostinato.passes.rewrite import Rewriter, live_nodes
 from ostinato.passes.weight_rounding import int4_groups, int8_columns
+from ostinato.records import dataclass, replace
 from ostinato.reference import evaluate_node
 from ostinato.variables import bounds
 

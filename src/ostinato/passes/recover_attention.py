@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.match import array_of, made_by, near, uniform_of
 from ostinato.passes.recovery import Finding, Match, Refusal, is_private, rewrite_matches
 from ostinato.passes.rewrite import Rewriter, Uses
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from ostinato.ops.normalization import LAYER_NORM, RMS_NORM
@@ -18,6 +17,7 @@ from ostinato.passes.recovery import (
     values_above,
 )
 from ostinato.passes.rewrite import Rewriter, Uses
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

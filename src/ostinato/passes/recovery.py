@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.passes.rewrite import Rewriter, Uses
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

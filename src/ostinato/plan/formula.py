@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.ops.base import Elementwise
 from ostinato.ops.builder import Graph
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

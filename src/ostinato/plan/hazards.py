@@ -8,8 +8,9 @@ overlap, and nowhere else.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostinato.lower.program import Role
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

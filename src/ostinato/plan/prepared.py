@@ -6,13 +6,13 @@ what (:mod:`ostinato.plan.hazards`). How a device carries it out is the device's
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from ostinato.errors import PlanError
 from ostinato.lazy import LazyModule
 from ostinato.plan.hazards import overlap
+from ostinato.records import dataclass, field
 from ostinato.variables import evaluate
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ostinato.errors import PlanError
 from ostinato.plan.hazards import HazardTracker
+from ostinato.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.leaves import as_array
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from ostinato.ir.types import TensorType

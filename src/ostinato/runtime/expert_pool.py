@@ -7,12 +7,12 @@ often each one was, keep those used most, and change places only now and then.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.errors import InputError
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ostinato.errors import GraphError, InputError, SessionStateError
@@ -16,6 +15,7 @@ from ostinato.plan.buffer import Buffer
 from ostinato.plan.compute_graph import ComputeGraph, Launcher
 from ostinato.plan.compute_node import ComputeNode
 from ostinato.plan.region import Piece, Region, ResultStorage
+from ostinato.records import replace
 from ostinato.runtime.pending import Pending, SessionStats
 from ostinato.runtime.redirection import redirected
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.errors import InputError, ModelFormatError
 from ostinato.lazy import LazyModule
+from ostinato.records import dataclass
 from ostinato.runtime.execution import Execution
 
 if TYPE_CHECKING:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

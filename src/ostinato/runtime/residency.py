@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.errors import InputError
+from ostinato.records import dataclass
 from ostinato.runtime.expert_pool import ExpertPool, TidePolicy
 
 if TYPE_CHECKING:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import typer
+
+from ostinato.records import dataclass
 
 __all__ = [
     "ConstantArgument",

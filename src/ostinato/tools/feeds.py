@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.errors import InputError
 from ostinato.ir.binding import check_values, solve_dims
+from ostinato.records import dataclass, replace
 from ostinato.variables import evaluate, symbols
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
 from ostinato.errors import VariableError
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,7 @@ from ostinato.plan.buffer import bytes_of
 from ostinato.plan.preparation import passing_params, preparations
 from ostinato.plan.report import CompileReport, KernelNote, NodeNote
 from ostinato.plan.values import Origin
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from ostinato.backends.cpu import _core
 from ostinato.codegen.builds import build_all
 from ostinato.codegen.object_cache import object_key
 from ostinato.lower.text import kernel_text
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.memory import Slot
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.plan.memory import ALIGNMENT, Placement, arena_placement
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

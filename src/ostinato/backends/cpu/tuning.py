@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from ostinato.lower.contraction import tile_choices
 from ostinato.lower.products import Product, ProductCut
 from ostinato.lower.views import VIEWS
 from ostinato.ops.builder import Graph
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,6 @@ greater scores, earlier sums are corrected: no row of scores is ever held whole.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -35,6 +34,7 @@ from ostinato.codegen.llvm.tiles import Tiles
 from ostinato.codegen.llvm.types import I8, I64, register_type
 from ostinato.dtypes import BOOL, INT64
 from ostinato.lower.loops import Load, extent_of
+from ostinato.records import dataclass
 from ostinato.variables import Dim, Expr, Symbol, axis, bounds, remainder, symbols
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ blocks are float32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llvmlite import ir
@@ -19,6 +18,7 @@ from ostinato.codegen.llvm.lanes import Lane, broadcast, intrinsic
 from ostinato.codegen.llvm.memory import load, store
 from ostinato.codegen.llvm.types import BYTE_POINTER, I8, I32, I64, constant, register_type
 from ostinato.dtypes import FLOAT32, INT32
+from ostinato.records import dataclass
 from ostinato.variables import bounds, coefficient
 
 if TYPE_CHECKING:

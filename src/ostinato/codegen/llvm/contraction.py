@@ -9,7 +9,6 @@ stage like any other, with the contiguous axis as lanes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,6 +41,7 @@ from ostinato.lower.loops import (
 )
 from ostinato.lower.rewrite import Rewriter
 from ostinato.lower.views import unravel
+from ostinato.records import dataclass, replace
 from ostinato.variables import (
     Dim,
     Expr,

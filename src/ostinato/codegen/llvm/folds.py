@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,6 +13,7 @@ from ostinato.codegen.llvm.lanes import Lane, broadcast, is_nan, where
 from ostinato.codegen.llvm.memory import splat
 from ostinato.codegen.llvm.types import I32, Scalar, register_type
 from ostinato.dtypes import BOOL, INT32, INT64, DType
+from ostinato.records import dataclass
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:

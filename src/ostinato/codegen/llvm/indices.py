@@ -6,7 +6,6 @@ needed. The rest become vectors of indices, 32 bits wide where every intermediat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from llvmlite import ir
@@ -16,6 +15,7 @@ from ostinato.codegen.llvm.lanes import Lane, broadcast
 from ostinato.codegen.llvm.types import I64, constant, vector_of
 from ostinato.dtypes import INT32, INT64, DType
 from ostinato.errors import OstinatoError
+from ostinato.records import dataclass
 from ostinato.variables import (
     Composite,
     Dim,

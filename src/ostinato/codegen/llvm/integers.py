@@ -9,12 +9,12 @@ Functions take and return raw SSA values, scalars or vectors, of one integer typ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
 from ostinato.codegen.llvm.types import call_intrinsic, constant, vector_of
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType

@@ -8,7 +8,6 @@ with ``i64 name_extent(ptr vars)``.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llvmlite import ir
@@ -16,6 +15,7 @@ from llvmlite import ir
 from ostinato.codegen.llvm.indices import Indices
 from ostinato.codegen.llvm.scopes import Scope
 from ostinato.codegen.llvm.types import BYTE_POINTER, I1, I8, I64
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

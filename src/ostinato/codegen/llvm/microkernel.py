@@ -9,7 +9,6 @@ tells one instruction set from another.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llvmlite import ir
@@ -19,6 +18,7 @@ from ostinato.codegen.llvm.lanes import Lane, broadcast, intrinsic
 from ostinato.codegen.llvm.memory import load, store
 from ostinato.codegen.llvm.types import BYTE_POINTER, I64, constant
 from ostinato.dtypes import BFLOAT16, FLOAT16, INT16
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

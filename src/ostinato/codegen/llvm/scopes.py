@@ -7,8 +7,9 @@ vector that an unrolled loop body works on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
+
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable

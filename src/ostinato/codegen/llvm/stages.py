@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostinato.codegen.llvm.folds import Fold, State, finished, folded, updated
@@ -23,6 +22,7 @@ from ostinato.lower.loops import (
     extent_of,
     max_extent,
 )
+from ostinato.records import dataclass, field
 from ostinato.variables import Dim, Symbol, provably_less, provably_nonnegative
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import functools
 import itertools
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.codegen.llvm.machine import machine
 from ostinato.codegen.llvm.unlocked import emit_object, run_passes
 from ostinato.errors import DeviceUnavailableError, OstinatoError
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llvmlite import ir
@@ -26,6 +25,7 @@ from ostinato.lower.loops import (
     Store,
     values,
 )
+from ostinato.records import dataclass
 from ostinato.variables import Symbol, symbols
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ never in memory whole.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelFormatError
 from ostinato.frontends.onnx.tensors import array_from_bytes
 from ostinato.ir.files import OpenFile
 from ostinato.ir.stored import StoredTensor
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

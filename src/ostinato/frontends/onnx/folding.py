@@ -12,7 +12,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from ostinato.frontends.onnx.known import Known, Leaves, Missing, as_known, boxe
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 from ostinato.ir.graph import Value
 from ostinato.ops.builder import Graph
+from ostinato.records import replace
 from ostinato.variables import Expr, bounds, provably_less, provably_nonnegative
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ dims.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from ostinato.dtypes import INT64, DType
 from ostinato.ir.stored import StoredTensor, elements
 from ostinato.ir.types import TensorType
+from ostinato.records import dataclass
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:

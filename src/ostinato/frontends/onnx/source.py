@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from ostinato.errors import ModelFormatError, UnsupportedOpError
 from ostinato.frontends.onnx.external import ExternalData
 from ostinato.frontends.onnx.file_tensors import without_large_tensors
 from ostinato.frontends.onnx.messages import ModelProto
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ostinato.codegen.llvm.vecmath import coefficients as table
 from ostinato.dtypes import FLOAT32, FLOAT64, INT32, INT64, DType
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from ostinato.codegen.llvm.lanes import Lane

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import BOOL, INT64
+from ostinato.records import dataclass
 from ostinato.variables import provably_less
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ a gather and a multiply per tap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.ops.base import normalize_axis
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
