@@ -21,7 +21,6 @@ from ostinato.lazy import LazyModule
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.lower.views import MAX_TANGLES, VIEWS, Indices, is_tangled, source_index
 from ostinato.ops.base import Elementwise
-from ostinato.ops.convolution import is_depthwise
 from ostinato.records import dataclass, field
 from ostinato.variables import axis, bounds, prod
 
@@ -33,8 +32,10 @@ if TYPE_CHECKING:
     from ostinato.lower.lowering import LoweringOptions
     from ostinato.lower.regions import Region
     from ostinato.lower.winograd import Winograd
+    from ostinato.ops import convolution
 else:
     winograd = LazyModule("ostinato.lower.winograd")
+    convolution = LazyModule("ostinato.ops.convolution")
 
 __all__ = ["Images", "channels_last_buffer", "choose_images"]
 
@@ -197,7 +198,7 @@ def _relate(families: _Families, node: Node, rowed: set[Node], winograd: Contain
 
 def _relate_convolution(families: _Families, node: Node, winograd: bool) -> None:
     x, (out,) = node.inputs[0], node.outputs
-    if is_depthwise(node):
+    if convolution.is_depthwise(node):
         families.relate([x, out])
         families.gain(x, _DEPTHWISE)
     elif winograd:

@@ -42,7 +42,6 @@ from ostinato.lower.updates import (
     scan_nest,
     scatter_nest,
 )
-from ostinato.ops.convolution import is_depthwise
 from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from ostinato.lower.program import Layout
     from ostinato.lower.waves import ExpertStore
     from ostinato.lower.winograd import Winograd
+    from ostinato.ops import convolution
     from ostinato.variables import Symbol
 else:
     attention = LazyModule("ostinato.lower.attention")
@@ -70,6 +70,7 @@ else:
     integer_products = LazyModule("ostinato.lower.integer_products")
     recurrent = LazyModule("ostinato.lower.recurrent")
     topk = LazyModule("ostinato.lower.topk")
+    convolution = LazyModule("ostinato.ops.convolution")
 
 __all__ = ["LOWERED_OPS", "Lowering", "LoweringOptions", "lower"]
 
@@ -295,7 +296,7 @@ class Lowering(Emission):
         self._call(region, build, column_nest(build, anchor, outputs, self.variables), outputs)
 
     def _lower_conv(self, region: Region, anchor: Node) -> None:
-        if is_depthwise(anchor):
+        if convolution.is_depthwise(anchor):
             self._lower_depthwise(region, anchor)
         elif anchor in self._images.winograd:
             self._lower_winograd(region, self._images.winograd[anchor])

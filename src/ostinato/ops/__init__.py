@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-from ostinato.ops import (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    linalg,
-    moe,
-    normalization,
-    pooling,
-    quant,
-    recurrent,
-    reduction,
-    shape,
-)
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.ir.op import Op
 
+    #: Every op by its canonical name. Leaves are apart, in :data:`ostinato.ir.leaves.LEAVES`.
+    OPS: Mapping[str, Op]
+
 __all__ = ["OPS"]
 
-_FAMILIES: tuple[tuple[Op, ...], ...] = (
-    elementwise.FAMILY,
-    shape.FAMILY,
-    indexing.FAMILY,
-    reduction.FAMILY,
-    linalg.FAMILY,
-    convolution.FAMILY,
-    pooling.FAMILY,
-    normalization.FAMILY,
-    attention.FAMILY,
-    recurrent.FAMILY,
-    quant.FAMILY,
-    moe.FAMILY,
+_FAMILIES = (
+    "elementwise",
+    "shape",
+    "indexing",
+    "reduction",
+    "linalg",
+    "convolution",
+    "pooling",
+    "normalization",
+    "attention",
+    "recurrent",
+    "quant",
+    "moe",
 )
 
-#: Every op by its canonical name. Leaves are apart, in :data:`ostinato.ir.leaves.LEAVES`.
-OPS: Mapping[str, Op] = MappingProxyType({op.name: op for family in _FAMILIES for op in family})
+
+def __getattr__(name: str) -> Any:
+    """``OPS`` is put together when somebody asks for it: few models need all families."""
+    if name != "OPS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    families = [import_module(f"{__name__}.{family}").FAMILY for family in _FAMILIES]
+    ops = MappingProxyType({op.name: op for family in families for op in family})
+    return globals().setdefault("OPS", ops)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.ops.base import Elementwise
 
 if TYPE_CHECKING:
-    from ostinato.ir.op import Attr, Op
+    from ostinato.ir.op import Attr
 
 __all__ = ["FAMILY"]
 
@@ -258,7 +258,7 @@ class Gelu(Activation):
         self.expect(isinstance(approximate, bool), f"approximate is a bool, got {approximate!r}")
 
 
-FAMILY: tuple[Op, ...] = (
+FAMILY: tuple[Elementwise, ...] = (
     Relu(),
     Relu6(),
     LeakyRelu(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ostinato.ops.base import Domain, Elementwise
 
 if TYPE_CHECKING:
-    from ostinato.ir.op import Attr, Op
+    from ostinato.ir.op import Attr
 
 __all__ = ["FAMILY", "Primitive"]
 
@@ -314,7 +314,7 @@ class Logaddexp(FloatBinary):
         return xp.maximum(x, y) + xp.log1p(xp.exp(-distance))
 
 
-FAMILY: tuple[Op, ...] = (
+FAMILY: tuple[Elementwise, ...] = (
     Neg(),
     Abs(),
     Sign(),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ostinato.ops import activations, arithmetic, logic
 
 if TYPE_CHECKING:
-    from ostinato.ir.op import Op
+    from collections.abc import Mapping
 
-__all__ = ["FAMILY"]
+    from ostinato.ops.base import Elementwise
 
-FAMILY: tuple[Op, ...] = (*arithmetic.FAMILY, *activations.FAMILY, *logic.FAMILY)
+__all__ = ["ELEMENTWISE", "FAMILY"]
+
+FAMILY: tuple[Elementwise, ...] = (*arithmetic.FAMILY, *activations.FAMILY, *logic.FAMILY)
+
+#: Every elementwise op by its name.
+ELEMENTWISE: Mapping[str, Elementwise] = MappingProxyType({op.name: op for op in FAMILY})

@@ -9,7 +9,7 @@ from ostinato.ops.arithmetic import Primitive
 from ostinato.ops.base import Elementwise
 
 if TYPE_CHECKING:
-    from ostinato.ir.op import Attr, Op
+    from ostinato.ir.op import Attr
 
 __all__ = ["FAMILY"]
 
@@ -227,7 +227,7 @@ class Clip(Elementwise):
         super().check_attrs(**{name: v for name, v in attrs.items() if v is not None})
 
 
-FAMILY: tuple[Op, ...] = (
+FAMILY: tuple[Elementwise, ...] = (
     Equal(),
     NotEqual(),
     Less(),

@@ -15,6 +15,7 @@ from ostinato.errors import InputError, VariableError
 from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.deferred import deferred
 from ostinato.ir.record import Interface
+from ostinato.lazy import LazyModule
 from ostinato.runtime.arrays import (
     Array,
     TensorSpec,
@@ -29,7 +30,10 @@ from ostinato.variables import bounds, evaluate, symbols
 if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.types import TensorType
+    from ostinato.ops import moe
     from ostinato.variables import Dim
+else:
+    moe = LazyModule("ostinato.ops.moe")
 
 __all__ = ["NO_VALUES", "Live", "Signature", "interface_of"]
 
@@ -345,12 +349,12 @@ def interface_of(graph: BaseGraph) -> Interface:
 
 def _expert_inputs(graph: BaseGraph) -> dict[str, int]:
     """The inputs that number experts, and how many experts there are."""
-    from ostinato.ops.moe import NUMBERED
-
     counts: dict[str, int] = {}
+    if not any(value.dtype.is_integer for value in graph.inputs.values()):
+        return counts
     for node in graph.nodes:
-        if node.op.name in NUMBERED:
-            ids, matrices = (node.inputs[i] for i in NUMBERED[node.op.name])
+        if node.op.name in moe.NUMBERED:
+            ids, matrices = (node.inputs[i] for i in moe.NUMBERED[node.op.name])
             while ids.node.op.name == "reshape":
                 (ids,) = ids.node.inputs
             experts = matrices.shape[0]

@@ -12,8 +12,7 @@ from ostinato.lower.lowering import LOWERED_OPS, LoweringOptions
 from ostinato.lower.products import RegisterFile
 from ostinato.lower.regions import REDUCTIONS, FusionOptions
 from ostinato.lower.views import VIEWS
-from ostinato.ops import OPS
-from ostinato.ops.base import Elementwise
+from ostinato.ops.elementwise import ELEMENTWISE
 
 if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
@@ -24,8 +23,7 @@ __all__ = ["CAPABILITIES", "lowering_options"]
 
 CAPABILITIES = Capabilities(
     ops=frozenset(
-        {name for name, op in OPS.items() if isinstance(op, Elementwise)}
-        | {*LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *REDUCTIONS, *LOWERED_OPS}
+        {*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *REDUCTIONS, *LOWERED_OPS}
     ),
     dtypes=frozenset(ALL_DTYPES),
     padded_conv=False,

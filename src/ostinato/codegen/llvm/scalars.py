@@ -24,7 +24,7 @@ from ostinato.lower.loops import (
     Scalar,
     operands,
 )
-from ostinato.ops import OPS
+from ostinato.ops.elementwise import ELEMENTWISE
 from ostinato.variables import Dim, Symbol, bounds, provably_nonnegative
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Scalars:
 
     def _apply(self, scalar: Apply, scope: Scope) -> Lane:
         lanes = [self.value(operand, scope) for operand in scalar.operands]
-        result = OPS[scalar.op].evaluate(self._namespace, *lanes, **dict(scalar.attrs))
+        result = ELEMENTWISE[scalar.op].evaluate(self._namespace, *lanes, **dict(scalar.attrs))
         if not isinstance(result, Lane):
             return splat(self.builder, result, scalar.dtype, 1)
         return round_to(result, scalar.dtype)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ostinato.ops.attention import ATTENTION, ROPE
+from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.indexing import IndexingVocabulary
+
+if TYPE_CHECKING:
+    from ostinato.ops import attention
+else:
+    attention = LazyModule("ostinato.ops.attention")
 
 __all__ = ["AttentionVocabulary"]
 
@@ -49,7 +54,7 @@ class AttentionVocabulary(IndexingVocabulary[T]):
         """
         operands = [self._typed(x)[0] for x in (q, k, v, mask) if x is not None]
         return self._one(
-            ATTENTION,
+            attention.ATTENTION,
             *operands,
             causal=bool(causal),
             window=window,
@@ -71,7 +76,7 @@ class AttentionVocabulary(IndexingVocabulary[T]):
             The shape and dtype of ``x``.
         """
         operands = [self._typed(operand)[0] for operand in (x, cos, sin)]
-        return self._one(ROPE, *operands, interleaved=bool(interleaved))
+        return self._one(attention.ROPE, *operands, interleaved=bool(interleaved))
 
     def embedding(self, ids: Any, table: Any) -> T:
         """Rows of ``table [vocabulary, ...]`` at integer ``ids``: ``[*ids.shape, ...]``."""

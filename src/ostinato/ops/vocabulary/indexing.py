@@ -15,7 +15,7 @@ import numpy as np
 from ostinato.dtypes import FLOAT32, DType
 from ostinato.errors import GraphError
 from ostinato.ir.leaves import check_shape
-from ostinato.ops import indexing as ops
+from ostinato.lazy import LazyModule
 from ostinato.ops.base import broadcast_shapes, normalize_axis
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.ranges import Range, as_dim, resolve_range
@@ -24,6 +24,9 @@ from ostinato.variables import Dim, Expr, maximum, minimum
 
 if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
+    from ostinato.ops import indexing as ops
+else:
+    ops = LazyModule("ostinato.ops.indexing")
 
 __all__ = ["IndexingVocabulary"]
 

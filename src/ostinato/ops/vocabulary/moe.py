@@ -10,12 +10,16 @@ import numpy as np
 from ostinato.errors import GraphError
 from ostinato.ir.graph import Value
 from ostinato.ir.leaves import CONSTANT
-from ostinato.ops.moe import EXPERT_MLP, GROUPED_MATMUL, MOE
+from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.indexing import IndexingVocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ostinato.ops import moe
+else:
+    moe = LazyModule("ostinato.ops.moe")
 
 __all__ = ["MoeVocabulary"]
 
@@ -42,7 +46,7 @@ class MoeVocabulary(IndexingVocabulary[T]):
         """
         rows, matrices = self._typed(x)[0], self._typed(w)[0]
         ids = self._expert_ids(expert_ids, matrices)
-        return self._one(GROUPED_MATMUL, rows, matrices, ids)
+        return self._one(moe.GROUPED_MATMUL, rows, matrices, ids)
 
     def expert_mlp(
         self,
@@ -76,7 +80,7 @@ class MoeVocabulary(IndexingVocabulary[T]):
         operands = [self._typed(operand)[0] for operand in (up, down, gate) if operand is not None]
         ids = self._expert_ids(expert_ids, operands[0])
         tokens, scale = self._typed(x)[0], self._typed(weights)[0]
-        return self._one(EXPERT_MLP, tokens, ids, scale, *operands, activation=activation)
+        return self._one(moe.EXPERT_MLP, tokens, ids, scale, *operands, activation=activation)
 
     def moe(
         self,
@@ -129,7 +133,7 @@ class MoeVocabulary(IndexingVocabulary[T]):
         given = {name: operand for name, operand in optional.items() if operand is not None}
         operands = [self._typed(o)[0] for o in (x, router, up, down, *given.values())]
         return self._one(
-            MOE,
+            moe.MOE,
             *operands,
             k=operator.index(k),
             activation=activation,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError
-from ostinato.ops import normalization as ops
+from ostinato.lazy import LazyModule
 from ostinato.ops.base import normalize_axes, normalize_axis
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from ostinato.ir.op import Attr, Op
     from ostinato.ir.types import TensorType
+    from ostinato.ops import normalization as ops
     from ostinato.variables import Dim
+else:
+    ops = LazyModule("ostinato.ops.normalization")
 
 __all__ = ["NormalizationVocabulary"]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ostinato.ops.quant import (
-    BLOCKWISE_MATMUL,
-    INT4_MATMUL,
-    INTEGER_MATMUL,
-    QUANTIZED_MATMUL,
-)
+from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary.core import T, VocabularyCore
+
+if TYPE_CHECKING:
+    from ostinato.ops import quant
+else:
+    quant = LazyModule("ostinato.ops.quant")
 
 __all__ = ["QuantVocabulary"]
 
@@ -24,7 +24,7 @@ class QuantVocabulary(VocabularyCore[T]):
         Raises:
             GraphError: another dtype, ``b`` is no matrix of known sizes, or ``K`` differs.
         """
-        return self._one(INTEGER_MATMUL, *self._lift(a, b))
+        return self._one(quant.INTEGER_MATMUL, *self._lift(a, b))
 
     def quantized_matmul(self, x: Any, w: Any, scales: Any) -> T:
         """``x @ (w * scales)``, each row of ``x`` rounded to 8 bits between its extremes.
@@ -39,7 +39,7 @@ class QuantVocabulary(VocabularyCore[T]):
         Raises:
             GraphError: shapes or dtypes do not fit, or ``K`` is zero or beyond 65536.
         """
-        return self._one(QUANTIZED_MATMUL, *self._lift(x, w, scales))
+        return self._one(quant.QUANTIZED_MATMUL, *self._lift(x, w, scales))
 
     def int4_matmul(self, x: Any, codes: Any, scales: Any, *, group: int = 32) -> T:
         """``x @ W`` with ``W[k, n] = (code(k, n) - 8) * scales[k // group, n]`` of 4-bit codes.
@@ -57,7 +57,7 @@ class QuantVocabulary(VocabularyCore[T]):
         Raises:
             GraphError: shapes or dtypes do not fit, or ``K`` is zero.
         """
-        return self._one(INT4_MATMUL, *self._lift(x, codes, scales), group=group)
+        return self._one(quant.INT4_MATMUL, *self._lift(x, codes, scales), group=group)
 
     def blockwise_matmul(
         self, q: Any, q_scales: Any, codes: Any, scales: Any, *, group: int = 32
@@ -75,4 +75,4 @@ class QuantVocabulary(VocabularyCore[T]):
             GraphError: shapes or dtypes do not fit.
         """
         operands = self._lift(q, q_scales, codes, scales)
-        return self._one(BLOCKWISE_MATMUL, *operands, group=group)
+        return self._one(quant.BLOCKWISE_MATMUL, *operands, group=group)

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ostinato.ops.recurrent import DEFAULT_ACTIVATIONS, DIRECTIONS, GRU, LSTM, RNN, RecurrentLayer
+from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary.core import T, VocabularyCore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.ir.op import Attr
+    from ostinato.ops import recurrent
+    from ostinato.ops.recurrent import RecurrentLayer
+else:
+    recurrent = LazyModule("ostinato.ops.recurrent")
 
 __all__ = ["RecurrentVocabulary"]
 
@@ -68,7 +72,7 @@ class RecurrentVocabulary(VocabularyCore[T]):
             "peepholes": peepholes,
             "sequence_lens": sequence_lens,
         }
-        y, h, c = self._layer(LSTM, (x, w, r), optional, direction, activations, clip)
+        y, h, c = self._layer(recurrent.LSTM, (x, w, r), optional, direction, activations, clip)
         return y, h, c
 
     def gru(
@@ -96,7 +100,13 @@ class RecurrentVocabulary(VocabularyCore[T]):
         optional = {"bias": bias, "h0": h0, "sequence_lens": sequence_lens}
         after = bool(linear_before_reset)
         y, h = self._layer(
-            GRU, (x, w, r), optional, direction, activations, clip, linear_before_reset=after
+            recurrent.GRU,
+            (x, w, r),
+            optional,
+            direction,
+            activations,
+            clip,
+            linear_before_reset=after,
         )
         return y, h
 
@@ -115,7 +125,7 @@ class RecurrentVocabulary(VocabularyCore[T]):
     ) -> tuple[T, T]:
         """A plain recurrent layer, ``h = tanh(x @ w^T + h @ r^T + bias)``; see :meth:`gru`."""
         optional = {"bias": bias, "h0": h0, "sequence_lens": sequence_lens}
-        y, h = self._layer(RNN, (x, w, r), optional, direction, activations, clip)
+        y, h = self._layer(recurrent.RNN, (x, w, r), optional, direction, activations, clip)
         return y, h
 
     def _layer(
@@ -130,9 +140,10 @@ class RecurrentVocabulary(VocabularyCore[T]):
     ) -> tuple[T, ...]:
         given = tuple(name for name, operand in optional.items() if operand is not None)
         operands = [self._typed(x)[0] for x in (*required, *(optional[name] for name in given))]
-        chosen = DEFAULT_ACTIVATIONS[op.name] if activations is None else tuple(activations)
-        if len(chosen) == len(DEFAULT_ACTIVATIONS[op.name]):
-            chosen *= len(DIRECTIONS.get(direction, (False,)))
+        usual = recurrent.DEFAULT_ACTIVATIONS[op.name]
+        chosen = usual if activations is None else tuple(activations)
+        if len(chosen) == len(usual):
+            chosen *= len(recurrent.DIRECTIONS.get(direction, (False,)))
         return self.apply(
             op,
             operands,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ostinato.dtypes import FLOAT32, INT64
-from ostinato.ops import reduction
+from ostinato.lazy import LazyModule
 from ostinato.ops.base import normalize_axes, normalize_axis
 from ostinato.ops.shape import RESHAPE
 from ostinato.ops.vocabulary.core import T
@@ -18,6 +18,9 @@ from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
 
 if TYPE_CHECKING:
     from ostinato.ir.op import Attr, Op
+    from ostinato.ops import reduction
+else:
+    reduction = LazyModule("ostinato.ops.reduction")
 
 __all__ = ["ReductionVocabulary"]
 

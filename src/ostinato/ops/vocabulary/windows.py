@@ -12,16 +12,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ostinato.errors import GraphError
-from ostinato.ops.convolution import CONV, CONV_TRANSPOSE
-from ostinato.ops.pooling import AVG_POOL, MAX_POOL
+from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
-from ostinato.ops.windows import Padding, PaddingSpec, dilated, per_axis, resolve_padding
 
 if TYPE_CHECKING:
     from ostinato.ir.op import Op
+    from ostinato.ops import convolution, pooling, windows
+    from ostinato.ops.windows import Padding, PaddingSpec
     from ostinato.variables import Dim
+else:
+    convolution = LazyModule("ostinato.ops.convolution")
+    pooling = LazyModule("ostinato.ops.pooling")
+    windows = LazyModule("ostinato.ops.windows")
 
 __all__ = ["WindowVocabulary"]
 
@@ -58,9 +62,9 @@ class WindowVocabulary(ReductionVocabulary[T], ShapeVocabulary[T]):
         x, sizes = self._spatial(x)
         w, kernel = self._kernel(w, len(sizes))
         ndim = len(sizes)
-        strides = per_axis("stride", stride, ndim)
-        dilations = per_axis("dilation", dilation, ndim)
-        pads = resolve_padding(padding, sizes, kernel, strides, dilations)
+        strides = windows.per_axis("stride", stride, ndim)
+        dilations = windows.per_axis("dilation", dilation, ndim)
+        pads = windows.resolve_padding(padding, sizes, kernel, strides, dilations)
         if padding_mode != "zeros":
             if padding_mode not in _MODES:
                 raise GraphError(f"there is no padding mode {padding_mode!r}")
@@ -68,7 +72,12 @@ class WindowVocabulary(ReductionVocabulary[T], ShapeVocabulary[T]):
             pads = ((0, 0),) * ndim
         operands = (x, w) if bias is None else (x, w, *self._lift(bias))
         return self._one(
-            CONV, *operands, stride=strides, padding=pads, dilation=dilations, groups=groups
+            convolution.CONV,
+            *operands,
+            stride=strides,
+            padding=pads,
+            dilation=dilations,
+            groups=groups,
         )
 
     def conv_transpose(
@@ -94,17 +103,17 @@ class WindowVocabulary(ReductionVocabulary[T], ShapeVocabulary[T]):
         x, sizes = self._spatial(x)
         w, kernel = self._kernel(w, len(sizes))
         ndim = len(sizes)
-        strides = per_axis("stride", stride, ndim)
-        dilations = per_axis("dilation", dilation, ndim)
-        extra = per_axis("output_padding", output_padding, ndim, least=0)
+        strides = windows.per_axis("stride", stride, ndim)
+        dilations = windows.per_axis("dilation", dilation, ndim)
+        extra = windows.per_axis("output_padding", output_padding, ndim, least=0)
         if padding in ("same", "same_lower"):
-            spans = map(dilated, kernel, dilations)
+            spans = map(windows.dilated, kernel, dilations)
             pads, extra = _cropped_to_same(spans, strides, extra, padding == "same_lower")
         else:
-            pads = resolve_padding(padding, sizes, kernel, strides, dilations)
+            pads = windows.resolve_padding(padding, sizes, kernel, strides, dilations)
         operands = (x, w) if bias is None else (x, w, *self._lift(bias))
         return self._one(
-            CONV_TRANSPOSE,
+            convolution.CONV_TRANSPOSE,
             *operands,
             stride=strides,
             padding=pads,
@@ -127,7 +136,9 @@ class WindowVocabulary(ReductionVocabulary[T], ShapeVocabulary[T]):
         ``stride`` is ``kernel`` unless given. With ``ceil_mode`` a last window may hang over the
         end, if it starts before the padding there.
         """
-        return self._pool(MAX_POOL, x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+        return self._pool(
+            pooling.MAX_POOL, x, kernel, stride, padding, dilation, ceil_mode=ceil_mode
+        )
 
     def avg_pool(
         self,
@@ -145,7 +156,7 @@ class WindowVocabulary(ReductionVocabulary[T], ShapeVocabulary[T]):
         over the end in ``ceil_mode`` never counts.
         """
         return self._pool(
-            AVG_POOL,
+            pooling.AVG_POOL,
             x,
             kernel,
             stride,
@@ -176,14 +187,14 @@ class WindowVocabulary(ReductionVocabulary[T], ShapeVocabulary[T]):
         **attrs: bool,
     ) -> T:
         x, sizes = self._spatial(x)
-        windows = per_axis("kernel", kernel, len(sizes))
-        strides = per_axis("stride", windows if stride is None else stride, len(sizes))
-        dilations = per_axis("dilation", dilation, len(sizes))
-        pads = resolve_padding(padding, sizes, windows, strides, dilations)
+        extents = windows.per_axis("kernel", kernel, len(sizes))
+        strides = windows.per_axis("stride", extents if stride is None else stride, len(sizes))
+        dilations = windows.per_axis("dilation", dilation, len(sizes))
+        pads = windows.resolve_padding(padding, sizes, extents, strides, dilations)
         return self._one(
             op,
             x,
-            kernel=windows,
+            kernel=extents,
             stride=strides,
             padding=pads,
             dilation=dilations,
