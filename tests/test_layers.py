@@ -182,3 +182,11 @@ assert (y == 8).all()
     loaded = modules_after(code, tmp_path / "cache")
     assert "ostinato.codegen.llvm.contraction" in loaded  # it was compiled, not found
     assert not loaded & OF_NO_USE
+
+
+def test_dataclasses_are_made_late():
+    """The standard library's take long to make, and are for classes with slots."""
+    for path in MODULES:
+        text = path.read_text()
+        if "from dataclasses import dataclass" in text:
+            assert "slots=True" in text, path

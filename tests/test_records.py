@@ -159,6 +159,7 @@ def test_the_standard_library_takes_them(made):
     assert [field.name for field in dataclasses.fields(point)] == ["x", "y", "name"]
     assert dataclasses.asdict(bag) == {"things": [1], "hidden": 5, "only": 4}
     assert dataclasses.replace(point, x=9) == made["Named"](9)
+    assert records.field_names(point) == records.field_names(made["Named"]) == ("x", "y", "name")
     assert records.replace(bag, hidden=6) == made["Bag"]([1], 6)
     assert copy.deepcopy(bag) == copy.copy(bag) == bag
     assert copy.copy(point) == point
@@ -208,6 +209,11 @@ def test_defaults_that_could_be_changed_are_refused():
             @maker.dataclass
             class Wrong:
                 things: list[int] = []  # noqa: RUF012
+
+
+def test_the_two_kinds_are_not_mixed():
+    with pytest.raises(TypeError, match="Point is a dataclass of the standard library"):
+        records.dataclass(type("Heir", (family(dataclasses)["Point"],), {}))
 
 
 def test_first_instances_at_the_same_time():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform, overload
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["dataclass", "field", "replace"]
+__all__ = ["dataclass", "field", "field_names", "replace"]
 
 T = TypeVar("T")
 
@@ -73,11 +73,20 @@ def dataclass(
     return decorate if cls is None else decorate(cls)
 
 
+def field_names(record: object) -> tuple[str, ...]:
+    """The names of all fields of a dataclass or of an instance of one, in their order."""
+    kind: Any = record if isinstance(record, type) else type(record)
+    if hasattr(kind, "__record__"):
+        return tuple(kind.__record__)
+    import dataclasses
+
+    return tuple(known.name for known in dataclasses.fields(kind))
+
+
 def replace(record: T, /, **changes: Any) -> T:
     """A copy with some fields changed; as in the standard library."""
     kind: Any = type(record)
-    names = kind.__record__ if hasattr(kind, "__record__") else kind.__dataclass_fields__
-    return kind(**{name: getattr(record, name) for name in names} | changes)  # type: ignore[no-any-return]
+    return kind(**{name: getattr(record, name) for name in field_names(kind)} | changes)  # type: ignore[no-any-return]
 
 
 # -- classes -------------------------------------------------------------------------------------
@@ -111,6 +120,8 @@ def _fields(cls: Any, kw_only: bool) -> dict[str, _Field]:
     """All fields of a class, those of its bases first."""
     fields: dict[str, _Field] = {}
     for base in cls.__mro__[-1:0:-1]:
+        if "__dataclass_fields__" in base.__dict__ and "__record__" not in base.__dict__:
+            raise TypeError(f"{base.__name__} is a dataclass of the standard library")
         fields.update(base.__dict__.get("__record__", ()))
     for name, annotation in get_annotations(cls).items():
         if str(annotation).startswith("ClassVar"):

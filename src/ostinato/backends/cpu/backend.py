@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from typing import TYPE_CHECKING
@@ -12,7 +11,9 @@ from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
 from ostinato.backends.cpu.stored import StoredProgram
+from ostinato.codegen.llvm.machine import load_ahead
 from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +44,7 @@ class CpuBackend(Backend):
         self.device = device
         self.threads = threads or len(os.sched_getaffinity(0))
         self._pool = _core.ThreadPool(self.threads)
+        load_ahead()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -101,7 +103,7 @@ class CpuBackend(Backend):
             tensors = experts.tensors
             transposed = {name: tensor.transposed for name, tensor in tensors.items()}
             store = ExpertStore(transposed, experts.budget)
-            lowering = dataclasses.replace(lowering, experts=store)
+            lowering = replace(lowering, experts=store)
         return self._executable(graph, params, options, lowering, progress, tensors)
 
     def _tuner(self, options: CompileOptions, target: TargetSpec) -> Tiling | None:

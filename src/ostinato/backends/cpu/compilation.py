@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ from ostinato.plan.buffer import bytes_of
 from ostinato.plan.preparation import passing_params, preparations
 from ostinato.plan.report import CompileReport, KernelNote, NodeNote
 from ostinato.plan.values import Origin
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,7 +198,7 @@ def _compile_kernels(
     progress: Progress | None,
 ) -> MachineCode:
     cache = process_cache()
-    before = dataclasses.replace(cache.counters)
+    before = replace(cache.counters)
     kernels = [call.kernel for call in (*program.prepare, *program.calls)]
     matrices = [m for layer in program.stored_experts for m in layer.matrices]
     kernels += [matrix.packing.nest for matrix in matrices]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from ostinato.codegen.object_cache import note_key, process_cache
 from ostinato.errors import OstinatoError
 from ostinato.ir.deferred import deferred
 from ostinato.ir.record import GraphRecord
+from ostinato.records import field_names
 
 if TYPE_CHECKING:
     from ostinato.backends.cpu.compilation import Compilation
@@ -92,5 +92,5 @@ class StoredProgram:
 
 def _text(options: CompileOptions) -> str:
     """Options as text: equal if they are equal."""
-    named = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    named = {name: getattr(options, name) for name in field_names(options)}
     return repr({name: sorted(v) if isinstance(v, frozenset) else v for name, v in named.items()})

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import platform
+import threading
 from pathlib import Path
 
-from ostinato.codegen.object_cache import ObjectCache, object_key
+from ostinato.codegen.object_cache import note_key, process_cache
 
-__all__ = ["machine"]
+__all__ = ["load_ahead", "machine"]
 
 _CPU_FACTS = Path("/proc/cpuinfo")
 _DECISIVE = ("vendor_id", "cpu family", "model", "stepping", "flags", "microcode")
@@ -22,21 +24,55 @@ _DECISIVE = ("vendor_id", "cpu family", "model", "stepping", "flags", "microcode
 @functools.cache
 def machine() -> dict[str, str]:
     """``triple``, ``cpu`` and ``features`` of the host as LLVM names them, and the ``compiler``."""
-    facts = _facts()
-    if facts is None:
+    key = _key()
+    if key is None:
         return _asked()
-    key = object_key("the host as LLVM describes it", facts)
     stored: dict[str, str] = json.loads(
-        ObjectCache().get_or_build(key, lambda: json.dumps(_asked()).encode())
+        process_cache().get_or_build(key, lambda: json.dumps(_asked()).encode())
     )
     return stored
+
+
+def load_ahead() -> None:
+    """Begin to load LLVM, in a thread of its own, if this machine is not known yet.
+
+    No kernel can be in the cache then, so it takes LLVM to compile anything: a little later, since
+    there is a model to read before, and modules to import.
+    """
+    key = _key()
+    if key is None or process_cache().find(key) is not None:
+        return
+    thread = threading.Thread(target=_load_library, name="ostinato-load")
+    thread.start()
+    os.register_at_fork(before=thread.join)  # a library half loaded would be of no use to a child
+
+
+def _load_library() -> None:
+    """Load LLVM without holding the interpreter's lock, which ``ctypes.CDLL`` does."""
+    import ctypes
+
+    load = ctypes.CDLL(None).dlopen
+    load.argtypes, load.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    load(os.fsencode(_library()), os.RTLD_NOW)
+
+
+def _library() -> Path:
+    import llvmlite
+
+    return Path(llvmlite.__file__).parent / "binding" / "libllvmlite.so"
+
+
+def _key() -> str | None:
+    """The cache's key of what LLVM says; ``None`` where it has to be asked each time."""
+    facts = _facts()
+    return None if facts is None else note_key("the host as LLVM describes it", facts)
 
 
 def _facts() -> str | None:
     """All that LLVM's answers depend on; ``None`` where that is not known."""
     import llvmlite
 
-    library = Path(llvmlite.__file__).parent / "binding" / "libllvmlite.so"
+    library = _library()
     try:
         status = library.stat()
         with _CPU_FACTS.open(encoding="utf-8", errors="replace") as file:
