@@ -139,7 +139,9 @@ def test_heavy_packages_wait_until_they_are_needed(code, allowed, tmp_path):
 
 #: What a perceptron has no use for, from the model's file to its first output.
 OF_NO_USE = {
+    "concurrent.futures",
     "importlib.metadata",
+    "logging",
     "ml_dtypes",
     "onnx",
     "ostinato.codegen.llvm.attention",

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from ostinato.once import Once, call_after_fork
+from ostinato.once import Once, Promise, call_after_fork
 
 
 def in_child(function) -> bool:
@@ -84,3 +84,20 @@ def test_being_told_of_forks_keeps_nothing_alive():
     gc.collect()
     assert gone() is None
     assert in_child(lambda: True)
+
+
+def test_a_promise_is_kept_or_broken():
+    kept: Promise[int] = Promise()
+    assert not kept.settled
+    waiting: list[int] = []
+    thread = threading.Thread(target=lambda: waiting.append(kept.result()))
+    thread.start()
+    kept.keep(lambda: 7)
+    thread.join()
+    assert (waiting, kept.result(), kept.failed(), kept.settled) == ([7], 7, False, True)
+    broken: Promise[int] = Promise()
+    broken.keep(lambda: 1 // 0)
+    assert broken.failed()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            broken.result()

@@ -7,19 +7,49 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
-from ostinato.lazy import LazyModule
-
-if TYPE_CHECKING:
-    from concurrent import futures
-else:
-    futures = LazyModule("concurrent.futures")
-
-__all__ = ["Once", "call_after_fork"]
+__all__ = ["Once", "Promise", "call_after_fork"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+class Promise(Generic[V]):
+    """A value that one thread makes while others wait for it.
+
+    As ``concurrent.futures`` has it, but for what takes longer to import than a small model to run.
+    """
+
+    def __init__(self) -> None:
+        self._settled = threading.Event()
+        self._value: V | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody has to wait any more."""
+        return self._settled.is_set()
+
+    def keep(self, make: Callable[[], V]) -> None:
+        """Make the value; what ``make`` raises is for those who ask for it."""
+        try:
+            self._value = make()
+        except BaseException as error:
+            self._error = error
+        self._settled.set()
+
+    def failed(self) -> bool:
+        """Wait; whether there is no value because making it has raised."""
+        if not self.settled:  # else no lock is taken, which a fork may have left locked
+            self._settled.wait()
+        return self._error is not None
+
+    def result(self) -> V:
+        """Wait; the value, or what making it has raised."""
+        if self.failed():
+            raise cast("BaseException", self._error)
+        return cast("V", self._value)
 
 
 class Once(Generic[K, V]):
@@ -40,7 +70,7 @@ class Once(Generic[K, V]):
     def __init__(self, capacity: int | None = None) -> None:
         self.hits = self.misses = self.evictions = 0
         self._capacity = capacity
-        self._values: OrderedDict[K, futures.Future[V]] = OrderedDict()
+        self._values: OrderedDict[K, Promise[V]] = OrderedDict()
         self._lock = threading.Lock()
         call_after_fork(self._forget_unfinished)
 
@@ -50,37 +80,37 @@ class Once(Generic[K, V]):
         What ``make`` raises reaches everyone who waits, and is not kept: the next call tries again.
         """
         with self._lock:
-            future = self._values.get(key)
-            ours = future is None
-            if future is None:
-                future = self._values[key] = futures.Future()
+            promise = self._values.get(key)
+            ours = promise is None
+            if promise is None:
+                promise = self._values[key] = Promise()
                 self.misses += 1
                 self._make_room()
             else:
                 self.hits += 1
                 self._values.move_to_end(key)
         if ours:
-            self._fulfil(future, key, make)
-        return future.result()
+            promise.keep(lambda: self._make(promise, key, make))
+        return promise.result()
 
     def find(self, key: K) -> V | None:
         """The value of ``key`` if somebody made it, or is just making it; else ``None``."""
         with self._lock:
-            future = self._values.get(key)
-            if future is None:
+            promise = self._values.get(key)
+            if promise is None:
                 return None
             self.hits += 1
             self._values.move_to_end(key)
-        return None if future.exception() is not None else future.result()
+        return None if promise.failed() else promise.result()
 
-    def _fulfil(self, future: futures.Future[V], key: K, make: Callable[[], V]) -> None:
+    def _make(self, promise: Promise[V], key: K, make: Callable[[], V]) -> V:
         try:
-            future.set_result(make())
-        except BaseException as error:
+            return make()
+        except BaseException:
             with self._lock:
-                if self._values.get(key) is future:
+                if self._values.get(key) is promise:
                     del self._values[key]
-            future.set_exception(error)
+            raise
 
     def _make_room(self) -> None:
         if self._capacity is not None and len(self._values) > self._capacity:
@@ -89,7 +119,7 @@ class Once(Generic[K, V]):
 
     def _forget_unfinished(self) -> None:
         self._lock = threading.Lock()
-        finished = [(key, future) for key, future in self._values.items() if future.done()]
+        finished = [(key, made) for key, made in self._values.items() if made.settled]
         self._values = OrderedDict(finished)
 
     def __len__(self) -> int:

@@ -62,3 +62,23 @@ def test_what_a_build_raises_arrives(tmp_path, helpers, broken):
 
 def test_nothing_to_build(tmp_path):
     assert build_all(ObjectCache(tmp_path), {}, helpers=2) == {}
+
+
+def test_once_something_is_raised_nothing_more_is_begun(tmp_path):
+    begun: list[int] = []
+    failing = threading.Event()
+
+    def fail() -> bytes:
+        failing.set()
+        raise ValueError("no code")
+
+    def slow(number: int) -> bytes:
+        begun.append(number)
+        failing.wait(30)
+        return b"code"
+
+    builds = {"first": lambda: slow(0), "broken": fail}
+    builds |= {f"key{k}": lambda k=k: slow(k) for k in range(1, 20)}
+    with pytest.raises(ValueError, match="no code"):
+        build_all(ObjectCache(tmp_path), builds, helpers=1)
+    assert len(begun) < 3

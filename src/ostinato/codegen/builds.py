@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import ExitStack
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING
+
+from ostinato.once import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
 
     from ostinato.codegen.object_cache import ObjectCache
 
@@ -38,21 +39,23 @@ def build_all(
         Exception: whatever a build has raised. Builds that were not begun by then are left out.
     """
     work = _Work(cache, builds)
-    with ExitStack() as stack:
-        helping: list[Future[None]] = []
+    helping: dict[Thread, Promise[None]] = {}
 
-        def call_for_help() -> None:
-            count = min(helpers, len(work.waiting))
-            if count and not helping:
-                from concurrent.futures import ThreadPoolExecutor
+    def call_for_help() -> None:
+        count = min(helpers, len(work.waiting))
+        if count and not helping:
+            for promise in (Promise[None]() for _ in range(count)):
+                thread = Thread(target=promise.keep, args=(work.run,), name="ostinato-build")
+                thread.start()
+                helping[thread] = promise
 
-                pool = stack.enter_context(ThreadPoolExecutor(count, "ostinato-build"))
-                helping.extend(pool.submit(work.run) for _ in range(count))
-
-        stack.callback(work.waiting.clear)
+    try:
         work.run(before=call_for_help, after=partial(work.tell, report))
-        for helper in helping:
-            helper.result()
+    finally:
+        for thread in helping:
+            thread.join()
+    for promise in helping.values():
+        promise.result()
     work.tell(report)
     return work.objects
 
@@ -70,7 +73,17 @@ class _Work:
     def run(
         self, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
     ) -> None:
-        """Do it, calling ``before`` before each build, and ``after`` after each object."""
+        """Do it, calling ``before`` before each build, and ``after`` after each object.
+
+        Once something has been raised, nothing more is begun.
+        """
+        try:
+            self._run(before, after)
+        except BaseException:
+            self.waiting.clear()
+            raise
+
+    def _run(self, before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:
         while self.waiting:
             try:
                 key = self.waiting.popleft()

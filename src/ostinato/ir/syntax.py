@@ -6,7 +6,6 @@ and it bounds nesting, sizes and the number of terms, so that no text can make i
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,13 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from ostinato.dtypes import ALL_DTYPES
 from ostinato.errors import GraphError
 from ostinato.ir.types import TensorType
+from ostinato.lazy import LazyModule
 from ostinato.variables import Expr, bounds, floor_div, maximum, minimum, remainder
 
 if TYPE_CHECKING:
+    import json
     from collections.abc import Callable, Mapping
 
     from ostinato.ir.op import Attr
     from ostinato.variables import Dim
+else:
+    json = LazyModule("json")
 
 __all__ = ["Cursor", "Digest"]
 

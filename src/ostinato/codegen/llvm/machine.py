@@ -7,7 +7,6 @@ are in the cache.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import platform
 import threading
@@ -18,6 +17,7 @@ from ostinato.codegen.object_cache import note_key, process_cache
 __all__ = ["load_ahead", "machine"]
 
 _CPU_FACTS = Path("/proc/cpuinfo")
+_NAMES = ("triple", "cpu", "features", "compiler")
 _DECISIVE = ("vendor_id", "cpu family", "model", "stepping", "flags", "microcode")
 
 
@@ -27,10 +27,8 @@ def machine() -> dict[str, str]:
     key = _key()
     if key is None:
         return _asked()
-    stored: dict[str, str] = json.loads(
-        process_cache().get_or_build(key, lambda: json.dumps(_asked()).encode())
-    )
-    return stored
+    stored = process_cache().get_or_build(key, lambda: "\n".join(_asked().values()).encode())
+    return dict(zip(_NAMES, stored.decode().split("\n"), strict=True))
 
 
 def load_ahead() -> None:
@@ -91,9 +89,7 @@ def _asked() -> dict[str, str]:
     import llvmlite.binding as llvm
 
     version = ".".join(str(part) for part in llvm.llvm_version_info)
-    return {
-        "triple": llvm.get_process_triple(),
-        "cpu": llvm.get_host_cpu_name(),
-        "features": llvm.get_host_cpu_features().flatten(),
-        "compiler": f"LLVM {version} llvmlite {llvmlite.__version__}",
-    }
+    compiler = f"LLVM {version} llvmlite {llvmlite.__version__}"
+    features = llvm.get_host_cpu_features().flatten()
+    answers = (llvm.get_process_triple(), llvm.get_host_cpu_name(), features, compiler)
+    return dict(zip(_NAMES, answers, strict=True))
