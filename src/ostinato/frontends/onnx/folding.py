@@ -124,9 +124,12 @@ def _move(
     call: Call, converter: Converter, which: tuple[int, ...] | None
 ) -> tuple[Known, ...] | None:
     """Run the op on the positions of its elements, then look the elements up."""
-    moved = range(len(call.operands)) if which is None else which
-    pool: list[Dim] = []
     operands = list(call.operands)
+    moved = range(len(operands)) if which is None else which
+    arguments = (o for index, o in enumerate(operands) if index not in moved)
+    if any(isinstance(o, Known) and o.symbolic for o in arguments):
+        return None  # the shape of a Reshape, the end of a Slice
+    pool: list[Dim] = []
     for index in moved:
         known = call.known(index)
         if known is None:
@@ -134,8 +137,6 @@ def _move(
         positions = np.arange(len(pool), len(pool) + known.array.size, dtype=np.int64)
         operands[index] = Known(positions.reshape(known.array.shape), INT64)
         pool += known.dims()
-    if any(isinstance(o, Known) and o.symbolic for o in operands):
-        return None  # the op's own arguments, such as the shape of a Reshape, are symbolic
     results = _evaluate(replace(call, operands=tuple(operands)), converter)
     if results is None:
         return None
