@@ -212,6 +212,15 @@ def test_heads_of_attention_and_what_is_kept_of_them() -> None:
         np.testing.assert_allclose(results, first, rtol=1e-5, atol=1e-6)
 
 
+def test_tuned_cuts_give_the_same_bits() -> None:
+    block = Block((33, K), width=128)
+    feed = block.feed(33)
+    tuned, _ = both(block.graph, tune=True, tune_seconds=2.0)
+    plain, _ = both(block.graph)
+    for mine, other in zip(tuned.run(feed), plain.run(feed), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
 # -- memory and params -----------------------------------------------------------------------------
 
 

@@ -285,12 +285,13 @@ def cut_of(
     Args:
         products: of the same rows.
         registers: what they are tiled for.
-        tiling: asked about the widest one, if there is one to ask.
+        tiling: asked about the widest one, if that one's tile is everyone's.
     """
     first, *others = products
+    tile = first.tile(registers, others)
     widest = max(products, key=lambda product: bounds(product.n)[1])
-    cut = tiling(widest) if tiling else None
-    return cut or ProductCut(first.tile(registers, others))
+    cut = tiling(widest) if tiling and widest.tile(registers) == tile else None
+    return cut or ProductCut(tile)
 
 
 # -- matmul ----------------------------------------------------------------------------------------
