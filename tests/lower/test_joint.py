@@ -158,6 +158,22 @@ def test_weights_of_several_forms_share_a_kernel() -> None:
     assert_right(g, {"x": rng.standard_normal((3, K)).astype(np.float32)}, 1e-5)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_sums_that_meet_may_be_results_too(turned: bool) -> None:
+    g = ost.Graph("results")
+    rng = np.random.default_rng(6)
+    x = g.input("x", (37, K))
+
+    def times(name: str) -> ost.Value:
+        value = rng.standard_normal((K, 50)).astype(np.float32)
+        return g.matmul(x, g.param(name, (K, 50), value=value))
+
+    gate, up = times("gate"), times("up")
+    found = [gate, up, g.sigmoid(gate) * up + gate]
+    g.set_outputs([g.permute_dims(y, (1, 0)) if turned else y for y in found])
+    assert_right(g, {"x": rng.standard_normal((37, K)).astype(np.float32)}, 1e-5)
+
+
 @pytest.mark.parametrize("batch", [1, 4, 40])
 def test_symbolic_rows(batch: int) -> None:
     block = Block((ost.Variable("B", 1, 40), K))
