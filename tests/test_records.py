@@ -121,6 +121,8 @@ def test_what_is_equal_hashes_equal(made):
     nan = float("nan")
     assert made["Identity"](nan) != made["Identity"](nan)
     assert made["Bag"](nan) == made["Bag"](nan)  # the same object
+    same = made["Point"](nan)
+    assert same == same  # noqa: PLR0124
     with pytest.raises(TypeError, match="unhashable"):
         hash(made["Bag"]())
 
