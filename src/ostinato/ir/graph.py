@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ostinato.errors import GraphError
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf, as_numpy, check_shape
 from ostinato.ir.stored import ParamValues, StoredTensor
 from ostinato.ir.types import TensorType
+from ostinato.records import dataclass, field
 from ostinato.variables import Expr, Symbol, symbols
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["BaseGraph", "Node", "Value", "locate", "user_source"]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Node:
     """One application of an op.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from ostinato.backends.queue import Queue
 from ostinato.backends.turns import Turn
 from ostinato.errors import InputError
+from ostinato.records import dataclass
 from ostinato.runtime.handles import Handles, output_index
 from ostinato.runtime.signature import NO_VALUES
 
@@ -226,7 +226,7 @@ class Execution:
         return InputError(self._signature.overlap(inputs, outputs) or str(error))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Room:
     """Places in an arena, for outputs of certain shapes; and the same, not to be written."""
 

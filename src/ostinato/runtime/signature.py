@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.deferred import deferred
 from ostinato.ir.record import Interface
 from ostinato.lazy import LazyModule
+from ostinato.records import dataclass
 from ostinato.runtime.arrays import (
     Array,
     TensorSpec,
@@ -44,7 +44,7 @@ NO_VALUES: Mapping[str, int] = MappingProxyType({})
 _REMEMBERED = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Live:
     """What the shapes of the inputs settle for one run.
 

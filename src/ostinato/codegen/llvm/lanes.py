@@ -9,7 +9,6 @@ Plain arithmetic carries no fast-math flags: what the user wrote is what runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llvmlite import ir
@@ -24,6 +23,7 @@ from ostinato.codegen.llvm.types import (
     register_type,
 )
 from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, DType, promote
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Lane:
     """``lanes`` values of one dtype in a register.
 
