@@ -57,7 +57,7 @@ def _compared(name: str, threads: int, seconds: float) -> dict[str, object]:
     times: dict[bool, list[float]] = {False: [], True: []}
     ratios: list[float] = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(ratios) < 5:
+    while time.perf_counter() < end or len(ratios) < 9:
         order = (False, True) if len(ratios) % 2 else (True, False)
         turns = {on: _turn(sides[on][0]) for on in order}
         for on, turn in turns.items():
