@@ -122,7 +122,7 @@ def test_what_is_equal_hashes_equal(made):
     assert made["Identity"](nan) != made["Identity"](nan)
     assert made["Bag"](nan) == made["Bag"](nan)  # the same object
     same = made["Point"](nan)
-    assert same == same  # noqa: PLR0124
+    assert same == same
     with pytest.raises(TypeError, match="unhashable"):
         hash(made["Bag"]())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ostinato as ost
@@ -80,6 +80,7 @@ def test_hits_and_misses():
     assert (pool.hits, pool.misses, pool.hit_rate) == (2, 2, 0.5)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 12).flatmap(
         lambda n: st.tuples(
