@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.lower.program import LoweredBuffer
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["JointProduct", "joint_product", "stripe"]
+__all__ = ["JointProduct", "joint_product", "stripe_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class JointProduct:
         return max(stripe[0].sums_at(len(stripe)) for stripe in self.stripes)
 
 
-def stripe(
+def stripe_of(
     build: KernelBuilder,
     products: Sequence[Product],
     panels: Mapping[Product, Sequence[LoweredBuffer]],

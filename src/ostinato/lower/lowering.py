@@ -13,7 +13,7 @@ from ostinato.lower.copying import copying
 from ostinato.lower.emission import Emission
 from ostinato.lower.images import Images, channels_last_buffer, choose_images
 from ostinato.lower.inline import inline_regions
-from ostinato.lower.joint import joint_product, stripe
+from ostinato.lower.joint import joint_product, stripe_of
 from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
 from ostinato.lower.parts import Parts, border_nest, find_parts
 from ostinato.lower.preparation import split_prepared
@@ -353,7 +353,7 @@ class Lowering(Emission):
         build = self._builder(whole)
         outputs = [self._region_outputs(region) for region, _ in stripes]
         made = [
-            stripe(build, some, panels, cut, results, self.variables, registers)
+            stripe_of(build, some, panels, cut, results, self.variables, registers)
             for (_, some), results in zip(stripes, outputs, strict=True)
         ]
         alone = len(products) == 1
