@@ -108,6 +108,14 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    # Compared and looked up all the time while compiling: the name says it all.
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, DType) and self.name == other.name)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @staticmethod
     def parse(dtype: DType | DTypeLike) -> DType:
         """The :class:`DType` for a name, a short name, a NumPy dtype or a DType.

@@ -11,6 +11,7 @@ processors to rely on. float16 goes through ``half``, which needs F16C or AVX-51
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 
@@ -45,22 +46,27 @@ I64 = ir.IntType(64)
 BYTE_POINTER = ir.PointerType()
 """The one pointer type in use: opaque, whatever it points at."""
 
+# Types are made once: each object of llvmlite's spells itself once, too.
+
 
 def vector_of(element: ir.Type, lanes: int) -> ir.Type:
     """``element`` itself when ``lanes`` is 1, else the vector of that many."""
     return element if lanes == 1 else ir.VectorType(element, lanes)
 
 
+@functools.cache
 def mask_type(lanes: int) -> ir.Type:
     """The type of a mask over ``lanes`` lanes: ``i1`` or a vector of it."""
     return vector_of(I1, lanes)
 
 
+@functools.cache
 def register_dtype(dtype: DType) -> DType:
     """The dtype that values of ``dtype`` are computed in: float32 for the 16-bit floats."""
     return FLOAT32 if dtype in (FLOAT16, BFLOAT16) else dtype
 
 
+@functools.cache
 def register_type(dtype: DType, lanes: int = 1) -> ir.Type:
     """The LLVM type of ``lanes`` values of ``dtype`` held in a register."""
     held = register_dtype(dtype)
@@ -71,6 +77,7 @@ def register_type(dtype: DType, lanes: int = 1) -> ir.Type:
     return vector_of(ir.DoubleType() if held == FLOAT64 else ir.FloatType(), lanes)
 
 
+@functools.cache
 def memory_type(dtype: DType) -> ir.Type:
     """The LLVM type of one ``dtype`` element in memory; 16-bit floats are plain ``i16``."""
     if dtype in (FLOAT16, BFLOAT16):
