@@ -111,7 +111,9 @@ class DType:
     # Compared and looked up all the time while compiling: the name says it all.
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, DType) and self.name == other.name)
+        if isinstance(other, DType):
+            return self.name == other.name
+        return NotImplemented  # NumPy's dtypes know how to compare themselves with these
 
     def __hash__(self) -> int:
         return hash(self.name)
