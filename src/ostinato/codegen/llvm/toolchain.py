@@ -155,21 +155,21 @@ def compile_module(module: str | ir.Module, target: TargetSpec) -> bytes:
     Raises:
         OstinatoError: the IR is malformed, which is a bug in whoever emitted it.
     """
-    with _target_machine(target) as machine:
-        return emit_object(machine, _optimized(module, target, machine))
+    with _workbench(target) as bench:
+        return emit_object(bench.machine, bench.optimized(module))
 
 
 def assembly(module: str | ir.Module, target: TargetSpec) -> str:
     """What :func:`compile_module` would encode, as assembly text."""
-    with _target_machine(target) as machine:
-        text: str = machine.emit_assembly(_optimized(module, target, machine))
+    with _workbench(target) as bench:
+        text: str = bench.machine.emit_assembly(bench.optimized(module))
         return text
 
 
 def optimized(module: str | ir.Module, target: TargetSpec) -> str:
     """The IR text after the optimisation passes."""
-    with _target_machine(target) as machine:
-        return str(_optimized(module, target, machine))
+    with _workbench(target) as bench:
+        return str(bench.optimized(module))
 
 
 def link(objects: Iterable[tuple[bytes, Sequence[str]]]) -> LinkedCode:
@@ -223,27 +223,41 @@ def _batches(
     return [members for members, _ in batches]
 
 
-def _optimized(module: str | ir.Module, target: TargetSpec, machine: Any) -> Any:
-    """The module, parsed and optimised, in a context of its own."""
-    import llvmlite.binding as llvm
+class _Workbench:
+    """What modules are optimised and compiled with: for one thread at a time.
 
-    context = llvm.create_context()
-    try:
-        text = str(module)
-        parsed = llvm.parse_assembly(text, context)
-        parsed.triple = target.triple
-        parsed.data_layout = str(machine.target_data)
-        if "ostinato.scale" in text or not target.has_half_conversions:
-            _supply_library(parsed, target, context)
-        parsed.verify()
-    except RuntimeError as error:
-        raise OstinatoError(f"malformed LLVM IR: {error}") from error
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
-    passes = llvm.create_new_module_pass_manager()
-    for name in _PASSES:
-        getattr(passes, f"add_{name}_pass")()
-    run_passes(passes, parsed, builder)
-    return parsed
+    Attributes:
+        machine: LLVM's description of the target.
+    """
+
+    def __init__(self, target: TargetSpec) -> None:
+        import llvmlite.binding as llvm
+
+        self.machine = _new_target_machine(target)
+        self._target = target
+        self._layout = str(self.machine.target_data)
+        tuning = llvm.create_pipeline_tuning_options(speed_level=1)
+        self._builder = llvm.create_pass_builder(self.machine, tuning)
+        self._passes = llvm.create_new_module_pass_manager()
+        for name in _PASSES:
+            getattr(self._passes, f"add_{name}_pass")()
+
+    def optimized(self, module: str | ir.Module) -> Any:
+        """The module, parsed and optimised, in a context of its own."""
+        import llvmlite.binding as llvm
+
+        context = llvm.create_context()
+        try:
+            text = str(module)
+            parsed = llvm.parse_assembly(text, context)
+            parsed.triple, parsed.data_layout = self._target.triple, self._layout
+            if "ostinato.scale" in text or not self._target.has_half_conversions:
+                _supply_library(parsed, self._target, context)
+            parsed.verify()
+        except RuntimeError as error:
+            raise OstinatoError(f"malformed LLVM IR: {error}") from error
+        run_passes(self._passes, parsed, self._builder)
+        return parsed
 
 
 def _supply_library(parsed: Any, target: TargetSpec, context: Any) -> None:
@@ -284,22 +298,22 @@ def _is_x86(triple: str) -> bool:
 
 
 @contextmanager
-def _target_machine(target: TargetSpec) -> Iterator[Any]:
-    """A target machine, which until the end is this thread's alone."""
-    idle = _idle_machines(target)
+def _workbench(target: TargetSpec) -> Iterator[_Workbench]:
+    """A workbench, which until the end is this thread's alone."""
+    idle = _idle_workbenches(target)
     try:
-        machine = idle.pop()
+        bench = idle.pop()
     except IndexError:
-        machine = _new_target_machine(target)
+        bench = _Workbench(target)
     try:
-        yield machine
+        yield bench
     finally:
-        idle.append(machine)
+        idle.append(bench)
 
 
 @functools.cache
-def _idle_machines(target: TargetSpec) -> deque[Any]:
-    """Machines made earlier that nobody uses now."""
+def _idle_workbenches(target: TargetSpec) -> deque[_Workbench]:
+    """Those made earlier that nobody uses now."""
     return deque()
 
 
