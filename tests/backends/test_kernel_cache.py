@@ -40,9 +40,14 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     build = KernelCompiler._build
 
     def counted(self, kernel, name):
-        counts[name] += 1
-        time.sleep(0.01)  # long enough for everyone to ask meanwhile
-        return build(self, kernel, name)
+        finish = build(self, kernel, name)
+
+        def counted_finish():
+            counts[name] += 1
+            time.sleep(0.01)  # long enough for everyone to ask meanwhile
+            return finish()
+
+        return counted_finish
 
     monkeypatch.setattr(KernelCompiler, "_build", counted)
     return counts

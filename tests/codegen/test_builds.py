@@ -11,7 +11,12 @@ from ostinato.codegen.object_cache import ObjectCache
 
 
 def constant(number: int):
-    return lambda: str(number).encode()
+    return lambda: lambda: str(number).encode()
+
+
+def finished_by(finish):
+    """A build of which nothing takes the interpreter."""
+    return lambda: finish
 
 
 @pytest.mark.parametrize("helpers", [0, 1, 3, 50])
@@ -42,17 +47,19 @@ def test_threads_build_at_the_same_time(tmp_path):
         together.wait()
         return b"met"
 
-    builds = {f"key{k}": build for k in range(3)}
+    builds = {f"key{k}": finished_by(build) for k in range(3)}
     assert set(build_all(ObjectCache(tmp_path), builds, helpers=2).values()) == {b"met"}
 
 
 @pytest.mark.parametrize("helpers", [0, 2])
 @pytest.mark.parametrize("broken", [0, 7, 19])
-def test_what_a_build_raises_arrives(tmp_path, helpers, broken):
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_a_build_raises_arrives(tmp_path, helpers, broken, at_once):
     def fail() -> bytes:
         raise ValueError("no code")
 
-    builds = {f"key{k}": fail if k == broken else constant(k) for k in range(20)}
+    failing = fail if at_once else finished_by(fail)
+    builds = {f"key{k}": failing if k == broken else constant(k) for k in range(20)}
     cache = ObjectCache(tmp_path)
     with pytest.raises(ValueError, match="no code"):
         build_all(cache, builds, helpers=helpers)
@@ -77,8 +84,44 @@ def test_once_something_is_raised_nothing_more_is_begun(tmp_path):
         failing.wait(30)
         return b"code"
 
-    builds = {"first": lambda: slow(0), "broken": fail}
-    builds |= {f"key{k}": lambda k=k: slow(k) for k in range(1, 20)}
+    builds = {"first": finished_by(lambda: slow(0)), "broken": finished_by(fail)}
+    builds |= {f"key{k}": finished_by(lambda k=k: slow(k)) for k in range(1, 20)}
     with pytest.raises(ValueError, match="no code"):
         build_all(ObjectCache(tmp_path), builds, helpers=1)
     assert len(begun) < 3
+
+
+def test_builds_are_begun_in_order_by_this_thread(tmp_path):
+    begun: list[tuple[int, str]] = []
+
+    def begin(number: int):
+        begun.append((number, threading.current_thread().name))
+        return lambda: b"code"
+
+    builds = {f"key{k}": lambda k=k: begin(k) for k in range(30)}
+    build_all(ObjectCache(tmp_path), builds, helpers=3)
+    assert begun == [(k, threading.current_thread().name) for k in range(30)]
+
+
+@pytest.mark.parametrize("helpers", [0, 2])
+def test_few_builds_are_begun_ahead(tmp_path, helpers):
+    """What is begun takes memory until it is finished."""
+    open_, most = set[int](), 0
+
+    def begin(number: int):
+        nonlocal most
+        open_.add(number)
+        most = max(most, len(open_))
+
+        def finish() -> bytes:
+            open_.discard(number)
+            return b"code"
+
+        return finish
+
+    build_all(
+        ObjectCache(tmp_path),
+        {f"key{k}": lambda k=k: begin(k) for k in range(200)},
+        helpers=helpers,
+    )
+    assert most < 30

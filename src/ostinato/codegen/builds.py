@@ -2,104 +2,137 @@
 
 from __future__ import annotations
 
-from collections import deque
-from functools import partial
+from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.once import Promise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ostinato.codegen.object_cache import ObjectCache
 
+    #: Does what takes the interpreter; what it gives does the rest.
+    Build: TypeAlias = Callable[[], Callable[[], bytes]]
+
 __all__ = ["build_all"]
+
+#: Builds for each thread that may be begun and not finished: they take memory.
+_AHEAD = 4
 
 
 def build_all(
     cache: ObjectCache,
-    builds: Mapping[str, Callable[[], bytes]],
+    builds: Mapping[str, Build],
     *,
     helpers: int = 0,
     report: Callable[[int], None] | None = None,
 ) -> dict[str, bytes]:
     """The object of each key, from the cache, or from what ``builds`` has for it.
 
-    Threads are started when something has to be built; until then there are none.
+    Builds are begun by this thread, one after the other: several would take the interpreter from
+    each other. They are finished by all threads, which are started when something has to be built;
+    until then there are none.
 
     Args:
         cache: of objects.
-        builds: by key, what builds its object. Those that take longest should be first, lest they
-            be left for the end.
+        builds: by key, what begins to build its object. Those that take longest should be first,
+            lest they be left for the end.
         helpers: how many threads may build besides this one.
         report: told by this thread, for each object, how many there are now.
 
     Raises:
         Exception: whatever a build has raised. Builds that were not begun by then are left out.
     """
-    work = _Work(cache, builds)
+    work = _Work(cache, report)
+    missing = work.find(builds)
     helping: dict[Thread, Promise[None]] = {}
-
-    def call_for_help() -> None:
-        count = min(helpers, len(work.waiting))
-        if count and not helping:
-            for promise in (Promise[None]() for _ in range(count)):
-                thread = Thread(target=promise.keep, args=(work.run,), name="ostinato-build")
-                thread.start()
-                helping[thread] = promise
-
     try:
-        work.run(before=call_for_help, after=partial(work.tell, report))
+        for promise in (Promise[None]() for _ in range(min(helpers, len(missing) - 1))):
+            thread = Thread(target=promise.keep, args=(work.help,), name="ostinato-build")
+            thread.start()
+            helping[thread] = promise
+        for key in missing:
+            work.begin(key, builds[key])
+            while work.begun.qsize() > _AHEAD * (1 + helpers):
+                work.finish_one()
+        while work.finish_one():
+            pass
+    except BaseException:
+        work.failed = True
+        raise
     finally:
+        for _ in helping:
+            work.begun.put(None)
         for thread in helping:
             thread.join()
     for promise in helping.values():
         promise.result()
-    work.tell(report)
-    return work.objects
+    work.tell()
+    return {key: work.objects[key] for key in builds}
 
 
 class _Work:
-    """What is left to do, shared by those who do it."""
+    """What is begun and not finished, and the objects there are.
 
-    def __init__(self, cache: ObjectCache, builds: Mapping[str, Callable[[], bytes]]) -> None:
-        self.waiting = deque(builds)
+    Attributes:
+        begun: keys, each with what finishes its object; ``None`` sends a thread home.
+        objects: by key.
+        failed: whether something was raised: nothing more is begun or finished then.
+    """
+
+    def __init__(self, cache: ObjectCache, report: Callable[[int], None] | None) -> None:
+        self.begun: SimpleQueue[tuple[str, Callable[[], bytes]] | None] = SimpleQueue()
         self.objects: dict[str, bytes] = {}
+        self.failed = False
         self._cache = cache
-        self._builds = builds
+        self._report = report
         self._told = 0
 
-    def run(
-        self, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
-    ) -> None:
-        """Do it, calling ``before`` before each build, and ``after`` after each object.
+    def find(self, keys: Iterable[str]) -> list[str]:
+        """Take from the cache what is there; the keys of what is not."""
+        missing = []
+        for key in keys:
+            found = self._cache.find(key)
+            if found is None:
+                missing.append(key)
+            else:
+                self.objects[key] = found
+                self.tell()
+        return missing
 
-        Once something has been raised, nothing more is begun.
-        """
+    def begin(self, key: str, build: Build) -> None:
+        """Begin with an object that somebody will finish."""
+        if not self.failed:
+            self.begun.put((key, build()))
+
+    def finish_one(self) -> bool:
+        """Finish something that was begun; whether there was anything. Not for helpers."""
         try:
-            self._run(before, after)
+            work = self.begun.get_nowait()
+        except Empty:
+            return False
+        assert work is not None
+        self._finish(*work)
+        self.tell()
+        return True
+
+    def help(self) -> None:
+        """Finish what comes, until sent home."""
+        try:
+            for key, finish in iter(self.begun.get, None):
+                self._finish(key, finish)
         except BaseException:
-            self.waiting.clear()
+            self.failed = True
             raise
 
-    def _run(self, before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:
-        while self.waiting:
-            try:
-                key = self.waiting.popleft()
-            except IndexError:
-                return  # somebody else was faster
-            self.objects[key] = self._cache.get_or_build(key, partial(self._build, key, before))
-            if after is not None:
-                after()
+    def _finish(self, key: str, finish: Callable[[], bytes]) -> None:
+        if not self.failed:
+            self.objects[key] = self._cache.get_or_build(key, finish)
 
-    def _build(self, key: str, before: Callable[[], None] | None) -> bytes:
-        if before is not None:
-            before()
-        return self._builds[key]()
-
-    def tell(self, report: Callable[[int], None] | None) -> None:
+    def tell(self) -> None:
         """Report objects that were not reported yet."""
-        while report is not None and self._told < len(self.objects):
+        while self._report is not None and self._told < len(self.objects):
             self._told += 1
-            report(self._told)
+            self._report(self._told)

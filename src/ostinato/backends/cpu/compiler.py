@@ -13,7 +13,7 @@ from ostinato.lower.text import kernel_text
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.base import Progress
     from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
@@ -204,11 +204,13 @@ class KernelCompiler:
     def _symbol(self, text: str) -> str:
         return "k" + object_key(text, self.target.identity)
 
-    def _build(self, kernel: Kernel, name: str) -> bytes:
+    def _build(self, kernel: Kernel, name: str) -> Callable[[], bytes]:
+        """Render a kernel, which is Python's work; what is given compiles it, which is LLVM's."""
         from ostinato.codegen.llvm import render
         from ostinato.codegen.llvm.toolchain import compile_module
 
-        return compile_module(render(kernel, name, self.target), self.target)
+        text = str(render(kernel, name, self.target))
+        return partial(compile_module, text, self.target)
 
     def _sizes(
         self,
