@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ostinato.dtypes import ALL_DTYPES
 from ostinato.errors import GraphError
-from ostinato.ir import graph_constants, graphs_equal, verify
-from ostinato.ir.text import constant_digest
+from ostinato.ir.text import constant_digest, graph_constants, graphs_equal
+from ostinato.ir.verify import verify
 from ostinato.ops.builder import Graph
 from ostinato.ops.parser import parse_graph
 from ostinato.variables import Variable, maximum, minimum

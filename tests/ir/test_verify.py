@@ -7,8 +7,8 @@ import pytest
 
 from ostinato.dtypes import FLOAT64
 from ostinato.errors import GraphError
-from ostinato.ir import verify
 from ostinato.ir.types import TensorType
+from ostinato.ir.verify import verify
 from ostinato.ops.builder import Graph
 from ostinato.variables import Variable
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ostinato import reference
-from ostinato.ir import graph_constants, graphs_equal, verify
 from ostinato.ir.graph import BaseGraph, Value
 from ostinato.ir.leaves import CONSTANT, Leaf
-from ostinato.ir.text import format_attrs
+from ostinato.ir.text import format_attrs, graph_constants, graphs_equal
+from ostinato.ir.verify import verify
 from ostinato.ops.builder import Graph
 from ostinato.ops.parser import parse_graph
 from ostinato.passes import Pass, PassReport

@@ -11,7 +11,8 @@ import pytest
 from ostinato import reference
 from ostinato.dtypes import ALL_DTYPES, FLOAT32, INT64
 from ostinato.errors import UnsupportedOpError
-from ostinato.ir import graphs_equal, verify
+from ostinato.ir.text import graphs_equal
+from ostinato.ir.verify import verify
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
 from ostinato.ops.builder import Graph

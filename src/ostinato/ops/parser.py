@@ -49,7 +49,7 @@ def parse_graph(text: str, constants: Constants | None = None) -> Graph:
     Args:
         text: the text form; blank lines and comments (``# ...``) are ignored.
         constants: the arrays behind ``sha256:...``, by digest, or in any order without names.
-            ``ostinato.ir.graph_constants`` collects them from a graph.
+            ``ostinato.ir.text.graph_constants`` collects them from a graph.
 
     Raises:
         GraphError: a line is no line of the text form, a node does not fit, or a constant is

@@ -10,7 +10,6 @@ from ostinato.backends.options import CompileOptions
 from ostinato.backends.registry import open_backend
 from ostinato.errors import GraphError, InputError, UnsupportedOpError
 from ostinato.ir.deferred import deferred
-from ostinato.ir.graph import BaseGraph
 from ostinato.ir.stored import ExpertSource
 from ostinato.ir.types import MAX_TENSOR_BYTES
 from ostinato.runtime.compiled_graph import CompiledGraph
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.base import Progress
     from ostinato.backends.context import Context
+    from ostinato.ir.graph import BaseGraph
     from ostinato.ir.record import Interface
     from ostinato.plan.execution_plan import ExecutionPlan
 
@@ -186,6 +186,8 @@ def check_threads(threads: object) -> None:
 
 
 def _check_graph(graph: object) -> None:
+    from ostinato.ir.graph import BaseGraph  # not needed for those that nobody has built
+
     if not isinstance(graph, BaseGraph):
         raise GraphError(f"expected a Graph, got {type(graph).__name__}")
     if not graph.outputs:

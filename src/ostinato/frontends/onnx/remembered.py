@@ -21,7 +21,6 @@ from ostinato.frontends.onnx.tensors import array_from_bytes
 from ostinato.ir.deferred import Deferred, deferred_graph
 from ostinato.ir.record import GraphRecord, Interface
 from ostinato.ir.stored import elements
-from ostinato.ir.syntax import Cursor
 from ostinato.ir.types import MAX_TENSOR_BYTES, TensorType
 from ostinato.plan.buffer import bytes_of
 from ostinato.runtime.signature import interface_of
@@ -90,7 +89,7 @@ class RememberedModel:
             (
                 interface.name,
                 *(
-                    {name: str(type_) for name, type_ in types.items()}
+                    {name: _interface_note(type_) for name, type_ in types.items()}
                     for types in (interface.inputs, interface.states, interface.outputs)
                 ),
                 [(v.name, v.min, v.max) for v in interface.variables.values()],
@@ -155,19 +154,33 @@ def _type_note(tensor: ParamSource) -> tuple[str, tuple[int, ...]]:
     return DType.parse(tensor.dtype).name, tuple(tensor.shape)
 
 
+def _interface_note(type_: TensorType) -> object:
+    """A type whose sizes are known, or as text."""
+    known = all(isinstance(dim, int) for dim in type_.shape)
+    return (type_.dtype.name, type_.shape) if known else str(type_)
+
+
+def _noted_type(noted: Any, variables: Mapping[str, Expr]) -> TensorType:
+    if isinstance(noted, tuple):
+        return TensorType(DType.parse(noted[0]), noted[1])
+    from ostinato.ir.syntax import Cursor
+
+    return Cursor(noted, variables).tensor_type()
+
+
 def _interface(
     sources: Mapping[str, ParamSource],
     name: str,
-    inputs: Mapping[str, str],
-    states: Mapping[str, str],
-    outputs: Mapping[str, str],
+    inputs: Mapping[str, Any],
+    states: Mapping[str, Any],
+    outputs: Mapping[str, Any],
     variables: Sequence[tuple[str, int, int]],
     expert_inputs: Mapping[str, int],
 ) -> Interface:
     named = {name: Variable(name, least, most) for name, least, most in variables}
     params = {n: TensorType(DType.parse(s.dtype), tuple(s.shape)) for n, s in sources.items()}
     typed = [
-        {name: Cursor(text, named).tensor_type() for name, text in types.items()}
+        {name: _noted_type(type_, named) for name, type_ in types.items()}
         for types in (inputs, states, outputs)
     ]
     symbols_ = {name: variable.symbol for name, variable in named.items()}
