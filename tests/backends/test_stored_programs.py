@@ -302,6 +302,24 @@ def test_the_plan_is_that_of_what_was_compiled(twice, folder, monkeypatch):
     assert str(compiled.plan.kernels) == str(first.plan.kernels)
 
 
+def test_a_label_that_looks_like_no_label(folder, monkeypatch):
+    """The text of a graph leaves it out, so the layer is called differently the second time."""
+    for _ in range(2):
+        g = ost.Graph("labelled")
+        with g.labelled("moe_99"):
+            experts(g)
+        compiled = ost.Session("cpu").compile(g)
+        assert compiled.plan.kernels
+        fresh_process(folder, monkeypatch)
+
+
+def test_a_program_that_is_not_the_one_before_is_told(twice, monkeypatch):
+    _, again = twice(mlp)
+    monkeypatch.setattr(Image, "runs_like", lambda *_: False)
+    with pytest.raises(ost.OstinatoError, match=r"another program before.*stored_programs=False"):
+        _ = again.plan
+
+
 def test_graphs_are_not_kept_alive(twice, folder, monkeypatch):
     twice(mlp)
     fresh_process(folder, monkeypatch)

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
     from ostinato.codegen.llvm.toolchain import LinkedCode
 
-__all__ = ["External", "Image", "ObjectCode", "Preparation", "RoutingPlace", "StatePlace", "Step"]
+__all__ = [
+    "External",
+    "Image",
+    "ObjectCode",
+    "ParamPlace",
+    "Preparation",
+    "RoutingPlace",
+    "StatePlace",
+    "Step",
+]
 
 #: Elements of a tensor.
 Elements: TypeAlias = "bytes | memoryview"
@@ -175,8 +184,15 @@ class Image(NamedTuple):
         return _plain(self)
 
     def runs_like(self, other: Image) -> bool:
-        """Whether a run of the other does the same, but for what constants hold."""
-        return self._replace(constants=()) == other._replace(constants=())
+        """Whether a run of the other does the same, but for what constants hold.
+
+        Labels of layers do not matter: the text of a graph leaves some out.
+        """
+        return self._unlabelled() == other._unlabelled()
+
+    def _unlabelled(self) -> Image:
+        routings = tuple(place._replace(node="") for place in self.routings)
+        return self._replace(constants=(), routings=routings)
 
 
 def _plain(part: object) -> object:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.image import Image
 from ostinato.backends.cpu.loading import load
-from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
 from ostinato.codegen.object_cache import note_key, process_cache
 from ostinato.errors import OstinatoError
 from ostinato.ir.deferred import deferred
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
-    from ostinato.codegen.llvm.toolchain import LinkedCode
     from ostinato.ir.graph import BaseGraph
 
 __all__ = ["StoredProgram"]
@@ -67,7 +66,7 @@ class StoredProgram:
             if data is None:
                 return None
             found.append((data, symbols))
-        return load(found)
+        return load(found) if found else LinkedCode({}, ())
 
     @functools.cached_property
     def _compiled(self) -> Compilation:
@@ -82,7 +81,10 @@ class StoredProgram:
         compilation = compile_graph(graph, options, lowering, self._device, built=built)
         kept = self.image()
         if kept is not None and not kept.runs_like(compilation.image):
-            raise OstinatoError(f"graph {graph.name!r} was compiled to another program before")
+            raise OstinatoError(
+                f"graph {graph.name!r} was compiled to another program before, which is a bug of "
+                "Ostinato; compile with CompileOptions(stored_programs=False)"
+            )
         return compilation
 
     def compilation(self) -> Compilation:
