@@ -306,8 +306,12 @@ def test_a_label_that_looks_like_no_label(folder, monkeypatch):
     """The text of a graph leaves it out, so the layer is called differently the second time."""
     for _ in range(2):
         g = ost.Graph("labelled")
-        with g.labelled("moe_99"):
-            experts(g)
+        x, ids, scale = g.input("x", (6, 16)), g.input("ids", (6, 2), "int64"), g.input("s", (6, 2))
+        gate, up = (g.param(name, (4, 16, 24)) for name in ("gate", "up"))
+        down = g.param("down", (4, 24, 16))
+        with g.labelled("expert_mlp_99"):
+            y = g.expert_mlp(x, ids, scale, gate, up, down)
+        g.set_outputs([y])
         compiled = ost.Session("cpu").compile(g)
         assert compiled.plan.kernels
         fresh_process(folder, monkeypatch)
