@@ -138,39 +138,43 @@ def slow(executor: ost.GraphExecutor, s: ost.GraphSession, depth: int = 12) -> N
         result = s.matmul(result, value)
 
 
-def bound_call(ledger: ost.CompiledGraph) -> Callable[[], object]:
-    return ledger.bind(entry(100), [filled(0), filled(0)])
+Submission = Callable[[ost.Session, ost.CompiledGraph], Callable[[], object]]
 
 
-def replayed(ledger: ost.CompiledGraph) -> Callable[[], object]:
-    with recorded(ledger._context, 9):
+def replayed(session: ost.Session, ledger: ost.CompiledGraph) -> Callable[[], object]:
+    with recorded(session.context, 9):
         ledger.commit_no_wait(entry(100))
-    return lambda: ledger._context.replay_graph(9)
+    return lambda: session.context.replay_graph(9)
 
 
-def executed(ledger: ost.CompiledGraph) -> Callable[[], object]:
+def executed(session: ost.Session, ledger: ost.CompiledGraph) -> Callable[[], object]:
     for name, array in entry(100).items():
         buffer_of(ledger, name).copyin(array)
     return lambda: ledger.plan.execute_with_vars({"rows": 1})
 
 
-LATER: dict[str, Callable[[ost.CompiledGraph], Callable[[], object]]] = {
-    "run": lambda c: lambda: c.run(entry(100)),
-    "run_raw": lambda c: lambda: c.run_raw(entry(100)),
-    "run_slots": lambda c: lambda: c.run_slots(*(entry(100)[name] for name in c.inputs)),
-    "run_pipelined": lambda c: lambda: c.run_pipelined([entry(100)]),
-    "commit_no_wait": lambda c: lambda: c.commit_no_wait(entry(100)),
-    "a bound call": bound_call,
+def positional(ledger: ost.CompiledGraph) -> list[Array]:
+    inputs = entry(100)
+    return [inputs[name] for name in ledger.inputs]
+
+
+LATER: dict[str, Submission] = {
+    "run": lambda s, c: lambda: c.run(entry(100)),
+    "run_raw": lambda s, c: lambda: c.run_raw(entry(100)),
+    "run_slots": lambda s, c: lambda: c.run_slots(*positional(c)),
+    "run_pipelined": lambda s, c: lambda: c.run_pipelined([entry(100)]),
+    "commit_no_wait": lambda s, c: lambda: c.commit_no_wait(entry(100)),
+    "a bound call": lambda s, c: c.bind(entry(100), [filled(0), filled(0)]),
     "a replay": replayed,
     "plan.execute": executed,
-    "bind_handle": lambda c: lambda: c.bind_handle("total", filled(100)),
+    "bind_handle": lambda s, c: lambda: c.bind_handle("total", filled(100)),
 }
 
 
 @pytest.mark.parametrize("later", LATER)
-def test_nothing_overtakes_a_committed_session(ledger, executor, later):
+def test_nothing_overtakes_a_committed_session(session, ledger, executor, later):
     state, seen = buffer_of(ledger, "total"), executor.empty((4,))
-    call = LATER[later](ledger)
+    call = LATER[later](session, ledger)
     s = executor.begin()
     slow(executor, s)
     s.add(state, 0.0, out=seen)
