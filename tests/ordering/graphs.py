@@ -53,8 +53,8 @@ def entry(x: float, h: float | None = 0, *, heavy: bool = False) -> dict[str, Ar
     return inputs if h is None else {**inputs, "h": filled(h)}
 
 
-def rows_graph(rows: int = ROWS, width: int = 2) -> ost.Graph:
-    """``out = r * k + 1``, row by row, and ``seen``, a state that adds up ``r``.
+def rows_graph(rows: int = ROWS, width: int = 4) -> ost.Graph:
+    """``out = r + k``, row by row, and ``seen``, a state that adds up ``r``.
 
     ``whole`` is the sum of ``r`` over all rows.
     """
@@ -62,7 +62,7 @@ def rows_graph(rows: int = ROWS, width: int = 2) -> ost.Graph:
     r, k = g.input("r", (rows, width)), g.param("k", (width,), value=np.ones(width, np.float32))
     seen = g.state("seen", (rows, width))
     g.assign(seen, seen + r)
-    g.set_outputs({"out": r * k + 1, "whole": g.sum(r, axis=0)})
+    g.set_outputs({"out": r + k, "whole": g.sum(r, axis=0)})
     return g
 
 
