@@ -208,10 +208,10 @@ class Calls(RuleBasedStateMachine):
 
     # -- recordings --------------------------------------------------------------------------------
 
-    @rule(context=contexts)
-    def begin(self, context: int) -> None:
+    @rule(context=contexts, exclusive=st.booleans())
+    def begin(self, context: int, exclusive: bool) -> None:
         if self.recording in (None, context):
-            self.do("begin_graph_capture", context)
+            self.do("begin_graph_capture", context, exclusive)
 
     @rule(context=contexts, key=keys)
     def end(self, context: int, key: int) -> None:

@@ -253,6 +253,8 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
         """
         try:
             position, row = operator.index(out_idx), operator.index(row)
+            if isinstance(row_inner, bool):
+                raise TypeError
             inner = None if row_inner is None else operator.index(row_inner)
         except TypeError:
             raise InputError(
