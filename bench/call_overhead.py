@@ -71,6 +71,7 @@ def ways() -> dict[str, Callable[[], object]]:
         "ostinato BoundCall": bound,
         "ostinato run": lambda: compiled.run(feed),
         "ostinato run out=": lambda: compiled.run(feed, out=[out]),
+        "ostinato run_slots": lambda: compiled.run_slots(X),
         "onnxruntime IOBinding": lambda: session.run_with_iobinding(binding),
         "onnxruntime run": lambda: session.run(None, feed),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from ostinato.runtime.execution import listed, nothing, read_only
 from ostinato.runtime.handle_calls import HandleCalls
 from ostinato.runtime.moe_calls import MoeCalls
 from ostinato.runtime.queued_calls import QueuedCalls
-from ostinato.runtime.signature import Live
 from ostinato.runtime.typed import check_typed_inputs, check_typed_param, to_bytes
 
 if TYPE_CHECKING:
@@ -126,12 +124,12 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
             VariableError: a size is out of its Variable's bounds.
             CaptureError: inside a recording, which can not read results back.
         """
-        known = self._signature.recognise(inputs)
-        if out is None:
-            ran = self._run_quick(known, Live.empty)
-        else:
-            ran = self._run_quick(known, partial(self._signature.check_outputs, out))
-        return self._run_aside(inputs, out) if ran is None else ran[0]
+        if self._quick and (known := self._signature.recognise(inputs)) is not None:
+            arrays, live = known
+            outputs = live.empty() if out is None else self._signature.check_outputs(out, live)
+            if self._launch_quick(arrays, outputs, live):
+                return outputs
+        return self._run_aside(inputs, out)
 
     def run_read_outputs(
         self, inputs: Mapping[str, Any] | None, read_indices: Iterable[int] | None
@@ -185,9 +183,11 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
         Raises:
             InputError, VariableError, CaptureError: as :meth:`run`.
         """
-        ran = self._run_quick(self._signature.recognise(inputs), self._places)
-        if ran is not None:
-            return [view.view() for view in self._room(ran[1]).views]
+        if self._quick and (known := self._signature.recognise(inputs)) is not None:
+            arrays, live = known
+            places = self._room(live)
+            if self._launch_quick(arrays, places.arrays, live):
+                return [view.view() for view in places.views]
         touched = arrays_touched(listed(inputs))
         with self._in_order("run_raw reads its results back", touched):
             outputs = self._perform(inputs, nothing)
@@ -211,9 +211,10 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
         Raises:
             InputError, VariableError, CaptureError: as :meth:`run`.
         """
-        ran = self._run_quick(self._signature.recognise_in_order(arrays), self._places)
-        if ran is not None:
-            return [*self._room(ran[1]).slots]
+        if self._quick and (live := self._signature.recognise_in_order(arrays)) is not None:
+            room = self._room(live)
+            if self._launch_quick(arrays, room.arrays, live):
+                return room.slots.copy()
         if len(arrays) > len(self.inputs):
             raise InputError(f"the graph has {len(self.inputs)} inputs, got {len(arrays)}")
         given = {n: a for n, a in zip(self.inputs, arrays, strict=False) if a is not None}

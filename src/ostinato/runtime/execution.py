@@ -67,6 +67,7 @@ class Execution:
         self._extents: dict[int, list[tuple[int, int] | None]] = {}  # of threads with their own
         self._last_room: _Room | None = None
         self._accesses = executable.accesses
+        self._run_direct = executable.run_direct
         self._choose_path()
 
     def _choose_path(self) -> None:
@@ -126,28 +127,16 @@ class Execution:
         with self._in_order(f"{name} reads its results back", touched):
             return self._perform(inputs, choose, feed)
 
-    def _run_quick(
-        self,
-        known: tuple[list[Array], Live] | None,
-        choose: Callable[[Live], Sequence[Array]],
-    ) -> tuple[list[Array], Live] | None:
-        """A run by the short path; ``None``, and nothing has happened, where it has to be the long.
+    def _launch_quick(self, inputs: Sequence[Array], outputs: list[Array], live: Live) -> bool:
+        """A run by the short path; ``False``, and nothing has happened, where that is refused.
 
-        Args:
-            known: the inputs, where they were recognised.
-            choose: gives the arrays to be written.
+        That is so inside a recording, and where an array does not fit after all: the long path says
+        what is wrong.
         """
-        if known is None or not self._quick:
-            return None
-        arrays, live = known
-        outputs = [*choose(live)]
         try:
-            ran = self._executable.run_direct(arrays, outputs, live.variables)
-        except ValueError as error:
-            raise self._refusal(arrays, outputs, error) from None
-        except CaptureError:  # the long path names the call
-            return None
-        return (outputs, live) if ran else None
+            return self._run_direct(inputs, outputs, live.variables)
+        except (ValueError, CaptureError):
+            return False
 
     def _perform(
         self,

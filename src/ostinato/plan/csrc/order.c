@@ -15,29 +15,29 @@
 #define SIGNAL_INTERVAL_NS 50000000L
 
 /* Memory belongs to the process, and so does the order of what touches it. */
-static order_entry *oldest, *newest;
-static PyObject *hook; /* called where threads may be switched; NULL: nothing is */
+static order_list list;
 
 /* Threads that wait for their turn sleep here. */
 static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t sleep_over = PTHREAD_COND_INITIALIZER;
 static uint64_t departures; /* of awaited entries; guarded by sleep_lock */
 
-static _Thread_local order_thread this_thread;
+/* Found without a call: it is read by every bound call. */
+static _Thread_local order_thread this_thread __attribute__((tls_model("initial-exec")));
 
 static order_thread *current_thread(void) { return &this_thread; }
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
 static void append(order_entry *entry) {
-    entry->before = newest;
+    entry->before = list.newest;
     entry->after = NULL;
-    if (newest != NULL) {
-        newest->after = entry;
+    if (list.newest != NULL) {
+        list.newest->after = entry;
     } else {
-        oldest = entry;
+        list.oldest = entry;
     }
-    newest = entry;
+    list.newest = entry;
     entry->listed = true;
 }
 
@@ -45,12 +45,12 @@ static void unlink_entry(order_entry *entry) {
     if (entry->before != NULL) {
         entry->before->after = entry->after;
     } else {
-        oldest = entry->after;
+        list.oldest = entry->after;
     }
     if (entry->after != NULL) {
         entry->after->before = entry->before;
     } else {
-        newest = entry->before;
+        list.newest = entry->before;
     }
     entry->listed = false;
     if (entry->awaited) {
@@ -98,10 +98,10 @@ static order_entry *blocker_of(const order_entry *entry) {
 
 /* Lets a test switch threads here. -1 with the exception that it raised. */
 static int yield_at(const char *point) {
-    if (hook == NULL) {
+    if (list.hook == NULL) {
         return 0;
     }
-    PyObject *called = Py_NewRef(hook);
+    PyObject *called = Py_NewRef((PyObject *)list.hook);
     PyObject *result = PyObject_CallFunction(called, "s", point);
     Py_DECREF(called);
     Py_XDECREF(result);
@@ -129,7 +129,7 @@ static void sleep_until_departure(order_entry *blocker) {
 static int wait_for_turn(order_entry *entry) {
     order_entry *blocker;
     while ((blocker = blocker_of(entry)) != NULL) {
-        if (hook == NULL) {
+        if (list.hook == NULL) {
             sleep_until_departure(blocker);
         } else if (yield_at("wait") < 0) {
             return -1;
@@ -172,7 +172,7 @@ static void yield_after_leaving(void) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     if (yield_at("leave") < 0) {
-        PyErr_WriteUnraisable(hook);
+        PyErr_WriteUnraisable(list.hook);
     }
     PyErr_Restore(type, value, trace);
 }
@@ -183,7 +183,7 @@ static void leave(order_thread *thread, order_entry *entry) {
     }
     thread->depth--;
     unlink_entry(entry);
-    if (hook != NULL) {
+    if (list.hook != NULL) {
         yield_after_leaving();
     }
 }
@@ -290,8 +290,8 @@ static void forget_other_threads(void) {
     pthread_cond_t nobody_sleeps = PTHREAD_COND_INITIALIZER;
     memcpy(&sleep_lock, &free_lock, sizeof sleep_lock);
     memcpy(&sleep_over, &nobody_sleeps, sizeof sleep_over);
-    order_entry *entry = oldest;
-    oldest = newest = NULL;
+    order_entry *entry = list.oldest;
+    list.oldest = list.newest = NULL;
     while (entry != NULL) {
         order_entry *next = entry->after;
         if (entry->thread == &this_thread) {
@@ -312,6 +312,7 @@ static void forget_other_threads(void) {
 }
 
 static const order_api api = {
+    .list = &list,
     .thread = current_thread,
     .enter = enter,
     .leave = leave,
@@ -548,7 +549,7 @@ static PyType_Spec submission_spec = {
 static PyObject *order_in_flight(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     Py_ssize_t count = 0;
-    for (const order_entry *entry = oldest; entry != NULL; entry = entry->after) {
+    for (const order_entry *entry = list.oldest; entry != NULL; entry = entry->after) {
         count++;
     }
     return PyLong_FromSsize_t(count);
@@ -556,8 +557,8 @@ static PyObject *order_in_flight(PyObject *module, PyObject *unused) {
 
 static PyObject *order_set_hook(PyObject *module, PyObject *callable) {
     (void)module;
-    PyObject *former = hook;
-    hook = callable == Py_None ? NULL : Py_NewRef(callable);
+    PyObject *former = list.hook;
+    list.hook = callable == Py_None ? NULL : Py_NewRef(callable);
     return former != NULL ? former : Py_NewRef(Py_None);
 }
 

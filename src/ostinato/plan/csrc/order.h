@@ -37,8 +37,16 @@ typedef struct {
     uint64_t exclusive; /* the last exclusive recording that it began; it may have ended since */
 } order_thread;
 
+/* The list of submissions. */
+typedef struct {
+    order_entry *oldest, *newest;
+    void *hook; /* called where threads may be switched; NULL: nothing is */
+} order_list;
+
 /* What other extension modules find in the capsule ORDER_CAPSULE. All need the GIL. */
 typedef struct {
+    order_list *list;
+
     order_thread *(*thread)(void);
 
     /* Submits an entry and waits for its turn. 0; or -1 with an exception, when a signal handler
@@ -67,5 +75,31 @@ typedef struct {
 } order_api;
 
 #define ORDER_CAPSULE "ostinato.plan._order.api"
+
+/* As enter and leave, without a call where nothing else is in flight. */
+
+static inline int order_enter(const order_api *api, order_thread *thread, order_entry *entry) {
+    order_list *list = api->list;
+    if (list->oldest != NULL || list->hook != NULL || thread->depth > 0) {
+        return api->enter(thread, entry);
+    }
+    entry->before = entry->after = NULL;
+    entry->thread = thread;
+    entry->listed = true;
+    entry->awaited = entry->queued = false;
+    list->oldest = list->newest = entry;
+    thread->depth = 1;
+    return 0;
+}
+
+static inline void order_leave(const order_api *api, order_thread *thread, order_entry *entry) {
+    order_list *list = api->list;
+    if (list->oldest != entry || list->newest != entry || entry->awaited || list->hook != NULL) {
+        api->leave(thread, entry);
+        return;
+    }
+    list->oldest = list->newest = NULL;
+    thread->depth = 0;
+}
 
 #endif

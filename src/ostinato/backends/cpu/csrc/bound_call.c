@@ -53,20 +53,23 @@ static int reads_block(const BoundCallObject *self) {
 /* Runs it when its turn has come. */
 static int run_in_turn(BoundCallObject *self, order_thread *thread) {
     ProgramObject *program = self->program;
-    order_entry entry = program_entry(program, self->bindings);
-    if (order->enter(thread, &entry) < 0) {
+    order_entry entry;
+    if (program_enter(program, self->bindings, thread, &entry) < 0) {
         return -1;
     }
-    int64_t vars[MAX_VARS]; /* a copy: set_vars may come while the GIL is released */
-    bound_call_vars(self, vars);
-    int status = reads_block(self);
-    if (status > 0) {
-        status = read_block(program, self->bindings, vars);
+    int status = program->n_resident == 0 ? 0 : reads_block(self);
+    if (status == 0 && self->has_vars) {
+        status = program_execute(program, self->bindings, self->vars, NULL);
+    } else if (status >= 0) {
+        int64_t vars[MAX_VARS]; /* a copy: set_vars may come while the GIL is released */
+        bound_call_vars(self, vars);
+        if (status == 0 || read_block(program, self->bindings, vars) == 0) {
+            status = program_execute(program, self->bindings, vars, NULL);
+        } else {
+            status = -1;
+        }
     }
-    if (status == 0) {
-        status = program_execute(program, self->bindings, vars, NULL);
-    }
-    order->leave(thread, &entry);
+    order_leave(order, thread, &entry);
     return status;
 }
 

@@ -141,7 +141,9 @@ int program_ready(ProgramObject *program) {
         return -1;
     }
     executor_refresh_after_fork(program->executor); /* holding the GIL: one thread at a time */
-    program_apply_limits(program);
+    if (program->limits != program->applied || program->n_of_threads > 0) {
+        program_apply_limits(program);
+    }
     return 0;
 }
 
@@ -205,8 +207,8 @@ typedef struct {
 static int run_in_turn(ProgramObject *self, const bindings *b, const int64_t *values,
                        const run_request *request) {
     order_thread *thread = order->thread();
-    order_entry entry = program_entry(self, b);
-    if (order->enter(thread, &entry) < 0) {
+    order_entry entry;
+    if (program_enter(self, b, thread, &entry) < 0) {
         return -1;
     }
     int status = 0;
@@ -217,7 +219,7 @@ static int run_in_turn(ProgramObject *self, const bindings *b, const int64_t *va
             keep_results(self, request->results);
         }
     }
-    order->leave(thread, &entry);
+    order_leave(order, thread, &entry);
     return status;
 }
 

@@ -226,8 +226,15 @@ order_range order_token(const void *object, bool written);
 /* What each run touches; the optional argument `touches` of Program(...) is a part of that. */
 int program_parse_touched(ProgramObject *self, PyObject *touches);
 
-/* A run of a program on bound buffers, as a submission. */
-order_entry program_entry(const ProgramObject *program, const bindings *b);
+/* Submits a run of a program on bound buffers; see order_enter. */
+static inline int program_enter(const ProgramObject *program, const bindings *b,
+                                order_thread *thread, order_entry *entry) {
+    entry->ranges[0] = program->touched;
+    entry->n_ranges[0] = (size_t)program->n_touched;
+    entry->ranges[1] = b->ranges;
+    entry->n_ranges[1] = (size_t)b->held;
+    return order_enter(order, thread, entry);
+}
 
 /* A new Accesses of these ranges. */
 PyObject *accesses_of(core_state *state, const order_range *ranges, Py_ssize_t n_ranges);

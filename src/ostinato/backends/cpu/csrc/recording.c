@@ -190,11 +190,11 @@ static PyObject *recording_replay(RecordingObject *self, PyObject *unused) {
     (void)unused;
     order_thread *thread = order->thread();
     order_entry entry = {.ranges = {self->touched}, .n_ranges = {(size_t)self->n_touched}};
-    if (order->enter(thread, &entry) < 0) {
+    if (order_enter(order, thread, &entry) < 0) {
         return NULL;
     }
     int status = replay_in_turn(self);
-    order->leave(thread, &entry);
+    order_leave(order, thread, &entry);
     if (status < 0) {
         return NULL;
     }

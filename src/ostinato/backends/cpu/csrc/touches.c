@@ -76,13 +76,6 @@ int program_parse_touched(ProgramObject *self, PyObject *touches) {
     return status;
 }
 
-order_entry program_entry(const ProgramObject *program, const bindings *b) {
-    return (order_entry){
-        .ranges = {program->touched, b->ranges},
-        .n_ranges = {(size_t)program->n_touched, (size_t)b->held},
-    };
-}
-
 bool program_uses(const ProgramObject *program, const PyObject *memory) {
     for (Py_ssize_t i = 0; i < program->n_fixed; i++) {
         if (program->fixed[i].view.obj == memory) {
