@@ -28,6 +28,7 @@ def python_blocks(path: Path) -> list[str]:
         "docs/plans.md",
         "docs/sessions.md",
         "docs/capture.md",
+        "docs/order.md",
         "docs/experts.md",
         "docs/moe.md",
         "docs/quantization.md",

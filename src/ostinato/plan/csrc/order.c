@@ -61,10 +61,17 @@ static void unlink_entry(order_entry *entry) {
     }
 }
 
+/* Whether both touch a byte, and one of them writes it. */
+static bool range_conflict(order_range a, order_range b) {
+    uintptr_t begin = a.begin > b.begin ? a.begin : b.begin;
+    uintptr_t end = a.end < b.end ? a.end : b.end;
+    return begin < end && (a.written || b.written);
+}
+
 static bool ranges_conflict(const order_range *a, size_t n_a, const order_range *b, size_t n_b) {
     for (size_t i = 0; i < n_a; i++) {
         for (size_t j = 0; j < n_b; j++) {
-            if (a[i].begin < b[j].end && b[j].begin < a[i].end && (a[i].written || b[j].written)) {
+            if (range_conflict(a[i], b[j])) {
                 return true;
             }
         }
