@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.conversion import round_to
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy
 from ostinato.ops.base import Elementwise
-from ostinato.ops.namespace import ORACLE, as_oracle, round_to
+from ostinato.ops.namespace import ORACLE, as_oracle
 from ostinato.records import dataclass
 from ostinato.variables import Expr
 from ostinato.variables import evaluate as evaluate_dim
