@@ -85,7 +85,7 @@ class BucketedCompileCache:
         self.buckets = _checked_buckets(buckets)
         self._session = session
         self._params = params
-        self._compiled: Once[Bucket, CompiledGraph] = Once()
+        self._compiled: Once[Bucket, CompiledGraph] = Once(kind="bucket")
         self._running = {bucket: threading.Lock() for bucket in self.buckets}
 
     def bucket_of(self, key: int) -> Bucket | None:
@@ -99,7 +99,12 @@ class BucketedCompileCache:
             key: the size.
             build: makes the graph of a given leading size; called with the bucket's ``upper`` the
                 first time that a key falls into a bucket. What it raises, and what compiling
-                raises, reaches everyone who waits; the next call tries again.
+                raises, reaches everyone who waits; the next call tries again. It may ask this
+                cache for other buckets.
+
+        Raises:
+            CircularBuildError: ``build`` asks, directly or over the builds of other threads, for
+                the bucket that it builds.
         """
         bucket = self.bucket_of(key)
         return None if bucket is None else self._get(bucket, build)
@@ -186,12 +191,17 @@ class CompileCache:
             raise ValueError(f"a cache holds at least one graph, got capacity={capacity!r}")
         self.capacity = capacity
         self._session = session
-        self._compiled: Once[Hashable, CompiledGraph] = Once(capacity)
+        self._compiled: Once[Hashable, CompiledGraph] = Once(capacity, kind="key")
 
     def get(self, key: Hashable, build: Callable[[], BaseGraph]) -> CompiledGraph:
         """The graph of ``key``, compiled from ``build()`` if it is not there.
 
-        What ``build`` or compiling raises reaches everyone who waits, and is not kept.
+        What ``build`` or compiling raises reaches everyone who waits, and is not kept. ``build``
+        may ask this cache for other keys.
+
+        Raises:
+            CircularBuildError: ``build`` asks, directly or over the builds of other threads, for
+                the key that it builds.
         """
         return self._compiled.get(key, lambda: self._session.compile(build()))
 
