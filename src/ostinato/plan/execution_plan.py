@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import threading
-from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ostinato.errors import PlanError, VariableError
-from ostinato.ir.binding import check_values
+from ostinato.ir.binding import check_values, variable_values
 from ostinato.plan.buffer import Buffer
 from ostinato.plan.memory import ops_memory
 from ostinato.plan.prepared import KernelCall, View
@@ -18,8 +16,9 @@ from ostinato.plan.schedule import schedule
 from ostinato.plan.values import ValueBuffers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ostinato.ir.binding import VariableValues
     from ostinato.ir.graph import Value
     from ostinato.plan.buffer import DeviceQueue
     from ostinato.plan.memory import MemoryReport
@@ -128,8 +127,11 @@ class ExecutionPlan:
         """
         self.execute_with_vars({})
 
-    def execute_with_vars(self, variables: Mapping[str, int]) -> None:
+    def execute_with_vars(self, variables: VariableValues) -> None:
         """Run once with other values of Variables; those left out keep theirs.
+
+        Args:
+            variables: ``{"n": 7}``, ``{"n": n.bind(7)}`` or ``[n.bind(7)]``.
 
         Raises:
             VariableError: a name is unknown, a value is out of bounds, or a Variable has no value
@@ -146,7 +148,7 @@ class ExecutionPlan:
         """
         return self.execute_with_vars_profiled({})
 
-    def execute_with_vars_profiled(self, variables: Mapping[str, int]) -> Profile:
+    def execute_with_vars_profiled(self, variables: VariableValues) -> Profile:
         """As :meth:`execute_with_vars`; a record for each kernel dispatch, in execution order.
 
         Raises:
@@ -161,7 +163,7 @@ class ExecutionPlan:
                 if isinstance(op, KernelCall)
             )
 
-    def set_variables(self, variables: Mapping[str, int]) -> None:
+    def set_variables(self, variables: VariableValues) -> None:
         """Give Variables the values that later runs take.
 
         Raises:
@@ -171,7 +173,7 @@ class ExecutionPlan:
             resident = self._resident_values()
             self._take(self._checked(variables, resident), resident)
 
-    def _perform(self, variables: Mapping[str, int], run: Callable[[Sequence[int]], Any]) -> Any:
+    def _perform(self, variables: VariableValues, run: Callable[[Sequence[int]], Any]) -> Any:
         with self._lock:
             self._check_open()
             self._settle("execute waits for its run")
@@ -190,18 +192,14 @@ class ExecutionPlan:
 
     def _checked(self, variables: object, resident: Mapping[str, int]) -> dict[str, int]:
         """All values that are known, those of ``variables`` and on the device included."""
-        if not isinstance(variables, Mapping):
-            raise VariableError(f"Variables are given as a mapping, got {variables!r:.80}")
-        given = {name: _as_int(value) for name, value in variables.items()}
+        given = variable_values(variables, self._variables)
         if fixed := [name for name in given if name in resident]:
             raise VariableError(
                 f"Variable {fixed[0]!r} is read from the variable block in dev-state mode; write "
                 "it with set_decode_state"
             )
-        given |= resident
-        known = {name: self._variables[name] for name in given if name in self._variables}
-        check_values(known if len(known) == len(given) else self._variables, given)
-        return {**self._given, **given}
+        check_values({name: self._variables[name] for name in resident}, resident)
+        return {**self._given, **given, **resident}
 
     def _resident_values(self) -> dict[str, int]:
         """The Variables that the device has the values of."""
@@ -358,13 +356,3 @@ def _check_outputs(
                 reached = max(reached, end)
         if reached < output.end:
             raise PlanError(f"output {name!r} is missing: no op writes all of {output!r}")
-
-
-def _as_int(value: object) -> Any:
-    """``value`` as an int where it is one of some kind; else as it is, to be refused."""
-    if isinstance(value, bool):
-        return value
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return value
