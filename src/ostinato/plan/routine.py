@@ -99,7 +99,7 @@ class Routine:
         return Routine(
             tuple(
                 RoutineCall(
-                    PreparedKernel(call.title, call.kernel, code(call.kernel)),
+                    PreparedKernel.of(call, code(call.kernel)),
                     tuple(numbers[b] for b in call.buffers),
                     call.nodes,
                     call.flops,
