@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ostinato.errors import PlanError, VariableError
 from ostinato.ir.binding import check_values, variable_values
+from ostinato.ir.facts import check_facts
 from ostinato.plan.buffer import Buffer
 from ostinato.plan.memory import ops_memory
 from ostinato.plan.prepared import KernelCall, View
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.binding import VariableValues
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import Value
     from ostinato.plan.buffer import DeviceQueue
     from ostinato.plan.memory import MemoryReport
@@ -67,6 +69,7 @@ class ExecutionPlan:
         sizes: their values, shared with the buffers' shapes; first the greatest ones.
         values: which buffer holds which value of the graph.
         queue: the device's; it may record, and hold values of Variables. By default, none of that.
+        facts: conditions that values of the Variables must meet.
 
     Raises:
         PlanError: ops have the same id, or one depends on itself, on an op that does not exist,
@@ -94,6 +97,7 @@ class ExecutionPlan:
         sizes: dict[str, int] | None = None,
         values: ValueBuffers | None = None,
         queue: DeviceQueue | None = None,
+        facts: Sequence[Fact] = (),
     ) -> None:
         self.device = device
         self.prepared_ops = schedule(list(ops))
@@ -108,6 +112,8 @@ class ExecutionPlan:
         self._given: dict[str, int] = {}
         self._values = values or ValueBuffers({})
         self._queue = queue
+        self._facts = tuple(facts)
+        self._fitting: dict[str, int] = {}  # values that the facts were checked with last
         self._buffers = self._listed(held)
         self._index = {buffer: i for i, buffer in enumerate(self._buffers)}
         self._lock = threading.RLock()
@@ -199,7 +205,11 @@ class ExecutionPlan:
                 "it with set_decode_state"
             )
         check_values({name: self._variables[name] for name in resident}, resident)
-        return {**self._given, **given, **resident}
+        values = {**self._given, **given, **resident}
+        if values != self._fitting:
+            check_facts(self._facts, values)
+            self._fitting = values
+        return values
 
     def _resident_values(self) -> dict[str, int]:
         """The Variables that the device has the values of."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.context import CpuContext
     from ostinato.backends.cpu.image import Image, Preparation, RoutingPlace
     from ostinato.codegen.llvm.toolchain import LinkedCode
+    from ostinato.ir.facts import Fact
     from ostinato.ir.stored import ExpertTensor, ParamSource
     from ostinato.lower.leading_rows import Cut, LeadingRows
     from ostinato.lower.program import LoweredBuffer
@@ -346,7 +347,7 @@ class CpuExecutable(Executable):
 
     # -- the plan ----------------------------------------------------------------------------------
 
-    def make_plan(self) -> ExecutionPlan:
+    def make_plan(self, facts: Sequence[Fact]) -> ExecutionPlan:
         # Whoever only runs graphs does without these.
         from ostinato.backends.cpu.submission import ProgramRunner
         from ostinato.plan.buffer import LentStorage
@@ -388,6 +389,7 @@ class CpuExecutable(Executable):
             variables=program.variables,
             sizes=sizes,
             values=lowered.values,
+            facts=facts,
         )
 
     def _plan_buffer(
