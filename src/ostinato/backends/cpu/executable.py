@@ -445,6 +445,8 @@ class CpuExecutable(Executable):
             for slot, offset in step.arguments:
                 if slot == Slot.IDLE:
                     idle[offset // limits.itemsize] = cut.idle
+                    if cut.parts:
+                        idle[offset // limits.itemsize + 1] = cut.parts
         self._run.set_limits(limits, self._idle, idle)
 
     # -- the arena ---------------------------------------------------------------------------------
