@@ -143,6 +143,11 @@ def test_bad_dependencies(context: CpuContext, ops: list[PreparedOp], message: s
         by_hand(context, ops)
 
 
+def test_what_is_no_op(context: CpuContext) -> None:
+    with pytest.raises(ost.PlanError, match="made of prepared ops, got a str"):
+        by_hand(context, [nothing(1), "copy"])  # type: ignore[list-item]
+
+
 def test_missing_outputs(context: CpuContext) -> None:
     a, b, c = (new_buffer(context, 4) for _ in range(3))
     copy = Copy(id=0, source=a, target=b)

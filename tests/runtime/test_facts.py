@@ -154,3 +154,21 @@ def test_sizes_from_the_variable_block(session):
     finally:
         context.reset_graph(78)
         context.set_dev_state_mode(False)
+
+
+def test_sessions_on_sizes_from_the_variable_block():
+    position = ost.Variable("position", 0, 8)
+    ex = ost.GraphExecutor("cpu")
+    x, out = ex.buffer(rows(8)), ex.buffer(np.full(3, -7, np.int64))
+    ex.context.set_dev_state_mode(True)
+    ex.context.set_decode_state(1, 2)
+    with ex.begin_recorded() as s:
+        s.argmax(s.getitem(x, slice(position)), 0, out=out)
+    assert out.copyout().tolist() == [1, 1, 1]
+    ex.context.set_decode_state(1, 0)
+    with pytest.raises(ost.VariableError, match=r"'position' is bounded by 1\.\.8.* 0"):
+        s.graph.replay()
+    assert out.copyout().tolist() == [1, 1, 1]
+    ex.context.set_decode_state(1, 4)
+    s.graph.replay()
+    assert out.copyout().tolist() == [3, 3, 3]

@@ -104,7 +104,7 @@ class Grouping:
         layout: how.
         idle: the argument that holds the extent of the run, two numbers: how many of the last of
             so many equal parts of the rows are padding; zeros where there is none. All rows are
-            listed; the extent is copied behind the list, for whoever counts them.
+            listed; the extent is copied behind the list, for counts of the rows in use.
         variables: the graph's Variables in the order of ``vars``.
     """
 

@@ -80,13 +80,13 @@ class LeadingRows:
     def cuts(self, actual: int) -> list[Cut | None]:
         """For each call, how far it must run to give ``actual`` rows; ``None``: in full.
 
-        A grouping runs in full and is told the extent, which it leaves with its list.
+        A grouping runs in full; it takes the extent and stores it with its list.
         """
-        told = Cut(Grouping.extent, self.upper - actual, self.upper)
+        noted = Cut(Grouping.extent, self.upper - actual, self.upper)
         return [
             self._walks[position].cut(call.kernel, actual, self.upper)
             if position in self._walks
-            else told
+            else noted
             if position in self._groupings
             else None
             for position, call in enumerate(self._calls)
@@ -167,7 +167,7 @@ def _stays_in_row(access: _Access, walk: _Walk, rows: LeadingRows) -> bool:
 
 
 def _padded_groupings(program: Program, upper: int) -> set[int]:
-    """The groupings whose rows come, by whichever way, from inputs of ``upper`` rows."""
+    """The groupings whose rows derive, in any way, from inputs of ``upper`` rows."""
     padded = {b for b in program.inputs.values() if b.type.shape[:1] == (upper,)}
     found: set[int] = set()
     for position, call in enumerate(program.calls):
