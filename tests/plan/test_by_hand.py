@@ -300,6 +300,40 @@ def test_memory_that_cannot_be_written(context: CpuContext) -> None:
     np.testing.assert_array_equal(other.copyout(), np.zeros(4))
 
 
+def test_kernels_that_are_directed_by_a_buffer(session: ost.Session) -> None:
+    """A list of rows by expert may come from nowhere but the kernel that writes such lists."""
+    graph = ost.Graph("grouped")
+    ids, x = graph.input("ids", (8,), "int64"), graph.input("x", (8, 16))
+    w = graph.input("w", (4, 16, 16))
+    graph.set_outputs({"y": graph.grouped_matmul(x, w, ids)})
+    plan = session.prepare(graph)
+    context = session.context
+    assert isinstance(context, CpuContext)
+    group, product = plan.prepared_kernels[0], plan.prepared_kernels[-1]
+    assert (group.name, product.name) == ("group", "grouped_matmul")
+    lists = {b for b in group.writes if b in product.reads}
+    mine = {b: context.empty(b.type) for b in (*lists, *plan.inputs.values(), *product.writes)}
+    fresh = [
+        KernelCall(id=op.id, kernel=op.kernel, buffers=tuple(mine.get(b, b) for b in op.buffers))
+        for op in (group, product)
+    ]
+    with pytest.raises(ost.PlanError, match=r"op \d+ \(grouped_matmul\): argument .* directs"):
+        by_hand(context, fresh[1:])
+    (listed,) = (mine[b] for b in lists)
+    spoiled = Copy(id=99, source=context.empty(listed.type), target=listed)
+    with pytest.raises(ost.PlanError, match="directs the kernel"):
+        by_hand(context, [fresh[0], spoiled, fresh[1]])
+    ready = by_hand(context, fresh)
+    numbers_of = np.array([3, 0, 1, 1, 2, 3, 0, 0])
+    arrays = {"ids": numbers_of, "x": numbers(8, 16), "w": numbers(4, 16, 16, seed=1)}
+    for name, array in arrays.items():
+        mine[plan.inputs[name]].copyin(array)
+    ready.execute()
+    expected = np.einsum("rk,rkn->rn", arrays["x"], arrays["w"][numbers_of])
+    (result,) = (mine[b] for b in product.writes)
+    np.testing.assert_allclose(result.copyout(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("offset", "nbytes"), [(-4, 8), (0, -4), (12, 8), (1 << 70, 4)])
 def test_parts_beyond_a_buffer(context: CpuContext, offset: int, nbytes: int) -> None:
     memory = new_buffer(context, 4)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ostinato.errors import InputError, PlanError
 from ostinato.lazy import LazyModule
+from ostinato.lower.directing import directing_arguments, listed_rows
 from ostinato.plan.buffer import Buffer
 from ostinato.plan.hazards import overlap
 from ostinato.records import dataclass, field
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from ostinato.ir.types import TensorType
     from ostinato.lower import text, traffic
-    from ostinato.lower.program import Call, Kernel
+    from ostinato.lower.grouping import GroupLayout
+    from ostinato.lower.program import Call, Kernel, LoweredBuffer
     from ostinato.variables import Dim, Symbol
 else:
     text = LazyModule("ostinato.lower.text")
@@ -37,6 +39,10 @@ __all__ = [
     "View",
     "check_ops",
 ]
+
+
+#: Roles of buffers that only the compiler, or a device between two runs, writes.
+_CHOSEN_ROLES = frozenset({"constant", "idle", "placed"})
 
 
 class KernelCode(Protocol):
@@ -81,18 +87,31 @@ class PreparedKernel:
         kernel: what was compiled.
         code: the device's own.
         arguments: what each buffer has to have room for.
+        fixed: by position, the buffers of arguments whose contents the compiler has chosen.
     """
 
     name: str
     kernel: Kernel = field(repr=False)  # long; see `loops`
     code: KernelCode = field(repr=False)
     arguments: tuple[Argument, ...]
+    fixed: Mapping[int, Buffer] = field(repr=False)
 
     @staticmethod
-    def of(call: Call, code: KernelCode) -> PreparedKernel:
-        """The kernel of a call, compiled to ``code``."""
+    def of(call: Call, code: KernelCode, buffers: Mapping[LoweredBuffer, Buffer]) -> PreparedKernel:
+        """The kernel of a call, compiled to ``code``.
+
+        Args:
+            call: the kernel and the memory that it was compiled to work on.
+            code: the device's.
+            buffers: where that lies, as far as it is settled.
+        """
         arguments = tuple([Argument(buffer.name, buffer.type) for buffer in call.buffers])
-        return PreparedKernel(call.title, call.kernel, code, arguments)
+        fixed = {
+            position: buffers[lowered]
+            for position, lowered in enumerate(call.buffers)
+            if lowered in buffers and lowered.role.value in _CHOSEN_ROLES
+        }
+        return PreparedKernel(call.title, call.kernel, code, arguments, fixed)
 
     @property
     def source(self) -> str:
@@ -273,8 +292,10 @@ def check_ops(ops: Sequence[PreparedOp], variables: Sequence[Symbol]) -> None:
 
     Raises:
         PlanError: an op writes a buffer that is not for ops to write; or a kernel takes other
-            Variables, or more values of one than its code was compiled for.
+            Variables, or more values of one than its code was compiled for; or it is directed
+            (:mod:`ostinato.lower.directing`) by a buffer that may hold anything.
     """
+    lists: list[tuple[Buffer, GroupLayout]] = []
     for op in ops:
         for buffer in op.writes:
             try:
@@ -283,6 +304,32 @@ def check_ops(ops: Sequence[PreparedOp], variables: Sequence[Symbol]) -> None:
                 raise PlanError(f"{op}: {error}") from None
         if isinstance(op, KernelCall):
             _check_variables(op, variables)
+            _check_directing(op, lists)
+        if lists:
+            lists = [known for known in lists if not any(overlap(known[0], w) for w in op.writes)]
+        if isinstance(op, KernelCall) and (found := listed_rows(op.kernel.kernel)):
+            lists.append((op.buffers[found[0]], found[1]))
+
+
+def _check_directing(op: KernelCall, lists: Sequence[tuple[Buffer, GroupLayout]]) -> None:
+    """Check what directs a kernel: the buffer that it was compiled with, or a list just written."""
+    for position, layout in directing_arguments(op.kernel.kernel).items():
+        buffer = op.buffers[position]
+        fixed = op.kernel.fixed.get(position)
+        if fixed is not None and _start(buffer) == _start(fixed):
+            continue
+        if layout is None or not any(
+            _start(buffer) == _start(known) and layout == other for known, other in lists
+        ):
+            raise PlanError(
+                f"{op}: argument {position} ({op.kernel.arguments[position].name!r}) directs the "
+                "kernel: it takes the very buffer that the kernel was compiled with, or a list of "
+                f"rows that an op before it writes; got {buffer!r}"
+            )
+
+
+def _start(buffer: Buffer) -> tuple[int, int]:
+    return buffer.storage_id, buffer.offset
 
 
 def _check_variables(op: KernelCall, given: Sequence[Symbol]) -> None:
