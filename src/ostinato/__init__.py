@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.errors import (
         CaptureError,
+        CircularBuildError,
         DeviceUnavailableError,
         GraphError,
         InputError,
@@ -62,6 +63,7 @@ _HOMES = {
     "BucketedCompileCache": "ostinato.runtime.caches",
     "Buffer": "ostinato.plan.buffer",
     "CaptureError": "ostinato.errors",
+    "CircularBuildError": "ostinato.errors",
     "CompileCache": "ostinato.runtime.caches",
     "CompileOptions": "ostinato.backends.options",
     "CompiledGraph": "ostinato.runtime.compiled_graph",
@@ -103,6 +105,7 @@ __all__ = [
     "BucketedCompileCache",
     "Buffer",
     "CaptureError",
+    "CircularBuildError",
     "CompileCache",
     "CompileOptions",
     "CompiledGraph",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "CaptureError",
+    "CircularBuildError",
     "DeviceUnavailableError",
     "GraphError",
     "InputError",
@@ -56,6 +57,10 @@ class DeviceUnavailableError(OstinatoError):
 
 class CaptureError(OstinatoError):
     """Something was attempted that a graph capture cannot hold."""
+
+
+class CircularBuildError(OstinatoError, RuntimeError):
+    """Building an entry of a cache asks for that very entry, directly or over others."""
 
 
 class SessionStateError(OstinatoError):

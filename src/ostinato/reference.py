@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.conversion import round_to
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError, InputError
-from ostinato.ir.binding import check_values, solve_dims
+from ostinato.ir.binding import check_values, solve_dims, variable_values
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy
 from ostinato.ops.base import Elementwise
-from ostinato.ops.namespace import ORACLE, as_oracle, round_to
+from ostinato.ops.namespace import ORACLE, as_oracle
 from ostinato.records import dataclass
 from ostinato.variables import Expr
 from ostinato.variables import evaluate as evaluate_dim
 
 if TYPE_CHECKING:
+    from ostinato.ir.binding import VariableValues
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.ir.types import TensorType
 
@@ -56,7 +58,7 @@ def evaluate(
     params: Arrays | None = None,
     *,
     states: Arrays | None = None,
-    variables: Mapping[str, int] | None = None,
+    variables: VariableValues | None = None,
 ) -> list[Array]:
     """The outputs of ``graph``, in order.
 
@@ -82,7 +84,7 @@ def run(
     params: Arrays | None = None,
     *,
     states: Arrays | None = None,
-    variables: Mapping[str, int] | None = None,
+    variables: VariableValues | None = None,
 ) -> ReferenceResult:
     """As :func:`evaluate`, with the states after the run and every value on the way."""
     if not graph.outputs and not graph.assignments:
@@ -94,7 +96,8 @@ def run(
         STATE: _arrays("state", states, graph.states, start),
     }
     shapes = {name: (leaf.shape, given[INPUT][name].shape) for name, leaf in graph.inputs.items()}
-    sizes = solve_dims(shapes, dict(variables or {}))
+    known = {} if variables is None else variable_values(variables, graph.variables)
+    sizes = solve_dims(shapes, known)
     check_values(graph.variables, sizes)
     values: dict[Value, Array] = {}
     with np.errstate(all="ignore"):

@@ -214,6 +214,24 @@ def test_params_are_written(twice):
     assert results(first) == results(again)
 
 
+def test_conditions_on_sizes(folder, compiles, monkeypatch):
+    """A stored program refuses the sizes that the program it was stored from refuses."""
+
+    def greatest(g: ost.Graph) -> None:
+        n = ost.Variable("n", 0, 8)
+        g.set_outputs([g.argmax(g.input("x", (n, 3)), axis=0)])
+
+    for _ in range(2):
+        compiled = ost.Session("cpu").compile(made(greatest))
+        with pytest.raises(ost.VariableError, match=r"argmax 'argmax_1'.*axis 0.*got n = 0"):
+            compiled.run({"x": np.zeros((0, 3), np.float32)})
+        assert compiled.run({"x": normal(1, 3)})[0].tolist() == [0, 0, 0]
+        fresh_process(folder, monkeypatch)
+    assert compiles == ["greatest"]
+    with pytest.raises(ost.VariableError, match=r"argmax 'argmax_1'.*axis 0.*got n = 0"):
+        compiled.plan.execute_with_vars({"n": 0})
+
+
 def test_params_that_were_never_given(folder, monkeypatch):
     g = ost.Graph("bare")
     g.set_outputs([g.input("x", (2, 4)) @ g.param("w", (4, 3))])

@@ -265,3 +265,21 @@ def test_quantizing_a_model_that_was_loaded_before(path, read):
     first = ost.quantize(path, "int8")
     assert str(ost.quantize(path, "int8")) == str(first)
     assert len(read) == 1
+
+
+def test_conditions_on_sizes_are_remembered(tmp_path, read):
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["xw"], name="product"),
+        helper.make_node("ArgMax", ["xw"], ["y"], name="greatest", axis=0, keepdims=0),
+    ]
+    path = written(tmp_path / "greatest.onnx", {"w": weights()["w"]}, nodes)
+    dims = {"batch": ost.Variable("batch", 0, 8)}
+    for _ in range(2):
+        graph = ost.load_onnx(path, dims=dims)
+        compiled = ost.Session("cpu").compile(graph)
+        with pytest.raises(ost.VariableError, match=r"argmax 'greatest'.*axis 0.*got batch = 0"):
+            compiled.run({"x": np.zeros((0, LARGE[0]), np.float32)})
+        (found,) = compiled.run({"x": np.zeros((2, LARGE[0]), np.float32)})
+        assert (found == 0).all()
+    assert len(read) == 1
+    assert deferred(graph) is not None

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ostinato.conversion import round_to
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError
 from ostinato.ir.leaves import as_numpy
 from ostinato.ir.types import TensorType
 from ostinato.ops import OPS
 from ostinato.ops.builder import Graph
-from ostinato.ops.namespace import ORACLE, as_oracle, round_to
+from ostinato.ops.namespace import ORACLE, as_oracle
 from ostinato.ops.vocabulary import Vocabulary
 
 METHODS = [m for m in inspect.getmembers(Vocabulary, inspect.isfunction) if m[0][0] != "_"]

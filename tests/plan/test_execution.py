@@ -292,6 +292,64 @@ def test_wrong_variables_change_nothing(sized, wrong: Any) -> None:
     close(result(plan), before * np.exp(3))
 
 
+A, B = ost.Variable("a", 1, 8), ost.Variable("b", 2, 6)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"a": A.bind(5), "b": B.bind(2)},
+        {"a": A.bind(5), "b": 2},
+        {"a": np.int64(5), "b": B.bind(np.int8(2))},
+        [A.bind(5), B.bind(2)],
+        (B.bind(2), ost.Variable("a", 1, 8).bind(5)),
+    ],
+    ids=str,
+)
+def test_bound_variables_are_values(session: ost.Session, sized, given: Any) -> None:
+    plan, x, y = sized
+    other = session.prepare(y.graph, variables=given)
+    array = numbers(5, 2)
+    for run in (plan.execute_with_vars, plan.execute_with_vars_profiled):
+        feed(plan, x, array)
+        run(given)
+        close(result(plan), np.exp(array.sum(1)))
+    for ready, values in ((other, []), (plan, {})):
+        ready.set_variables(values)
+        feed(ready, x, array)
+        ready.execute()
+        close(result(ready), np.exp(array.sum(1)))
+    close(ost.reference.evaluate(y.graph, {"x": array}, variables=given)[0], np.exp(array.sum(1)))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"a": B.bind(3)}, "'a' is given the value of 'b', 3"),
+        ([A.bind(5), A.bind(5)], "'a' is given twice"),
+        ([A.bind(5), ost.Variable("c", 1, 2).bind(1)], "no Variable 'c'; the graph has a, b"),
+        ({"a": ost.Variable("a", 1, 9).bind(5)}, "bounds 1..9, the graph's 1..8"),
+        ([A.bind(5)._replace(value=9)], "'a' is bounded by 1..8, got 9"),
+        ([A.bind(5)._replace(value=True)], "'a' takes an int, got True"),
+        (A.bind(5), "mapping.*list of bound ones"),
+        ([A.bind(5), 2], "mapping.*list of bound ones"),
+        ([A], "mapping.*list of bound ones"),
+        ({"a": A}, "'a' takes an int, got a"),
+    ],
+    ids=str,
+)
+def test_wrong_bound_variables(session: ost.Session, sized, given: Any, message: str) -> None:
+    plan, x, y = sized
+    for call in (plan.execute_with_vars, plan.execute_with_vars_profiled, plan.set_variables):
+        with pytest.raises(ost.VariableError, match=message):
+            call(given)
+    with pytest.raises(ost.VariableError, match=message):
+        session.prepare(y.graph, variables=given)
+    feed(plan, x, numbers(4, 3))
+    plan.execute()
+    assert result(plan).shape == (4,)
+
+
 def test_prepare_checks_variables(session: ost.Session) -> None:
     net = layers(ost.Variable("n", 1, 8))
     for wrong in ({"n": 9}, {"m": 1}, {"n": "4"}, 4):

@@ -182,6 +182,135 @@ def test_weights_for_all_buckets(session):
         assert (y == 5).all()
 
 
+# -- builds that ask the cache ---------------------------------------------------------------------
+
+
+def within(seconds, *functions):
+    """What the functions, each on a thread of its own, give or raise; they must not hang."""
+    results = [None] * len(functions)
+
+    def run(number):
+        try:
+            results[number] = functions[number]()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "the cache hangs"
+    return results
+
+
+def test_a_build_that_asks_for_its_own_bucket(session):
+    cache = ost.BucketedCompileCache(session, LADDER)
+    (error,) = within(10, lambda: cache.get(3, lambda upper: cache.get(upper, doubled)))
+    assert isinstance(error, ost.CircularBuildError)
+    assert isinstance(error, RuntimeError)
+    assert "bucket (1, 9) needs bucket (1, 9)" in str(error)
+    assert isinstance(cache.get(3, doubled), ost.CompiledGraph), "the next call tries again"
+
+
+def test_a_build_that_asks_for_its_own_bucket_over_another(session):
+    cache = ost.BucketedCompileCache(session, LADDER)
+
+    def build(upper):
+        cache.get({8: 12, 16: 3}[upper], build)
+        raise AssertionError("not reached")
+
+    (error,) = within(10, lambda: cache.get(3, build))
+    assert isinstance(error, ost.CircularBuildError)
+    assert "bucket (9, 17) needs bucket (1, 9) needs bucket (9, 17)" in str(error)
+
+
+def test_a_build_that_asks_for_another_bucket(session):
+    cache, build = ost.BucketedCompileCache(session, LADDER), Builder()
+
+    def needs_the_next(upper):
+        if upper < 64:
+            assert cache.get(upper + 1, needs_the_next) is not None
+        return build(upper)
+
+    (compiled,) = within(60, lambda: cache.get(3, needs_the_next))
+    assert isinstance(compiled, ost.CompiledGraph)
+    assert build.built == [64, 32, 16, 8]
+    assert cache.get(9, build) is cache.get(16, build)
+    assert len(build.built) == 4
+
+
+def test_two_threads_whose_builds_ask_for_each_other(session):
+    cache = ost.BucketedCompileCache(session, LADDER)
+    both = threading.Barrier(2)
+
+    def build(upper):
+        both.wait(timeout=10)
+        cache.get({8: 12, 16: 3}[upper], doubled)
+        return doubled(upper)
+
+    errors = within(20, lambda: cache.get(3, build), lambda: cache.get(12, build))
+    assert all(isinstance(error, ost.CircularBuildError) for error in errors), errors
+    for key in (3, 12):
+        assert isinstance(cache.get(key, doubled), ost.CompiledGraph)
+
+
+def test_two_threads_over_two_caches(session):
+    buckets, plain = ost.BucketedCompileCache(session, LADDER), ost.CompileCache(session, 4)
+    both = threading.Barrier(2)
+
+    def of_buckets(upper):
+        both.wait(timeout=10)
+        plain.get("a", lambda: doubled(1))
+        return doubled(upper)
+
+    def of_keys():
+        both.wait(timeout=10)
+        buckets.get(3, doubled)
+        return doubled(2)
+
+    errors = within(20, lambda: buckets.get(3, of_buckets), lambda: plain.get("a", of_keys))
+    assert all(isinstance(error, ost.CircularBuildError) for error in errors), errors
+
+
+def test_one_thread_may_wait_for_the_build_of_another(session):
+    cache = ost.BucketedCompileCache(session, LADDER)
+    begun = threading.Event()
+
+    def slow(upper):
+        begun.set()
+        time.sleep(0.1)
+        return doubled(upper)
+
+    def waiting(upper):
+        begun.wait(10)
+        assert isinstance(cache.get(3, doubled), ost.CompiledGraph)
+        return doubled(upper)
+
+    graphs = within(60, lambda: cache.get(3, slow), lambda: cache.get(12, waiting))
+    assert all(isinstance(graph, ost.CompiledGraph) for graph in graphs), graphs
+
+
+@pytest.mark.parametrize("capacity", [1, 4])
+def test_builds_of_a_plain_cache_that_ask_it(session, capacity):
+    cache = ost.CompileCache(session, capacity)
+
+    def around():
+        cache.get("b", lambda: cache.get("a", around))
+
+    (error,) = within(10, lambda: cache.get("a", around))
+    assert isinstance(error, ost.CircularBuildError)
+    assert "key 'b' needs key 'a' needs key 'b'" in str(error)
+
+    def outer():
+        cache.get("inner", small(2))
+        return small(1)()
+
+    (compiled,) = within(60, lambda: cache.get("outer", outer))
+    assert cache.get("outer", small(9)) is compiled
+    assert len(cache) == min(capacity, 2)
+
+
 # -- padding ---------------------------------------------------------------------------------------
 
 

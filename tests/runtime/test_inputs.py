@@ -387,3 +387,32 @@ def test_inputs_and_params_are_converted_when_asked_for(session):
             casting.run({"x": bad})
     with refused(lambda: casting.run(FED), ost.InputError, "'x'", "float32", "float64"):
         casting.bind({"x": X.astype(np.float64)}, [np.empty((2, 3), np.float32)])
+
+
+NUMBERS = [np.nan, np.inf, -np.inf, 1e30, -1e30, 2.9, -2.9, -0.5, 300.0, 65504.0]
+CONVERTED = ["float16", "bfloat16", "float32", "float64", "int64", "int8", "uint8", "bool"]
+
+
+@pytest.mark.parametrize("target", ["int8", "uint8", "int32", "int64", "uint64", "bool", "float16"])
+@pytest.mark.parametrize("source", CONVERTED)
+def test_arrays_are_converted_as_the_op_cast_would(session, source, target):
+    """Inputs, params and handles alike: NaN gives 0, what is out of range saturates."""
+    source_dtype = ost.DType.parse(source).numpy
+    with np.errstate(all="ignore"):
+        finite = np.nan_to_num(NUMBERS, nan=3, posinf=1e9, neginf=-1e9)
+        values = (NUMBERS if source_dtype.kind in "fV" else finite.astype(np.int64)) * np.ones(1)
+        given = values.astype(np.float32).astype(source_dtype)
+    graph = ost.Graph("as_they_are")
+    outputs = [graph.cast(graph.input("x", (10,), target), target)]
+    outputs.append(graph.cast(graph.param("p", (10,), target), target))
+    graph.set_outputs(outputs)
+    inside = ost.Graph("cast")
+    inside.set_outputs([inside.cast(inside.input("x", (10,), source), target)])
+    (expected,) = session.compile(inside).run({"x": given})
+    casting = session.compile(graph, {"p": given}, options=ost.CompileOptions(cast_inputs=True))
+    for converted in casting.run({"x": given}):
+        np.testing.assert_array_equal(converted, expected)
+    casting.set_param("p", given[::-1])
+    casting.bind_handle("x", given[::-1])
+    for converted in casting.run():
+        np.testing.assert_array_equal(converted, expected[::-1])

@@ -285,3 +285,161 @@ def test_expert_ids_that_are_constants():
         compiled.run({"x": np.ones((4, 8), F32)})
         np.testing.assert_array_equal(compiled.take_moe_topk_capture(), [[0, 1, 1, 2]])
         assert stats(compiled) == (2, 3, 1, 1)
+
+
+# -- padding ---------------------------------------------------------------------------------------
+
+
+def routed(upper: Any, inner: tuple[Any, ...] = ()) -> ost.Graph:
+    """Two layers of experts one after the other, on ``[upper, *inner, 16]``."""
+    rng = np.random.default_rng(3)
+    g = ost.Graph("routed")
+    x = g.input("x", (upper, *inner, 16))
+    for experts in (4, 6):
+        shapes = ((16, experts), (experts, 16, 24), (experts, 16, 24), (experts, 24, 16))
+        weights = [
+            g.constant(rng.standard_normal(shape).astype(F32) / 4, "float32") for shape in shapes
+        ]
+        x = x + g.moe(x, *weights, k=2)
+    g.set_outputs([x])
+    return g
+
+
+def tokens(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal((*shape, 16)).astype(F32)
+
+
+def counts(compiled: ost.CompiledGraph) -> tuple[list[Array], tuple[int, ...]]:
+    taken = compiled.take_moe_topk_capture()
+    assert taken is not None
+    return taken, stats(compiled)
+
+
+def unpadded(x: Array) -> tuple[list[Array], tuple[int, ...]]:
+    """The experts of a graph compiled for just these rows."""
+    compiled = ost.Session("cpu").compile(routed(x.shape[0], x.shape[1:-1]))
+    compiled.enable_moe_topk_capture(6)
+    compiled.run({"x": x})
+    return counts(compiled)
+
+
+def same_counts(found: tuple[list[Array], Any], expected: tuple[list[Array], Any]) -> None:
+    for ids, wanted in zip(found[0], expected[0], strict=True):
+        np.testing.assert_array_equal(ids, wanted)
+    assert found[1] == expected[1]
+
+
+@pytest.mark.parametrize("inner", [(), (3,)], ids=str)
+def test_padding_rows_count_in_no_capture_and_no_statistic(inner):
+    cache = ost.BucketedCompileCache(ost.Session("cpu"), ost.power_of_two_ladder(4, 16))
+
+    def build(upper: int) -> ost.Graph:
+        return routed(upper, inner)
+
+    for rows in (3, 16, 9, 1, 4):
+        compiled = cache.get(rows, build)
+        compiled.enable_moe_topk_capture(6)
+        x = tokens(rows, *inner)
+        cache.run_padded(rows, rows, build, {"x": x})
+        found = counts(compiled)
+        live = rows * (inner[0] if inner else 1)
+        assert [ids.shape for ids in found[0]] == [(live, 2)] * 2
+        same_counts(found, unpadded(x))
+        assert compiled.take_moe_topk_capture() is None
+
+
+def test_no_rows_in_use():
+    cache = ost.BucketedCompileCache(ost.Session("cpu"), [(1, 9)])
+    compiled = cache.get(1, routed)
+    compiled.enable_moe_topk_capture(6)
+    cache.run_padded(1, 0, routed, {"x": tokens(0)})
+    taken, numbers = counts(compiled)
+    assert [ids.shape for ids in taken] == [(0, 2)] * 2
+    assert numbers == (0, 0, 0, 0)
+
+
+def test_the_extent_of_the_run_counts():
+    """Not that of the moment of reading, whichever way it ran."""
+    session = ost.Session("cpu")
+    compiled, context = session.compile(routed(8)), session.context
+    compiled.enable_moe_topk_capture(6)
+    x, out = np.zeros((8, 16), F32), np.empty((8, 16), F32)
+    x[:3] = tokens(3)
+    call = compiled.bind({"x": x}, [out])
+    context.begin_graph_capture()
+    call()
+    context.end_graph_capture(5)
+    three, eight = unpadded(x[:3]), unpadded(x)
+    ways = [
+        call,
+        lambda: compiled.run({"x": x}),
+        lambda: compiled.run_slots(x),
+        lambda: context.replay_graph(5),
+        lambda: compiled.run_pipelined([{"x": x}, {"x": x}]),
+        lambda: (compiled.commit_no_wait({"x": x}), compiled.sync_pending()),
+    ]
+    for run in ways:
+        compiled.set_active_extent((3, 8))
+        run()
+        compiled.set_active_extent(None)
+        same_counts(counts(compiled), three)
+        run()
+        compiled.set_active_extent((5, 8))
+        same_counts(counts(compiled), eight)
+    twin = compiled.clone()
+    twin.run({"x": x})
+    same_counts(counts(twin), eight)  # clones begin without an extent
+
+
+def test_an_expert_pool_keeps_the_experts_that_are_used():
+    cache = ost.BucketedCompileCache(ost.Session("cpu"), [(1, 17)])
+
+    def build(upper: int) -> ost.Graph:
+        g = ost.Graph("pool")
+        w = g.param("w", (4, 8, 8), value=np.ones((4, 8, 8), F32))
+        ids = g.input("ids", (upper,), "int64")
+        g.set_outputs([g.grouped_matmul(g.input("x", (upper, 8)), w, ids)])
+        return g
+
+    compiled = cache.get(3, build)
+    compiled.enable_moe_topk_capture(4)
+    feeds = {"x": np.ones((3, 8), F32), "ids": np.array([3, 2, 3])}
+    cache.run_padded(3, 3, build, feeds)
+    (ids,), numbers = counts(compiled)
+    assert ids.tolist() == [3, 2, 3]
+    assert numbers == (2, 3, 0, 0)
+    pool = ost.ExpertPool(4, 1)
+    pool.refresh_from_indices(ids)
+    assert pool.resident == [3]
+
+
+def test_rows_by_another_size_that_varies():
+    compiled = ost.Session("cpu").compile(routed(8, (ost.Variable("length", 1, 5),)))
+    compiled.enable_moe_topk_capture(6)
+    for length in (5, 2):
+        x = np.zeros((8, length, 16), F32)
+        x[:3] = tokens(3, length)
+        with compiled.active_extent(3, 8):
+            compiled.run({"x": x})
+        same_counts(counts(compiled), unpadded(x[:3]))
+
+
+def test_tokens_that_are_no_padded_rows_all_count():
+    """They come from another input, or do not divide into as many parts as there are rows."""
+    g = ost.Graph("apart")
+    x, aside = g.input("x", (8, 16)), g.input("aside", (16, 8))
+    w = g.constant(np.ones((3, 8, 8), F32))
+    ids = g.input("ids", (16,), "int64")
+    mixed = g.take(g.reshape(x, (16, 8)), np.arange(12), axis=0)
+    chosen = g.cast(g.argmax(mixed[:, :3], axis=1), "int64")
+    g.set_outputs([x, g.grouped_matmul(aside, w, ids), g.grouped_matmul(mixed, w, chosen)])
+    compiled = ost.Session("cpu").compile(g)
+    compiled.enable_moe_topk_capture(3)
+    numbers = np.arange(16) % 3
+    feeds = {"x": tokens(8), "aside": np.ones((16, 8), F32), "ids": numbers}
+    with compiled.active_extent(3, 8):
+        compiled.run(feeds)
+    taken = compiled.take_moe_topk_capture()
+    assert taken is not None
+    np.testing.assert_array_equal(taken[0], numbers)
+    assert taken[1].shape == (12,)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.dtypes import DType
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import ParamSource
     from ostinato.plan.execution_plan import ExecutionPlan
@@ -80,8 +81,12 @@ class Executable(ABC):
         return Accesses([(id(self), 1, True)])
 
     @abstractmethod
-    def make_plan(self) -> ExecutionPlan:
-        """A plan that runs this, on buffers of its own for inputs and outputs."""
+    def make_plan(self, facts: Sequence[Fact]) -> ExecutionPlan:
+        """A plan that runs this, on buffers of its own for inputs and outputs.
+
+        Args:
+            facts: the conditions of the graph on values of its Variables.
+        """
 
     @abstractmethod
     def write_params(self, params: Mapping[str, np.ndarray[Any, Any]]) -> None:

@@ -24,7 +24,8 @@ class CompileOptions:
             results differ by rounding (see the page on convolutions).
         in_place: write what concatenations and paddings are made of where it stands in them.
         narrow_weights: keep 16-bit weights 16 bits wide in memory and widen them in registers.
-        cast_inputs: convert inputs and params of another dtype instead of refusing them.
+        cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
+            instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a place of its own, so
             that a plan's buffers hold it after a run.
         verify: check the graph between passes.

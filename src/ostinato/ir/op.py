@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from ostinato.errors import GraphError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
 
@@ -41,6 +42,19 @@ class Op(ABC):
             GraphError: the operands or attributes do not fit; the message says what was expected
                 (the caller adds the op's name, the operands and the source line).
         """
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Iterable[Fact]:
+        """The conditions on sizes that the op relies on; :meth:`infer` has accepted the operands.
+
+        A rule for fixed and symbolic sizes alike: :meth:`infer` refuses what breaks a fact in any
+        case (:meth:`expect_facts`), and a run what breaks one at its sizes.
+        """
+        return ()
+
+    def expect_facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> None:
+        """Raise :class:`GraphError` where no value of the Variables makes a fact true."""
+        for fact in self.facts(operands, attrs):
+            self.expect(not fact.impossible, fact.problem)
 
     @abstractmethod
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.types import TensorType
     from ostinato.variables import Symbol
@@ -55,6 +56,7 @@ class Interface:
         inputs, params, states, outputs: types by name.
         variables: all that the graph mentions, by name.
         expert_inputs: the inputs that number experts, and how many experts there are.
+        facts: the conditions on Variables that its nodes rely on.
     """
 
     name: str
@@ -64,3 +66,4 @@ class Interface:
     outputs: Mapping[str, TensorType]
     variables: Mapping[str, Symbol]
     expert_inputs: Mapping[str, int]
+    facts: tuple[Fact, ...]

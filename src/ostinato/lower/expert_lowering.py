@@ -169,7 +169,7 @@ class ExpertLowering(Lowering):
         """The rows of ``product`` by their expert ``ids``."""
         node, layout = product.node, product.layout
         if (ids, layout) not in self.routings:
-            groups = LoweredBuffer(layout.type, Role.TEMP, f"{node.label}.groups")
+            groups = LoweredBuffer(Routing.memory(layout), Role.TEMP, f"{node.label}.groups")
             self.routings[ids, layout] = Routing(node.label, ids.shape, layout, groups)
             build = self._helper_builder()
             kernel = grouping_kernel(build, ids, groups, layout, self.variables)

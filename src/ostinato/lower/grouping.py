@@ -9,6 +9,7 @@ from ostinato.dtypes import INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.loops import Arg, IndexValue, Scalar
 from ostinato.lower.nests import symbols_of
+from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.views import unravel
 from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, bounds, floor_div, minimum
@@ -16,12 +17,14 @@ from ostinato.variables import Dim, Symbol, axis, bounds, floor_div, minimum
 if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.lower.builder import KernelBuilder
-    from ostinato.lower.program import LoweredBuffer
 
 __all__ = ["GroupLayout", "Grouping", "Routing", "grouping_kernel"]
 
 #: Rows of a part at most: a multiple of every usual tile, and enough work to pay for a panel.
 _PART_ROWS = 256
+
+#: Numbers of an extent.
+_EXTENT_NUMBERS = 2
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ class GroupLayout:
 class Routing:
     """Which rows of a node go to which experts, for whoever wants to know after a run.
 
-    The memory keeps the list until the next run begins.
+    The memory keeps the list until the next run begins, and behind it the extent that the run was
+    made with: two numbers, see :attr:`Grouping.idle`.
 
     Attributes:
         node: the label of the node, or of the first of several that share the expert ids.
@@ -76,6 +80,11 @@ class Routing:
     shape: tuple[Dim, ...]
     layout: GroupLayout
     groups: LoweredBuffer
+
+    @staticmethod
+    def memory(layout: GroupLayout) -> TensorType:
+        """The type of :attr:`groups`: the list, then the extent."""
+        return TensorType(INT64, (bounds(layout.type.size)[1] + _EXTENT_NUMBERS,))
 
     @property
     def chooses(self) -> bool:
@@ -93,6 +102,9 @@ class Grouping:
         expert: the expert of a row, an int64 within the experts there are.
         groups: the argument that the list goes to.
         layout: how.
+        idle: the argument that holds the extent of the run, two numbers: how many of the last of
+            so many equal parts of the rows are padding; zeros where there is none. All rows are
+            listed; the extent is copied behind the list, for counts of the rows in use.
         variables: the graph's Variables in the order of ``vars``.
     """
 
@@ -101,11 +113,18 @@ class Grouping:
     expert: Scalar
     groups: int
     layout: GroupLayout
+    idle: int
     variables: tuple[Symbol, ...] = ()
 
     extent = 1
     grain = 1
     parallel = False
+
+    @property
+    def extent_places(self) -> range:
+        """The positions behind the list that the numbers of the extent go to."""
+        end = bounds(self.layout.type.size)[1]
+        return range(end, end + _EXTENT_NUMBERS)
 
     @property
     def scratch_bytes(self) -> int:
@@ -125,5 +144,7 @@ def grouping_kernel(
     number = build.data_index(ids, unravel(ids.shape, row), layout.experts, wrap=True)
     expert = IndexValue(number, INT64, build.bindings_of(number))
     target = build.argument(groups, writes=True)
+    extent = LoweredBuffer(TensorType(INT64, (_EXTENT_NUMBERS,)), Role.IDLE, f"{groups.name}.idle")
+    idle = build.argument(extent, reads=True)
     (symbol,) = symbols_of([row])
-    return Grouping(build.args, symbol, expert, target, layout, variables)
+    return Grouping(build.args, symbol, expert, target, layout, idle, variables)

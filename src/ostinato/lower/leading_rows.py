@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ostinato.lower.attention import AttentionKernel
 from ostinato.lower.contraction import Contraction
 from ostinato.lower.dependences import reached, roots
+from ostinato.lower.grouping import Grouping
 from ostinato.lower.joint import JointProduct
 from ostinato.lower.loops import Load, LoopNest, Scalar, Scan, Statement, Store, extent_of
 from ostinato.lower.program import Role
@@ -49,10 +50,12 @@ class Cut:
     Attributes:
         extent: steps of its parallel range.
         idle: what its :attr:`~ostinato.lower.contraction.Contraction.idle` is to hold.
+        parts: the second number of a :attr:`~ostinato.lower.grouping.Grouping.idle`; 0: it has one.
     """
 
     extent: int
     idle: int
+    parts: int = 0
 
 
 class LeadingRows:
@@ -66,6 +69,7 @@ class LeadingRows:
     def __init__(self, program: Program, upper: int) -> None:
         self.upper = upper
         self._calls = program.calls
+        self._groupings = _padded_groupings(program, upper)
         self._walks: dict[int, _Walk] = {}
         accesses = [_accesses(call) for call in program.calls]
         for position in reversed(range(len(program.calls))):
@@ -74,10 +78,16 @@ class LeadingRows:
                 self._walks[position] = walk
 
     def cuts(self, actual: int) -> list[Cut | None]:
-        """For each call, how far it must run to give ``actual`` rows; ``None``: in full."""
+        """For each call, how far it must run to give ``actual`` rows; ``None``: in full.
+
+        A grouping runs in full; it takes the extent and stores it with its list.
+        """
+        noted = Cut(Grouping.extent, self.upper - actual, self.upper)
         return [
             self._walks[position].cut(call.kernel, actual, self.upper)
             if position in self._walks
+            else noted
+            if position in self._groupings
             else None
             for position, call in enumerate(self._calls)
         ]
@@ -154,6 +164,18 @@ def _stays_in_row(access: _Access, walk: _Walk, rows: LeadingRows) -> bool:
     if parts is None or parts[0] != row_size:
         return False
     return provably_nonnegative(parts[1]) and provably_less(parts[1], row_size)
+
+
+def _padded_groupings(program: Program, upper: int) -> set[int]:
+    """The groupings whose rows derive, in any way, from inputs of ``upper`` rows."""
+    padded = {b for b in program.inputs.values() if b.type.shape[:1] == (upper,)}
+    found: set[int] = set()
+    for position, call in enumerate(program.calls):
+        if not padded.isdisjoint(call.reads()):
+            padded.update(call.writes())
+            if isinstance(call.kernel, Grouping):
+                found.add(position)
+    return found
 
 
 # -- what kernels do, kind by kind -----------------------------------------------------------------

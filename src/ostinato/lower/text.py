@@ -149,6 +149,7 @@ class _Printer:
         self._head(kernel.args)
         self._line(1, f"rows {self._axis(kernel.row)}")
         self._line(1, f"to b{kernel.groups}: {self._layout(kernel.layout)}")
+        self._line(1, f"then the extent in b{kernel.idle}")
         self._named("expert", [kernel.expert])
 
     def grouped(self, kernel: GroupedProduct) -> None:

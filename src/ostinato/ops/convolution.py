@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import DType
+from ostinato.ir.facts import Fact
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.windows import (
@@ -18,7 +19,7 @@ from ostinato.ops.windows import (
 from ostinato.variables import maximum, prod, provably_less
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ostinato.ir.graph import Node, Value
     from ostinato.variables import Dim
@@ -96,6 +97,7 @@ class ConvTranspose(Op):
         )
         filters = w.shape[1] * groups
         _check_bias(operands, filters)
+        self.expect_facts(operands, attrs)
         spatial = tuple(
             _transposed_size(*axis)
             for axis in zip(
@@ -109,6 +111,11 @@ class ConvTranspose(Op):
             )
         )
         return (TensorType(x.dtype, (x.shape[0], filters, *spatial)),)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Iterator[Fact]:
+        x = operands[0]
+        for axis, size in enumerate(x.shape[2:], 2):
+            yield Fact(size, 1, f"axis {axis} of {x}, which is spatial, is empty")
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         x, w, *bias = operands
@@ -194,7 +201,6 @@ def _per_channel(xp: Any, bias: Any, spatial: int) -> Any:
 def _transposed_size(
     size: Dim, kernel: int, stride: int, padding: tuple[int, int], extra: int, dilation: int
 ) -> Dim:
-    Op.expect(not provably_less(size, 1), "a spatial axis is empty")
     result = (size - 1) * stride - sum(padding) + dilated(kernel, dilation) + extra
     Op.expect(
         not provably_less(result, 1), f"padding {padding} leaves {result} positions of an axis"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import INT64, DType
 from ostinato.errors import GraphError
+from ostinato.ir.facts import Fact
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axis
@@ -48,8 +49,12 @@ class Take(Op):
         x, indices = operands
         _expect_indices(self, indices)
         axis = normalize_axis(attrs["axis"], x.ndim)
-        _expect_choice(self, x, axis, indices)
+        self.expect_facts(operands, attrs)
         return (TensorType(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])),)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> list[Fact]:
+        x, indices = operands
+        return [_choice(x, indices, normalize_axis(attrs["axis"], x.ndim))]
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         x, indices = operands
@@ -76,8 +81,12 @@ class TakeAlongAxis(Op):
             and (*indices.shape[:axis], *indices.shape[axis + 1 :]) == others,
             f"{x} and its indices {indices} differ in more than axis {axis}",
         )
-        _expect_choice(self, x, axis, indices)
+        self.expect_facts(operands, attrs)
         return (TensorType(x.dtype, indices.shape),)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> list[Fact]:
+        x, indices = operands
+        return [_choice(x, indices, normalize_axis(attrs["axis"], x.ndim))]
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         x, indices = operands
@@ -105,9 +114,14 @@ class GatherNd(Op):
             x.shape[:batch] == indices.shape[:batch],
             f"{x} and its indices {indices} differ in their first {batch} axes",
         )
-        for axis in range(batch, batch + depth):
-            _expect_choice(self, x, axis, indices)
+        self.expect_facts(operands, attrs)
         return (TensorType(x.dtype, (*indices.shape[:-1], *x.shape[batch + depth :])),)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> list[Fact]:
+        x, indices = operands
+        batch = attrs["batch_dims"]
+        depth = _index_depth(self, x, indices, batch)
+        return [_choice(x, indices, axis) for axis in range(batch, batch + depth)]
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         x, indices = operands
@@ -304,11 +318,10 @@ def _expect_indices(op: Op, indices: TensorType) -> None:
     op.expect(indices.dtype.is_integer, f"indices are integers, got {indices}")
 
 
-def _expect_choice(op: Op, x: TensorType, axis: int, indices: TensorType) -> None:
-    op.expect(
-        x.shape[axis] != 0 or indices.size == 0,
-        f"axis {axis} of {x} is empty: there is nothing to take",
-    )
+def _choice(x: TensorType, indices: TensorType, axis: int) -> Fact:
+    """An element is needed along ``axis`` where anything is taken."""
+    problem = f"axis {axis} of {x} is empty: there is nothing to take"
+    return Fact(x.shape[axis], 1, problem, indices.size)
 
 
 def _expect_same_dtype(op: Op, x: TensorType, updates: TensorType) -> None:

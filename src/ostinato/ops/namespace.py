@@ -3,7 +3,8 @@
 An op's rule calls functions of the namespace ``xp`` that it is given, by the names that the
 vocabulary has (array API names where that standard has the function). What NumPy lacks, spells
 otherwise, or defines otherwise is written out here; nothing mutates its arguments. Every float
-array in here is float64, whatever dtype it stands for: :func:`round_to` makes it that dtype.
+array in here is float64, whatever dtype it stands for; :func:`ostinato.conversion.round_to` makes
+it that dtype.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ostinato.dtypes import BFLOAT16, DType
+from ostinato.conversion import convert
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ORACLE", "NumpyNamespace", "as_oracle", "round_to"]
+    from ostinato.dtypes import DType
+
+__all__ = ["ORACLE", "NumpyNamespace", "as_oracle"]
 
 Array = np.ndarray[Any, Any]
 
@@ -36,28 +39,6 @@ def as_oracle(x: Any) -> Array:
     """``x`` as the oracle computes on it: floats of any width become float64."""
     array = np.asarray(x)
     return array if array.dtype.kind in "biu" else array.astype(np.float64)
-
-
-def round_to(x: Any, dtype: DType) -> Array:
-    """A result of the oracle as an array of ``dtype``, rounded once; integers wrap."""
-    array = np.asarray(x)
-    if dtype == BFLOAT16 and array.dtype == np.float64:
-        array = _round_to_odd(array)
-    return array.astype(dtype.numpy, copy=False)
-
-
-def _round_to_odd(x: Array) -> Array:
-    """``x`` as float32 that rounds on to bfloat16 as ``x`` itself would.
-
-    Rounding twice to nearest can err by a unit; an inexact first step that leaves an odd last bit
-    cannot be mistaken for a tie by the second.
-    """
-    nearest = x.astype(np.float32)
-    outward = np.abs(nearest.astype(np.float64)) > np.abs(x)
-    inward = np.where(outward, np.nextafter(nearest, np.float32(0)), nearest)
-    inexact = (nearest.astype(np.float64) != x) & np.isfinite(nearest)
-    odd = (np.asarray(inward).view(np.uint32) | 1).view(np.float32)
-    return np.where(inexact, odd, nearest)
 
 
 class NumpyNamespace:
@@ -134,19 +115,9 @@ class NumpyNamespace:
 
     @staticmethod
     def cast(x: Any, dtype: DType) -> Array:
-        """Converted as the op ``cast`` says: saturating from floats, wrapping from integers."""
-        array = np.asarray(x)
-        if dtype.is_bool:
-            return np.asarray(array != 0)
-        if dtype.is_float:
-            return round_to(array, dtype).astype(np.float64)
-        if array.dtype.kind in "biu":
-            return array.astype(dtype.numpy)
-        info = np.iinfo(dtype.numpy)
-        low, high = array <= float(info.min), array >= float(info.max)
-        inside = np.where(low | high | np.isnan(array), 0, array).astype(dtype.numpy)
-        limited = np.where(high, dtype.numpy.type(info.max), inside)
-        return np.where(low, dtype.numpy.type(info.min), limited)
+        """Converted by :func:`~ostinato.conversion.convert`, as floats of the oracle."""
+        array = convert(x, dtype)
+        return array.astype(np.float64) if dtype.is_float else array
 
     # -- shapes -----------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 Sums and products keep the dtype of their operand, so those of small integers wrap ("computed as
 their dtype says"); the vocabulary turns bools into int64 first. 16-bit floats are accumulated in
 float32. A reduction over no elements gives its neutral element, which for ``max`` is minus
-infinity or the least integer; where an axis is known to be empty ``max`` and ``min`` are refused.
+infinity or the least integer; but ``max``, ``min``, ``argmax`` and ``argmin`` of a graph need an
+element (:mod:`ostinato.ir.facts`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ostinato.dtypes import BOOL, INT64
+from ostinato.ir.facts import Fact
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axes, normalize_axis
@@ -96,12 +98,11 @@ class Extremum(Reduction):
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         (result,) = super().infer(*operands, **attrs)
-        empty = any(operands[0].shape[a] == 0 for a in attrs["axis"])
-        self.expect(
-            not empty or result.size == 0,
-            f"{operands[0]} has no elements along axis {attrs['axis']}, so there is no {self.name}",
-        )
+        self.expect_facts(operands, attrs)
         return (result,)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> list[Fact]:
+        return [_nonempty(self, operands[0], axis, attrs["axis"]) for axis in attrs["axis"]]
 
 
 class Max(Extremum):
@@ -149,11 +150,12 @@ class Arg(Op):
         (x,) = operands
         axis = normalize_axis(attrs["axis"], x.ndim)
         shape = reduced_shape(x.shape, (axis,), attrs["keepdims"])
-        self.expect(
-            x.shape[axis] != 0 or prod(shape) == 0,
-            f"{x} has no elements along axis {axis}, so there is no {self.name}",
-        )
+        self.expect_facts(operands, attrs)
         return (TensorType(INT64, shape),)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> list[Fact]:
+        axis = normalize_axis(attrs["axis"], operands[0].ndim)
+        return [_nonempty(self, operands[0], axis, (axis,))]
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         find = getattr(xp, self.name)
@@ -259,7 +261,7 @@ class Std(Statistic):
 
 
 class Logsumexp(Statistic):
-    """``log(sum(exp(x)))`` without overflow."""
+    """``log(sum(exp(x)))`` without overflow; minus infinity of nothing."""
 
     name = "logsumexp"
     cost = 3
@@ -267,6 +269,8 @@ class Logsumexp(Statistic):
     def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         (x,) = operands
         axis, keepdims = attrs["axis"], attrs["keepdims"]
+        if 0 in (x.shape[a] for a in axis):  # nothing has no maximum
+            return xp.log(xp.sum(x, axis=axis, keepdims=keepdims))
         greatest = xp.max(x, axis=axis, keepdims=True)
         # An infinite maximum would turn differences into NaN.
         shift = xp.where(xp.isfinite(greatest), greatest, 0.0)
@@ -288,7 +292,14 @@ class Norm(Statistic):
             isinstance(order, int | float) and not isinstance(order, bool) and order != 0,
             f"ord is a number other than 0, got {order!r}",
         )
-        return super().infer(*operands, **attrs)
+        inferred = super().infer(*operands, **attrs)
+        self.expect_facts(operands, attrs)
+        return inferred
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> list[Fact]:
+        if not math.isinf(attrs["ord"]):
+            return []
+        return [_nonempty(self, operands[0], axis, attrs["axis"]) for axis in attrs["axis"]]
 
     def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         (x,) = operands
@@ -309,6 +320,13 @@ def reduced_shape(shape: Sequence[Dim], axes: Sequence[int], keepdims: bool) -> 
     if keepdims:
         return tuple(1 if i in axes else d for i, d in enumerate(shape))
     return tuple(d for i, d in enumerate(shape) if i not in axes)
+
+
+def _nonempty(op: Op, x: TensorType, axis: int, axes: Sequence[int]) -> Fact:
+    """An element is needed along ``axis``, one of the reduced ``axes``, where there is a result."""
+    results = prod(reduced_shape(x.shape, axes, keepdims=False))
+    problem = f"{x} has no elements along axis {axis}, so there is no {op.name}"
+    return Fact(x.shape[axis], 1, problem, results)
 
 
 def _count(xp: Any, x: Any, axes: Sequence[int]) -> Any:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import INT64, DType
 from ostinato.errors import GraphError
+from ostinato.ir.facts import Fact
 from ostinato.ir.leaves import check_shape
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axis
-from ostinato.variables import Dim, Expr, bounds, ceil_div, prod, provably_less
+from ostinato.variables import Dim, Expr, bounds, ceil_div, prod, provably_at_most
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = [
     "BROADCAST_TO",
@@ -110,14 +111,20 @@ class Slice(Op):
             f"expected a start, a stop and a step for each of {x.ndim} axes",
         )
         shape: list[Dim] = []
-        for size, start, stop, step in zip(x.shape, starts, stops, steps, strict=True):
+        for start, stop, step in zip(starts, stops, steps, strict=True):
             self.expect(_is_int(step) and step > 0, f"a step is a positive int, got {step!r}")
-            wrong = (
-                provably_less(start, 0) or provably_less(stop, start) or provably_less(size, stop)
-            )
-            self.expect(not wrong, f"{start}..{stop} is no range within an axis of size {size}")
             shape.append(ceil_div(stop - start, step))
+        self.expect_facts(operands, attrs)
         return (TensorType(x.dtype, tuple(shape)),)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Iterator[Fact]:
+        (x,) = operands
+        ranges = zip(x.shape, attrs["starts"], attrs["stops"], strict=True)
+        for axis, (size, start, stop) in enumerate(ranges):
+            problem = f"{start}..{stop} is no range within axis {axis} of {x}"
+            for low, high in ((0, start), (start, stop), (stop, size)):
+                if not provably_at_most(low, high):
+                    yield Fact(high - low, 0, problem)
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         ranges = zip(attrs["starts"], attrs["stops"], attrs["steps"], strict=True)

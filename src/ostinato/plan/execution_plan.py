@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import threading
-from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ostinato.errors import PlanError, VariableError
-from ostinato.ir.binding import check_values
+from ostinato.ir.binding import check_values, variable_values
+from ostinato.ir.facts import check_facts
 from ostinato.plan.buffer import Buffer
 from ostinato.plan.memory import ops_memory
 from ostinato.plan.order import Submission
@@ -19,8 +18,10 @@ from ostinato.plan.schedule import schedule
 from ostinato.plan.values import ValueBuffers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ostinato.ir.binding import VariableValues
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import Value
     from ostinato.plan.buffer import DeviceQueue
     from ostinato.plan.memory import MemoryReport
@@ -74,6 +75,7 @@ class ExecutionPlan:
         sizes: their values, shared with the buffers' shapes; first the greatest ones.
         values: which buffer holds which value of the graph.
         queue: the device's; it may record, and hold values of Variables. By default, none of that.
+        facts: conditions that values of the Variables must meet.
 
     Raises:
         PlanError: ops have the same id, or one depends on itself, on an op that does not exist,
@@ -101,6 +103,7 @@ class ExecutionPlan:
         sizes: dict[str, int] | None = None,
         values: ValueBuffers | None = None,
         queue: DeviceQueue | None = None,
+        facts: Sequence[Fact] = (),
     ) -> None:
         self.device = device
         self.prepared_ops = schedule(list(ops))
@@ -115,6 +118,8 @@ class ExecutionPlan:
         self._given: dict[str, int] = {}
         self._values = values or ValueBuffers({})
         self._queue = queue
+        self._facts = tuple(facts)
+        self._fitting: dict[str, int] = {}  # values that the facts were checked with last
         self._buffers = self._listed(held)
         self._index = {buffer: i for i, buffer in enumerate(self._buffers)}
         self._lock = threading.RLock()
@@ -134,8 +139,11 @@ class ExecutionPlan:
         """
         self.execute_with_vars({})
 
-    def execute_with_vars(self, variables: Mapping[str, int]) -> None:
+    def execute_with_vars(self, variables: VariableValues) -> None:
         """Run once with other values of Variables; those left out keep theirs.
+
+        Args:
+            variables: ``{"n": 7}``, ``{"n": n.bind(7)}`` or ``[n.bind(7)]``.
 
         Raises:
             VariableError: a name is unknown, a value is out of bounds, or a Variable has no value
@@ -152,7 +160,7 @@ class ExecutionPlan:
         """
         return self.execute_with_vars_profiled({})
 
-    def execute_with_vars_profiled(self, variables: Mapping[str, int]) -> Profile:
+    def execute_with_vars_profiled(self, variables: VariableValues) -> Profile:
         """As :meth:`execute_with_vars`; a record for each kernel dispatch, in execution order.
 
         Raises:
@@ -167,7 +175,7 @@ class ExecutionPlan:
                 if isinstance(op, KernelCall)
             )
 
-    def set_variables(self, variables: Mapping[str, int]) -> None:
+    def set_variables(self, variables: VariableValues) -> None:
         """Give Variables the values that later runs take.
 
         Raises:
@@ -177,7 +185,7 @@ class ExecutionPlan:
             resident = self._resident_values()
             self._take(self._checked(variables, resident), resident)
 
-    def _perform(self, variables: Mapping[str, int], run: Callable[[Sequence[int]], Any]) -> Any:
+    def _perform(self, variables: VariableValues, run: Callable[[Sequence[int]], Any]) -> Any:
         with self._lock:
             self._check_open()
             with self._in_order("execute waits for its run"):
@@ -196,18 +204,18 @@ class ExecutionPlan:
 
     def _checked(self, variables: object, resident: Mapping[str, int]) -> dict[str, int]:
         """All values that are known, those of ``variables`` and on the device included."""
-        if not isinstance(variables, Mapping):
-            raise VariableError(f"Variables are given as a mapping, got {variables!r:.80}")
-        given = {name: _as_int(value) for name, value in variables.items()}
+        given = variable_values(variables, self._variables)
         if fixed := [name for name in given if name in resident]:
             raise VariableError(
                 f"Variable {fixed[0]!r} is read from the variable block in dev-state mode; write "
                 "it with set_decode_state"
             )
-        given |= resident
-        known = {name: self._variables[name] for name in given if name in self._variables}
-        check_values(known if len(known) == len(given) else self._variables, given)
-        return {**self._given, **given}
+        check_values({name: self._variables[name] for name in resident}, resident)
+        values = {**self._given, **given, **resident}
+        if values != self._fitting:
+            check_facts(self._facts, values)
+            self._fitting = values
+        return values
 
     def _resident_values(self) -> dict[str, int]:
         """The Variables that the device has the values of."""
@@ -377,13 +385,3 @@ def _check_outputs(
                 reached = max(reached, end)
         if reached < output.end:
             raise PlanError(f"output {name!r} is missing: no op writes all of {output!r}")
-
-
-def _as_int(value: object) -> Any:
-    """``value`` as an int where it is one of some kind; else as it is, to be refused."""
-    if isinstance(value, bool):
-        return value
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from ostinato.ir.facts import graph_facts, least_values
 from ostinato.ops.base import Elementwise
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass
@@ -85,6 +86,11 @@ class Formula:
     def variables(self) -> tuple[Symbol, ...]:
         """The Variables that its shapes and attributes mention."""
         return tuple(self.graph().variables.values())
+
+    @cached_property
+    def least(self) -> dict[str, int]:
+        """By Variable, the least value that its ops can do with, where that is known."""
+        return least_values(graph_facts(self.graph())) if self.variables else {}
 
     def reads_once(self, operand: int) -> bool:
         """Whether just one step reads the operand of this number, and reads it once."""

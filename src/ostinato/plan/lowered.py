@@ -55,7 +55,7 @@ class LoweredOps:
     def _call(self, number: int, call: Call) -> KernelCall:
         return KernelCall(
             id=number,
-            kernel=PreparedKernel(call.title, call.kernel, self._code(call.kernel)),
+            kernel=PreparedKernel.of(call, self._code(call.kernel), self._buffers),
             buffers=tuple(self._buffers[b] for b in call.buffers),
             node_names=call.nodes,
             flops=call.flops,

@@ -7,26 +7,42 @@ what (:mod:`ostinato.plan.hazards`). How a device carries it out is the device's
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ostinato.errors import PlanError
+from ostinato.errors import InputError, PlanError
 from ostinato.lazy import LazyModule
+from ostinato.lower.directing import directing_arguments, listed_rows
+from ostinato.plan.buffer import Buffer
 from ostinato.plan.hazards import overlap
 from ostinato.records import dataclass, field
 from ostinato.variables import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from ostinato.ir.types import TensorType
     from ostinato.lower import text, traffic
-    from ostinato.lower.program import Kernel
-    from ostinato.plan.buffer import Buffer
-    from ostinato.variables import Dim
+    from ostinato.lower.grouping import GroupLayout
+    from ostinato.lower.program import Call, Kernel, LoweredBuffer
+    from ostinato.variables import Dim, Symbol
 else:
     text = LazyModule("ostinato.lower.text")
     traffic = LazyModule("ostinato.lower.traffic")
 
-__all__ = ["Copy", "KernelCall", "KernelCode", "PreparedKernel", "PreparedOp", "View"]
+__all__ = [
+    "Argument",
+    "Copy",
+    "KernelCall",
+    "KernelCode",
+    "PreparedKernel",
+    "PreparedOp",
+    "View",
+    "check_ops",
+]
+
+
+#: Roles of buffers that only the compiler, or a device between two runs, writes.
+_CHOSEN_ROLES = frozenset({"constant", "idle", "placed"})
 
 
 class KernelCode(Protocol):
@@ -41,6 +57,27 @@ class KernelCode(Protocol):
         """What it made of it, where there is a text form."""
 
 
+class Argument(NamedTuple):
+    """An argument of a kernel: the tensor that the kernel was compiled to work on."""
+
+    name: str
+    type: TensorType
+
+    def __str__(self) -> str:
+        return f"({self.name!r}) is {self.type}, {self.type.max_bytes} bytes"
+
+    def problem_with(self, buffer: object) -> str:
+        """The reason for which the kernel cannot work on ``buffer``; empty if it can."""
+        dtype = self.type.dtype
+        if not isinstance(buffer, Buffer):
+            return f"got a {type(buffer).__name__}"
+        if buffer.dtype != dtype or buffer.nbytes < self.type.max_bytes:
+            return f"{buffer!r} does not hold that"
+        if buffer.offset % dtype.itemsize:
+            return f"{buffer!r} does not start at a whole element"
+        return ""
+
+
 @dataclass(frozen=True, eq=False)
 class PreparedKernel:
     """A compiled kernel.
@@ -49,11 +86,32 @@ class PreparedKernel:
         name: what it computes, in a word or two (``"matmul+gelu"``).
         kernel: what was compiled.
         code: the device's own.
+        arguments: what each buffer has to have room for.
+        fixed: by position, the buffers of arguments whose contents the compiler has chosen.
     """
 
     name: str
     kernel: Kernel = field(repr=False)  # long; see `loops`
     code: KernelCode = field(repr=False)
+    arguments: tuple[Argument, ...]
+    fixed: Mapping[int, Buffer] = field(repr=False)
+
+    @staticmethod
+    def of(call: Call, code: KernelCode, buffers: Mapping[LoweredBuffer, Buffer]) -> PreparedKernel:
+        """The kernel of a call, compiled to ``code``.
+
+        Args:
+            call: the kernel and the memory that it was compiled to work on.
+            code: the device's.
+            buffers: where that lies, as far as it is settled.
+        """
+        arguments = tuple([Argument(buffer.name, buffer.type) for buffer in call.buffers])
+        fixed = {
+            position: buffers[lowered]
+            for position, lowered in enumerate(call.buffers)
+            if lowered in buffers and lowered.role.value in _CHOSEN_ROLES
+        }
+        return PreparedKernel(call.title, call.kernel, code, arguments, fixed)
 
     @property
     def source(self) -> str:
@@ -109,12 +167,13 @@ class KernelCall(PreparedOp):
 
     Attributes:
         kernel: what to run.
-        buffers: one per argument of the kernel.
+        buffers: one per argument of the kernel; each may be larger than the kernel needs.
         node_names: labels of the graph's nodes that it computes.
         flops: floating point operations.
 
     Raises:
-        PlanError: the kernel has another number of arguments.
+        PlanError: the kernel has another number of arguments; or a buffer is none, has another
+            dtype than the argument, is too small, or does not start at a whole element.
     """
 
     kernel: PreparedKernel
@@ -123,9 +182,14 @@ class KernelCall(PreparedOp):
     flops: Dim = 0
 
     def __post_init__(self) -> None:
-        wanted = len(self.kernel.kernel.args)
+        wanted = len(self.kernel.arguments)
         if len(self.buffers) != wanted:
             raise PlanError(f"{self} takes {wanted} buffers, got {len(self.buffers)}")
+        for number, (argument, buffer) in enumerate(
+            zip(self.kernel.arguments, self.buffers, strict=True)
+        ):
+            if problem := argument.problem_with(buffer):
+                raise PlanError(f"{self}: argument {number} {argument}, {problem}")
 
     @property
     def name(self) -> str:
@@ -161,13 +225,14 @@ class Copy(PreparedOp):
     """Copies the bytes of one buffer to another.
 
     Raises:
-        PlanError: the sizes differ, or the buffers overlap.
+        PlanError: the sizes differ, the buffers overlap, or one is no buffer.
     """
 
     source: Buffer
     target: Buffer
 
     def __post_init__(self) -> None:
+        _check_buffers(self, source=self.source, target=self.target)
         if self.source.nbytes != self.target.nbytes:
             raise PlanError(
                 f"{self}: {self.source!r} and {self.target!r} differ in their number of bytes"
@@ -193,13 +258,14 @@ class View(PreparedOp):
     """Sees bytes of one buffer as another: nothing to do, yet only right after its writers.
 
     Raises:
-        PlanError: the target is not within the source.
+        PlanError: the target is not within the source, or one is no buffer.
     """
 
     source: Buffer
     target: Buffer
 
     def __post_init__(self) -> None:
+        _check_buffers(self, source=self.source, target=self.target)
         inside = self.source.offset <= self.target.offset and self.target.end <= self.source.end
         if self.source.storage is not self.target.storage or not inside:
             raise PlanError(f"{self}: {self.target!r} is not within {self.source!r}")
@@ -215,3 +281,72 @@ class View(PreparedOp):
     @property
     def writes(self) -> tuple[Buffer, ...]:
         return ()
+
+
+def check_ops(ops: Sequence[PreparedOp], variables: Sequence[Symbol]) -> None:
+    """Check ops that a device is asked to run on their buffers.
+
+    Args:
+        ops: what to run.
+        variables: those that a run gives values, in order.
+
+    Raises:
+        PlanError: an op writes a buffer that is not for ops to write; or a kernel takes other
+            Variables, or more values of one than its code was compiled for; or it is directed
+            (:mod:`ostinato.lower.directing`) by a buffer that may hold anything.
+    """
+    lists: list[tuple[Buffer, GroupLayout]] = []
+    for op in ops:
+        for buffer in op.writes:
+            try:
+                buffer.check_target()
+            except InputError as error:
+                raise PlanError(f"{op}: {error}") from None
+        if isinstance(op, KernelCall):
+            _check_variables(op, variables)
+            _check_directing(op, lists)
+        if lists:
+            lists = [known for known in lists if not any(overlap(known[0], w) for w in op.writes)]
+        if isinstance(op, KernelCall) and (found := listed_rows(op.kernel.kernel)):
+            lists.append((op.buffers[found[0]], found[1]))
+
+
+def _check_directing(op: KernelCall, lists: Sequence[tuple[Buffer, GroupLayout]]) -> None:
+    """Check what directs a kernel: the buffer that it was compiled with, or a list just written."""
+    for position, layout in directing_arguments(op.kernel.kernel).items():
+        buffer = op.buffers[position]
+        fixed = op.kernel.fixed.get(position)
+        if fixed is not None and _start(buffer) == _start(fixed):
+            continue
+        if layout is None or not any(
+            _start(buffer) == _start(known) and layout == other for known, other in lists
+        ):
+            raise PlanError(
+                f"{op}: argument {position} ({op.kernel.arguments[position].name!r}) directs the "
+                "kernel: it takes the very buffer that the kernel was compiled with, or a list of "
+                f"rows that an op before it writes; got {buffer!r}"
+            )
+
+
+def _start(buffer: Buffer) -> tuple[int, int]:
+    return buffer.storage_id, buffer.offset
+
+
+def _check_variables(op: KernelCall, given: Sequence[Symbol]) -> None:
+    taken = op.kernel.kernel.variables
+    fits = len(taken) == len(given) and all(
+        kernel.name == run.name and kernel.min <= run.min and run.max <= kernel.max
+        for kernel, run in zip(taken, given, strict=False)
+    )
+    if taken and not fits:
+        raise PlanError(f"{op} takes the Variables {_listed(taken)}; a run gives {_listed(given)}")
+
+
+def _listed(variables: Sequence[Symbol]) -> str:
+    return ", ".join(f"{v.name} in {v.min}..{v.max}" for v in variables) or "none"
+
+
+def _check_buffers(op: PreparedOp, **given: object) -> None:
+    for name, buffer in given.items():
+        if not isinstance(buffer, Buffer):
+            raise PlanError(f"{op}: the {name} is a Buffer, got a {type(buffer).__name__}")

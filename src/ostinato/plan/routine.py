@@ -96,10 +96,11 @@ class Routine:
         fixed = {b: _contents(b) for b in used if b.role in (Role.CONSTANT, Role.IDLE)}
         temps = [b for b in used if b not in fixed]
         numbers.update((b, operands + results + i) for i, b in enumerate((*temps, *fixed)))
+        constants = {b: upload(array) for b, array in fixed.items()}
         return Routine(
             tuple(
                 RoutineCall(
-                    PreparedKernel(call.title, call.kernel, code(call.kernel)),
+                    PreparedKernel.of(call, code(call.kernel), constants),
                     tuple(numbers[b] for b in call.buffers),
                     call.nodes,
                     call.flops,
@@ -107,7 +108,7 @@ class Routine:
                 for call in calls
             ),
             tuple(b.type for b in temps),
-            tuple(upload(array) for array in fixed.values()),
+            tuple(constants.values()),
         )
 
 

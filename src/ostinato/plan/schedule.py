@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from ostinato.errors import PlanError
 from ostinato.plan.hazards import HazardTracker
+from ostinato.plan.prepared import PreparedOp
 from ostinato.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from ostinato.plan.prepared import PreparedOp
 
 __all__ = ["schedule"]
 
@@ -25,8 +24,8 @@ def schedule(ops: Sequence[PreparedOp]) -> tuple[PreparedOp, ...]:
     on it.
 
     Raises:
-        PlanError: two ops have one id; or an op depends on itself, on one that does not exist, or
-            through others on itself. Names them.
+        PlanError: something is no op; two ops have one id; or an op depends on itself, on one that
+            does not exist, or through others on itself. Names them.
     """
     by_id = _numbered(ops)
     tracker = HazardTracker()
@@ -40,6 +39,8 @@ def schedule(ops: Sequence[PreparedOp]) -> tuple[PreparedOp, ...]:
 def _numbered(ops: Sequence[PreparedOp]) -> dict[int, PreparedOp]:
     by_id: dict[int, PreparedOp] = {}
     for op in ops:
+        if not isinstance(op, PreparedOp):
+            raise PlanError(f"a plan is made of prepared ops, got a {type(op).__name__}")
         if op.id in by_id:
             raise PlanError(f"{by_id[op.id]} and {op} have the same id")
         by_id[op.id] = op

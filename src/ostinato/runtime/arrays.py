@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.conversion import convert
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.leaves import as_array
@@ -83,11 +84,10 @@ def examined(kind: str, spec: TensorSpec, given: object, *, cast: bool = False) 
 def settled(spec: TensorSpec, array: Array) -> Array:
     """An examined array as the device wants it: of the declared dtype, and C-contiguous.
 
-    It is copied only where it has to be.
+    It is converted as the op ``cast`` would, and copied only where it has to be.
     """
     if array.dtype != spec.dtype.numpy:
-        with np.errstate(all="ignore"):  # a value out of range is what the caller asked to convert
-            return array.astype(spec.dtype.numpy, order="C")
+        return convert(array, spec.dtype)
     return array if array.flags.c_contiguous else array.copy(order="C")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +59,7 @@ class BucketedCompileCache:
 
     A graph is built for the greatest size of its bucket, ``upper = end - 1``; smaller inputs are
     padded. May be used from many threads: a bucket is compiled once however many ask at the same
-    time, and each runs one batch at a time.
+    time.
 
     >>> cache = ost.BucketedCompileCache(session, ost.power_of_two_ladder(8, 64))
     >>> upper, (logits,) = cache.run_padded(11, 11, build, {"x": x})   # x: 11 rows; upper: 16
@@ -85,8 +84,7 @@ class BucketedCompileCache:
         self.buckets = _checked_buckets(buckets)
         self._session = session
         self._params = params
-        self._compiled: Once[Bucket, CompiledGraph] = Once()
-        self._running = {bucket: threading.Lock() for bucket in self.buckets}
+        self._compiled: Once[Bucket, CompiledGraph] = Once(kind="bucket")
 
     def bucket_of(self, key: int) -> Bucket | None:
         """The range that holds ``key``, if one does."""
@@ -99,7 +97,12 @@ class BucketedCompileCache:
             key: the size.
             build: makes the graph of a given leading size; called with the bucket's ``upper`` the
                 first time that a key falls into a bucket. What it raises, and what compiling
-                raises, reaches everyone who waits; the next call tries again.
+                raises, reaches everyone who waits; the next call tries again. It may ask this
+                cache for other buckets.
+
+        Raises:
+            CircularBuildError: ``build`` asks, directly or over the builds of other threads, for
+                the bucket that it builds.
         """
         bucket = self.bucket_of(key)
         return None if bucket is None else self._get(bucket, build)
@@ -149,7 +152,7 @@ class BucketedCompileCache:
         for name in padded:
             if name in feeds:
                 feeds[name] = _pad_rows(name, feeds[name], rows, upper)
-        with self._running[bucket], compiled.active_extent(rows, upper):
+        with compiled.active_extent(rows, upper):
             outputs = compiled.run(feeds)
         for position in trimmed:
             outputs[position] = outputs[position][:rows]
@@ -186,12 +189,17 @@ class CompileCache:
             raise ValueError(f"a cache holds at least one graph, got capacity={capacity!r}")
         self.capacity = capacity
         self._session = session
-        self._compiled: Once[Hashable, CompiledGraph] = Once(capacity)
+        self._compiled: Once[Hashable, CompiledGraph] = Once(capacity, kind="key")
 
     def get(self, key: Hashable, build: Callable[[], BaseGraph]) -> CompiledGraph:
         """The graph of ``key``, compiled from ``build()`` if it is not there.
 
-        What ``build`` or compiling raises reaches everyone who waits, and is not kept.
+        What ``build`` or compiling raises reaches everyone who waits, and is not kept. ``build``
+        may ask this cache for other keys.
+
+        Raises:
+            CircularBuildError: ``build`` asks, directly or over the builds of other threads, for
+                the key that it builds.
         """
         return self._compiled.get(key, lambda: self._session.compile(build()))
 

@@ -51,7 +51,7 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
         """The kernels of a run, in order, and their memory."""
         with self._planning:
             if self._plan is None:
-                self._plan = self._executable.make_plan()
+                self._plan = self._executable.make_plan(self._signature.facts)
             return self._plan
 
     @property

@@ -179,14 +179,17 @@ class GraphExecutor:
         """All decode variables, with the bounds that every node agrees to, if any node uses any."""
         bounds: dict[str, tuple[int, int]] = {}
         for node in graph.nodes:
-            for symbol in () if node.formula is None else node.formula.variables:
+            if (formula := node.formula) is None:
+                continue
+            for symbol in formula.variables:
                 if not self.context.dev_state_mode:
                     raise VariableError(
                         f"{node.name} uses the Variable {symbol.name!r}, whose value is in the "
                         "device's decode state: call context.set_dev_state_mode(True) first"
                     )
                 low, high = bounds.get(symbol.name, (symbol.min, symbol.max))
-                bounds[symbol.name] = max(low, symbol.min), min(high, symbol.max)
+                least = max(symbol.min, formula.least.get(symbol.name, 0))
+                bounds[symbol.name] = max(low, least), min(high, symbol.max)
         for name, (low, high) in bounds.items():
             if low > high:
                 raise VariableError(f"no value of {name!r} is within the bounds of all its uses")

@@ -54,6 +54,10 @@ class MoeCalls(Execution):
 
     Which experts were called is read after a run, from memory that the run wrote anyway: runs take
     no longer for it, and bound calls and replays of recordings count as runs too.
+
+    A run with an active extent ``(actual, upper)`` counts no padding. Of a layer whose tokens come
+    from inputs of ``upper`` rows and are ``upper * m``, the first ``actual * m`` count, so the
+    padded axis is to be their outermost one. All tokens of other layers count.
     """
 
     _moe: _Account | None = None
@@ -167,7 +171,8 @@ class MoeCalls(Execution):
 
         Returns:
             For each layer an int64 array of the shape of its ids, ``[tokens, k]`` for :meth:`moe`,
-            the numbers within the experts there are. ``None`` when nothing has run since the last
+            the numbers within the experts there are; only the tokens in use where the run had an
+            active extent. ``None`` when nothing has run since the last
             call, or since the capture was enabled, or it never was.
 
         Raises:

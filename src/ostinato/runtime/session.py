@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.base import Capabilities, Progress
     from ostinato.backends.context import Context
+    from ostinato.ir.binding import VariableValues
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.record import Interface
     from ostinato.plan.execution_plan import ExecutionPlan
@@ -142,7 +143,7 @@ class Session:
         graph: BaseGraph,
         params: Mapping[str, Any] | None = None,
         *,
-        variables: Mapping[str, int] | None = None,
+        variables: VariableValues | None = None,
         options: CompileOptions | None = None,
         progress: Progress | None = None,
         experts: ExpertSource | None = None,
@@ -152,7 +153,8 @@ class Session:
 
         Args:
             graph, params, options, progress, experts, expert_budget: as for :meth:`compile`.
-            variables: values of Variables that runs take until they are given others.
+            variables: values of Variables that runs take until they are given others:
+                ``{"n": 4}``, ``{"n": n.bind(4)}`` or ``[n.bind(4)]``.
 
         Raises:
             GraphError, InputError, UnsupportedOpError, ModelFormatError, CaptureError: as

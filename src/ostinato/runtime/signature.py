@@ -13,6 +13,7 @@ from ostinato.backends.context import DECODE_VARIABLES
 from ostinato.errors import InputError, VariableError
 from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.deferred import deferred
+from ostinato.ir.facts import check_facts, graph_facts
 from ostinato.ir.record import Interface
 from ostinato.lazy import LazyModule
 from ostinato.records import dataclass
@@ -73,6 +74,7 @@ class Signature:
 
     Attributes:
         inputs, outputs, params, states: specs by name: ``name``, ``shape``, ``dtype``.
+        facts: the conditions of the graph on values of its Variables.
     """
 
     def __init__(self, interface: Interface) -> None:
@@ -84,6 +86,7 @@ class Signature:
         self.resident = tuple(name for name in self._variables if name in DECODE_VARIABLES)
         self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
         self._experts = interface.expert_inputs
+        self.facts = interface.facts
         self._known: dict[tuple[tuple[int, ...], ...], Live] = {}
 
     # -- inputs --------------------------------------------------------------------------------
@@ -145,7 +148,8 @@ class Signature:
         Raises:
             InputError: an input is missing, unknown, or of another shape or dtype; or it is the
                 number of an expert that there is none of, unless ``bound``: contents may change.
-            VariableError: a size is out of its Variable's bounds, or sizes contradict each other.
+            VariableError: a size is out of its Variable's bounds, sizes contradict each other, or a
+                node cannot do with them.
         """
         given = checked_mapping("input", inputs, self.inputs)
         missing = [str(spec) for name, spec in self.inputs.items() if name not in given]
@@ -235,6 +239,7 @@ class Signature:
             ]
             raise VariableError(f"{error}; input {', '.join(listed) or 'shapes: none'}") from None
         self._check_settled(values)
+        check_facts(self.facts, values)
         return values
 
     def _check_settled(self, values: Mapping[str, int]) -> None:
@@ -358,6 +363,7 @@ def interface_of(graph: BaseGraph) -> Interface:
         {name: value.type for name, value in graph.outputs.items()},
         graph.variables,
         _expert_inputs(graph),
+        graph_facts(graph),
     )
 
 

@@ -97,6 +97,36 @@ def provably_less(a: Dim, b: Dim) -> bool:
     return _least(b - a - 1) >= 0
 
 
+def provably_at_most(a: Dim, b: Dim) -> bool:
+    """Whether ``a <= b`` follows from the bounds of atoms, or from minima and maxima.
+
+    ``min(n, 5) <= n`` needs no bounds of ``n``.
+    """
+    if provably_nonnegative(b - a):
+        return True
+    match _extremum(a), _extremum(b):
+        case Minimum(left=left, right=right), _ if provably_at_most(left, b) or provably_at_most(
+            right, b
+        ):
+            return True
+        case Maximum(left=left, right=right), _:
+            return provably_at_most(left, b) and provably_at_most(right, b)
+        case _, Maximum(left=left, right=right):
+            return provably_at_most(a, left) or provably_at_most(a, right)
+        case _, Minimum(left=left, right=right):
+            return provably_at_most(a, left) and provably_at_most(a, right)
+    return False
+
+
+def _extremum(dim: Dim) -> Minimum | Maximum | None:
+    """The minimum or maximum that ``dim`` is, if it is one."""
+    if isinstance(dim, Expr) and dim.const == 0:
+        match dim.terms:
+            case (((Minimum() | Maximum() as atom,), 1),):
+                return atom
+    return None
+
+
 def recombine(dim: Dim) -> Dim:
     """``dim`` with every ``c * (x // c) + x % c`` put together again as ``x``."""
     if isinstance(dim, int):

@@ -23,6 +23,7 @@ from ostinato.backends.cpu.layout import Layout
 from ostinato.backends.cpu.memory import Slot
 from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.object_cache import process_cache
+from ostinato.ir.facts import graph_facts, least_values
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.lowering import lower
 from ostinato.lower.program import Role
@@ -35,7 +36,7 @@ from ostinato.plan.values import Origin
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ostinato.backends.base import Progress
     from ostinato.backends.device import Device
@@ -59,6 +60,7 @@ class Compilation:
         passing: params that are not kept in their own form.
         origin: the graph before and after the passes.
         report: what the compiler did.
+        least: by Variable, the least value that the graph can do with, where that is known.
     """
 
     program: Program
@@ -67,6 +69,7 @@ class Compilation:
     passing: frozenset[LoweredBuffer]
     origin: Origin
     report: CompileReport
+    least: Mapping[str, int]
 
     @property
     def stored_by_layer(self) -> list[StoredExperts | None]:
@@ -98,7 +101,10 @@ class Compilation:
             },
             states={name: self._state(buffer) for name, buffer in program.states.items()},
             externals=tuple(map(self._external, self._externals())),
-            variables=tuple((v.name, v.min, v.max) for v in program.variables),
+            variables=tuple(
+                (v.name, max(v.min, self.least.get(v.name, v.min)), v.max)
+                for v in program.variables
+            ),
             routings=tuple(self._routings()),
         )
 
@@ -188,7 +194,8 @@ def compile_graph(
         passing = passing_params(program)
         layout = Layout.of(program, passing, apart=options.keep_intermediates)
     origin = Origin(graph if built is None else built, lowered)
-    return Compilation(program, code, layout, passing, origin, report)
+    least = least_values(graph_facts(graph))
+    return Compilation(program, code, layout, passing, origin, report, least)
 
 
 def _compile_kernels(

@@ -162,11 +162,13 @@ class CpuContext(Context):
         for buffer in buffers:
             if buffer.device != self.device:
                 raise PlanError(f"{buffer!r} cannot be used on {self.device}")
+        prepared.check_ops(ops, variables)
         storages = list(dict.fromkeys(b.storage for b in buffers))
         slots = {storage: number for number, storage in enumerate(storages)}
         steps = [_step(op, slots) for op in ops if not isinstance(op, prepared.View)]
         owner = tuple(op.kernel.code for op in ops if isinstance(op, prepared.KernelCall))
-        memory = [block(storage) for storage in storages]
+        written = {b.storage for op in ops for b in op.writes}
+        memory = [block(storage, written=storage in written) for storage in storages]
         named = [(v.name, v.min, v.max) for v in variables]
         lent = tuple(storage for storage in storages if isinstance(storage, LentStorage))
         program = self.program(memory, steps, named, owner=owner, touches=_spans(ops), sources=lent)

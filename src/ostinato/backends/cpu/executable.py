@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.image import Image, Preparation, RoutingPlace
     from ostinato.codegen.llvm.toolchain import LinkedCode
+    from ostinato.ir.facts import Fact
     from ostinato.ir.stored import ExpertTensor, ParamSource
     from ostinato.lower.leading_rows import LeadingRows
     from ostinato.lower.program import LoweredBuffer
@@ -394,7 +395,7 @@ class CpuExecutable(Executable):
 
     # -- the plan ----------------------------------------------------------------------------------
 
-    def make_plan(self) -> ExecutionPlan:
+    def make_plan(self, facts: Sequence[Fact]) -> ExecutionPlan:
         # Whoever only runs graphs does without these.
         from ostinato.backends.cpu.submission import ProgramRunner
         from ostinato.plan.buffer import LentStorage
@@ -438,6 +439,7 @@ class CpuExecutable(Executable):
             variables=program.variables,
             sizes=sizes,
             values=lowered.values,
+            facts=facts,
         )
 
     def _plan_buffer(
@@ -499,6 +501,8 @@ class CpuExecutable(Executable):
             for slot, offset in step.arguments:
                 if slot == Slot.IDLE:
                     idle[offset // limits.itemsize] = cut.idle
+                    if cut.parts:
+                        idle[offset // limits.itemsize + 1] = cut.parts
         return limits.tobytes() + idle.tobytes()
 
     # -- the arena ---------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class RoutingPlace(NamedTuple):
         per_token: the shape of the expert ids, without its first axis.
         experts: how many there are.
         first_row: where in the memory the list of rows starts.
-        offset, nbytes: of the memory, in the arena.
+        offset, nbytes: of the memory, in the arena; its last two numbers are the extent.
     """
 
     node: str

@@ -59,7 +59,10 @@ class RoutingLog:
         self._mark.run([np.empty(self._nbytes, np.uint8), _READ])
 
     def take(self) -> list[Array] | None:
-        """The experts of each routing in the last run; ``None`` if they were taken, or cleared."""
+        """The experts of each routing in the last run; ``None`` if they were taken, or cleared.
+
+        Of a run with an active extent, those of the rows in use.
+        """
         copied = np.empty(self._nbytes // 8, np.int64)
         self._take.run([copied, _READ])
         if any(copied[start] < 0 for start, _ in self._bounds):
@@ -82,4 +85,13 @@ def _experts(routing: RoutingPlace, numbers: Array) -> Array:
     listed = numbers[routing.first_row : routing.first_row + len(experts)]
     ids = np.empty_like(experts)
     ids[listed] = experts
-    return ids.reshape(-1, *routing.per_token)
+    by_token = ids.reshape(-1, *routing.per_token)
+    return by_token[: _live(len(by_token), *numbers[-2:].tolist())]
+
+
+def _live(tokens: int, idle: int, parts: int) -> int:
+    """The leading tokens that are no padding, where the last ``idle`` of ``parts`` parts are.
+
+    Tokens that do not divide into so many parts are not rows of the padded axis: all of them count.
+    """
+    return tokens - tokens // parts * idle if parts and tokens % parts == 0 else tokens

@@ -94,8 +94,23 @@ class ProgramRunner:
         return [block(storage) for storage in self._storages]
 
 
-def block(storage: Storage) -> Any:
-    """What exports the memory of a storage."""
+def block(storage: Storage, *, written: bool = False) -> Any:
+    """The object that exports the memory of a storage.
+
+    Args:
+        storage: the storage.
+        written: whether it is going to be written.
+
+    Raises:
+        PlanError: the memory is not the processor's own, is smaller than the storage, or cannot be
+            written.
+    """
     memory = storage.memory
-    assert isinstance(memory, HostMemory)
+    if not isinstance(memory, HostMemory):
+        raise PlanError(f"the CPU cannot run on memory of the kind {type(memory).__name__}")
+    view = memoryview(memory.block)
+    if view.nbytes < storage.nbytes:
+        raise PlanError(f"a storage of {storage.nbytes} bytes was given only {view.nbytes}")
+    if written and view.readonly:
+        raise PlanError(f"a storage of {storage.nbytes} bytes, which an op writes, is read-only")
     return memory.block

@@ -36,7 +36,10 @@ def render(grouping: Grouping, name: str, target: TargetSpec) -> ir.Module:
 
 
 class _Renderer:
-    """Counts the rows of every expert, gives each its place in the list, then lists them."""
+    """Counts the rows of every expert, gives each its place in the list, then lists them.
+
+    The extent of the run comes last.
+    """
 
     def __init__(self, grouping: Grouping, kernel: KernelFunction) -> None:
         self.grouping = grouping
@@ -44,6 +47,7 @@ class _Renderer:
         self.scalars = expression_scalars(kernel, grouping.args, [grouping.expert])
         self.outermost = Scope(symbols=dict(kernel.variables))
         self.groups = kernel.buffers[grouping.groups]
+        self.idle = kernel.buffers[grouping.idle]
         #: by expert: how many rows it has, later where its next row goes
         self.cursors = kernel.scratch
 
@@ -63,6 +67,8 @@ class _Renderer:
         counted_loop(b, I64(0), I64(experts), 1, place, trips=experts, name="expert")
         self._put(self.groups, I64(0), b.load(parts, typ=I64))
         self._for_rows(self._list)
+        for source, target in enumerate(grouping.extent_places):
+            self._put(self.groups, I64(target), self._get(self.idle, I64(source)))
 
     def _for_rows(self, body: Callable[[ir.Value, ir.Value], None]) -> None:
         """Runs ``body`` with every row and its expert."""

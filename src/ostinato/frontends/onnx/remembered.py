@@ -19,6 +19,7 @@ from ostinato.dtypes import DType
 from ostinato.frontends.onnx.file_tensors import FileTensor, PartedFile, without_large_tensors
 from ostinato.frontends.onnx.tensors import array_from_bytes
 from ostinato.ir.deferred import Deferred, deferred_graph
+from ostinato.ir.facts import Fact
 from ostinato.ir.record import GraphRecord, Interface
 from ostinato.ir.stored import elements
 from ostinato.ir.types import MAX_TENSOR_BYTES, TensorType
@@ -94,6 +95,7 @@ class RememberedModel:
                 ),
                 [(v.name, v.min, v.max) for v in interface.variables.values()],
                 dict(interface.expert_inputs),
+                [_fact_note(fact) for fact in interface.facts],
             ),
         )
         process_cache().write_note(self._key, note)
@@ -176,6 +178,7 @@ def _interface(
     outputs: Mapping[str, Any],
     variables: Sequence[tuple[str, int, int]],
     expert_inputs: Mapping[str, int],
+    facts: Sequence[tuple[str, int, str, str, str]],
 ) -> Interface:
     named = {name: Variable(name, least, most) for name, least, most in variables}
     params = {n: TensorType(DType.parse(s.dtype), tuple(s.shape)) for n, s in sources.items()}
@@ -184,7 +187,23 @@ def _interface(
         for types in (inputs, states, outputs)
     ]
     symbols_ = {name: variable.symbol for name, variable in named.items()}
-    return Interface(name, typed[0], params, typed[1], typed[2], symbols_, expert_inputs)
+    conditions = tuple(_noted_fact(named, *fact) for fact in facts)
+    return Interface(
+        name, typed[0], params, typed[1], typed[2], symbols_, expert_inputs, conditions
+    )
+
+
+def _fact_note(fact: Fact) -> tuple[str, int, str, str, str]:
+    return str(fact.size), fact.least, fact.problem, str(fact.elements), fact.node
+
+
+def _noted_fact(
+    variables: Mapping[str, Expr], size: str, least: int, problem: str, elements: str, node: str
+) -> Fact:
+    from ostinato.ir.syntax import Cursor
+
+    dims = [Cursor(text, variables).attribute() for text in (size, elements)]
+    return Fact(dims[0], least, problem, dims[1], node)
 
 
 def _graph_class() -> type[BaseGraph]:
