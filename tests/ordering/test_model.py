@@ -29,8 +29,13 @@ keys = st.integers(0, KEYS - 1)
 contexts = st.integers(0, CONTEXTS - 1)
 numbers = st.integers(-3, 3).map(float)
 extents = st.integers(0, ROWS)
+rarely = st.integers(0, 11).map(lambda n: n == 7)
 feeds = st.builds(
-    Feed, numbers, st.one_of(st.none(), st.none(), numbers), st.sampled_from([False, False, True])
+    Feed,
+    numbers,
+    st.one_of(st.none(), st.none(), numbers),
+    st.sampled_from([False, False, True]),
+    rarely,
 )
 outputs = st.integers(0, 1)
 
@@ -137,7 +142,8 @@ class Calls(RuleBasedStateMachine):
         if way < 2:
             self.do("run", graph, feed)
         elif way < 4:
-            self.do("run_pipelined", graph, tuple(self.fitted(graph, each) for each in listed))
+            batch = [self.fitted(graph, each) for each in listed]
+            self.do("run_pipelined", graph, (*batch, replace(feed, bad=way == 3)))
         elif self.recording in (None, self.model.graphs[graph].context):
             fits = output if self.model.graphs[graph].ledger else 0
             self.do("run_feed_handle", graph, feed, fits)
@@ -227,9 +233,20 @@ class Calls(RuleBasedStateMachine):
         elif name == "reset":
             self.do("reset_graph", context, key)
 
-    @rule(context=contexts, key=keys, listed=st.lists(submissions, min_size=1, max_size=3))
-    def record(self, context: int, key: int, listed: list[Any]) -> None:
-        """A whole recording at once, or the rest of the one that is being made."""
+    @rule(
+        context=contexts,
+        key=keys,
+        listed=st.lists(submissions, min_size=1, max_size=3),
+        change=st.sampled_from([None, "set_param", "feed", "run", "write", "release"]),
+        index=indices,
+    )
+    def record(
+        self, context: int, key: int, listed: list[Any], change: str | None, index: int
+    ) -> None:
+        """A whole recording at once, or the rest of the one that is being made.
+
+        After a change of what there is, it is replayed.
+        """
         if self.recording is None:
             self.do("begin_graph_capture", context)
         else:
@@ -239,14 +256,32 @@ class Calls(RuleBasedStateMachine):
                 raw, _, _ = arguments[0]
                 self.do("session", context, self.steps(raw), "finish", False)
                 continue
-            index, feed = arguments
-            graph = self.graph(index, fed=True)
-            position = self.bound(index, context)
+            chosen, feed = arguments
+            graph = self.graph(chosen, fed=True)
+            position = self.bound(chosen, context)
             if kind == "commit":
                 self.do("commit_no_wait", graph, self.fitted(graph, feed))
             elif position is not None:
                 self.do("bound_call", position)
         self.do("end_graph_capture", context, key)
+        if change is not None:
+            self.change(change, index)
+            self.do("replay_graph", context, key)
+
+    def change(self, name: str, index: int) -> None:
+        """Something that drops recordings of some memory, and of no other."""
+        graph = self.graph(index)
+        handle = self.model.graphs[graph].handle
+        if name == "set_param":
+            self.do("set_param", graph, 2.0)
+        elif name == "feed":
+            self.do("bind_handle", graph, 2.0)
+        elif name == "run":
+            self.do("run", graph, Feed(1, 1 if handle is None else None))
+        elif name == "write":
+            self.do("write_state", graph, 2.0)
+        elif sum(held is not None for held in self.model.buffers) == BUFFERS:
+            self.do("release", self.buffer(index))
 
     @precondition(lambda self: self.recording is None)
     @rule(index=indices, key=keys, feed=feeds, queued=st.booleans())
@@ -266,7 +301,7 @@ class Calls(RuleBasedStateMachine):
         assert found is not None
         return found
 
-    @rule(index=indices, actual=extents, name=st.sampled_from(["enter", "exit", "exit", "set"]))
+    @rule(index=indices, actual=extents, name=st.sampled_from(["enter", "exit", "around", "set"]))
     def extent(self, index: int, actual: int, name: str) -> None:
         """Blocks may end inside a recording; they begin, and hints are set, outside of one."""
         graph = self.rows(index)
@@ -276,6 +311,10 @@ class Calls(RuleBasedStateMachine):
                 self.do("exit_extent", inside[index % len(inside)])
         elif self.recording is not None:
             return
+        elif name == "around":
+            self.do("enter_extent", graph, actual)
+            self.do("begin_graph_capture", self.model.graphs[graph].context)
+            self.do("exit_extent", graph)
         elif name == "enter":
             self.do("enter_extent", graph, actual)
         elif graph not in inside:
