@@ -1,4 +1,4 @@
-"""Builds the native core as one extension for the stable ABI; all else is in pyproject.toml.
+"""Builds the native extensions for the stable ABI; all else is in pyproject.toml.
 
 ``CFLAGS`` and ``LDFLAGS`` are honoured as usual. To run tests of the core under the sanitizers::
 
@@ -16,20 +16,29 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
+ORDER = Path("src/ostinato/plan/csrc")
 CORE = Path("src/ostinato/backends/cpu/csrc")
 STABLE_ABI = 0x030B0000  # Python 3.11, the first whose stable ABI has the buffer protocol
 
+
+def native(name: str, folder: Path) -> Extension:
+    """The extension of the C files of a folder."""
+    return Extension(
+        name,
+        sources=[str(path) for path in sorted(folder.glob("*.c"))],
+        depends=[str(path) for source in {folder, ORDER} for path in sorted(source.glob("*.h"))],
+        include_dirs=[str(ORDER)],
+        define_macros=[("Py_LIMITED_API", f"0x{STABLE_ABI:08X}")],
+        py_limited_api=True,
+        extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread"],
+        extra_link_args=["-pthread"],
+    )
+
+
 setup(
     ext_modules=[
-        Extension(
-            "ostinato.backends.cpu._core",
-            sources=[str(path) for path in sorted(CORE.glob("*.c"))],
-            depends=[str(path) for path in sorted(CORE.glob("*.h"))],
-            define_macros=[("Py_LIMITED_API", f"0x{STABLE_ABI:08X}")],
-            py_limited_api=True,
-            extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread"],
-            extra_link_args=["-pthread"],
-        )
+        native("ostinato.plan._order", ORDER),
+        native("ostinato.backends.cpu._core", CORE),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

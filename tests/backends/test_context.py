@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.context import Encoded
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
+from ostinato.backends.encoded import Encoded
 from ostinato.backends.queue import Queue
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
+from ostinato.plan.order import NOTHING, Accesses
 from ostinato.plan.prepared import Copy, View
 from ostinato.variables import Variable
 
@@ -34,9 +35,19 @@ def context() -> CpuContext:
 class Slow(Encoded):
     """Work that ends when it is told to."""
 
-    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+    accesses = NOTHING
+
+    def __init__(
+        self, then: Callable[[], object] = lambda: None, writes: ost.Buffer | None = None
+    ) -> None:
         self.started, self.go = threading.Event(), threading.Event()
         self._then = then
+        if writes is not None:
+            span = writes.storage.span(writes.offset, writes.nbytes, written=True)
+            self.accesses = Accesses([span])
+
+    def __call__(self) -> Slow:
+        return self
 
     def launch(self) -> None:
         self.started.set()
@@ -55,8 +66,9 @@ class Slow(Encoded):
     def close(self) -> None: ...
 
 
-def copy(context: CpuContext, source: ost.Buffer, target: ost.Buffer) -> Encoded:
-    return context.encode([Copy(id=1, source=source, target=target)])
+def copy(context: CpuContext, source: ost.Buffer, target: ost.Buffer) -> Callable[[], Encoded]:
+    encoded = context.encode([Copy(id=1, source=source, target=target)])
+    return lambda: encoded
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -82,7 +94,8 @@ def test_storage_takes_memory_when_it_is_used(context):
     context.begin_graph_capture()
     low, high = (ost.Buffer(storage, offset, VECTOR) for offset in (0, 16))
     ops = [Copy(id=1, source=low, target=high), View(id=2, source=high, target=high)]
-    context.run(context.encode(ops))
+    encoded = context.encode(ops)
+    context.run(lambda: encoded)
     context.end_graph_capture(1)
     assert storage.allocations == 1
     assert context.replay_graph(1)
@@ -110,7 +123,7 @@ def test_work_is_done_in_order(context):
 
 def test_run_waits_for_what_was_submitted(context):
     a, b = context.upload(ONES), context.empty(VECTOR)
-    slow = Slow(lambda: a.storage.memory.write(0, memoryview(np.full(4, 5, "f4")).cast("B")))
+    slow = Slow(lambda: a.storage.memory.write(0, memoryview(np.full(4, 5, "f4")).cast("B")), a)
     context.submit(slow)
     threading.Timer(0.05, slow.go.set).start()
     assert context.run(copy(context, a, b)) > 0
@@ -120,9 +133,11 @@ def test_run_waits_for_what_was_submitted(context):
 @pytest.mark.parametrize("how", ["copyout", "copyin", "release", "replay", "synchronize", "begin"])
 def test_what_must_wait_does(context, how):
     buffer, done = context.upload(ONES), []
+    encoded = copy(context, buffer, context.empty(VECTOR))
     context.begin_graph_capture()
+    context.run(encoded)
     context.end_graph_capture(1)
-    slow = Slow(lambda: done.append(True))
+    slow = Slow(lambda: done.append(True), buffer)
     context.submit(slow)
     threading.Timer(0.05, slow.go.set).start()
     {
@@ -172,11 +187,11 @@ def test_the_time_is_that_of_the_work(context):
 
 def test_queues_of_others_are_waited_for(context):
     queue, done = Queue(), []
-    context.enqueue(queue, lambda: (time.sleep(0.05), done.append(1)), record=lambda: None)
+    context.enqueue(queue, NOTHING, lambda: (time.sleep(0.05), done.append(1)), lambda: None)
     context.synchronize()
     assert done == [1]
     context.begin_graph_capture()
-    context.enqueue(queue, lambda: done.append(2), record=lambda: done.append(3))
+    context.enqueue(queue, NOTHING, lambda: done.append(2), lambda: done.append(3))
     context.end_graph_capture(1)
     assert done == [1, 3]
     gone = weakref.ref(queue)
@@ -233,7 +248,11 @@ def test_encoded_ops_run_with_variables_from_the_block(context):
     a, b = context.upload(ONES), context.empty(VECTOR)
     position = Variable("position", 0, 3)
     ops = [Copy(id=1, source=a, target=b)]
-    encoded = context.encode(ops, [position])
+    program = context.encode(ops, [position])
+
+    def encoded() -> Encoded:
+        return program
+
     with pytest.raises(ost.VariableError, match="dev-state mode"):
         context.run(encoded)
     context.set_dev_state_mode(True)
@@ -249,6 +268,7 @@ def test_encoded_ops_run_with_variables_from_the_block(context):
 def test_the_state_is_written_behind_what_was_submitted(context):
     seen = []
     slow = Slow(lambda: seen.append(context.decode_state["position"]))
+    slow.accesses = context.commands.accesses  # as whatever reads the block
     context.submit(slow)
     threading.Timer(0.05, slow.go.set).start()
     context.set_decode_state(0, 9)
@@ -256,7 +276,7 @@ def test_the_state_is_written_behind_what_was_submitted(context):
 
 
 def test_closed_work_refuses(context):
-    encoded = copy(context, context.upload(ONES), context.empty(VECTOR))
+    encoded = copy(context, context.upload(ONES), context.empty(VECTOR))()
     encoded.close()
     for call in (encoded.launch, lambda: encoded.run([]), lambda: encoded.run_profiled([])):
         with pytest.raises(ost.PlanError, match="released"):
@@ -271,7 +291,7 @@ def test_contexts_are_let_go():
     context.submit(encoded)
     context.end_graph_capture(1)
     context.submit(encoded).result(30)
-    gone = [weakref.ref(context), weakref.ref(encoded)]
+    gone = [weakref.ref(context), weakref.ref(encoded())]
     del context, encoded, a, b
     gc.collect()
     assert [ref() for ref in gone] == [None, None]

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 import weakref
 from pathlib import Path
@@ -166,50 +167,96 @@ def test_profile_has_one_time_per_step(pool, kernels):
     assert slow > fast >= 0.0
 
 
-def test_limits_cut_steps_and_come_with_what_kernels_read(adder):
-    out, a, b = arrays(3)
+@pytest.fixture
+def limited(pool, kernels):
+    """The adder, with a slot of 8 bytes for limits that kernels read; and that memory."""
     memory = ints(0)
-    call = adder.bind([out, a, b])
-    adder.set_limits(ints(2), memory, ints(7))
+    step = (kernels.add, ((1, 0), (2, 0), (3, 0)), 0, kernels.first_variable, 4, 0)
+    size = kernels.eight_bytes_each
+    slots = [memory, (NBYTES, True, size), (NBYTES, False, size), (NBYTES, False, size)]
+    return _core.Program(pool, slots, [step], 1, limit_slot=0), memory
+
+
+def limits(*values: int) -> bytes:
+    return ints(*values).tobytes()
+
+
+def rows_run(call, out, a, b) -> int:
+    """How many of three rows a call computes."""
+    out[:] = -1
+    call()
+    count = int((out != -1).sum())
+    assert (out[:count] == (a + b + 3)[:count]).all()
+    return count
+
+
+def test_limits_cut_steps_and_come_with_what_kernels_read(limited):
+    program, memory = limited
+    out, a, b = arrays(3)
+    program.set_vars([3])
+    call = program.bind([out, a, b])
+    program.set_limits(limits(2, 7))
+    assert rows_run(lambda: program.run([out, a, b], [3]), out, a, b) == 2
     assert memory == [7]
-    out[:] = -1
-    adder.run([out, a, b], [3])
-    assert list(out[:3]) == [a[0] + b[0] + 3, a[1] + b[1] + 3, -1]
-    out[:] = -1
-    call()
-    assert list(out[:3]) == [a[0] + b[0] + 3, a[1] + b[1] + 3, -1]
-    adder.set_limits(ints(2**63 - 1), ints(), ints())
-    call()
-    assert (out[:3] == a[:3] + b[:3] + 3).all()
-    adder.set_limits(ints(0), ints(), ints())
-    out[:] = -1
-    call()
-    assert (out == -1).all()
+    assert rows_run(call, out, a, b) == 2
+    program.set_limits(limits(2**63 - 1, 0))
+    assert rows_run(call, out, a, b) == 3
+    program.set_limits(limits(0, 5))
+    assert rows_run(call, out, a, b) == 0
+    assert memory == [5]
+    program.set_limits(None)
+    assert rows_run(call, out, a, b) == 3
+    assert memory == [0]
 
 
+def test_limits_of_a_thread_hold_for_its_runs_alone(limited):
+    program, memory = limited
+    out, a, b = arrays(3)
+    program.set_vars([3])
+    call = program.bind([out, a, b])
+    program.set_limits(limits(1, 10))
+    program.push_limits(limits(2, 20))
+    assert rows_run(call, out, a, b) == 2
+    program.push_limits(None)
+    assert rows_run(call, out, a, b) == 3
+    counts = []
+    thread = threading.Thread(target=lambda: counts.append((rows_run(call, out, a, b), memory[0])))
+    thread.start()
+    thread.join()
+    assert counts == [(1, 10)]
+    program.pop_limits()
+    assert (rows_run(call, out, a, b), memory[0]) == (2, 20)
+    program.pop_limits()
+    assert (rows_run(call, out, a, b), memory[0]) == (1, 10)
+    with pytest.raises(RuntimeError, match="no limits"):
+        program.pop_limits()
+
+
+@pytest.mark.parametrize("method", ["set_limits", "push_limits"])
 @pytest.mark.parametrize(
-    ("limits", "source", "message"),
+    ("wrong", "error", "message"),
     [
-        (ints(-1), ints(5), "step 0: the limit is negative"),
-        (ints(), ints(5), "limits has 0 bytes, but 1 steps need 8 each"),
-        (ints(1, 1), ints(5), "limits has 16 bytes"),
-        (memoryview(bytes(9))[1:], ints(5), "not aligned"),
-        (ints(1), ints(5, 5), "target has 8 bytes, but source has 16"),
+        (limits(-1, 5), ValueError, "step 0: the limit is negative"),
+        (b"", ValueError, "limits have 0 bytes, but 16 are needed"),
+        (limits(1, 1, 1), ValueError, "limits have 24 bytes"),
+        (7, TypeError, "bytes"),
     ],
 )
-def test_bad_limits_change_nothing(adder, limits, source, message):
+def test_bad_limits_change_nothing(limited, method, wrong, error, message):
+    program, memory = limited
     out, a, b = arrays(3)
-    memory = ints(0)
-    with pytest.raises(ValueError, match=message):
-        adder.set_limits(limits, memory, source)
+    with pytest.raises(error, match=message):
+        getattr(program, method)(wrong)
     assert memory == [0]
-    adder.run([out, a, b], [LENGTH])
+    program.run([out, a, b], [LENGTH])
     assert (out == a + b + LENGTH).all()
 
 
-def test_limits_are_written_to_writable_memory_only(adder):
-    with pytest.raises(TypeError):
-        adder.set_limits(ints(1), bytes(8), bytes(8))
+def test_programs_without_a_slot_for_limits_take_none(adder, pool):
+    with pytest.raises(ValueError, match="limit_slot"):
+        adder.set_limits(limits(1))
+    with pytest.raises(IndexError, match="no fixed slot 4"):
+        _core.Program(pool, [], [], 0, limit_slot=4)
 
 
 def test_bound_call_follows_the_program_unless_bound_with_variables(adder):
@@ -291,7 +338,7 @@ def test_bad_buffers(adder, method, position, bad, error, message):
         ((arrays(3), [1.5]), TypeError, "variable 0: value must be an int"),
         ((arrays(3), [1 << 63]), ValueError, "variable 0: value is 9223372036854775808"),
         ((arrays(3), 7), TypeError, None),
-        ((1, 2, 3), TypeError, "at most 2"),
+        ((1, 2, 3, 4), TypeError, "at most 3"),
     ],
 )
 def test_bad_calls(adder, args, error, message):

@@ -57,7 +57,7 @@ def test_recorded_calls_run_when_they_are_replayed(pool, kernels, queue):
     program = adder(pool, kernels, queue)
     buffers = arrays()
     call = program.bind(buffers, [3])
-    queue.begin()
+    queue.begin(False)
     assert queue.recording
     call()
     call()
@@ -86,7 +86,7 @@ def test_calls_follow_one_another_in_the_order_in_which_they_were_made(pool, ker
         0,
         queue=queue,
     ).bind([copy])
-    queue.begin()
+    queue.begin(False)
     for call in (stepping, stepping, copying, stepping):
         call()
     recording = queue.end()
@@ -100,7 +100,7 @@ def test_a_call_without_variables_of_its_own_follows_those_of_its_program(pool, 
     program = adder(pool, kernels, queue)
     buffers = arrays()
     call = program.bind(buffers)
-    queue.begin()
+    queue.begin(False)
     call()
     recording = queue.end()
     for count in (2, 5):
@@ -113,7 +113,7 @@ def test_a_call_without_variables_of_its_own_follows_those_of_its_program(pool, 
 def test_programs_of_no_queue_run_while_one_records(pool, kernels, queue):
     buffers = arrays()
     call = adder(pool, kernels, None).bind(buffers, [8])
-    queue.begin()
+    queue.begin(False)
     call()
     assert queue.end().n_calls == 0
     assert buffers[0][7] == 7 + 70 + 8
@@ -121,12 +121,12 @@ def test_programs_of_no_queue_run_while_one_records(pool, kernels, queue):
 
 def test_runs_are_refused_while_recording(pool, kernels, queue):
     program = adder(pool, kernels, queue)
-    queue.begin()
+    queue.begin(False)
     for run in (program.run, program.run_profiled):
         with pytest.raises(CaptureTrouble, match="reads its results back"):
             run(arrays(), [1])
     with pytest.raises(CaptureTrouble):
-        queue.begin()
+        queue.begin(False)
     assert queue.end().n_calls == 0
     program.run(arrays(), [1])
     with pytest.raises(CaptureTrouble):
@@ -137,7 +137,7 @@ def test_cancelled_recordings_are_gone(pool, kernels, queue):
     buffers = arrays()
     call = adder(pool, kernels, queue).bind(buffers, [2])
     queue.cancel()
-    queue.begin()
+    queue.begin(False)
     call()
     queue.cancel()
     assert not queue.recording
@@ -147,7 +147,7 @@ def test_cancelled_recordings_are_gone(pool, kernels, queue):
 
 
 def test_nothing_recorded_replays_as_nothing(queue):
-    queue.begin()
+    queue.begin(False)
     recording = queue.end()
     recording.replay()
     assert recording.n_calls == 0
@@ -158,7 +158,7 @@ def test_many_calls(pool, kernels, queue):
     counted, pieces = np.zeros(1, np.int64), np.zeros(1, np.int64)
     step = (kernels.count, ((0, 0), (1, 0)), 1, 0, 1, 0)
     call = _core.Program(pool, [counted, pieces], [step], 0, queue=queue).bind()
-    queue.begin()
+    queue.begin(False)
     for _ in range(1000):
         call()
     recording = queue.end()
@@ -174,7 +174,7 @@ def test_a_recording_keeps_arrays_and_programs(pool, kernels, queue):
     out, *rest = arrays()
     held = out.view(Held)
     gone, call = weakref.ref(held), adder(pool, kernels, queue).bind([held, *rest], [4])
-    queue.begin()
+    queue.begin(False)
     call()
     recording = queue.end()
     del call, held
@@ -192,7 +192,7 @@ def test_what_is_being_recorded_is_let_go_with_the_queue(pool, kernels):
     held = np.zeros(LENGTH, np.int64).view(Held)
     gone = weakref.ref(held)
     call = adder(pool, kernels, queue).bind([held, *arrays()[1:]], [4])
-    queue.begin()
+    queue.begin(False)
     call()  # the queue has the call, which has the program, which has the queue
     del queue, call, held
     gc.collect()
@@ -206,7 +206,7 @@ def test_cycles_through_recordings_are_collected(pool, kernels, queue):
     holder = Holder()
     step = (kernels.nothing, (), 1, 0, 1, 0)
     call = _core.Program(pool, [], [step], 0, owner=holder, queue=queue).bind()
-    queue.begin()
+    queue.begin(False)
     call()
     holder.append(queue.end())
     gone = weakref.ref(holder)
@@ -221,7 +221,7 @@ def test_uses_tells_programs_and_memory(pool, kernels, queue):
     program = _core.Program(pool, [fixed, (8, True)], [step], 0, queue=queue)
     out = np.zeros(1, np.int64)
     call = program.bind([out])
-    queue.begin()
+    queue.begin(False)
     call()
     recording = queue.end()
     assert all(map(recording.uses, (program, fixed, out)))
@@ -239,7 +239,7 @@ def test_stopped_programs_are_neither_recorded_nor_replayed(pool, kernels, queue
         pool, [memory], [(kernels.step_state, ((0, 0),), 1, 0, 1, 0)], 0, queue=queue
     ).bind()
     call = before.bind()
-    queue.begin()
+    queue.begin(False)
     counting()
     call()
     recording = queue.end()
@@ -247,7 +247,7 @@ def test_stopped_programs_are_neither_recorded_nor_replayed(pool, kernels, queue
     with pytest.raises(LookupError, match="gone"):
         recording.replay()
     assert memory[0] == 0, "part of the recording ran"
-    queue.begin()
+    queue.begin(False)
     with pytest.raises(LookupError, match="gone"):
         call()
     assert queue.end().n_calls == 0
@@ -259,7 +259,7 @@ def test_moved_slots_are_followed(pool, kernels, queue):
         pool, [first], [(kernels.step_state, ((0, 0),), 1, 0, 1, 0)], 0, queue=queue
     )
     call = program.bind()
-    queue.begin()
+    queue.begin(False)
     call()
     recording = queue.end()
     program.move_slot(0, second)
@@ -307,11 +307,11 @@ def test_what_was_recorded_with_the_block_reads_it_for_good(pool, kernels, queue
     program = adder(pool, kernels, queue, POSITION)
     buffers = arrays()
     own = program.bind(buffers, [2])
-    queue.begin()
+    queue.begin(False)
     own()
     fixed = queue.end()
     queue.from_block = True
-    queue.begin()
+    queue.begin(False)
     own()
     following = queue.end()
     queue.block = (0, 5, 0)
@@ -329,7 +329,7 @@ def test_values_out_of_bounds_run_nothing(pool, kernels, queue, position):
     first, second = arrays(), arrays()
     calls = [adder(pool, kernels, queue).bind(first, [1]), program.bind(second, [1])]
     queue.from_block = True
-    queue.begin()
+    queue.begin(False)
     for call in calls:
         call()
     recording = queue.end()
@@ -362,7 +362,7 @@ def test_calls_bound_to_the_block_need_it(pool, kernels, queue):
     queue.from_block = False
     with pytest.raises(VariableTrouble, match="dev-state mode"):
         call()
-    queue.begin()
+    queue.begin(False)
     with pytest.raises(VariableTrouble, match="dev-state mode"):
         call()
     assert queue.end().n_calls == 0
@@ -421,7 +421,7 @@ def test_replays_on_many_threads(kernels, queue):
     step = (kernels.count, ((0, 0), (1, 0)), 1, 0, 1, 0)
     program = _core.Program(pool, [state, np.zeros(1, np.int64)], [step], 0, queue=queue)
     call = program.bind()
-    queue.begin()
+    queue.begin(False)
     for _ in range(10):
         call()
     recording = queue.end()
@@ -445,7 +445,7 @@ def test_a_child_replays_what_its_parent_recorded(kernels, queue):
     memory = np.frombuffer(shared, np.int64)
     step = (kernels.step_state, ((0, 0),), 1, 0, 1, 0)
     call = _core.Program(pool, [memory], [step], 0, queue=queue).bind()
-    queue.begin()
+    queue.begin(False)
     call()
     recording = queue.end()
     recording.replay()

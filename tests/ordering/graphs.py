@@ -92,9 +92,9 @@ def buffer_of(compiled: ost.CompiledGraph, name: str) -> ost.Buffer:
 
 
 @contextmanager
-def recorded(context: Any, key: int) -> Iterator[None]:
-    """Record what happens inside under ``key``."""
-    context.begin_graph_capture()
+def recorded(context: Any, key: int, **options: bool) -> Iterator[None]:
+    """Record what happens inside under ``key``; ``options`` are those of the begin."""
+    context.begin_graph_capture(**options)
     try:
         yield
     except BaseException:

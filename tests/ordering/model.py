@@ -126,9 +126,19 @@ class Item:
 
 @dataclass
 class Recording:
+    """What one thread records, or has recorded.
+
+    Attributes:
+        exclusive: whether the thread may submit nothing to another context meanwhile.
+        dropped: whether memory that it touches has changed since.
+        failed: whether it can not be kept, for that reason or since the thread did.
+    """
+
     thread: int
+    exclusive: bool = False
     items: list[Item] = field(default_factory=list)
     dropped: bool = False
+    failed: bool = False
 
 
 def rows_of(number: float) -> Array:
@@ -371,15 +381,18 @@ class Model:
 
     # -- recordings --------------------------------------------------------------------------------
 
-    def begin_graph_capture(self, context: int) -> None:
-        if context in self.captures:
+    def begin_graph_capture(self, context: int, exclusive: bool = False) -> None:
+        if self._submit(context) is not None or context in self.captures:
             raise Refused("CaptureError")
-        self.captures[context] = Recording(self.thread)
+        self.captures[context] = Recording(self.thread, exclusive)
 
     def end_graph_capture(self, context: int, key: int) -> None:
-        if context not in self.captures:
+        if context not in self.captures or self.captures[context].thread != self.thread:
             raise Refused("CaptureError")
-        self.recordings[context][key] = self.captures.pop(context)
+        recording = self.captures.pop(context)
+        if recording.failed:
+            raise Refused("CaptureError")
+        self.recordings[context][key] = recording
 
     def cancel_graph_capture(self, context: int) -> None:
         self.captures.pop(context, None)
@@ -411,19 +424,21 @@ class Model:
             self._encode(item.steps)
 
     def _drop(self, kind: str, number: int) -> None:
-        """Drop every recording that touches this memory, the ones that are being made, too."""
+        """Drop every recording that touches this memory; those that are being made fail."""
         kept = [r for recordings in self.recordings for r in recordings.values()]
         for recording in (*kept, *self.captures.values()):
             if any((kind, number) in item.touches for item in recording.items):
-                recording.dropped = True
+                recording.dropped = recording.failed = True
 
     def _submit(self, context: int) -> Recording | None:
         """The recording that a submission of this thread becomes a part of; ``None``: it runs."""
-        for captured, recording in self.captures.items():
-            if recording.thread == self.thread:
-                if captured != context:
-                    raise Refused("CaptureError")
-                return recording
+        own = {c: r for c, r in self.captures.items() if r.thread == self.thread}
+        if context in own:
+            return own[context]
+        for recording in own.values():
+            if recording.exclusive:
+                recording.failed = True
+                raise Refused("CaptureError")
         return None
 
     def _wait(self, context: int) -> None:

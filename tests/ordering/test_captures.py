@@ -165,18 +165,38 @@ SUBMISSIONS: dict[str, Submission] = {
 
 
 @pytest.mark.parametrize("submission", SUBMISSIONS)
-def test_what_the_recording_thread_submits_elsewhere_is_refused(
+def test_what_an_exclusive_recordings_thread_submits_elsewhere_is_refused(
+    session, ledger, elsewhere, foreign, submission
+):
+    calls = [SUBMISSIONS[submission](elsewhere, foreign) for _ in range(2)]
+    with (
+        pytest.raises(ost.CaptureError, match="context"),
+        recorded(session.context, 1, exclusive=True),
+    ):
+        ledger.commit_no_wait(entry(1))
+        for call in calls:
+            with pytest.raises(ost.CaptureError, match="context"):
+                call()
+        ledger.commit_no_wait(entry(2))
+    assert not session.context.replay_graph(1), "the recording has failed"
+    assert (total(ledger), total(foreign)) == (0, 0)
+    assert single(foreign.run(entry(1))[0]) == 1, "the weight is as it was"
+
+
+@pytest.mark.parametrize("submission", SUBMISSIONS)
+def test_what_a_recordings_thread_submits_elsewhere_runs(
     session, ledger, elsewhere, foreign, submission
 ):
     call = SUBMISSIONS[submission](elsewhere, foreign)
     with recorded(session.context, 1):
         ledger.commit_no_wait(entry(1))
-        with pytest.raises(ost.CaptureError, match="context"):
-            call()
-        ledger.commit_no_wait(entry(2))
-    assert session.context.replay_graph(1), "the recording goes on after a refusal"
-    assert (total(ledger), total(foreign)) == (3, 0)
-    assert single(foreign.run(entry(1))[0]) == 1, "the weight is as it was"
+        call()
+        elsewhere.context.synchronize()
+    expected = {"finish": 0, "commit": 0, "set_param": 0, "bind_handle": 9, "read_handle": 0}
+    assert total(foreign) == expected.get(submission, 1)
+    assert total(ledger) == 0
+    assert session.context.replay_graph(1)
+    assert total(ledger) == 1
 
 
 def test_another_thread_submits_elsewhere_while_one_records(session, foreign):
@@ -270,8 +290,10 @@ def test_an_empty_recording_is_a_recording(session):
 
 
 def test_after_a_refusal_the_other_context_works(session, ledger, elsewhere, foreign):
-    with recorded(session.context, 1), pytest.raises(ost.CaptureError):
+    session.context.begin_graph_capture(exclusive=True)
+    with pytest.raises(ost.CaptureError):
         foreign.commit_no_wait(entry(1))
+    session.context.cancel_graph_capture()
     foreign.sync_pending()
     foreign.commit_no_wait(entry(5))
     with recorded(elsewhere.context, 2):

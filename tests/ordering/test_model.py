@@ -222,10 +222,15 @@ class Calls(RuleBasedStateMachine):
 
     # -- recordings --------------------------------------------------------------------------------
 
-    @rule(context=contexts, key=keys, name=st.sampled_from(["begin", "end", "cancel", "reset"]))
-    def capture(self, context: int, key: int, name: str) -> None:
+    @rule(
+        context=contexts,
+        key=keys,
+        exclusive=st.booleans(),
+        name=st.sampled_from(["begin", "end", "cancel", "reset"]),
+    )
+    def capture(self, context: int, key: int, exclusive: bool, name: str) -> None:
         if name == "begin" and self.recording in (None, context):
-            self.do("begin_graph_capture", context)
+            self.do("begin_graph_capture", context, exclusive)
         elif name == "end":
             self.do("end_graph_capture", context, key)
         elif name == "cancel":

@@ -34,7 +34,6 @@ class World:
         self.sessions: list[ost.ComputeGraph] = []
         self.pending: list[ost.Pending] = []
         self.blocks: dict[tuple[int, int], list[AbstractContextManager[None]]] = {}
-        self.recorders: dict[int, int] = {}  # by context, the thread that records it
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """The outcome of a call: what it returns, or the name of the error that it raises."""
@@ -67,9 +66,9 @@ class World:
         self.bounds.append((compiled.bind(self._inputs(graph, feed), outputs), outputs, graph))
 
     def bound_call(self, position: int) -> list[Array] | None:
-        call, outputs, _ = self.bounds[position]
+        call, outputs, graph = self.bounds[position]
+        recording = self.graphs[graph]._context.capturing
         call()
-        recording = threading.get_ident() in self.recorders.values()
         return None if recording else [array.copy() for array in outputs]
 
     def read_bound(self, position: int) -> list[Array]:
@@ -150,17 +149,14 @@ class World:
 
     # -- recordings --------------------------------------------------------------------------------
 
-    def begin_graph_capture(self, context: int) -> None:
-        self.contexts[context].begin_graph_capture()
-        self.recorders[context] = threading.get_ident()
+    def begin_graph_capture(self, context: int, exclusive: bool = False) -> None:
+        self.contexts[context].begin_graph_capture(exclusive=exclusive)
 
     def end_graph_capture(self, context: int, key: int) -> None:
         self.contexts[context].end_graph_capture(key)
-        del self.recorders[context]
 
     def cancel_graph_capture(self, context: int) -> None:
         self.contexts[context].cancel_graph_capture()
-        self.recorders.pop(context, None)
 
     def reset_graph(self, context: int, key: int) -> None:
         self.contexts[context].reset_graph(key)

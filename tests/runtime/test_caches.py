@@ -202,16 +202,16 @@ def test_the_extent_is_set_for_the_run_and_cleared(session):
     cache = ost.BucketedCompileCache(session, [(1, 5)])
     compiled = cache.get(2, doubled)
     seen = []
-    run, set_extent = compiled.run, compiled.set_active_extent
-    compiled.run = lambda *a, **k: seen.append("run") or run(*a, **k)
-    compiled.set_active_extent = lambda extent: seen.append(extent) or set_extent(extent)
+    run = compiled.run
+    compiled.run = lambda *a, **k: seen.append(compiled._own_extents()) or run(*a, **k)
     feeds = {"x": np.ones((2, 3), np.float32), "scale": np.ones(3, np.float32)}
     cache.run_padded(2, 2, doubled, feeds)
-    assert seen == [(2, 4), "run", None]
-    seen.clear()
+    assert seen == [((2, 4),)]
+    assert compiled._own_extents() == ()
     with pytest.raises(ost.InputError):
         cache.run_padded(2, 2, doubled, {**feeds, "scale": np.ones(4, np.float32)})
-    assert seen == [(2, 4), "run", None]
+    assert seen == [((2, 4),)] * 2
+    assert compiled._own_extents() == ()
 
 
 def test_what_to_pad_and_trim_can_be_chosen(session):

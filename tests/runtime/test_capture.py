@@ -318,15 +318,25 @@ def test_replays_from_many_threads_take_turns(session, compiled):
     assert (a == 800).all()
 
 
-def test_calls_of_other_threads_are_recorded_too(session, compiled):
+def test_calls_of_other_threads_run_meanwhile(session, compiled):
     bound = compiled.bind({"x": ONES}, [sentinels()])
+
+    def work():
+        bound()
+        results.append(compiled.run({"x": ONES}))
+        compiled.commit_no_wait({"x": ONES})
+        compiled.sync_pending()
+
+    results = []
     with recorded(session.context, 1):
-        thread = threading.Thread(target=lambda: [bound() for _ in range(3)])
+        bound()
+        thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    assert total(compiled) == 0
-    session.context.replay_graph(1)
+    assert len(results) == 1
     assert total(compiled) == 3
+    session.context.replay_graph(1)
+    assert total(compiled) == 4
 
 
 def test_other_sessions_run_meanwhile(session, compiled):

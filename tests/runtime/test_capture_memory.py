@@ -252,7 +252,8 @@ def test_an_unrelated_run_drops_nothing(session, compiled):
 
 
 def copying(context, source, target):
-    return context.encode([Copy(id=1, source=source, target=target)])
+    encoded = context.encode([Copy(id=1, source=source, target=target)])
+    return lambda: encoded
 
 
 def test_released_buffers_drop_recordings_and_what_was_encoded(session):
@@ -325,7 +326,7 @@ def test_plans_by_hand_drop_recordings_when_they_are_released(session):
     )
     plan.execute()
     with recorded(context, 1):
-        context.run(made[0])
+        context.run(lambda: made[0])
     plan.release_all_buffers()
     assert context.replay_graph(1) is False
 

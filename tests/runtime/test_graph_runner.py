@@ -22,6 +22,7 @@ class FakeContext:
     """
 
     supports_capture = True
+    label = "a context"
 
     def __init__(self) -> None:
         self.recordings: dict[int, list[Callable[[], None]]] = {}
@@ -33,13 +34,21 @@ class FakeContext:
     def capturing(self) -> bool:
         return self._recording is not None
 
+    @property
+    def capturing_number(self) -> int:
+        return int(self.capturing)
+
+    @property
+    def captured_calls(self) -> int:
+        return len(self._recording or ())
+
     def submit(self, work: Callable[[], None]) -> None:
         if self._recording is None:
             work()
         else:
             self._recording.append(work)
 
-    def begin_graph_capture(self) -> None:
+    def begin_graph_capture(self, *, exclusive: bool = False) -> None:
         if self.capturing:
             raise ost.CaptureError("nested")
         self.log.append("begin")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.experts import ExpertLayer, ExpertsInFile, ExpertTransfers
 from ostinato.backends.host_context import HostContext
+from ostinato.plan.order import Accesses
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -38,24 +39,45 @@ class Capabilities:
         dtypes: element types that it computes with.
         padded_conv: whether a convolution may carry padding, or wants a ``pad`` before it.
         experts_in_file: whether experts may stay in a file; see :meth:`Backend.compile`.
+        handles: whether buffers stay on it from run to run; without, ``bind_handle`` gives
+            ``False``.
+        capture: whether its context records; without, ``begin_graph_capture`` raises.
+        asynchronous: whether it runs by itself what was submitted, while the processor goes on.
+            Without, queued runs are made by a thread of the processor's.
+        in_place_states: whether a state that is updated by a slice or row write is not copied.
     """
 
     ops: frozenset[str]
     dtypes: frozenset[DType]
     padded_conv: bool = True
     experts_in_file: bool = False
+    handles: bool = True
+    capture: bool = True
+    asynchronous: bool = False
+    in_place_states: bool = True
 
 
 class Executable(ABC):
     """A graph compiled for a device, with memory of its own.
 
     Arrays given to it have been checked: they are C-contiguous and of the declared types, and those
-    to be written are writable. It may be used from many threads at once; runs and writes of params
-    happen one after the other.
+    to be written are writable. Every method but :meth:`run_direct` and the calls of :meth:`bind` is
+    called within a submission that touches :attr:`accesses` and the arrays: one at a time.
+
+    Attributes:
+        direct: whether :meth:`run_direct` runs. Nothing but its owner sets it, in turn with runs.
+        last: the results of the last run, in turn with runs as well.
     """
 
     report: CompileReport
     unset: set[str]  #: params that were never written
+    direct: bool = False
+    last: tuple[np.ndarray[Any, Any], ...] = ()
+
+    @property
+    def accesses(self) -> Accesses:
+        """The memory that every run touches, beside the arrays that it is given."""
+        return Accesses([(id(self), 1, True)])
 
     @abstractmethod
     def make_plan(self) -> ExecutionPlan:
@@ -81,6 +103,19 @@ class Executable(ABC):
             ValueError: an output overlaps another array in memory. Nothing has run.
         """
 
+    def run_direct(
+        self,
+        inputs: Sequence[np.ndarray[Any, Any]],
+        outputs: Sequence[np.ndarray[Any, Any]],
+        variables: Sequence[int],
+    ) -> bool:
+        """As :meth:`run`, as a submission of its own; the outputs become :attr:`last`.
+
+        Returns:
+            ``False``, and nothing has run, where :attr:`direct` is off when its turn has come.
+        """
+        return False
+
     @abstractmethod
     def bind(
         self,
@@ -90,8 +125,9 @@ class Executable(ABC):
     ) -> Callable[[], None]:
         """A callable that runs on these arrays, again and again, without further checks.
 
-        While the context records, calling it is recorded. In dev-state mode it reads the Variables
-        that the context's block has from there; see :meth:`Context.set_dev_state_mode`.
+        Each call is a submission of its own. While its thread records, it is recorded. In
+        dev-state mode it reads the Variables that the context's block has from there; see
+        :meth:`Context.set_dev_state_mode`.
 
         Raises:
             ValueError: as :meth:`run`.
@@ -109,6 +145,8 @@ class Executable(ABC):
     def limit_rows(self, extent: tuple[int, int] | None) -> None:
         """A hint that of ``upper`` leading rows of the inputs, only ``actual`` are in use.
 
+        It holds for the runs of threads that have none of their own; see :meth:`push_limit`.
+
         What later runs, those of bound calls too, leave in the other rows of outputs of ``upper``
         rows is undefined; all else is as if nothing had been hinted. It is no mistake to compute
         all rows regardless.
@@ -116,6 +154,17 @@ class Executable(ABC):
         Args:
             extent: ``(actual, upper)``; ``None``: all rows are in use again.
         """
+
+    def push_limit(self, extent: tuple[int, int] | None) -> None:
+        """The hint for the runs of the calling thread alone, until :meth:`pop_limit`.
+
+        An executable that overrides neither computes all rows within the two.
+        """
+        return
+
+    def pop_limit(self) -> None:
+        """Go back to the calling thread's hint before the last :meth:`push_limit`."""
+        return
 
     # -- experts; an executable that overrides nothing has no layers of them -----------------------
 
@@ -160,8 +209,11 @@ class Executable(ABC):
     # -- life --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def clone(self) -> Executable:
+    def clone(self, context: Context | None = None) -> Executable:
         """Another one with memory and states of its own, which begin as copies of these.
+
+        Args:
+            context: what it submits to, of the same device; by default the same.
 
         Params, and what is prepared from them, are shared until one side writes a param, and no
         longer: what one side writes never shows on the other.
@@ -171,7 +223,7 @@ class Executable(ABC):
     def discard(self) -> None:
         """Give back the memory of what lives within a run, until the next run writes it.
 
-        Recordings of runs are dropped: see :meth:`Context.forget_users`.
+        Recordings of runs are dropped: see :meth:`MemoryOrder.memory_changes`.
         """
 
     @abstractmethod
@@ -179,7 +231,7 @@ class Executable(ABC):
         """Give back all memory that is not shared, for good.
 
         From now on every other method, and every bound call, raises :class:`PlanError`. Recordings
-        of runs are dropped: see :meth:`Context.forget_users`.
+        of runs are dropped: see :meth:`MemoryOrder.memory_changes`.
         """
 
     @property

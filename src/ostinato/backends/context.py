@@ -1,6 +1,7 @@
 """A device's command queue: what is submitted to it runs in order, or is recorded to be replayed.
 
-Whatever is not one device's own lives here, above all the rules of recording (SPEC section 6).
+All that devices share lives here, above all the rules of recording. The order of what is submitted
+is kept by the memory that it touches (:mod:`ostinato.plan.order`), across all contexts.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import itertools
 import operator
 import time
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
+from ostinato.backends.encoded import KeptRecording
 from ostinato.backends.queue import Queue
 from ostinato.backends.routines import RoutineShelf
 from ostinato.backends.turns import Turn
@@ -22,13 +24,16 @@ from ostinato.errors import CaptureError, GraphError, InputError, VariableError
 from ostinato.ir.leaves import as_numpy
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
+from ostinato.plan import _order
 from ostinato.plan.buffer import Array, Buffer, Storage, bytes_of
+from ostinato.plan.order import ORDER, Accesses, Submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent import futures
 
     from ostinato.backends.device import Device
+    from ostinato.backends.encoded import Encoded, Recording
     from ostinato.plan.buffer import Memory
     from ostinato.plan.prepared import PreparedOp
     from ostinato.plan.region import Region, ResultStorage
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
 else:
     futures = LazyModule("concurrent.futures")
 
-__all__ = ["DECODE_VARIABLES", "Context", "Encoded", "Recording"]
+__all__ = ["DECODE_VARIABLES", "Context"]
 
 #: Variables of these names can live on the device; see :meth:`Context.set_dev_state_mode`.
 DECODE_VARIABLES = ("token", "position", "kv_len")
@@ -47,66 +52,19 @@ _MAX_STATE = (1 << 63) - 2
 _NO_VALUES: Mapping[str, int] = MappingProxyType({})
 
 
-class Recording(Protocol):
-    """What was submitted between begin and end, frozen by a device."""
-
-    def replay(self) -> None:
-        """Run all of it, in order, as one launch."""
-
-    def uses(self, memory: object) -> bool:
-        """Whether it touches this memory, or runs this program."""
-
-
-class _Kept(NamedTuple):
-    """A recording, and who wants to know that it was replayed."""
-
-    serial: int  #: no two recordings of a context have the same
-    recording: Recording
-    after: tuple[Callable[[], object], ...]
-
-
-class Encoded(ABC):
-    """Prepared ops made ready to run by a context, any number of times, as one submission.
-
-    It is what a plan runs through as well (:class:`~ostinato.plan.execution_plan.Runner`).
-    """
-
-    @abstractmethod
-    def launch(self) -> None:
-        """Run all ops on the calling thread; while the context records, be recorded instead."""
-
-    @abstractmethod
-    def run(self, variables: Sequence[int]) -> None:
-        """Run all ops with these values of the Variables."""
-
-    @abstractmethod
-    def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
-        """Run; the seconds that each op but views took."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give back what is held for running; from now on running raises :class:`PlanError`."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raises what keeps the ops from running."""
-
-    @abstractmethod
-    def discard(self) -> None:
-        """Give back the memory of what lives within a run and is not the caller's."""
-
-
 class Context(RoutineShelf):
     """The command queue of a device, and what it recorded. A session has one.
 
-    It may be used from many threads. While one of them records, what the others submit to the same
-    context is recorded too.
+    It may be used from many threads. What they submit takes effect in the order in which they
+    submitted it, as far as it touches the same memory; what does not, runs in parallel. A recording
+    is made by one thread, and of what that thread submits.
 
     Args:
         device: whose queue it is.
 
     Attributes:
         device: whose queue it is.
+        label: names it in messages.
         supports_capture: whether it can record; else :meth:`begin_graph_capture` raises.
     """
 
@@ -115,14 +73,14 @@ class Context(RoutineShelf):
     def __init__(self, device: Device) -> None:
         super().__init__()
         self.device = device
-        self._submitting = Turn()  # held while something is queued, and while recording is toggled
-        self._running = Turn()  # held by what runs: replays, and whatever was encoded
+        self.label = f"context {id(self):#x} of {device}"
         self._shelf = Turn()  # guards what is kept to be run again
-        self._recordings: dict[int, _Kept] = {}
+        self._recordings: dict[int, KeptRecording] = {}
         self._serials = itertools.count(1)
         self._after: list[Callable[[], object]] = []  # of the recording that is being made
         self._queues: tuple[weakref.ref[Queue], ...] = ()  # those that were ever used
         self._queue = Queue()
+        ORDER.join(self)
 
     def __repr__(self) -> str:
         doing = "recording" if self.capturing else f"recordings: {sorted(self._recordings)}"
@@ -133,61 +91,93 @@ class Context(RoutineShelf):
     @property
     @abstractmethod
     def capturing(self) -> bool:
-        """Whether what is submitted now is recorded, not run."""
+        """Whether what the calling thread submits now is recorded, not run."""
+
+    @property
+    @abstractmethod
+    def capturing_number(self) -> int:
+        """The number of the recording that any thread makes here, or 0."""
+
+    @property
+    @abstractmethod
+    def captured_calls(self) -> int:
+        """How many submissions the recording that is being made holds so far."""
 
     @abstractmethod
-    def _begin(self) -> None:
-        """Record from now on."""
+    def _begin(self, exclusive: bool) -> None:
+        """Record from now on what the calling thread submits; see :meth:`begin_graph_capture`."""
 
     @abstractmethod
     def _end(self) -> Recording:
-        """Record no longer; what was recorded."""
+        """Record no longer; what was recorded.
+
+        Raises:
+            CaptureError: what made the recording fail.
+        """
 
     @abstractmethod
     def _cancel(self) -> None:
         """Record no longer, and forget what was."""
 
-    def begin_graph_capture(self) -> None:
-        """Record from now on: what is submitted is not run, until :meth:`end_graph_capture`.
+    @abstractmethod
+    def _capture_uses(self, memory: object) -> bool:
+        """Whether what was recorded so far touches this memory, or runs this program."""
 
-        What was queued before still runs: this waits for it.
+    def begin_graph_capture(self, *, exclusive: bool = False) -> None:
+        """Record from now on: what this thread submits is not run, until :meth:`end_graph_capture`.
+
+        What was queued before still runs: this waits for it. What other threads submit runs as
+        ever, and so does what this thread submits to another context, unless ``exclusive``.
+
+        Args:
+            exclusive: refuse with :class:`CaptureError` what this thread submits to another
+                context, and let the recording fail: a replay would leave it out.
 
         Raises:
-            CaptureError: it records already, and goes on doing so; or the device has no capture.
+            CaptureError: this thread records already, and goes on doing so; or another one records
+                here; or the device has no capture.
         """
         if not self.supports_capture:
             raise CaptureError(f"{self.device} cannot record; submit without begin_graph_capture")
-        with self._submitting:
-            if self.capturing:
-                raise CaptureError(
-                    "begin_graph_capture inside a recording: recordings do not nest; end this one "
-                    "with end_graph_capture(key), or drop it with cancel_graph_capture()"
-                )
-            self._settle()
-            self._after.clear()
-            self._begin()
+        if self.capturing:
+            raise CaptureError(
+                "begin_graph_capture inside a recording: recordings do not nest; end this one "
+                "with end_graph_capture(key), or drop it with cancel_graph_capture()"
+            )
+        self.refuse_while_capturing("begin_graph_capture starts a recording")
+        if self.capturing_number:
+            raise CaptureError(
+                f"another thread records for {self.label}: wait until it has called "
+                "end_graph_capture, or record on a context of your own"
+            )
+        self._settle()
+        self._begin(exclusive)
+        self._after = []
 
     def end_graph_capture(self, key: int) -> None:
         """Keep what was recorded under ``key``, in the place of an older recording.
 
         Raises:
-            CaptureError: nothing is being recorded; or ``key`` is no int, and recording goes on.
+            CaptureError: this thread records nothing here; or ``key`` is no int, and recording
+                goes on; or the recording has failed, and is dropped: something was submitted to
+                another context, or memory that it uses was changed or given back.
         """
-        with self._submitting:
-            if not self.capturing:
-                raise CaptureError("end_graph_capture without a begin_graph_capture")
-            number = _checked_key(key)
-            kept = _Kept(next(self._serials), self._end(), tuple(self._after))
-            self._after.clear()
-            with self._shelf:
-                self._recordings[number] = kept
+        if not self.capturing:
+            raise CaptureError(
+                "end_graph_capture without a begin_graph_capture"
+                + (" of this thread: another one records" if self.capturing_number else "")
+            )
+        number = _checked_key(key)
+        after, self._after = self._after, []
+        kept = KeptRecording(next(self._serials), self._end(), after)
+        with self._shelf:
+            self._recordings[number] = kept
 
     def cancel_graph_capture(self) -> None:
-        """Drop what is being recorded, if anything is. Recordings made before stay."""
-        with self._submitting:
-            self._after.clear()
-            if self.capturing:
-                self._cancel()
+        """Drop what is being recorded, by whichever thread. Recordings made before stay."""
+        if self.capturing_number:
+            self._after = []
+            self._cancel()
 
     def replay_graph(self, key: int) -> bool:
         """Run what was recorded under ``key``, behind all that was submitted before, and wait.
@@ -196,21 +186,17 @@ class Context(RoutineShelf):
             ``False`` when there is no such recording, or no longer: nothing has happened.
 
         Raises:
-            CaptureError: inside a recording.
+            CaptureError: inside a recording, or ``key`` is no int.
             VariableError: the variable block has a value that does not fit. Nothing has run.
         """
-        try:
-            kept = self._recordings.get(key)
-        except TypeError:  # not even hashable
-            kept = None
+        kept = self._recordings.get(_checked_key(key))
         if kept is None:
-            _checked_key(key)
             return False
-        self.settle("replay_graph waits")
-        with self._running:
-            kept.recording.replay()
-            for tell in kept.after:
-                tell()
+        self.refuse_while_capturing("replay_graph waits")
+        with Submission(kept.recording.accesses):
+            if kept.dropped:  # by what was submitted before, and ran while this waited
+                return False
+            kept.replay()
         return True
 
     def recording_serial(self, key: int) -> int:
@@ -239,29 +225,40 @@ class Context(RoutineShelf):
             what: the call, and why it does not fit: ``"run reads its results back"``.
 
         Raises:
-            CaptureError: a recording is being made. It goes on.
+            CaptureError: the calling thread records, and goes on doing so; or it makes an exclusive
+                recording of another context, which has failed.
         """
         if self.capturing:
             raise CaptureError(
                 f"{what}, which a recording can not hold; call it before begin_graph_capture or "
                 "after end_graph_capture"
             )
+        _order.refuse_elsewhere(self.capturing_number, self.label, CaptureError)
 
-    def forget_users(self, memory: object) -> None:
-        """Drop every recording that uses this memory, program or array."""
+    def memory_changed(self, memory: object, *, replaced: bool) -> None:
+        """Drop every recording that uses this memory; see :meth:`MemoryOrder.memory_changes`."""
+        if (number := self.capturing_number) and self._capture_uses(memory):
+            message = "memory that the recording uses was exchanged or given back while it was made"
+            _order.fail_recording(number, message)
         if not self._recordings:
             return
         with self._shelf:
-            for key in [k for k, r in self._recordings.items() if r.recording.uses(memory)]:
+            users = [(k, r) for k, r in self._recordings.items() if r.recording.uses(memory)]
+            for key, kept in users:
+                kept.dropped = True
                 self._recordings.pop(key, None)  # letting go may run code that resets it
 
-    def after_replay(self, tell: Callable[[], object]) -> None:
-        """Call ``tell`` after every replay of what is being recorded."""
-        with self._submitting:
-            if self.capturing:
-                self._after.append(tell)
+    def after_replay(self, call: Callable[[], object]) -> None:
+        """Have ``call`` be part of every replay of what is being recorded."""
+        if self.capturing:
+            self._after.append(call)
 
     # -- the variable block ------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _block_accesses(self) -> Accesses:
+        """What a write of the variable block touches."""
 
     @abstractmethod
     def _write_state(self, values: tuple[int, int, int]) -> None:
@@ -291,8 +288,7 @@ class Context(RoutineShelf):
             VariableError: one of them is no int, or negative. Nothing has been written.
         """
         token, step = _checked_state("token", token), _checked_state("step", step)
-        self._queue.settle()
-        with self._running:
+        with Submission(self._block_accesses):
             self._write_state((token, step, step + 1))
 
     def set_dev_state_mode(self, enable: bool) -> None:
@@ -301,8 +297,7 @@ class Context(RoutineShelf):
         In this mode kernels read them there, whatever a call was bound or submitted with, so one
         recording serves every step. What is recorded in this mode reads them there for good.
         """
-        with self._submitting:
-            self._settle()
+        with Submission(self._block_accesses):
             self._set_mode(bool(enable))
 
     @property
@@ -332,8 +327,6 @@ class Context(RoutineShelf):
     def empty(self, type: TensorType) -> Buffer:
         """A buffer on zeroed memory of its own.
 
-        Reading or writing it waits for what was submitted before.
-
         Raises:
             CaptureError: inside a recording, which can not hold an allocation.
         """
@@ -361,7 +354,7 @@ class Context(RoutineShelf):
     def constant(self, array: Array) -> Buffer:
         """A buffer of its own with a copy of ``array``, for ops to read.
 
-        Unlike :meth:`upload` it waits for nothing: nothing that was submitted knows it.
+        Unlike :meth:`upload` it may be called inside a recording: it is no part of that.
         """
         type_ = TensorType(DType.parse(array.dtype), array.shape)
         buffer = Buffer(self.storage(type_.max_bytes), 0, type_)
@@ -386,51 +379,69 @@ class Context(RoutineShelf):
             PlanError: a buffer is another device's, or was released.
         """
 
-    def submit(self, encoded: Encoded) -> futures.Future[int]:
-        """Queue ``encoded`` behind what was submitted before, and return at once.
+    def submit(self, encode: Callable[[], Encoded]) -> futures.Future[int]:
+        """Queue encoded ops behind what was submitted before, and return at once.
 
-        Inside a recording it is recorded instead, and the future is done.
+        Inside a recording they are recorded instead, and the future is done.
+
+        Args:
+            encode: gives the ops, encoded anew where memory that is lent to them was exchanged.
 
         Returns:
-            The nanoseconds that it takes to run, or what it raises; 0 for what is recorded.
+            The nanoseconds that they take to run, or what they raise; 0 for what is recorded.
         """
         future: futures.Future[int] = futures.Future()
-        queued = partial(_carry_out, self._timed, encoded, future)
-        self.enqueue(self._queue, queued, partial(_carry_out, _launched, encoded, future))
+        self.enqueue(
+            self._queue,
+            encode().accesses,
+            partial(_carry_out, _timed, encode, future),
+            partial(_carry_out, _launched, encode, future),
+        )
         return future
 
-    def run(self, encoded: Encoded) -> int:
-        """Submit ``encoded`` and wait: on the calling thread, when nothing is queued.
+    def run(self, encode: Callable[[], Encoded]) -> int:
+        """Submit encoded ops, and wait for them on the calling thread.
 
         Returns:
             As :meth:`submit`.
         """
-        with self._submitting:
-            if self.capturing:
-                encoded.launch()
-                return 0
-            idle = self._queue.idle
-            future = None if idle else self.submit(encoded)
-        return self._timed(encoded) if future is None else future.result()
+        if self.capturing:
+            return _launched(encode)
+        self.refuse_while_capturing("a session submits to its own context")
+        while True:
+            encoded = encode()
+            with Submission(encoded.accesses):
+                if encode() is encoded:
+                    return _timed(encode)
+            # What ran in the meantime exchanged memory: the accesses may be others now.
 
     def enqueue(
-        self, queue: Queue, call: Callable[[], object], record: Callable[[], object]
+        self,
+        queue: Queue,
+        accesses: Accesses,
+        call: Callable[[], object],
+        record: Callable[[], object],
     ) -> None:
         """Queue ``call``, and return at once; inside a recording, call ``record`` instead.
 
         Args:
             queue: any; what waits for this context's work waits for that on it, too.
-            call: runs on the queue's thread.
+            accesses: the memory that ``call`` touches.
+            call: runs on the queue's thread, when its turn has come.
             record: runs here and now.
+
+        Raises:
+            CaptureError: this thread records for another context.
         """
-        with self._submitting:
-            if self.capturing:
-                record()
-                return
+        if self.capturing:
+            record()
+            return
+        self.refuse_while_capturing("a call is queued on its own context")
+        with self._shelf:
             if all(known() is not queue for known in self._queues):
                 living = [known for known in self._queues if known() is not None]
                 self._queues = (*living, weakref.ref(queue))
-            queue.submit(call)
+        queue.submit(accesses, call)
 
     def synchronize(self) -> None:
         """Wait until all that was submitted is done.
@@ -438,15 +449,7 @@ class Context(RoutineShelf):
         Raises:
             CaptureError: inside a recording: nothing was submitted that could be waited for.
         """
-        self.settle("synchronize waits")
-
-    def settle(self, what: str) -> None:
-        """Wait until all that was submitted is done, for ``what``.
-
-        Raises:
-            CaptureError: inside a recording; see :meth:`refuse_while_capturing`.
-        """
-        self.refuse_while_capturing(what)
+        self.refuse_while_capturing("synchronize waits")
         self._settle()
 
     def _settle(self) -> None:
@@ -455,32 +458,37 @@ class Context(RoutineShelf):
             if queue is not None:
                 queue.settle()
 
-    def _timed(self, encoded: Encoded) -> int:
-        with self._running:
-            start = time.perf_counter_ns()
-            encoded.launch()
-            return time.perf_counter_ns() - start
-
 
 def _carry_out(
-    timed: Callable[[Encoded], int], encoded: Encoded, future: futures.Future[int]
+    run: Callable[[Callable[[], Encoded]], int],
+    encode: Callable[[], Encoded],
+    future: futures.Future[int],
 ) -> None:
     try:
-        future.set_result(timed(encoded))
+        future.set_result(run(encode))
     except BaseException as error:  # whatever it is belongs to the one who waits
         future.set_exception(error)
 
 
-def _launched(encoded: Encoded) -> int:
+def _timed(encode: Callable[[], Encoded]) -> int:
+    encoded = encode()
+    start = time.perf_counter_ns()
     encoded.launch()
+    return time.perf_counter_ns() - start
+
+
+def _launched(encode: Callable[[], Encoded]) -> int:
+    encode().launch()
     return 0
 
 
 def _checked_key(key: object) -> int:
     try:
-        return operator.index(key)  # type: ignore[arg-type]
+        if not isinstance(key, bool):
+            return operator.index(key)  # type: ignore[arg-type]
     except TypeError:
-        raise CaptureError(f"recordings are kept under ints, got {key!r:.80}") from None
+        pass
+    raise CaptureError(f"recordings are kept under ints, got {key!r:.80}")
 
 
 def _checked_state(name: str, value: object) -> int:

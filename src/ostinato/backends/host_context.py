@@ -10,12 +10,13 @@ import numpy as np
 from ostinato.backends.context import Context
 from ostinato.errors import CaptureError, PlanError
 from ostinato.plan.buffer import HostMemory
+from ostinato.plan.order import Accesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.context import Encoded, Recording
     from ostinato.backends.device import Device
+    from ostinato.backends.encoded import Encoded, Recording
     from ostinato.plan.buffer import Memory
     from ostinato.plan.formula import Formula
     from ostinato.plan.prepared import PreparedOp
@@ -33,13 +34,15 @@ class HostContext(Context):
 
     supports_capture = False
     capturing = False
+    capturing_number = 0
+    captured_calls = 0
     dev_state_mode = False
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._block = (0, 0, 1)
 
-    def _begin(self) -> None:
+    def _begin(self, exclusive: bool) -> None:
         raise CaptureError(f"{self.device} cannot record")
 
     def _end(self) -> Recording:
@@ -47,6 +50,13 @@ class HostContext(Context):
 
     def _cancel(self) -> None:
         """Nothing is ever recorded."""
+
+    def _capture_uses(self, memory: object) -> bool:
+        return False
+
+    @property
+    def _block_accesses(self) -> Accesses:
+        return Accesses([(id(self), 1, True)])
 
     def _write_state(self, values: tuple[int, int, int]) -> None:
         self._block = values

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.turns import Turn
 from ostinato.lazy import LazyModule
+from ostinato.plan.order import Submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent import futures
+
+    from ostinato.plan.order import Accesses
 else:
     futures = LazyModule("concurrent.futures")
 
@@ -30,19 +33,18 @@ class Queue:
         self._last: futures.Future[None] | None = None
         self._outcome = _Outcome()
 
-    def submit(self, call: Callable[[], object]) -> None:
-        """Queue ``call`` and return at once."""
+    def submit(self, accesses: Accesses, call: Callable[[], object]) -> None:
+        """Queue ``call``, which touches this memory, and return at once.
+
+        It has its place in the order from now on, and is made when its turn has come.
+        """
         with self._guard:
             if self._process != os.getpid():
                 self._process = os.getpid()
                 self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="ostinato-queue")
                 self._outcome = _Outcome()
-            self._last = self._thread.submit(self._outcome.run, call)
-
-    @property
-    def used(self) -> bool:
-        """Whether anything was ever queued."""
-        return self._last is not None
+            submission = Submission(accesses)
+            self._last = self._thread.submit(self._outcome.run, submission, call)
 
     @property
     def idle(self) -> bool:
@@ -71,9 +73,10 @@ class _Outcome:
     def __init__(self) -> None:
         self.error: BaseException | None = None
 
-    def run(self, call: Callable[[], object]) -> None:
+    def run(self, submission: Submission, call: Callable[[], object]) -> None:
         try:
-            call()
+            with submission:
+                call()
         except BaseException as error:  # whatever it is belongs to the one who syncs
             if self.error is None:
                 self.error = error

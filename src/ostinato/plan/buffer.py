@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import threading
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from ostinato.errors import GraphError, InputError, PlanError
 from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.leaves import as_numpy
 from ostinato.ir.types import TensorType
+from ostinato.plan.order import ORDER, Accesses, Submission
 from ostinato.variables import evaluate, symbols
 
 if TYPE_CHECKING:
@@ -41,6 +43,10 @@ class Memory(Protocol):
     Two that are one block are equal.
     """
 
+    @property
+    def address(self) -> int:
+        """The address of the first byte, on the device that it belongs to."""
+
     def write(self, offset: int, data: memoryview) -> None:
         """Copy bytes of the host into the block."""
 
@@ -55,15 +61,12 @@ class DeviceQueue(Protocol):
     def resident_values(self) -> Mapping[str, int]:
         """Values of Variables that kernels find on the device, and no run may bring."""
 
-    def settle(self, what: str) -> None:
-        """Wait, for ``what``, until all that was submitted is done.
+    def refuse_while_capturing(self, what: str) -> None:
+        """Raise for ``what`` can not be recorded.
 
         Raises:
-            CaptureError: inside a recording.
+            CaptureError: the calling thread records.
         """
-
-    def forget_users(self, memory: object) -> None:
-        """Drop every recording that uses this memory."""
 
 
 class HostMemory:
@@ -76,6 +79,13 @@ class HostMemory:
     def __init__(self, block: Any) -> None:
         self.block = block
         self._bytes = memoryview(block).cast("B")
+
+    @cached_property
+    def address(self) -> int:
+        """See :class:`Memory`."""
+        octets = np.frombuffer(self.block, np.uint8) if self._bytes.nbytes else np.empty(0, "u1")
+        address: int = octets.__array_interface__["data"][0]
+        return address
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HostMemory) and other.block is self.block
@@ -136,14 +146,20 @@ class Storage:
                 self.allocations += 1
             return self._memory
 
-    def settle(self, what: str) -> None:
-        """Wait, for ``what``, until all that was submitted is done.
+    def span(self, offset: int, nbytes: int, *, written: bool) -> tuple[int, int, bool]:
+        """What a submission that reads or writes these bytes touches; see :class:`Accesses`."""
+        return self.memory.address + offset, nbytes, written
+
+    def submission(self, what: str, offset: int, nbytes: int, *, written: bool) -> Submission:
+        """The calling thread's place in the order, for ``what`` it does to these bytes.
 
         Raises:
             CaptureError: inside a recording.
+            PlanError: the memory was given back for good.
         """
         if self.queue is not None:
-            self.queue.settle(what)
+            self.queue.refuse_while_capturing(what)
+        return Submission(Accesses([self.span(offset, nbytes, written=written)]))
 
     def release(self) -> None:
         """Give the memory back for good, once what was submitted is done.
@@ -151,16 +167,21 @@ class Storage:
         Raises:
             CaptureError: inside a recording.
         """
-        self.settle("release frees memory")
-        self.close()
+        if self.queue is not None:
+            self.queue.refuse_while_capturing("release frees memory")
+        memory = self._memory
+        if memory is None:
+            self.close()
+            return
+        with Submission(Accesses([(memory.address, self.nbytes, True)])):
+            self.close()
 
     def close(self) -> None:
-        """Give the memory back for good. No recording that uses it is left."""
+        """Give the memory back for good. No recording that uses it is left, on any context."""
         with self._lock:
             memory, self._memory = self._memory, None
             self._closed = True
-        if memory is not None and self.queue is not None:
-            self.queue.forget_users(memory)
+        ORDER.memory_changes(self if memory is None else memory, replaced=True)
 
     def check_open(self) -> None:
         """Raise what keeps the memory from being used.
@@ -179,6 +200,8 @@ class LentStorage(Storage):
         device: whose memory it is.
         nbytes: its size.
         lend: gives the block of the moment.
+        token: an address that stands for the lender's memory, whichever block that is: what the
+            lender submits touches it.
         queue: as for :class:`Storage`.
     """
 
@@ -187,10 +210,17 @@ class LentStorage(Storage):
         device: Any,
         nbytes: int,
         lend: Callable[[], Memory],
+        token: int,
         queue: DeviceQueue | None = None,
     ) -> None:
         super().__init__(device, nbytes, lambda _: lend(), queue)
         self._lend = lend
+        self._token = token
+
+    def span(self, offset: int, nbytes: int, *, written: bool) -> tuple[int, int, bool]:
+        """See :class:`Storage`; all of the lender's memory counts as one."""
+        self.check_open()
+        return self._token, 1, written
 
     def release(self) -> None:
         """It is not for those to give back who use it.
@@ -214,7 +244,7 @@ class LentStorage(Storage):
 
 
 class Buffer:
-    """A tensor's bytes: a range of a storage, C-ordered (SPEC section 3).
+    """A tensor's bytes: a range of a storage, C-ordered.
 
     Where the type has Variables, the range has room for their greatest values, while
     :attr:`shape`, and what :meth:`copyout` gives, follow the values that the plan last ran with;
@@ -305,11 +335,11 @@ class Buffer:
             raise InputError(f"{self!r} is {self._read_only}, which cannot be written")
         raw = isinstance(data, bytes | bytearray | memoryview)
         array = self._from_bytes(data) if raw else self._elements(data)
-        self.storage.settle("copyin writes memory")
-        if self._write is not None:
-            self._write(array)
-        else:
-            self.storage.memory.write(self.offset, bytes_of(array))
+        with self.submission("copyin writes memory", written=True):
+            if self._write is not None:
+                self._write(array)
+            else:
+                self.storage.memory.write(self.offset, bytes_of(array))
 
     def copyout(self) -> Array:
         """A fresh array with the buffer's contents, of its live shape.
@@ -318,10 +348,19 @@ class Buffer:
             CaptureError: inside a recording.
             PlanError: the memory was released.
         """
-        self.storage.settle("copyout reads back")
-        array = np.empty(self.shape, self.dtype.numpy)
-        self.storage.memory.read(self.offset, bytes_of(array))
+        with self.submission("copyout reads back", written=False):
+            array = np.empty(self.shape, self.dtype.numpy)
+            self.storage.memory.read(self.offset, bytes_of(array))
         return array
+
+    def submission(self, what: str, *, written: bool) -> Submission:
+        """The calling thread's place in the order, for ``what`` it does to the buffer.
+
+        Raises:
+            CaptureError: inside a recording.
+            PlanError: the memory was released.
+        """
+        return self.storage.submission(what, self.offset, self.nbytes, written=written)
 
     def view(self, offset: int, nbytes: int) -> Buffer:
         """A buffer on part of these bytes: one-dimensional.

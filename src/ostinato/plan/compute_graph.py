@@ -11,7 +11,7 @@ from ostinato.plan.hazards import HazardTracker
 from ostinato.plan.reorder import reordered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ostinato.plan.buffer import Memory, Storage
     from ostinato.plan.compute_node import ComputeNode
@@ -25,12 +25,12 @@ class Launcher(Protocol):
     def encode(self, graph: ComputeGraph) -> Any:
         """The graph as one native program on its buffers."""
 
-    def run(self, encoded: Any) -> int:
-        """Run such a program, and wait; the nanoseconds that it took."""
+    def run(self, encode: Callable[[], Any]) -> int:
+        """Run the program that ``encode`` gives, and wait; the nanoseconds that it took."""
 
 
 class ComputeGraph:
-    """The nodes of a session, in the order in which they run (SPEC section 7).
+    """The nodes of a session, in the order in which they run.
 
     It is never changed: :meth:`fuse` and :meth:`reorder` give new ones, which do the same to every
     byte that somebody can read afterwards. Each may be run any number of times. Buffers are held by
@@ -89,11 +89,15 @@ class ComputeGraph:
             PlanError: a buffer was released.
             VariableError: it uses Variables, and the context is not in dev-state mode.
         """
-        self._launcher.run(self.encoded)
+        self._launcher.run(self.encode)
 
-    @property
-    def encoded(self) -> Any:
-        """The graph as its launcher has made it ready to run; anew where lent memory has moved."""
+    def encode(self) -> Any:
+        """The graph as its launcher has made it ready to run; anew where lent memory has moved.
+
+        Raises:
+            PlanError: a buffer was released.
+            VariableError: it uses Variables, and the context is not in dev-state mode.
+        """
         moved = any(storage.memory != memory for storage, memory in self._lent)
         if self._encoded is None or moved:
             operands = (o for node in self.nodes for o in (*node.reads, *node.writes))

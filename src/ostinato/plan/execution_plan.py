@@ -12,6 +12,7 @@ from ostinato.errors import PlanError, VariableError
 from ostinato.ir.binding import check_values
 from ostinato.plan.buffer import Buffer
 from ostinato.plan.memory import ops_memory
+from ostinato.plan.order import Submission
 from ostinato.plan.prepared import KernelCall, View
 from ostinato.plan.profile import KernelProfile, Profile
 from ostinato.plan.schedule import schedule
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.plan.buffer import DeviceQueue
     from ostinato.plan.memory import MemoryReport
+    from ostinato.plan.order import Accesses
     from ostinato.plan.prepared import PreparedKernel, PreparedOp
     from ostinato.variables import Symbol
 
@@ -31,6 +33,10 @@ __all__ = ["ExecutionPlan", "Runner"]
 
 class Runner(Protocol):
     """Prepared ops as a device has made them ready to run, any number of times."""
+
+    @property
+    def accesses(self) -> Accesses:
+        """The memory that a run touches."""
 
     def check(self) -> None:
         """Raises what keeps the ops from running: a param that was never set."""
@@ -49,7 +55,7 @@ class Runner(Protocol):
 
 
 class ExecutionPlan:
-    """What runs, in which order, on which memory (SPEC section 3).
+    """What runs, in which order, on which memory.
 
     Made by :meth:`Session.prepare`, held by every :class:`CompiledGraph`, or built by hand. It has
     buffers of its own for inputs and outputs, for which memory is taken when they are first used:
@@ -174,19 +180,19 @@ class ExecutionPlan:
     def _perform(self, variables: Mapping[str, int], run: Callable[[Sequence[int]], Any]) -> Any:
         with self._lock:
             self._check_open()
-            self._settle("execute waits for its run")
-            resident = self._resident_values()
-            values = self._checked(variables, resident)
-            missing = [name for name in self._variables if name not in values]
-            if missing:
-                raise VariableError(
-                    f"no value yet for {', '.join(missing)}: give one to prepare or "
-                    "execute_with_vars"
-                )
-            self._runner.check()
-            result = run([values[name] for name in self._variables])
-            self._take(values, resident)
-            return result
+            with self._in_order("execute waits for its run"):
+                resident = self._resident_values()
+                values = self._checked(variables, resident)
+                missing = [name for name in self._variables if name not in values]
+                if missing:
+                    raise VariableError(
+                        f"no value yet for {', '.join(missing)}: give one to prepare or "
+                        "execute_with_vars"
+                    )
+                self._runner.check()
+                result = run([values[name] for name in self._variables])
+                self._take(values, resident)
+                return result
 
     def _checked(self, variables: object, resident: Mapping[str, int]) -> dict[str, int]:
         """All values that are known, those of ``variables`` and on the device included."""
@@ -290,7 +296,7 @@ class ExecutionPlan:
             PlanError: it was released.
             CaptureError: inside a recording.
         """
-        self._settle("allocate takes memory")
+        self._refuse_while_capturing("allocate takes memory")
         for buffer in self._buffers:
             _ = buffer.storage.memory
 
@@ -304,9 +310,11 @@ class ExecutionPlan:
             CaptureError: inside a recording.
         """
         with self._lock:
-            self._settle("release_intermediate_buffers frees memory")
+            what = "release_intermediate_buffers frees memory"
+            self._refuse_while_capturing(what)
             if not self._closed:
-                self._runner.discard()
+                with self._in_order(what):
+                    self._runner.discard()
 
     def release_all_buffers(self) -> None:
         """Give back all memory, for good; a run in progress comes to its end first.
@@ -318,16 +326,27 @@ class ExecutionPlan:
             CaptureError: inside a recording.
         """
         with self._lock:
-            self._settle("release_all_buffers frees memory")
+            what = "release_all_buffers frees memory"
+            self._refuse_while_capturing(what)
             if not self._closed:
-                self._closed = True
-                self._runner.close()
-                for buffer in self._buffers:
-                    buffer.storage.close()
+                with self._in_order(what):
+                    self._closed = True
+                    self._runner.close()
+                    for buffer in self._buffers:
+                        buffer.storage.close()
 
-    def _settle(self, what: str) -> None:
+    def _refuse_while_capturing(self, what: str) -> None:
         if self._queue is not None:
-            self._queue.settle(what)
+            self._queue.refuse_while_capturing(what)
+
+    def _in_order(self, what: str) -> Submission:
+        """The calling thread's place in the order, for ``what`` it does to the plan's memory.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        self._refuse_while_capturing(what)
+        return Submission(self._runner.accesses)
 
     def _check_open(self) -> None:
         if self._closed:

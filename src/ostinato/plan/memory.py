@@ -57,7 +57,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """A compiled graph's memory, in bytes (SPEC section 3).
+    """A compiled graph's memory, in bytes.
 
     Attributes:
         arena_bytes: what intermediate values take, sharing memory where they can.

@@ -14,7 +14,7 @@ __all__ = ["KernelProfile", "Profile"]
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """One dispatch of one kernel (SPEC section 3).
+    """One dispatch of one kernel.
 
     Attributes:
         kernel: what ran.

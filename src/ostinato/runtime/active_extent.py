@@ -1,24 +1,22 @@
-"""The active extent: a hint that not all rows of a fixed-size graph are in use (SPEC section 4)."""
+"""The active extent: a hint that not all rows of a fixed-size graph are in use."""
 
 from __future__ import annotations
 
 import operator
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ostinato.errors import VariableError
+from ostinato.runtime.execution import Execution
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ostinato.backends.base import Executable
-    from ostinato.backends.context import Context
-    from ostinato.runtime.arrays import TensorSpec
+    from collections.abc import Iterator
 
 __all__ = ["ActiveExtent"]
 
 
-class ActiveExtent:
+class ActiveExtent(Execution):
     """What a compiled graph does with the hint; a part of :class:`CompiledGraph`.
 
     A graph compiled for batches of ``upper`` rows takes a smaller batch padded to that. The hint
@@ -32,16 +30,12 @@ class ActiveExtent:
     neutral by the graph, with a mask or with zeros, as without the hint.
     """
 
-    inputs: Mapping[str, TensorSpec]
-    _executable: Executable
-    _context: Context
-    _active: tuple[int, int] | None = None
-
     def set_active_extent(self, extent: tuple[int, int] | None) -> None:
         """From now on, only the first ``actual`` of ``upper`` leading rows are in use.
 
-        It holds for all later runs, whatever starts them, until it is set again. A clone starts
-        without one.
+        It holds for the later runs of all threads, until it is set again, but for those of threads
+        that are within :meth:`active_extent`. Within that, it is set for the rest of the block. A
+        clone starts without one.
 
         Args:
             extent: ``(actual, upper)``; ``None``: all rows are.
@@ -51,24 +45,50 @@ class ActiveExtent:
                 any input, as compiled. The hint is as before.
             CaptureError: inside a recording. Replays go by the hint of their own moment.
         """
-        self._context.refuse_while_capturing("set_active_extent holds for all runs")
         checked = None if extent is None else self._checked_extent(extent)
-        self._executable.limit_rows(checked)
-        self._active = checked
+        with self._in_order("set_active_extent holds for all runs"):
+            own = self._extents.get(threading.get_ident())
+            if own:
+                self._executable.pop_limit()
+                self._executable.push_limit(checked)
+                own[-1] = checked
+            else:
+                self._executable.limit_rows(checked)
 
     @contextmanager
     def active_extent(self, actual: int, upper: int) -> Iterator[None]:
-        """``set_active_extent((actual, upper))`` inside a ``with``; then as it was before.
+        """The extent ``(actual, upper)`` inside a ``with``, for the runs of its thread alone.
+
+        However the block is left, the hint is as it was before. What is queued inside it goes by it
+        when its turn has come.
 
         Raises:
             VariableError, CaptureError: as :meth:`set_active_extent`.
         """
-        before = self._active
-        self.set_active_extent((actual, upper))
+        self._context.refuse_while_capturing("active_extent holds for runs")
+        with self._hinted(self._checked_extent((actual, upper))):
+            yield
+
+    @contextmanager
+    def _hinted(self, *extents: tuple[int, int] | None) -> Iterator[None]:
+        """The last one of ``extents``, if there is any, for the runs of this thread."""
+        if not extents:
+            yield
+            return
+        own = self._extents.setdefault(threading.get_ident(), [])
+        self._executable.push_limit(extents[-1])
+        own.append(extents[-1])
         try:
             yield
         finally:
-            self.set_active_extent(before)
+            own.pop()
+            self._executable.pop_limit()
+            if not own:
+                self._extents.pop(threading.get_ident(), None)
+
+    def _own_extents(self) -> tuple[tuple[int, int] | None, ...]:
+        """What :meth:`_hinted` takes to have another thread's run go by this thread's hint."""
+        return tuple(self._extents.get(threading.get_ident(), ()))
 
     def _checked_extent(self, extent: object) -> tuple[int, int]:
         if not isinstance(extent, tuple) or len(extent) != 2 or not all(map(_is_int, extent)):

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import operator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.backends.queue import Queue
-from ostinato.backends.turns import Turn
 from ostinato.errors import InputError
-from ostinato.runtime.active_extent import ActiveExtent
+from ostinato.plan.order import arrays_touched
 from ostinato.runtime.arrays import checked_mapping
-from ostinato.runtime.execution import nothing, read_only
+from ostinato.runtime.execution import listed, nothing, read_only
 from ostinato.runtime.handle_calls import HandleCalls
 from ostinato.runtime.moe_calls import MoeCalls
 from ostinato.runtime.queued_calls import QueuedCalls
+from ostinato.runtime.signature import Live
 from ostinato.runtime.typed import check_typed_inputs, check_typed_param, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ostinato.backends.base import Capabilities
+    from ostinato.backends.context import Context
     from ostinato.backends.device import Device
     from ostinato.dtypes import DType
     from ostinato.plan.execution_plan import ExecutionPlan
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["CompiledGraph"]
 
 
-class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
-    """A graph compiled for a device (SPEC section 2). Made by :meth:`Session.compile`.
+class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
+    """A graph compiled for a device. Made by :meth:`Session.compile`.
 
-    It may be used from many threads: runs, and writes of params, happen one after the other.
+    It may be used from many threads: its calls take effect one after the other, in the order in
+    which they were made; see ``docs/order.md``.
 
     Attributes:
         inputs, outputs, params: specs by name: ``name``, ``shape``, ``dtype``.
@@ -49,10 +51,15 @@ class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
     @property
     def plan(self) -> ExecutionPlan:
         """The kernels of a run, in order, and their memory."""
-        with self._turn:
+        with self._planning:
             if self._plan is None:
                 self._plan = self._executable.make_plan()
             return self._plan
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the device has or lacks."""
+        return self._capabilities()
 
     def explain(self) -> str:
         """Which nodes went native, were rewritten, share a kernel, or do not and why."""
@@ -77,10 +84,10 @@ class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
         Raises:
             InputError, CaptureError: see :meth:`set_param`.
         """
-        arrays = self._signature.check_params(params, cast=self._cast)
-        self._settle("set_params writes memory")
-        self._executable.write_params(arrays)
-        self._choose_path()
+        given = checked_mapping("param", params, self.params)
+        with self._in_order("set_params writes memory", arrays_touched(given.values())):
+            self._executable.write_params(self._signature.check_params(given, cast=self._cast))
+            self._choose_path()
 
     def set_param_typed(self, name: str, data: Any, dtype: Any) -> None:
         """Write a weight from raw little-endian bytes.
@@ -119,12 +126,12 @@ class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
             VariableError: a size is out of its Variable's bounds.
             CaptureError: inside a recording, which can not read results back.
         """
-        if not self._quick:
-            return self._run_aside(inputs, out)
-        arrays, live = self._signature.recognise(inputs) or self._checked(inputs)
-        outputs = live.empty() if out is None else self._signature.check_outputs(out, live)
-        self._launch(arrays, outputs, live)
-        return outputs
+        known = self._signature.recognise(inputs)
+        if out is None:
+            ran = self._run_quick(known, Live.empty)
+        else:
+            ran = self._run_quick(known, partial(self._signature.check_outputs, out))
+        return self._run_aside(inputs, out) if ran is None else ran[0]
 
     def run_read_outputs(
         self, inputs: Mapping[str, Any] | None, read_indices: Iterable[int] | None
@@ -167,7 +174,7 @@ class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
             InputError, VariableError, CaptureError: as :meth:`run`, or a value that the input's
                 dtype can not hold, or a shape that a number of elements does not settle.
         """
-        self._settle("run_typed reads its results back")
+        self._context.refuse_while_capturing("run_typed reads its results back")
         outputs = self.run(check_typed_inputs(inputs, self.inputs))
         pairs = zip(outputs, self.outputs.values(), strict=True)
         return [(to_bytes(array), spec.dtype) for array, spec in pairs]
@@ -178,14 +185,18 @@ class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
         Raises:
             InputError, VariableError, CaptureError: as :meth:`run`.
         """
-        self._settle("run_raw reads its results back")
-        outputs = self._perform(inputs, nothing)
-        room = self._last_room
-        assert room is not None
-        return [
-            view.view() if array is place else read_only(array)
-            for array, place, view in zip(outputs, room.arrays, room.views, strict=True)
-        ]
+        ran = self._run_quick(self._signature.recognise(inputs), self._places)
+        if ran is not None:
+            return [view.view() for view in self._room(ran[1]).views]
+        touched = arrays_touched(listed(inputs))
+        with self._in_order("run_raw reads its results back", touched):
+            outputs = self._perform(inputs, nothing)
+            room = self._last_room
+            assert room is not None
+            return [
+                view.view() if array is place else read_only(array)
+                for array, place, view in zip(outputs, room.arrays, room.views, strict=True)
+            ]
 
     def run_slots(self, *arrays: Any) -> list[tuple[int, int]]:
         """Run once on inputs in the order of their declaration; the results stay in the arena.
@@ -200,11 +211,14 @@ class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
         Raises:
             InputError, VariableError, CaptureError: as :meth:`run`.
         """
+        ran = self._run_quick(self._signature.recognise_in_order(arrays), self._places)
+        if ran is not None:
+            return [*self._room(ran[1]).slots]
         if len(arrays) > len(self.inputs):
             raise InputError(f"the graph has {len(self.inputs)} inputs, got {len(arrays)}")
         given = {n: a for n, a in zip(self.inputs, arrays, strict=False) if a is not None}
-        self._settle("run_slots reads its results back")
-        outputs = self._perform(given, self._places)
+        with self._in_order("run_slots reads its results back", arrays_touched(arrays)):
+            outputs = self._perform(given, self._places)
         offsets = self._executable.result_offsets
         return [(o, array.size) for o, array in zip(offsets, outputs, strict=True)]
 
@@ -217,28 +231,46 @@ class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
         """The address of :attr:`arena`, the same as long as this object lives."""
         return self._executable.arena_address
 
-    def read_output_row(self, out_idx: int, row: int) -> Array | None:
-        """A copy of one row, along axis 0, of an output of the last run.
+    def read_output_row(self, out_idx: int, row: int, row_inner: int | None = None) -> Array | None:
+        """A copy of one row of an output of the last run.
 
-        It is read from the very array that a :meth:`run` gave to its caller: who writes into that
-        array will see what they wrote. Calls of :meth:`bind` are no runs in this sense.
+        It is read from the very array that a :meth:`run` gave to its caller: what is written into
+        that array later shows here. Calls of :meth:`bind` are no runs in this sense.
+
+        Args:
+            out_idx: the position of the output.
+            row: which row, along axis 0.
+            row_inner: elements in a row; the output is then seen as ``[-1, row_inner]``, so that
+                row ``T - 1`` of an output ``[1, T, V]`` is reached with ``row_inner=V``.
 
         Returns:
             ``None`` when there is no such row or output, or nothing has run.
 
         Raises:
-            InputError: a position is no int.
+            InputError: a position is no int, or the output does not consist of rows of
+                ``row_inner`` elements.
             CaptureError: inside a recording.
         """
         try:
             position, row = operator.index(out_idx), operator.index(row)
+            if isinstance(row_inner, bool):
+                raise TypeError
+            inner = None if row_inner is None else operator.index(row_inner)
         except TypeError:
-            raise InputError(f"rows are read by position, got {out_idx!r}, {row!r}") from None
-        self._settle("read_output_row reads back")
-        with self._turn:
-            if not 0 <= position < len(self._last):
+            raise InputError(
+                f"rows are read by position, got {out_idx!r}, {row!r}, row_inner={row_inner!r}"
+            ) from None
+        with self._in_order("read_output_row reads back"):
+            if not 0 <= position < len(self._executable.last):
                 return None
-            array = self._last[position]
+            array = self._executable.last[position]
+            if inner is not None:
+                if inner < 1 or array.size % inner:
+                    raise InputError(
+                        f"output {position} has shape {array.shape}, which does not consist of "
+                        f"rows of {inner} elements"
+                    )
+                array = array.reshape(-1, inner)
             if not (array.ndim and 0 <= row < len(array)):
                 return None
             return np.array(array[row])
@@ -268,31 +300,41 @@ class CompiledGraph(ActiveExtent, HandleCalls, MoeCalls, QueuedCalls):
 
     # -- clones ------------------------------------------------------------------------------------
 
-    def clone(self) -> CompiledGraph:
+    def clone(self, context: Context | None = None) -> CompiledGraph:
         """Another one, which runs in parallel to this one.
 
         Its states and handles begin as copies of these, its arena is its own. Weights are shared,
         packed ones too, until one side writes one; what one side writes never shows on the other.
         Recordings of this one's runs stay this one's. Of experts in a file, the same ones have
-        places, in memory of its own.
+        places, in memory of its own. ``copy.copy`` and ``copy.deepcopy`` give the same.
+
+        Args:
+            context: what the clone submits to, of the same device; by default the same.
 
         Raises:
+            InputError: it is no context, or another device's.
             CaptureError: inside a recording.
             ModelFormatError: experts could not be read from their file.
         """
-        self._settle("clone allocates memory")
-        with self._turn:
-            twin = copy.copy(self)
-            twin._executable = self._executable.clone()
-            twin._handles = self._handles.copy()
+        if context is not None and type(context) is not type(self._context):
+            raise InputError(f"context is the context of a Session, got {context!r:.80}")
+        if context is not None and context.device != self.device:
+            raise InputError(f"the graph is compiled for {self.device}, not {context.device}")
+        with self._in_order("clone allocates memory"):
+            twin: CompiledGraph = object.__new__(type(self))
+            vars(twin).update(vars(self))
+            twin._context = context or self._context
+            executable = self._executable
+            copied = executable.clone() if context is None else executable.clone(context)
+            twin._begin(copied, self._handles.copy())
             twin._moe = self._account_of_clone()
-        twin._turn = Turn()
-        twin._commits = Queue()
-        twin._plan = None
-        twin._active = None
-        twin._last, twin._last_room = (), None
-        twin._choose_path()
         return twin
+
+    def __copy__(self) -> CompiledGraph:
+        return self.clone()
+
+    def __deepcopy__(self, known: dict[int, Any]) -> CompiledGraph:
+        return self.clone()
 
 
 def _single(name: object, value: Any) -> dict[str, Any]:

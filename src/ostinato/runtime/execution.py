@@ -1,37 +1,40 @@
-"""One run of a compiled graph: its checks, its memory, and the turns that calls take."""
+"""One run of a compiled graph: its checks, its memory, and its place in the order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.backends.queue import Queue
 from ostinato.backends.turns import Turn
-from ostinato.errors import InputError
+from ostinato.errors import CaptureError, InputError
+from ostinato.plan.order import ORDER, Accesses, Submission, arrays_touched
 from ostinato.records import dataclass
 from ostinato.runtime.handles import Handles, output_index
 from ostinato.runtime.signature import NO_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from ostinato.backends.base import Executable
+    from ostinato.backends.base import Capabilities, Executable
     from ostinato.backends.context import Context
     from ostinato.backends.options import CompileOptions
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.arrays import Array, TensorSpec
     from ostinato.runtime.signature import Live, Signature
 
-__all__ = ["Execution", "nothing", "read_only"]
+__all__ = ["Execution", "listed", "nothing", "read_only"]
 
 
 class Execution:
     """What all ways to run a compiled graph share; a part of :class:`CompiledGraph`.
 
-    There are two paths. The short one checks arrays and runs. The long one minds handles, keeps
-    results that nobody wants in the arena, and waits its turn behind queued runs.
+    Every call that runs, reads or writes is a submission that touches the executable's memory, so
+    that one takes effect after the other. There are two paths. On the short one, the native core
+    takes the place in the order for arrays that were seen before. The long one takes it here, then
+    minds handles, converts arrays, and keeps results that the caller does not want in the arena.
     """
 
     inputs: Mapping[str, TensorSpec]
@@ -44,34 +47,48 @@ class Execution:
         executable: Executable,
         context: Context,
         options: CompileOptions,
+        capabilities: Callable[[], Capabilities],
     ) -> None:
         self.inputs, self.outputs = signature.inputs, signature.outputs
         self.params = signature.params
         self._signature = signature
-        self._executable = executable
         self._context = context
         self._cast = options.cast_inputs
+        self._capabilities = capabilities
+        self._begin(executable, Handles(signature))
+
+    def _begin(self, executable: Executable, handles: Handles) -> None:
+        """Begin with memory of its own: what no other graph, and no clone, shares."""
+        self._executable = executable
+        self._handles = handles
         self._plan: ExecutionPlan | None = None
-        self._handles = Handles(signature)
-        self._turn = Turn()
+        self._planning = Turn()
         self._commits = Queue()
-        self._last: tuple[Array, ...] = ()
+        self._extents: dict[int, list[tuple[int, int] | None]] = {}  # of threads with their own
         self._last_room: _Room | None = None
+        self._accesses = executable.accesses
         self._choose_path()
 
     def _choose_path(self) -> None:
-        """Whether runs are free to take the short path."""
-        aside = self._handles.active or self._commits.used or self._signature.resident
-        self._quick = not (self._executable.unset or aside)
+        """Let runs take the short path, or not; to be called in turn with runs."""
+        aside = self._executable.unset or self._handles.active or self._signature.resident
+        self._executable.direct = not aside
+        self._quick = self._executable.direct  # the executable itself knows when its turn has come
 
-    def _settle(self, what: str) -> None:
-        """Wait until queued runs are done, for ``what``.
+    def _in_order(self, what: str, touched: Accesses | None = None) -> Submission:
+        """The calling thread's place in the order, for ``what`` it does to this graph's memory.
+
+        Args:
+            what: the call, and why a recording can not hold it.
+            touched: other memory that it reads or writes.
 
         Raises:
             CaptureError: inside a recording.
         """
         self._context.refuse_while_capturing(what)
-        self._commits.settle()
+        if touched is None:
+            return Submission(self._accesses)
+        return Submission(self._accesses, touched)
 
     def _block(self) -> Mapping[str, int]:
         """The values of Variables that a run takes from the device's variable block."""
@@ -105,51 +122,67 @@ class Execution:
                 for i, (shape, dtype) in enumerate(live.outputs)
             ]
 
-        self._settle(f"{name} reads its results back")
-        return self._perform(inputs, choose, feed)
+        touched = arrays_touched(listed(inputs), listed(out))
+        with self._in_order(f"{name} reads its results back", touched):
+            return self._perform(inputs, choose, feed)
+
+    def _run_quick(
+        self,
+        known: tuple[list[Array], Live] | None,
+        choose: Callable[[Live], Sequence[Array]],
+    ) -> tuple[list[Array], Live] | None:
+        """A run by the short path; ``None``, and nothing has happened, where it has to be the long.
+
+        Args:
+            known: the inputs, where they were recognised.
+            choose: gives the arrays to be written.
+        """
+        if known is None or not self._quick:
+            return None
+        arrays, live = known
+        outputs = [*choose(live)]
+        try:
+            ran = self._executable.run_direct(arrays, outputs, live.variables)
+        except ValueError as error:
+            raise self._refusal(arrays, outputs, error) from None
+        except CaptureError:  # the long path names the call
+            return None
+        return (outputs, live) if ran else None
 
     def _perform(
         self,
         inputs: object,
         choose: Callable[[Live], Sequence[Array | None]],
         feed: Mapping[str, int] | None = None,
-        block: Mapping[str, int] | None = None,
     ) -> list[Array]:
-        """One run, with handles.
+        """One run, with handles, when its turn has come.
 
         Args:
             inputs: those that handles stand in for may be missing.
             choose: for each output, the array that the caller wants to have filled, if any.
             feed: handles that take outputs after this run alone.
-            block: what :meth:`_block` gave when the run was asked for, if that was earlier.
 
         Returns:
             The outputs. Those that the caller did not want are in memory of ours.
         """
-        if self._quick and not feed:
-            arrays, live = self._signature.recognise(inputs) or self._checked(inputs)
-            outputs = self._with_room(choose(live), live)
-            self._launch(arrays, outputs, live)
-            return outputs
-        with self._turn:
-            given = self._handles.complete(inputs)
-            block = self._block() if block is None else block
-            known = None if self._executable.unset else self._signature.recognise(given, block)
-            arrays, live = known or self._checked(given, block=block)
-            chosen = choose(live)
-            outputs = self._with_room(chosen, live)
-            feeds = {**self._handles.feeds, **feed} if feed else self._handles.feeds
-            if feeds:
-                return self._launch_fed(arrays, chosen, outputs, live, feeds)
-            self._launch(arrays, outputs, live)
-            return outputs
+        given = self._handles.complete(inputs)
+        block = self._block()
+        known = None if self._executable.unset else self._signature.recognise(given, block)
+        arrays, live = known or self._checked(given, block=block)
+        chosen = choose(live)
+        outputs = self._with_room(chosen, live)
+        feeds = {**self._handles.feeds, **feed} if feed else self._handles.feeds
+        if feeds:
+            return self._launch_fed(arrays, chosen, outputs, live, feeds)
+        self._launch(arrays, outputs, live)
+        return outputs
 
     def _launch(self, inputs: list[Array], outputs: list[Array], live: Live) -> None:
         try:
             self._executable.run(inputs, outputs, live.variables)
         except ValueError as error:
             raise self._refusal(inputs, outputs, error) from None
-        self._last = tuple(outputs)
+        self._executable.last = tuple(outputs)
 
     def _launch_fed(
         self,
@@ -165,7 +198,7 @@ class Execution:
         taken = self._handles.destinations(live, feeds)
         self._launch(inputs, [taken.get(i, array) for i, array in enumerate(outputs)], live)
         for left in self._handles.take(taken, feeds):
-            self._context.forget_users(left)
+            ORDER.memory_changes(left, replaced=True)
         self._choose_path()
         for position, buffer in taken.items():
             if chosen[position] is None:
@@ -197,7 +230,9 @@ class Execution:
                 np.ndarray(shape, dtype, arena, offset)
                 for offset, (shape, dtype) in zip(offsets, live.outputs, strict=True)
             ]
-            room = self._last_room = _Room(live, address, arrays, [*map(read_only, arrays)])
+            slots = [(o, array.size) for o, array in zip(offsets, arrays, strict=True)]
+            views = [*map(read_only, arrays)]
+            room = self._last_room = _Room(live, address, arrays, views, slots)
         return room
 
     def _checked(
@@ -228,12 +263,28 @@ class Execution:
 
 @dataclass(frozen=True, eq=False)
 class _Room:
-    """Places in an arena, for outputs of certain shapes; and the same, not to be written."""
+    """Places in an arena, for outputs of certain shapes.
+
+    Attributes:
+        live: the shapes.
+        address: the arena's.
+        arrays: the places.
+        views: the same, not to be written.
+        slots: for each its offset in the arena, in bytes, and its number of elements.
+    """
 
     live: Live
     address: int
     arrays: list[Array]
     views: list[Array]
+    slots: list[tuple[int, int]]
+
+
+def listed(arrays: object) -> Iterable[Any]:
+    """What may be arrays among those that a caller gave, by name or in order."""
+    if isinstance(arrays, Mapping):
+        return arrays.values()
+    return arrays if isinstance(arrays, list | tuple) else ()
 
 
 def nothing(live: Live) -> list[None]:

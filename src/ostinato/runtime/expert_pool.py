@@ -24,7 +24,7 @@ __all__ = ["ExpertPool", "MoeResidencyStats", "TidePolicy", "expert_hits"]
 
 @dataclass(frozen=True)
 class MoeResidencyStats:
-    """What the experts of one run did, by where they live (SPEC section 8).
+    """What the experts of one run did, by where they live.
 
     A call is one expert of one layer with at least one token. A token counts once for each expert
     that it goes to.

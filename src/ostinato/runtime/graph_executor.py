@@ -19,9 +19,9 @@ from ostinato.runtime.session import check_threads
 from ostinato.variables import Expr, Symbol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from ostinato.backends.context import Encoded
+    from ostinato.backends.encoded import Encoded
     from ostinato.ir.op import Attr, Op
     from ostinato.plan.buffer import Buffer
     from ostinato.plan.compute_graph import ComputeGraph
@@ -36,7 +36,7 @@ _MAX_KNOWN = 4096
 
 
 class GraphExecutor:
-    """Encodes ops one by one, in sessions, and runs each session as one submission (SPEC 7).
+    """Encodes ops one by one, in sessions, and runs each session as one submission.
 
     >>> ex = GraphExecutor("cpu")
     >>> x = ex.buffer(np.arange(4.0))
@@ -171,9 +171,9 @@ class GraphExecutor:
                 storage.submitted = False
             raise
 
-    def run(self, encoded: Encoded) -> int:
+    def run(self, encode: Callable[[], Encoded]) -> int:
         """See :class:`~ostinato.plan.compute_graph.Launcher`."""
-        return self.context.run(encoded)
+        return self.context.run(encode)
 
     def _variables(self, graph: ComputeGraph) -> tuple[Symbol, ...]:
         """All decode variables, with the bounds that every node agrees to, if any node uses any."""

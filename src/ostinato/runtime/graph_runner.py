@@ -1,4 +1,4 @@
-"""When to run a step eagerly, when to record it, and when to replay it (SPEC section 6)."""
+"""When to run a step eagerly, when to record it, and when to replay it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from ostinato.errors import InputError
+from ostinato.errors import CaptureError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ R = TypeVar("R")
 class GraphRunner:
     """Runs steps, and replays recordings of them as soon as that pays.
 
-    A step is a callable that submits work to the context: it calls bound calls,
+    A step is a callable that submits work to the context, and to no other: it calls bound calls,
     ``commit_no_wait``, or commits sessions. The first ``warmup`` calls of a key are eager, so that
     whatever is compiled or allocated once is by then. The next one records the step and replays
     the recording, which has the effect of one run; from then on there are replays alone.
@@ -55,7 +55,8 @@ class GraphRunner:
         captured: how many recordings were made.
         replayed: how many calls replayed one, those that made it included.
         skipped: by reason, how many recordings were given up: ``"unsupported"`` (by the device),
-            ``"begin"``, ``"step"`` (which did what a recording cannot hold), ``"end"``,
+            ``"begin"``, ``"step"`` (which did what a recording cannot hold, such as to submit to
+            another context), ``"empty"`` (it submitted nothing to this one), ``"end"``,
             ``"replay"``.
     """
 
@@ -95,6 +96,8 @@ class GraphRunner:
             if self._owns(number, entry) and self.context.replay_graph(number):
                 self.replayed += 1
                 return None
+            if self.context.capturing_number:  # another thread's; the next call may record
+                return self._run_eagerly(entry, step)
             return self._record(number, entry, step)
 
     __call__ = run
@@ -161,9 +164,12 @@ class GraphRunner:
         if not context.supports_capture:
             return _Failure("unsupported", "the device cannot record")
         try:
-            context.begin_graph_capture()
+            context.begin_graph_capture(exclusive=True)
             stage = "step"
             step()
+            stage = "empty"
+            if not context.captured_calls:
+                raise CaptureError(f"the step submitted nothing to {context.label}")
             stage = "end"
             context.end_graph_capture(key)
             stage = "replay"
@@ -172,7 +178,8 @@ class GraphRunner:
             return _Failure(stage, f"{type(error).__name__}: {error}")
         finally:
             if not done:
-                context.cancel_graph_capture()
+                if context.capturing:
+                    context.cancel_graph_capture()
                 context.reset_graph(key)
         return None if done else _Failure(stage, "the recording was dropped at once")
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.ir.op import Attr, Op
     from ostinato.ir.types import TensorType
-    from ostinato.plan.buffer import DeviceQueue
     from ostinato.plan.formula import Formula
     from ostinato.plan.region import Operand
 
@@ -96,7 +95,6 @@ class GraphSession(Vocabulary[Buffer]):
         self._nodes: list[ComputeNode] = []
         self._staged: list[ComputeNode] | None = None  # nodes of the call being made
         self._ended = ""
-        self._others: set[DeviceQueue] = set()  # that operands belong to
         self._encode_ns = 0
         self._graph: ComputeGraph | None = None
         self._pending: Pending | None = None
@@ -121,8 +119,8 @@ class GraphSession(Vocabulary[Buffer]):
     def commit(self, fuse: bool = False, reorder: bool = False) -> Pending:
         """Queue what was encoded behind all that was submitted before, and return at once.
 
-        Inside a recording it is recorded instead. Where buffers belong to other contexts, what is
-        queued there is waited for, and so is this.
+        Inside a recording it is recorded instead. Where buffers belong to other contexts, it runs
+        behind what was submitted there before, as far as that touches the same memory.
 
         Args:
             fuse, reorder: as for :meth:`finish`.
@@ -131,9 +129,7 @@ class GraphSession(Vocabulary[Buffer]):
             SessionStateError, VariableError, UnsupportedOpError, PlanError: as :meth:`finish`.
         """
         graph = self._close("committed", fuse=fuse, reorder=reorder)
-        if self._others:
-            return self._run(graph)
-        future = self.context.submit(graph.encoded) if len(graph) else None
+        future = self.context.submit(graph.encode) if len(graph) else None
         self._pending = Pending(self.context, self._summed(graph), future)
         return self._pending
 
@@ -273,8 +269,6 @@ class GraphSession(Vocabulary[Buffer]):
                 "GraphExecutor.buffer(array)"
             )
         storage.check_open()
-        if storage.queue is not self.context and storage.queue is not None:
-            self._others.add(storage.queue)
         return buffer
 
     def _buffer(self, piece: Piece) -> Buffer:
@@ -292,7 +286,7 @@ class GraphSession(Vocabulary[Buffer]):
         graph = self._collected()
         graph = graph.fuse() if fuse else graph
         graph = graph.reorder() if reorder else graph
-        _ = graph.encoded
+        graph.encode()
         self._ended = how
         self._nodes = []
         self._graph = graph if self._recorded else None
@@ -303,9 +297,7 @@ class GraphSession(Vocabulary[Buffer]):
         """Run, or record, and wait."""
         context = self.context
         waits = int(bool(len(graph)) and not context.capturing)
-        for queue in self._others:
-            queue.settle("a session waits for what uses its buffers")
-        elapsed = context.run(graph.encoded) if len(graph) else 0
+        elapsed = context.run(graph.encode) if len(graph) else 0
         stats = replace(self._summed(graph), waits=waits, device_ns=elapsed)
         self._pending = Pending(context, stats, None)
         return self._pending

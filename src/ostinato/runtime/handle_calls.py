@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.plan.order import ORDER, Submission, arrays_touched
 from ostinato.runtime.execution import Execution
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ class HandleCalls(Execution):
         """
         if not self._is_state(name):
             self._handles.spec(name)
-        resident = self._signature.check_resident(name, array, cast=self._cast)
-        self._settle("bind_handle allocates and writes memory")
-        with self._turn:
+        if not self._capabilities().handles:
+            return False
+        touched = arrays_touched([array])
+        with self._in_order("bind_handle allocates and writes memory", touched):
+            resident = self._signature.check_resident(name, array, cast=self._cast)
             if self._is_state(name):
                 self._executable.write_state(name, resident)
             else:
@@ -54,8 +57,8 @@ class HandleCalls(Execution):
         Raises:
             InputError: no input or state has that name.
         """
-        self._commits.settle()
-        return self._is_state(name) or self._handles.spec(name).name in self._handles.bound
+        with Submission(self._accesses):
+            return self._is_state(name) or self._handles.spec(name).name in self._handles.bound
 
     def read_handle(self, name: str) -> Array | None:
         """A copy of what a handle, or a state, holds; ``None`` when nothing is bound.
@@ -64,8 +67,7 @@ class HandleCalls(Execution):
             InputError: no input or state has that name.
             CaptureError: inside a recording.
         """
-        self._settle("read_handle reads back")
-        with self._turn:
+        with self._in_order("read_handle reads back"):
             if self._is_state(name):
                 return self._executable.read_state(name)
             bound = self._handles.bound.get(self._handles.spec(name).name)
@@ -78,8 +80,7 @@ class HandleCalls(Execution):
             InputError: no input or state has that name.
             CaptureError: inside a recording.
         """
-        self._settle("unbind_handle frees or writes memory")
-        with self._turn:
+        with self._in_order("unbind_handle frees or writes memory"):
             if self._is_state(name):
                 self._executable.write_state(name, None)
             else:
@@ -96,8 +97,7 @@ class HandleCalls(Execution):
             InputError: no input has that name, there is no such output, or their types differ.
             CaptureError: inside a recording.
         """
-        self._settle("set_handle_feed changes what later runs do")
-        with self._turn:
+        with self._in_order("set_handle_feed changes what later runs do"):
             self._handles.feed(name, output_index)
             self._choose_path()
 
@@ -118,7 +118,7 @@ class HandleCalls(Execution):
     def _let_go(self, buffer: Array | None) -> None:
         """What a handle held is not its buffer any more: no recording may go on with it."""
         if buffer is not None:
-            self._context.forget_users(buffer)
+            ORDER.memory_changes(buffer, replaced=True)
         self._choose_path()
 
     def _is_state(self, name: object) -> bool:

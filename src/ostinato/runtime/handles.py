@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim
 
 __all__ = ["Handles", "output_index"]
+
+_NONE: Mapping[str, Array] = MappingProxyType({})
 
 
 class Handles:
@@ -113,16 +116,20 @@ class Handles:
 
     # -- what a run does ---------------------------------------------------------------------------
 
-    def complete(self, inputs: object) -> Mapping[str, Any]:
+    def complete(self, inputs: object, taken: Mapping[str, Array] = _NONE) -> Mapping[str, Any]:
         """``inputs``, with bound buffers for those that were left out.
+
+        Args:
+            inputs: arrays by name.
+            taken: buffers that handles will have taken by then.
 
         Raises:
             InputError: it is no mapping, or a name is unknown.
         """
         given = checked_mapping("input", {} if inputs is None else inputs, self._inputs)
-        if not self.bound:
+        if not self.bound and not taken:
             return given
-        return {**self.bound, **given}
+        return {**self.bound, **taken, **given}
 
     def destinations(self, live: Live, feeds: Mapping[str, int]) -> dict[int, Array]:
         """By position, buffers for the outputs that handles are going to take."""

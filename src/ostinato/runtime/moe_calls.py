@@ -8,6 +8,7 @@ import numpy as np
 
 from ostinato.errors import InputError, ModelFormatError
 from ostinato.lazy import LazyModule
+from ostinato.plan.order import Submission
 from ostinato.records import dataclass
 from ostinato.runtime.execution import Execution
 
@@ -65,7 +66,7 @@ class MoeCalls(Execution):
     @property
     def moe_transfers(self) -> ExpertTransfers:
         """How many experts, and bytes, were moved between the device and their file so far."""
-        with self._turn:
+        with Submission(self._accesses):
             return self._executable.expert_transfers()
 
     # -- where experts live ------------------------------------------------------------------------
@@ -119,8 +120,7 @@ class MoeCalls(Execution):
         )
 
     def _set_masks(self, masks: Sequence[Array | None]) -> None:
-        self._settle("setting resident experts moves memory")
-        with self._turn:
+        with self._in_order("setting resident experts moves memory"):
             account = self._observed()
             try:
                 account.masks = tuple(self._executable.place_experts(masks))
@@ -148,10 +148,19 @@ class MoeCalls(Execution):
         if not whole or num_experts < 1 or (counts and num_experts != max(counts)):
             listed = f"layers have {counts} experts" if counts else "expected a number of experts"
             raise InputError(f"{listed}, got {num_experts!r:.80}")
-        self._settle("enable_moe_topk_capture reads back")
-        with self._turn:
+        with self._in_order("enable_moe_topk_capture reads back"):
             self._observed().capturing = bool(counts)
         return bool(counts)
+
+    def disable_moe_topk_capture(self) -> None:
+        """Keep no longer which experts runs call; what was kept and not taken is forgotten.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        with self._in_order("disable_moe_topk_capture reads back"):
+            account = self._observed()
+            account.capturing, account.ids = False, None
 
     def take_moe_topk_capture(self) -> list[Array] | None:
         """The experts that the last run called; a second call gives ``None``.
@@ -164,8 +173,7 @@ class MoeCalls(Execution):
         Raises:
             CaptureError: inside a recording.
         """
-        self._settle("take_moe_topk_capture reads back")
-        with self._turn:
+        with self._in_order("take_moe_topk_capture reads back"):
             account = self._observed()
             taken, account.ids = account.ids, None
             return taken
@@ -180,8 +188,7 @@ class MoeCalls(Execution):
         Raises:
             CaptureError: inside a recording.
         """
-        self._settle("take_moe_residency_stats reads back")
-        with self._turn:
+        with self._in_order("take_moe_residency_stats reads back"):
             account = self._observed()
             taken, account.uncounted = account.uncounted, None
         if taken is None:

@@ -16,7 +16,7 @@ __all__ = ["Pending", "SessionStats"]
 
 @dataclass(frozen=True)
 class SessionStats:
-    """What a session did (SPEC section 7).
+    """What a session did.
 
     Attributes:
         dispatches: ops that do work; a view is none, what several kernels compute is one.

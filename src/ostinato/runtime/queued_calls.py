@@ -11,7 +11,9 @@ import numpy as np
 
 from ostinato.errors import CaptureError, GraphError, InputError
 from ostinato.ir.leaves import as_array
-from ostinato.runtime.execution import Execution, nothing
+from ostinato.plan.order import Submission, arrays_touched
+from ostinato.runtime.active_extent import ActiveExtent
+from ostinato.runtime.execution import nothing
 from ostinato.runtime.signature import Live
 from ostinato.variables import symbols
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["QueuedCalls"]
 
 
-class QueuedCalls(Execution):
+class QueuedCalls(ActiveExtent):
     """Runs that are made later, and many at once; a part of :class:`CompiledGraph`."""
 
     def commit_no_wait(self, inputs: Mapping[str, Any] | None = None) -> None:
@@ -32,7 +34,7 @@ class QueuedCalls(Execution):
         The inputs are copied now, so that the caller may change them. Handles, states and params
         are those of the moment when the run's turn has come. Its results stay in the arena, where
         the next run overwrites them: read them through :meth:`read_output_row` or a handle that
-        takes them. All other calls wait for queued runs, but for those of :meth:`bind`.
+        takes them. All other calls on this graph take effect after it.
 
         What is wrong with the inputs is raised by :meth:`sync_pending`; later runs still run.
 
@@ -46,10 +48,19 @@ class QueuedCalls(Execution):
             CaptureError: a handle takes an output, and has no buffer yet that it could be recorded
                 with.
         """
-        given = _copied(inputs)
-        self._quick = False
-        queued = partial(self._perform, given, nothing, block=self._block())
-        self._context.enqueue(self._commits, queued, partial(self._record, inputs))
+        recording = self._context.capturing  # by this thread: nothing else begins or ends it
+        given = inputs if recording else _copied(inputs)
+        self._context.enqueue(
+            self._commits,
+            self._accesses,
+            partial(self._perform_queued, given, self._own_extents()),
+            partial(self._record, inputs),
+        )
+
+    def _perform_queued(self, inputs: object, extents: tuple[tuple[int, int] | None, ...]) -> None:
+        """A queued run; ``extents`` are those of the thread that queued it."""
+        with self._hinted(*extents):
+            self._perform(inputs, nothing)
 
     def sync_pending(self) -> None:
         """Wait for the queued runs, then raise the first error among them, if there was one.
@@ -67,24 +78,32 @@ class QueuedCalls(Execution):
             By run, the outputs: the same bits as from as many calls of :meth:`run`.
 
         Raises:
-            InputError, VariableError, CaptureError: as :meth:`run`. Unless handles are fed from run
-                to run, all sets are checked before the first one runs.
+            InputError, VariableError, CaptureError: as :meth:`run`. All sets are checked before the
+                first one runs.
         """
         if not isinstance(input_sets, Iterable):
             raise InputError(f"expected a list of inputs for each run, got {input_sets!r:.80}")
         sets = list(input_sets)
-        self._settle("run_pipelined reads its results back")
-        with self._turn:
-            if not self._handles.feeds:
-                for given in sets:
-                    self._checked(self._handles.complete(given), block=self._block())
+        read = [array for given in sets if isinstance(given, Mapping) for array in given.values()]
+        with self._in_order("run_pipelined reads its results back", arrays_touched(read)):
+            self._check_sets(sets)
             return [self._perform(given, Live.empty) for given in sets]
+
+    def _check_sets(self, sets: Sequence[object]) -> None:
+        """Check the inputs of all runs, with handles of the sizes that each run will leave."""
+        block = self._block()
+        fed: dict[str, Array] = {}
+        for given in sets:
+            _, live = self._checked(self._handles.complete(given, fed), block=block)
+            for name, position in self._handles.feeds.items():
+                shape, dtype = live.outputs[position]
+                fed[name] = np.zeros(shape, dtype)
 
     # -- inside a recording ------------------------------------------------------------------------
 
     def _record(self, inputs: object) -> None:
         """Record a run on these arrays, with its results in the arena."""
-        with self._turn:
+        with Submission(self._accesses):
             block = self._block()
             given = self._handles.complete(inputs)
             arrays, live = self._checked(given, bound=True, block=block)
@@ -131,15 +150,14 @@ class QueuedCalls(Execution):
         return buffer
 
     def _replayed(self, shapes: Sequence[tuple[int, ...]], resident: Sequence[str]) -> None:
-        """After a replay: its results are in the arena, as large as the variable block says."""
+        """Part of a replay: its results are in the arena, as large as the variable block says."""
         state = self._context.decode_state
         block = {name: state[name] for name in resident}
         live = self._signature.live(self._signature.used(shapes, block), block)
-        with self._turn:
-            self._keep_last(self._places(live))
+        self._keep_last(self._places(live))
 
     def _keep_last(self, results: Sequence[Array]) -> None:
-        self._last = tuple(results)
+        self._executable.last = tuple(results)
 
 
 def _copied(inputs: object) -> object:

@@ -18,7 +18,7 @@ from ostinato.runtime.signature import Signature, interface_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.backends.base import Progress
+    from ostinato.backends.base import Capabilities, Progress
     from ostinato.backends.context import Context
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.record import Interface
@@ -30,7 +30,7 @@ _MAX_THREADS = 1024
 
 
 class Session:
-    """Compiles graphs for one device (SPEC section 2).
+    """Compiles graphs for one device.
 
     Args:
         device: a :class:`Device` or its name, such as ``"cpu"`` or ``"cuda:1"``.
@@ -57,8 +57,13 @@ class Session:
 
     @property
     def context(self) -> Context:
-        """The device's command queue: it records what is submitted, and replays it (SPEC 6)."""
+        """The device's command queue: it records what is submitted, and replays it."""
         return self._backend.context
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The ops and dtypes that the device computes, and what else it has or lacks."""
+        return self._backend.capabilities
 
     def compile(
         self,
@@ -109,7 +114,10 @@ class Session:
         else:
             arrays = {name: a for name, a in arrays.items() if name not in stored.tensors}
             executable = self._backend.compile(graph, arrays, options, progress, experts=stored)
-        return CompiledGraph(signature, executable, self.context, options)
+        backend = self._backend
+        return CompiledGraph(
+            signature, executable, self.context, options, lambda: backend.capabilities
+        )
 
     def _stored_experts(
         self,
@@ -140,7 +148,7 @@ class Session:
         experts: ExpertSource | None = None,
         expert_budget: int | None = None,
     ) -> ExecutionPlan:
-        """Plan, allocate and compile everything for ``graph``, and run nothing (SPEC section 3).
+        """Plan, allocate and compile everything for ``graph``, and run nothing.
 
         Args:
             graph, params, options, progress, experts, expert_budget: as for :meth:`compile`.

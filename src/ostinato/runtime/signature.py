@@ -95,19 +95,28 @@ class Signature:
 
         It never is where contents matter, which are numbers of experts.
         """
-        if self._experts or type(inputs) is not dict or len(inputs) != len(self._expected):
+        if type(inputs) is not dict or len(inputs) != len(self._expected):
             return None
-        arrays, shapes = [], []
-        for name, dtype in self._expected:
-            array = inputs.get(name)
+        arrays = []
+        for name, _ in self._expected:
+            arrays.append(inputs.get(name))  # a comprehension would take longer
+        return self.recognise_in_order(arrays, block)
+
+    def recognise_in_order(
+        self, arrays: Sequence[Any], block: Mapping[str, int] = NO_VALUES
+    ) -> tuple[list[Array], Live] | None:
+        """As :meth:`recognise`, for arrays in the order of the inputs."""
+        if self._experts or len(arrays) != len(self._expected):
+            return None
+        shapes = []
+        for (_, dtype), array in zip(self._expected, arrays, strict=False):
             if type(array) is not np.ndarray or array.dtype is not dtype:
                 return None
             if not array.flags.c_contiguous:
                 return None
-            arrays.append(array)
             shapes.append(array.shape)
         live = self._known.get(_key(shapes, block) if block else tuple(shapes))
-        return None if live is None else (arrays, live)
+        return None if live is None else (list(arrays), live)
 
     def check_inputs(
         self,

@@ -26,6 +26,8 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from typing_extensions import Buffer as _Buffer  # of collections.abc only from Python 3.12
 
+from ostinato.plan.order import Accesses
+
 __all__ = [
     "MAX_VARS",
     "Arena",
@@ -161,16 +163,31 @@ class CommandQueue:
     Args:
         capture_error: what is raised for what can not be done while recording.
         variable_error: what is raised for values of the block that do not fit.
+        label: names the context in messages.
     """
 
     def __new__(
-        cls, capture_error: type[Exception], variable_error: type[Exception]
+        cls,
+        capture_error: type[Exception],
+        variable_error: type[Exception],
+        label: str | None = None,
     ) -> CommandQueue: ...
     @property
     def recording(self) -> bool:
-        """Whether bound calls are recorded."""
-    def begin(self) -> None:
-        """Records bound calls from now on; :meth:`Program.run` raises ``capture_error``.
+        """Whether bound calls of the calling thread are recorded."""
+    @property
+    def recording_number(self) -> int:
+        """The number of the recording that a thread is making, or 0."""
+    @property
+    def n_calls(self) -> int:
+        """How many calls the recording that is being made has."""
+    @property
+    def accesses(self) -> Accesses:
+        """What a write of the block or of its mode touches."""
+    def begin(self, exclusive: bool, /) -> None:
+        """Records the calling thread's bound calls; :meth:`Program.run` raises ``capture_error``.
+
+        An exclusive recording fails when its thread submits to another queue, which raises.
 
         Raises:
             capture_error: it records already.
@@ -179,10 +196,12 @@ class CommandQueue:
         """Records no longer; what was recorded.
 
         Raises:
-            capture_error: it does not record.
+            capture_error: this thread does not record; or what made the recording fail.
         """
     def cancel(self) -> None:
-        """Records no longer, and forgets what was recorded."""
+        """Records no longer, whichever thread does, and forgets what was recorded."""
+    def uses(self, object: object, /) -> bool:
+        """Whether what was recorded so far runs on this memory, or is a call of this program."""
     from_block: bool
     """Whether bound calls read resident variables from the block."""
     block: tuple[int, int, int]
@@ -195,6 +214,9 @@ class Recording:
     @property
     def n_calls(self) -> int:
         """How many calls."""
+    @property
+    def accesses(self) -> Accesses:
+        """What a replay touches."""
     def replay(self) -> None:
         """Runs all calls, in order, with the GIL released once.
 
@@ -225,6 +247,11 @@ class Program:
             the other, and for those of all others that take turns with it.
         queue: whether bound calls are recorded, and where resident variables are.
         resident: the variables that can be read from the queue's block.
+        touches: memory that every run touches, each ``(address, nbytes, written)``; beside that, a
+            run touches its buffers, the queue's block if it reads that, and a token that stands for
+            this program and those that it takes turns with.
+        sources: further objects that :meth:`uses` knows.
+        limit_slot: the fixed slot that holds limits which kernels read; see :meth:`set_limits`.
 
     Raises:
         TypeError, ValueError, IndexError: naming the slot or step, and what is wrong with it.
@@ -242,7 +269,17 @@ class Program:
         turns_with: Program | None = None,
         queue: CommandQueue | None = None,
         resident: Sequence[Resident] = (),
+        touches: Sequence[tuple[int, int, bool]] = (),
+        sources: tuple[object, ...] = (),
+        limit_slot: int = -1,
     ) -> Program: ...
+    direct: bool
+    """Whether :meth:`run_direct` runs it."""
+    last: Any
+    """The results of the last run that was given some, or ``None``."""
+    @property
+    def accesses(self) -> Accesses:
+        """What every run touches beside the buffers that it brings."""
     @property
     def n_steps(self) -> int:
         """How many steps."""
@@ -252,8 +289,16 @@ class Program:
     @property
     def n_externals(self) -> int:
         """How many buffers each run brings."""
-    def run(self, buffers: Sequence[Buffer] = (), vars: Sequence[int] | None = None) -> None:
-        """Runs all steps on ``buffers``, one per external slot in order.
+    def run(
+        self,
+        buffers: Sequence[Buffer] = (),
+        vars: Sequence[int] | None = None,
+        results: object = None,
+    ) -> None:
+        """Runs all steps on ``buffers``, one per external slot in order, when its turn has come.
+
+        Within a submission of the calling thread's, it is a part of that. Where ``results`` are
+        given, :attr:`last` becomes them.
 
         ``vars`` are kept for later runs; ``None`` uses those kept. Buffers may be larger than
         needed. A written buffer that overlaps another one is refused.
@@ -262,8 +307,18 @@ class Program:
             TypeError, ValueError: naming the slot or the variable. Nothing has run or changed.
             capture_error: of the queue, which records.
         """
+    def run_direct(
+        self,
+        buffers: Sequence[Buffer] = (),
+        vars: Sequence[int] | None = None,
+        results: object = None,
+    ) -> bool:
+        """Like :meth:`run`; ``False``, and nothing has run, where :attr:`direct` is off by then."""
     def run_profiled(
-        self, buffers: Sequence[Buffer] = (), vars: Sequence[int] | None = None
+        self,
+        buffers: Sequence[Buffer] = (),
+        vars: Sequence[int] | None = None,
+        results: object = None,
     ) -> list[float]:
         """Like :meth:`run`; returns the seconds that each step took."""
     def bind(self, buffers: Sequence[Buffer] = (), vars: Sequence[int] | None = None) -> BoundCall:
@@ -301,20 +356,27 @@ class Program:
         """
     def uses(self, memory: object, /) -> bool:
         """Whether it holds this object as the memory of a fixed slot."""
-    def set_limits(self, limits: Buffer, target: Buffer, source: Buffer, /) -> None:
+    def set_limits(self, limits: bytes | None, /) -> None:
         """Has all later runs, those of bound calls too, leave out steps' work beyond a limit.
 
-        At the same moment, between two runs, ``source`` is copied to ``target``: memory in which
-        kernels find limits of their own.
+        Runs of threads that have limits of their own go by those.
 
         Args:
-            limits: an int64 for each step; of its extent, only what lies before that is run.
-            target: writable memory, as long as ``source``.
-            source: any bytes.
+            limits: an int64 for each step, of whose extent only what lies before that is run; then
+                the bytes of ``limit_slot``, in which kernels find limits of their own. ``None``:
+                steps run in full, and those bytes are zero.
 
         Raises:
-            ValueError: a limit is negative, there is not one for each step, they are not aligned,
-                or the lengths of ``target`` and ``source`` differ. Nothing has changed.
+            TypeError, ValueError: a limit is negative, or they are not as long as that. Nothing has
+                changed.
+        """
+    def push_limits(self, limits: bytes | None, /) -> None:
+        """The same for later runs of the calling thread alone, until :meth:`pop_limits`."""
+    def pop_limits(self) -> None:
+        """Undoes the calling thread's last :meth:`push_limits`.
+
+        Raises:
+            RuntimeError: it has no limits of its own.
         """
 
 @final

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import weakref
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.context import DECODE_VARIABLES, Context, Encoded
+from ostinato.backends.context import DECODE_VARIABLES, Context
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.submission import RELEASED, allocate, block, copy_step, kernel_step
+from ostinato.backends.encoded import Encoded
 from ostinato.errors import CaptureError, PlanError, VariableError
 from ostinato.lazy import LazyModule
-from ostinato.plan.buffer import HostMemory
+from ostinato.plan.buffer import HostMemory, LentStorage
+from ostinato.plan.order import ORDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ostinato.backends.context import Recording
     from ostinato.backends.device import Device
+    from ostinato.backends.encoded import Recording
     from ostinato.plan import prepared
     from ostinato.plan.buffer import Buffer, Storage
     from ostinato.plan.formula import Formula
+    from ostinato.plan.order import Accesses
     from ostinato.plan.prepared import PreparedOp
     from ostinato.plan.routine import Routine
     from ostinato.variables import Symbol
@@ -44,7 +48,7 @@ class CpuContext(Context):
     def __init__(self, device: Device, pool: _core.ThreadPool) -> None:
         super().__init__(device)
         self.pool = pool
-        self.commands = _core.CommandQueue(CaptureError, VariableError)
+        self.commands = _core.CommandQueue(CaptureError, VariableError, self.label)
         self._encoded: weakref.WeakSet[CpuEncoded] = weakref.WeakSet()
 
     # -- recording ---------------------------------------------------------------------------------
@@ -53,8 +57,16 @@ class CpuContext(Context):
     def capturing(self) -> bool:
         return self.commands.recording
 
-    def _begin(self) -> None:
-        self.commands.begin()
+    @property
+    def capturing_number(self) -> int:
+        return self.commands.recording_number
+
+    @property
+    def captured_calls(self) -> int:
+        return self.commands.n_calls
+
+    def _begin(self, exclusive: bool) -> None:
+        self.commands.begin(exclusive)
 
     def _end(self) -> Recording:
         return self.commands.end()
@@ -62,17 +74,23 @@ class CpuContext(Context):
     def _cancel(self) -> None:
         self.commands.cancel()
 
-    def forget_users(self, memory: object) -> None:
-        if not isinstance(memory, HostMemory):
-            super().forget_users(memory)
-            return
-        super().forget_users(memory.block)
-        with self._shelf:
-            users = [e for e in self._encoded if e.program.uses(memory.block)]
-        for encoded in users:
-            encoded.close()
+    def _capture_uses(self, memory: object) -> bool:
+        return self.commands.uses(_known_as(memory))
+
+    def memory_changed(self, memory: object, *, replaced: bool) -> None:
+        super().memory_changed(_known_as(memory), replaced=replaced)
+        if replaced:
+            with self._shelf:
+                encoded = list(self._encoded)
+            for user in encoded:
+                if user.program.uses(_known_as(memory)):
+                    user.stop()
 
     # -- the variable block ------------------------------------------------------------------------
+
+    @cached_property
+    def _block_accesses(self) -> Accesses:
+        return self.commands.accesses
 
     @property
     def dev_state_mode(self) -> bool:
@@ -96,11 +114,14 @@ class CpuContext(Context):
         variables: Sequence[tuple[str, int, int]],
         *,
         owner: object,
+        touches: Sequence[tuple[int, int, bool]] = (),
+        sources: tuple[object, ...] = (),
+        limit_slot: int = -1,
     ) -> _core.Program:
         """A native program whose bound calls can be recorded, and can read the variable block.
 
         Args:
-            slots, steps, owner: see the core's ``Program``.
+            slots, steps, owner, touches, sources, limit_slot: see the core's ``Program``.
             variables: names and bounds, in the order of the kernels' ``vars``.
         """
         resident = [
@@ -116,6 +137,9 @@ class CpuContext(Context):
             owner=owner,
             queue=self.commands,
             resident=resident,
+            touches=touches,
+            sources=sources,
+            limit_slot=limit_slot,
         )
 
     # -- ops ---------------------------------------------------------------------------------------
@@ -144,7 +168,9 @@ class CpuContext(Context):
         owner = tuple(op.kernel.code for op in ops if isinstance(op, prepared.KernelCall))
         memory = [block(storage) for storage in storages]
         named = [(v.name, v.min, v.max) for v in variables]
-        encoded = CpuEncoded(self, self.program(memory, steps, named, owner=owner))
+        lent = tuple(storage for storage in storages if isinstance(storage, LentStorage))
+        program = self.program(memory, steps, named, owner=owner, touches=_spans(ops), sources=lent)
+        encoded = CpuEncoded(program)
         with self._shelf:
             self._encoded.add(encoded)
         return encoded
@@ -157,10 +183,13 @@ class CpuEncoded(Encoded):
         program: that program.
     """
 
-    def __init__(self, context: CpuContext, program: _core.Program) -> None:
-        self._context = context
+    def __init__(self, program: _core.Program) -> None:
         self.program = program
         self._call = program.bind()
+
+    @property
+    def accesses(self) -> Accesses:
+        return self.program.accesses
 
     def launch(self) -> None:
         self._call()
@@ -177,9 +206,33 @@ class CpuEncoded(Encoded):
     def discard(self) -> None:
         """All buffers are the caller's."""
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Let nothing run any more: memory is gone."""
         self.program.stop(PlanError(RELEASED))
-        self._context.forget_users(self.program)
+
+    def close(self) -> None:
+        self.stop()
+        ORDER.memory_changes(self.program, replaced=True)
+
+
+def _known_as(memory: object) -> object:
+    """The object that programs of the core know memory by."""
+    return memory.block if isinstance(memory, HostMemory) else memory
+
+
+def _spans(ops: Sequence[PreparedOp]) -> list[tuple[int, int, bool]]:
+    """What ops touch: of each storage, the bytes from the first to the last read, or written."""
+    extents: dict[tuple[Storage, bool], tuple[int, int]] = {}
+    for op in ops:
+        for written, buffers in ((False, op.reads), (True, op.writes)):
+            for buffer in buffers:
+                key = buffer.storage, written
+                low, high = extents.get(key, (buffer.offset, buffer.end))
+                extents[key] = min(low, buffer.offset), max(high, buffer.end)
+    return [
+        storage.span(low, high - low, written=written)
+        for (storage, written), (low, high) in extents.items()
+    ]
 
 
 def _touched(op: PreparedOp) -> tuple[Buffer, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ostinato.backends.base import Executable
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.memory import Slot, Tenancy
 from ostinato.backends.cpu.originals import Originals, batches
 from ostinato.backends.cpu.routing import RoutingLog
@@ -19,20 +20,22 @@ from ostinato.dtypes import DType
 from ostinato.errors import InputError, PlanError
 from ostinato.ir.stored import elements
 from ostinato.plan.buffer import HostMemory
+from ostinato.plan.order import ORDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ostinato.backends.context import Context
     from ostinato.backends.cpu.compilation import Compilation
-    from ostinato.backends.cpu.context import CpuContext
     from ostinato.backends.cpu.image import Image, Preparation, RoutingPlace
     from ostinato.codegen.llvm.toolchain import LinkedCode
     from ostinato.ir.stored import ExpertTensor, ParamSource
-    from ostinato.lower.leading_rows import Cut, LeadingRows
+    from ostinato.lower.leading_rows import LeadingRows
     from ostinato.lower.program import LoweredBuffer
     from ostinato.lower.waves import StoredExperts
     from ostinato.plan.buffer import Buffer, Storage
     from ostinato.plan.execution_plan import ExecutionPlan
+    from ostinato.plan.order import Accesses
     from ostinato.plan.report import CompileReport
 
 __all__ = ["CpuExecutable"]
@@ -73,6 +76,7 @@ class CpuExecutable(Executable):
         experts: Mapping[str, ExpertTensor] | None = None,
     ) -> None:
         self._image = image._replace(constants=())
+        self._lent: dict[Slot | str, Storage] = {}
         self._experts = experts or {}
         self.unset = set(image.params).difference(params, self._experts)
         self._closed = False
@@ -117,7 +121,14 @@ class CpuExecutable(Executable):
         steps = [step.native(self._code, {}) for step in self._image.steps]
         slots = [*self._fixed(), *self._externals()]
         owner = (self._code, self._weights)
-        self._run = self._context.program(slots, steps, self._image.variables, owner=owner)
+        self._run = self._context.program(
+            slots,
+            steps,
+            self._image.variables,
+            owner=owner,
+            touches=[(self._arena.address, self._arena.nbytes, True)],
+            limit_slot=Slot.IDLE,
+        )
         self._log = RoutingLog(self._image.routings, self._arena, self._native)
         self._tier = None
         if layers := self._in_file():
@@ -141,10 +152,14 @@ class CpuExecutable(Executable):
             else:
                 yield nbytes, written
 
-    def clone(self) -> CpuExecutable:
+    def clone(self, context: Context | None = None) -> CpuExecutable:
         with self._weights.guard:
             self._check_open()
             twin = copy.copy(self)
+            if context is not None:
+                assert isinstance(context, CpuContext)
+                twin._context = context
+            twin._lent = {}
             twin.unset = set(self.unset)
             twin._originals = self._originals.copy()
             twin._weights = self._weights.join()
@@ -167,7 +182,10 @@ class CpuExecutable(Executable):
         step = discard_step((Slot.ARENA, 0), self._image.intermediate_bytes)
         self._native([step], self._fixed()).run()
         self._log.clear()
-        self._context.forget_users(self._run)
+        ORDER.memory_changes(self._run)
+        for slot in (Slot.ARENA, Slot.IDLE):
+            if slot in self._lent:
+                ORDER.memory_changes(self._lent[slot])
 
     def close(self) -> None:
         with self._weights.guard:
@@ -176,8 +194,8 @@ class CpuExecutable(Executable):
             self._log.close(PlanError(RELEASED))
             if self._tier is not None:
                 self._tier.close(PlanError(RELEASED))
-            for own in (self._run, HostMemory(self._arena), HostMemory(self._states)):
-                self._context.forget_users(own)
+            for own in (self._run, *self._lent.values()):
+                ORDER.memory_changes(own, replaced=True)
             self._arena = self._states = self._constants = self._placed = _core.Arena(0)
             self._weights = Tenancy(0)
             self._originals = Originals({})
@@ -196,6 +214,7 @@ class CpuExecutable(Executable):
         for name in params:
             if name in self._originals:
                 self._originals.note(name, params[name].copy())
+                self._lent_memory_moved(name)
 
     def _write_first(self, params: Mapping[str, ParamSource]) -> None:
         """Write what the graph and its compiler were given, which nobody else sees yet."""
@@ -227,13 +246,17 @@ class CpuExecutable(Executable):
         prepared = [step.native(self._code, given) for part in stale for step in part.steps]
         arrays = [np.require(array, requirements="A") for array in params.values()]
         with self._weights.guard:
-            former = self._weights.arena
             if self._weights.move_out():
                 self._run.move_slot(Slot.WEIGHTS, self._weights.arena)
-                self._context.forget_users(former)  # recorded sessions that read weights
+                self._lent_memory_moved(Slot.WEIGHTS)
             slots = [*self._fixed(), *((declared[name].nbytes, False) for name in params)]
             self._native([*copies, *prepared], slots).run(arrays)
         self.unset.difference_update(params)
+
+    def _lent_memory_moved(self, key: Slot | str) -> None:
+        """Let no session that reads lent memory, and no recording, go on with the old block."""
+        if key in self._lent:
+            ORDER.memory_changes(self._lent[key], replaced=True)
 
     # -- states ------------------------------------------------------------------------------------
 
@@ -268,6 +291,26 @@ class CpuExecutable(Executable):
 
     # -- running -----------------------------------------------------------------------------------
 
+    @property
+    def accesses(self) -> Accesses:
+        return self._run.accesses
+
+    @property
+    def direct(self) -> bool:
+        return self._run.direct
+
+    @direct.setter
+    def direct(self, enable: bool) -> None:
+        self._run.direct = enable and self._tier is None
+
+    @property
+    def last(self) -> tuple[Array, ...]:
+        return self._run.last or ()
+
+    @last.setter
+    def last(self, results: tuple[Array, ...]) -> None:
+        self._run.last = results
+
     def run(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> None:
@@ -276,6 +319,11 @@ class CpuExecutable(Executable):
         self._run.run([*inputs, *outputs], variables)
         if tier is not None:
             tier.check(failures)
+
+    def run_direct(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
+    ) -> bool:
+        return self._run.run_direct([*inputs, *outputs], variables, tuple(outputs))
 
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
@@ -360,19 +408,21 @@ class CpuExecutable(Executable):
         external = [*program.inputs.values(), *program.outputs.values()]
         context, device = self._context, self._context.device
         own = [context.storage(buffer.nbytes) for buffer in external]
-        kept = [
-            LentStorage(device, size, partial(self._lend, slot), context)
+        token = id(self._run)  # what every run of it touches
+        kept: dict[Slot | str, Storage] = {
+            slot: LentStorage(device, size, partial(self._lend, slot), token, context)
             for slot, size in zip(Slot, layout.sizes, strict=True)
-        ]
-        storages = [*kept, *own]
+        }
+        storages = [*kept.values(), *own]
         buffers = {
             buffer: self._plan_buffer(buffer, storages[slot], offset, sizes)
             for buffer, (slot, offset) in layout.places.items()
         }
         for buffer in passing:
             lend = partial(self._lend_original, buffer.name)
-            storage = LentStorage(device, buffer.nbytes, lend, context)
-            buffers[buffer] = self._plan_buffer(buffer, storage, 0, sizes)
+            kept[buffer.name] = LentStorage(device, buffer.nbytes, lend, token, context)
+            buffers[buffer] = self._plan_buffer(buffer, kept[buffer.name], 0, sizes)
+        self._lent = kept
         lowered = LoweredOps(program, buffers, compiled.code.kernel, compiled.origin)
         return ExecutionPlan(
             lowered.ops,
@@ -422,18 +472,24 @@ class CpuExecutable(Executable):
     # -- leading rows ------------------------------------------------------------------------------
 
     def limit_rows(self, extent: tuple[int, int] | None) -> None:
+        self._run.set_limits(self._limits(extent))
+
+    def push_limit(self, extent: tuple[int, int] | None) -> None:
+        self._run.push_limits(self._limits(extent))
+
+    def pop_limit(self) -> None:
+        self._run.pop_limits()
+
+    def _limits(self, extent: tuple[int, int] | None) -> bytes | None:
+        """For each step how far it runs, and what kernels read of that, as the core takes it."""
         if extent is None or extent[0] == extent[1]:
-            self._cut([None] * len(self._image.steps))
-            return
+            return None
         from ostinato.lower.leading_rows import LeadingRows
 
         actual, upper = extent
         if upper not in self._leading_rows:
             self._leading_rows[upper] = LeadingRows(self.compilation.program, upper)
-        self._cut(self._leading_rows[upper].cuts(actual))
-
-    def _cut(self, cuts: Sequence[Cut | None]) -> None:
-        """Have each step run as far as its cut says; ``None``: in full."""
+        cuts = self._leading_rows[upper].cuts(actual)
         limits = np.full(len(cuts), np.iinfo(np.int64).max)
         idle = np.zeros(self._idle.nbytes // limits.itemsize, np.int64)
         for position, (step, cut) in enumerate(zip(self._image.steps, cuts, strict=True)):
@@ -443,7 +499,7 @@ class CpuExecutable(Executable):
             for slot, offset in step.arguments:
                 if slot == Slot.IDLE:
                     idle[offset // limits.itemsize] = cut.idle
-        self._run.set_limits(limits, self._idle, idle)
+        return limits.tobytes() + idle.tobytes()
 
     # -- the arena ---------------------------------------------------------------------------------
 

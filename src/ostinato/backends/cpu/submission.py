@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.backends.cpu import _core
 from ostinato.errors import PlanError
 from ostinato.plan.buffer import HostMemory
+from ostinato.plan.order import Accesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,6 +78,11 @@ class ProgramRunner:
         self.check = check
         self.discard = discard
         self.close = close or (lambda: program.stop(PlanError(RELEASED)))
+
+    @property
+    def accesses(self) -> Accesses:
+        spans = [storage.span(0, storage.nbytes, written=True) for storage in self._storages]
+        return Accesses([*self._program.accesses, *spans])
 
     def run(self, variables: Sequence[int]) -> None:
         self._program.run(self._blocks(), variables)

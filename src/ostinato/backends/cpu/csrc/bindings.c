@@ -3,11 +3,13 @@
 
 bindings *bindings_new(Py_ssize_t n_externals) {
     size_t count = (size_t)n_externals;
-    char *at = PyMem_Calloc(1, sizeof(bindings) + count * (sizeof(Py_buffer) + sizeof(char *)));
+    size_t each = sizeof(Py_buffer) + sizeof(char *) + sizeof(order_range);
+    char *at = PyMem_Calloc(1, sizeof(bindings) + count * each);
     bindings *b = (bindings *)at;
     if (b != NULL) {
         b->views = (Py_buffer *)(at += sizeof(bindings));
         b->addresses = (char **)(at += count * sizeof(Py_buffer));
+        b->ranges = (order_range *)(at += count * sizeof(char *));
     }
     return b;
 }
@@ -47,6 +49,8 @@ static int acquire_one(bindings *b, const external_slot *slot, PyObject *object,
     if (PyObject_GetBuffer(object, view, flags) < 0) {
         return refuse_buffer(slot, object);
     }
+    uintptr_t start = (uintptr_t)view->buf;
+    b->ranges[b->held] = (order_range){start, start + (size_t)view->len, slot->written};
     b->addresses[b->held++] = view->buf;
     Py_ssize_t required = required_nbytes(slot, vars);
     if (view->len < required) {

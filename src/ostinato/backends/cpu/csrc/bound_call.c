@@ -34,29 +34,51 @@ void bound_call_vars(const BoundCallObject *call, int64_t *out) {
            sizeof(int64_t) * (size_t)program->n_vars);
 }
 
-/* A call of a program whose queue records, or which reads the variable block. */
-static int call_attended(BoundCallObject *self) {
-    ProgramObject *program = self->program;
-    CommandQueueObject *queue = program->queue;
-    if (self->needs_block && !queue->from_block) {
-        PyErr_SetString(queue->variable_error,
+/* Whether it reads the variable block; or -1, with an exception, where it has no other variables but
+ * the mode is off. */
+static int reads_block(const BoundCallObject *self) {
+    const ProgramObject *program = self->program;
+    if (program->queue == NULL || program->n_resident == 0) {
+        return 0;
+    }
+    if (self->needs_block && !program->queue->from_block) {
+        PyErr_SetString(program->queue->variable_error,
                         "this call takes Variables from the variable block, in dev-state mode "
                         "only: turn that on with set_dev_state_mode(True)");
         return -1;
     }
-    if (queue->recording) {
-        if (program->stopped != NULL) {
-            raise_stopped(program);
-            return -1;
-        }
-        return queue_record(queue, self);
-    }
-    int64_t vars[MAX_VARS];
-    bound_call_vars(self, vars);
-    if (queue->from_block && read_block(program, self->bindings, vars) < 0) {
+    return program->queue->from_block;
+}
+
+/* Runs it when its turn has come. */
+static int run_in_turn(BoundCallObject *self, order_thread *thread) {
+    ProgramObject *program = self->program;
+    order_entry entry = program_entry(program, self->bindings);
+    if (order->enter(thread, &entry) < 0) {
         return -1;
     }
-    return program_execute(program, self->bindings, vars, NULL);
+    int64_t vars[MAX_VARS]; /* a copy: set_vars may come while the GIL is released */
+    bound_call_vars(self, vars);
+    int status = reads_block(self);
+    if (status > 0) {
+        status = read_block(program, self->bindings, vars);
+    }
+    if (status == 0) {
+        status = program_execute(program, self->bindings, vars, NULL);
+    }
+    order->leave(thread, &entry);
+    return status;
+}
+
+static int record_call(BoundCallObject *self) {
+    if (reads_block(self) < 0) {
+        return -1;
+    }
+    if (self->program->stopped != NULL) {
+        raise_stopped(self->program);
+        return -1;
+    }
+    return queue_record(self->program->queue, self);
 }
 
 static PyObject *bound_call_call(BoundCallObject *self, PyObject *args, PyObject *kwargs) {
@@ -69,20 +91,31 @@ static PyObject *bound_call_call(BoundCallObject *self, PyObject *args, PyObject
         PyErr_SetString(PyExc_RuntimeError, "this call has been garbage collected");
         return NULL;
     }
-    int status;
-    if (program->queue != NULL && (program->queue->attention || self->needs_block)) {
-        status = call_attended(self);
-    } else if (self->has_vars) {
-        status = program_execute(program, self->bindings, self->vars, NULL);
-    } else {
-        int64_t followed[MAX_VARS]; /* a copy: set_vars may come while the GIL is released */
-        bound_call_vars(self, followed);
-        status = program_execute(program, self->bindings, followed, NULL);
+    order_thread *thread = order->thread();
+    int status = 0;
+    if (thread->number != 0 && program->queue != NULL) { /* it has recorded before */
+        status = queue_records(program->queue, thread);
+    }
+    if (status >= 0) {
+        status = status > 0 ? record_call(self) : run_in_turn(self, thread);
     }
     if (status < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
+}
+
+bool call_uses(const BoundCallObject *call, const PyObject *object) {
+    const ProgramObject *program = call->program;
+    if (program == NULL) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < call->bindings->held; i++) {
+        if (call->bindings->views[i].obj == object) {
+            return true;
+        }
+    }
+    return (const PyObject *)program == object || program_uses(program, object);
 }
 
 static int bound_call_traverse(BoundCallObject *self, visitproc visit, void *arg) {

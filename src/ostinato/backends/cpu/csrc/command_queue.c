@@ -17,16 +17,17 @@ static int check_error_type(PyObject *type, const char *name) {
 }
 
 static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"capture_error", "variable_error", NULL};
-    PyObject *capture_error, *variable_error;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:CommandQueue", names, &capture_error,
-                                     &variable_error) ||
+    static char *names[] = {"capture_error", "variable_error", "label", NULL};
+    PyObject *capture_error, *variable_error, *label = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:CommandQueue", names, &capture_error,
+                                     &variable_error, &label) ||
         check_error_type(capture_error, names[0]) < 0 ||
         check_error_type(variable_error, names[1]) < 0) {
         return NULL;
     }
     CommandQueueObject *self = (CommandQueueObject *)PyType_GenericAlloc(type, 0);
     if (self != NULL) {
+        self->label = Py_NewRef(label != NULL ? label : Py_None);
         self->capture_error = Py_NewRef(capture_error);
         self->variable_error = Py_NewRef(variable_error);
         self->block[2] = 1; /* as for step 0 */
@@ -36,6 +37,7 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static int queue_traverse(CommandQueueObject *self, visitproc visit, void *arg) {
     Py_VISIT(TYPE_OF(self));
+    Py_VISIT(self->label);
     Py_VISIT(self->capture_error);
     Py_VISIT(self->variable_error);
     for (Py_ssize_t i = 0; i < self->n_calls; i++) {
@@ -44,18 +46,17 @@ static int queue_traverse(CommandQueueObject *self, visitproc visit, void *arg) 
     return 0;
 }
 
-static void update_attention(CommandQueueObject *self) {
-    self->attention = self->recording || self->from_block;
-}
-
-/* Records no longer; what was recorded is the caller's. */
-static recorded_call *take_calls(CommandQueueObject *self, Py_ssize_t *n_calls) {
+/* Records no longer; what was recorded is the caller's. `failure` becomes a new reference to what
+ * made the recording fail, or to None. */
+static recorded_call *take_calls(CommandQueueObject *self, Py_ssize_t *n_calls,
+                                 PyObject **failure) {
     recorded_call *calls = self->calls;
     *n_calls = self->n_calls;
     self->calls = NULL;
     self->n_calls = self->capacity = 0;
-    self->recording = false;
-    update_attention(self);
+    uint64_t recording = self->recording;
+    self->recording = 0;
+    *failure = order->end_recording(recording);
     return calls;
 }
 
@@ -68,7 +69,9 @@ void release_calls(recorded_call *calls, Py_ssize_t n_calls) {
 
 static void drop_calls(CommandQueueObject *self) {
     Py_ssize_t n_calls;
-    recorded_call *calls = take_calls(self, &n_calls);
+    PyObject *failure;
+    recorded_call *calls = take_calls(self, &n_calls, &failure);
+    Py_DECREF(failure);
     release_calls(calls, n_calls); /* last: it may run code that comes back here */
 }
 
@@ -82,6 +85,7 @@ static void queue_dealloc(CommandQueueObject *self) {
     PyTypeObject *type = TYPE_OF(self);
     PyObject_GC_UnTrack(self);
     drop_calls(self);
+    Py_XDECREF(self->label);
     Py_XDECREF(self->capture_error);
     Py_XDECREF(self->variable_error);
     PyObject_GC_Del(self);
@@ -162,8 +166,16 @@ int program_join(ProgramObject *self, core_state *state, PyObject *queue, PyObje
     return parse_all_resident(self, resident);
 }
 
-bool program_records(const ProgramObject *program) {
-    return program->queue != NULL && program->queue->recording;
+int queue_records(const CommandQueueObject *queue, order_thread *thread) {
+    if (queue->recording != 0 && order->is_recording(queue->recording, thread)) {
+        return 1;
+    }
+    if (thread->exclusive == 0) {
+        return 0;
+    }
+    return order->refuse_elsewhere(thread, queue->recording, queue->label, queue->capture_error)
+               ? -1
+               : 0;
 }
 
 static int check_sizes(const ProgramObject *program, const bindings *b, const int64_t *vars) {
@@ -218,26 +230,40 @@ int queue_record(CommandQueueObject *queue, BoundCallObject *call) {
     return 0;
 }
 
-static PyObject *queue_begin(CommandQueueObject *self, PyObject *unused) {
-    (void)unused;
-    if (self->recording) {
+static PyObject *queue_begin(CommandQueueObject *self, PyObject *exclusive) {
+    int alone = PyObject_IsTrue(exclusive);
+    if (alone < 0) {
+        return NULL;
+    }
+    if (order->is_recording(self->recording, NULL)) {
         PyErr_SetString(self->capture_error, "the queue records already");
         return NULL;
     }
-    self->recording = true;
-    update_attention(self);
+    drop_calls(self); /* of a recording that another thread was making when the process forked */
+    self->recording = order->begin_recording(self->label, alone);
+    if (self->recording == 0) {
+        return NULL;
+    }
     Py_RETURN_NONE;
 }
 
 static PyObject *queue_end(CommandQueueObject *self, PyObject *unused) {
     (void)unused;
-    if (!self->recording) {
-        PyErr_SetString(self->capture_error, "the queue does not record");
+    if (!order->is_recording(self->recording, order->thread())) {
+        PyErr_SetString(self->capture_error, "this thread does not record");
         return NULL;
     }
     core_state *state = PyType_GetModuleState(TYPE_OF(self));
     Py_ssize_t n_calls;
-    recorded_call *calls = take_calls(self, &n_calls);
+    PyObject *failure;
+    recorded_call *calls = take_calls(self, &n_calls, &failure);
+    if (failure != Py_None) {
+        PyErr_SetObject(self->capture_error, failure);
+        release_calls(calls, n_calls);
+        Py_DECREF(failure);
+        return NULL;
+    }
+    Py_DECREF(failure);
     return recording_new(state, calls, n_calls);
 }
 
@@ -247,9 +273,24 @@ static PyObject *queue_cancel(CommandQueueObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *queue_uses(CommandQueueObject *self, PyObject *object) {
+    for (Py_ssize_t i = 0; i < self->n_calls; i++) {
+        if (call_uses(self->calls[i].call, object)) {
+            Py_RETURN_TRUE;
+        }
+    }
+    Py_RETURN_FALSE;
+}
+
 static PyObject *queue_recording(CommandQueueObject *self, void *unused) {
     (void)unused;
-    return PyBool_FromLong(self->recording);
+    return PyBool_FromLong(order->is_recording(self->recording, order->thread()));
+}
+
+static PyObject *queue_number(CommandQueueObject *self, void *unused) {
+    (void)unused;
+    bool made = order->is_recording(self->recording, NULL);
+    return PyLong_FromUnsignedLongLong(made ? self->recording : 0);
 }
 
 /* ---- the block ------------------------------------------------------------------------------- */
@@ -266,7 +307,6 @@ static int queue_set_from_block(CommandQueueObject *self, PyObject *value, void 
         return -1;
     }
     self->from_block = enable;
-    update_attention(self);
     return 0;
 }
 
@@ -307,26 +347,46 @@ static int queue_set_block(CommandQueueObject *self, PyObject *value, void *unus
 /* ---- the type -------------------------------------------------------------------------------- */
 
 static PyMethodDef queue_methods[] = {
-    {"begin", (PyCFunction)queue_begin, METH_NOARGS,
-     "begin($self)\n--\n\nRecords calls from now on."},
+    {"begin", (PyCFunction)queue_begin, METH_O,
+     "begin($self, exclusive, /)\n--\n\nRecords the calling thread's calls from now on."},
     {"end", (PyCFunction)queue_end, METH_NOARGS,
-     "end($self)\n--\n\nRecords no longer; returns what was recorded."},
+     "end($self)\n--\n\nRecords no longer; returns what was recorded, or raises what made it fail."},
     {"cancel", (PyCFunction)queue_cancel, METH_NOARGS,
      "cancel($self)\n--\n\nRecords no longer, and forgets what was recorded."},
+    {"uses", (PyCFunction)queue_uses, METH_O,
+     "uses($self, object, /)\n--\n\n"
+     "Whether what was recorded so far runs on this memory, or is a call of this program."},
     {0},
 };
 
+static PyObject *queue_accesses(CommandQueueObject *self, void *unused) {
+    (void)unused;
+    order_range token = order_token(self, true);
+    return accesses_of(PyType_GetModuleState(TYPE_OF(self)), &token, 1);
+}
+
 static PyGetSetDef queue_getset[] = {
-    {"recording", (getter)queue_recording, NULL, "Whether calls are recorded.", NULL},
+    {"recording", (getter)queue_recording, NULL,
+     "Whether calls of the calling thread are recorded.", NULL},
+    {"recording_number", (getter)queue_number, NULL,
+     "The number of the recording that a thread is making, or 0.", NULL},
     {"from_block", (getter)queue_get_from_block, (setter)queue_set_from_block,
      "Whether bound calls read resident variables from the block.", NULL},
     {"block", (getter)queue_get_block, (setter)queue_set_block,
      "The values of token, position and kv_len.", NULL},
+    {"accesses", (getter)queue_accesses, NULL,
+     "What a write of the block or of its mode touches, as an Accesses.", NULL},
+    {0},
+};
+
+static PyMemberDef queue_members[] = {
+    {"n_calls", T_PYSSIZET, offsetof(CommandQueueObject, n_calls), READONLY,
+     "How many calls the recording that is being made has."},
     {0},
 };
 
 static PyType_Slot queue_slots[] = {
-    {Py_tp_doc, "CommandQueue(capture_error, variable_error)\n--\n\n"
+    {Py_tp_doc, "CommandQueue(capture_error, variable_error, label=None)\n--\n\n"
                 "Whether programs' bound calls run or are recorded, and a block of variables."},
     {Py_tp_new, queue_new},
     {Py_tp_dealloc, queue_dealloc},
@@ -334,6 +394,7 @@ static PyType_Slot queue_slots[] = {
     {Py_tp_clear, queue_clear},
     {Py_tp_methods, queue_methods},
     {Py_tp_getset, queue_getset},
+    {Py_tp_members, queue_members},
     {0, NULL},
 };
 

@@ -229,14 +229,19 @@ void executor_move(executor *e, size_t slot, char *address) {
     pthread_mutex_unlock(&e->turn->lock);
 }
 
-void executor_limit(executor *e, const int64_t *limits, void *target, const void *source,
+void executor_limit(executor *e, const char *limits, void *target, const void *source,
                     size_t nbytes) {
     pthread_mutex_lock(&e->turn->lock);
     for (size_t i = 0; i < e->n_steps; i++) {
-        e->steps[i].limit = limits[i];
+        e->steps[i].limit = INT64_MAX;
+        if (limits != NULL) {
+            memcpy(&e->steps[i].limit, limits + i * sizeof(int64_t), sizeof(int64_t));
+        }
     }
-    if (nbytes > 0) {
+    if (nbytes > 0 && limits != NULL) {
         memcpy(target, source, nbytes);
+    } else if (nbytes > 0) {
+        memset(target, 0, nbytes);
     }
     pthread_mutex_unlock(&e->turn->lock);
 }

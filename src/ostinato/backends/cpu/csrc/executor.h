@@ -63,9 +63,9 @@ void executor_stop(executor *e);
 /* Points everything that refers to a fixed slot to `address`. Waits for a run in progress. */
 void executor_move(executor *e, size_t slot, char *address);
 
-/* Gives every step its limit, and copies bytes that kernels read, such as limits of their own.
- * Between two runs: waits for the one in progress. */
-void executor_limit(executor *e, const int64_t *limits, void *target, const void *source,
+/* Gives every step its limit, an int64 each, and copies bytes that kernels read, such as limits of
+ * their own. Without limits there are none, and the bytes are zero. Waits for a run in progress. */
+void executor_limit(executor *e, const char *limits, void *target, const void *source,
                     size_t nbytes);
 
 /* To be called before a run when this process may be a fork; see pool_refresh_after_fork. */

@@ -35,8 +35,25 @@ static int add_address(PyObject *module, const char *name, void *address) {
     return status;
 }
 
+const order_api *order;
+
+static int import_order(core_state *state) {
+    PyObject *module = PyImport_ImportModule("ostinato.plan._order");
+    PyObject *capsule = module == NULL ? NULL : PyObject_GetAttrString(module, "api");
+    if (capsule != NULL) {
+        order = PyCapsule_GetPointer(capsule, ORDER_CAPSULE);
+        state->accesses_factory = PyObject_GetAttrString(module, "Accesses");
+    }
+    Py_XDECREF(capsule);
+    Py_XDECREF(module);
+    return order == NULL || state->accesses_factory == NULL ? -1 : 0;
+}
+
 static int core_exec(PyObject *module) {
     core_state *state = PyModule_GetState(module);
+    if (import_order(state) < 0) {
+        return -1;
+    }
     if (add_type(module, &arena_spec, &state->arena_type) < 0 ||
         add_type(module, &thread_pool_spec, &state->pool_type) < 0 ||
         add_type(module, &program_spec, &state->program_type) < 0 ||
@@ -63,6 +80,7 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->bound_call_type);
     Py_VISIT(state->command_queue_type);
     Py_VISIT(state->recording_type);
+    Py_VISIT(state->accesses_factory);
     return 0;
 }
 
@@ -74,6 +92,7 @@ static int core_clear(PyObject *module) {
     Py_CLEAR(state->bound_call_type);
     Py_CLEAR(state->command_queue_type);
     Py_CLEAR(state->recording_type);
+    Py_CLEAR(state->accesses_factory);
     return 0;
 }
 

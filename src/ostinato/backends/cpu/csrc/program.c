@@ -18,14 +18,27 @@ static int take_turns(ProgramObject *self, PyObject *other) {
     return 0;
 }
 
+fixed_slot *program_fixed(ProgramObject *self, Py_ssize_t slot) {
+    for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
+        if (self->fixed[i].slot == slot) {
+            return &self->fixed[i];
+        }
+    }
+    PyErr_Format(PyExc_IndexError, "the program has no fixed slot %zd", slot);
+    return NULL;
+}
+
+/* ---- making ---------------------------------------------------------------------------------- */
+
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"pool",       "slots", "steps",    "n_vars", "owner",
-                            "turns_with", "queue", "resident", NULL};
+    static char *names[] = {"pool",  "slots",    "steps",   "n_vars",  "owner",      "turns_with",
+                            "queue", "resident", "touches", "sources", "limit_slot", NULL};
     PyObject *pool, *slots, *steps, *owner = NULL, *turns_with = NULL;
-    PyObject *queue = Py_None, *resident = NULL;
-    Py_ssize_t n_vars;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOn|$OOOO:Program", names, &pool, &slots,
-                                     &steps, &n_vars, &owner, &turns_with, &queue, &resident)) {
+    PyObject *queue = Py_None, *resident = NULL, *touches = NULL, *sources = NULL;
+    Py_ssize_t n_vars, limit_slot = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOn|$OOOOOO!n:Program", names, &pool, &slots,
+                                     &steps, &n_vars, &owner, &turns_with, &queue, &resident,
+                                     &touches, &PyTuple_Type, &sources, &limit_slot)) {
         return NULL;
     }
     if (n_vars < 0 || n_vars > MAX_VARS) {
@@ -37,10 +50,14 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         return NULL;
     }
     self->n_vars = n_vars;
+    self->direct = true;
+    self->limit_slot = limit_slot;
     self->owner = Py_XNewRef(owner);
+    self->sources = Py_XNewRef(sources);
     core_state *state = PyType_GetModuleState(type);
     if (take_turns(self, turns_with) < 0 || program_join(self, state, queue, resident) < 0 ||
-        program_parse(self, state, pool, slots, steps) < 0) {
+        program_parse(self, state, pool, slots, steps) < 0 ||
+        program_parse_touched(self, touches) < 0 || program_check_limit_slot(self) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -51,7 +68,9 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
     Py_VISIT(TYPE_OF(self));
     Py_VISIT(self->pool);
     Py_VISIT(self->owner);
+    Py_VISIT(self->sources);
     Py_VISIT(self->stopped);
+    Py_VISIT(self->last);
     Py_VISIT((PyObject *)self->turns_with);
     Py_VISIT((PyObject *)self->queue);
     for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
@@ -73,7 +92,9 @@ static int program_clear(ProgramObject *self) {
     Py_CLEAR(self->pool);
     release_fixed(self);
     Py_CLEAR(self->owner);
+    Py_CLEAR(self->sources);
     Py_CLEAR(self->stopped);
+    Py_CLEAR(self->last);
     Py_CLEAR(self->queue);
     return 0;
 }
@@ -87,6 +108,13 @@ static void program_dealloc(ProgramObject *self) {
     }
     (void)program_clear(self);
     Py_XDECREF((PyObject *)self->turns_with);
+    Py_XDECREF(self->limits);
+    Py_XDECREF(self->applied);
+    while (self->n_of_threads > 0) {
+        Py_XDECREF(self->of_threads[--self->n_of_threads].limits);
+    }
+    PyMem_Free(self->of_threads);
+    PyMem_Free(self->touched);
     PyMem_Free(self->fixed);
     PyMem_Free(self->externals);
     bindings_free(self->spare);
@@ -113,6 +141,7 @@ int program_ready(ProgramObject *program) {
         return -1;
     }
     executor_refresh_after_fork(program->executor); /* holding the GIL: one thread at a time */
+    program_apply_limits(program);
     return 0;
 }
 
@@ -151,41 +180,89 @@ static void put_bindings(ProgramObject *self, bindings *b) {
     }
 }
 
-/* Variables are read before and set after the buffers are checked against them: a run that is
+static void keep_results(ProgramObject *self, PyObject *results) {
+    if (results != NULL && results != Py_None) {
+        PyObject *former = self->last;
+        self->last = Py_NewRef(results);
+        Py_XDECREF(former);
+    }
+}
+
+/* The arguments of a run. */
+typedef struct {
+    PyObject *buffers;
+    PyObject *vars;
+    PyObject *results; /* become `last` */
+    bool direct;       /* it is refused where the program is not to be run directly */
+    double *seconds;
+} run_request;
+
+/* 1 when it has run, 0 when it was refused.
+ *
+ * Variables are read before and set after the buffers are checked against them: a run that is
  * refused changes nothing. The run keeps its own copy, so another thread that sets variables
  * meanwhile can not make it overrun buffers that were checked for fewer rows. */
-static int run_checked(ProgramObject *self, PyObject *buffers, PyObject *vars, double *seconds) {
-    int64_t values[MAX_VARS];
-    if (program_records(self)) {
+static int run_in_turn(ProgramObject *self, const bindings *b, const int64_t *values,
+                       const run_request *request) {
+    order_thread *thread = order->thread();
+    order_entry entry = program_entry(self, b);
+    if (order->enter(thread, &entry) < 0) {
+        return -1;
+    }
+    int status = 0;
+    if (self->direct || !request->direct) {
+        memcpy(self->vars, values, sizeof(int64_t) * (size_t)self->n_vars);
+        status = program_execute(self, b, values, request->seconds) < 0 ? -1 : 1;
+        if (status > 0) {
+            keep_results(self, request->results);
+        }
+    }
+    order->leave(thread, &entry);
+    return status;
+}
+
+static int check_not_recording(const ProgramObject *self) {
+    order_thread *thread = order->thread();
+    if (thread->number == 0 || self->queue == NULL) {
+        return 0;
+    }
+    int records = queue_records(self->queue, thread);
+    if (records > 0) {
         PyErr_SetString(self->queue->capture_error,
                         "run reads its results back, which a recording can not hold; record a "
                         "bound call, commit_no_wait or a session instead");
-        return -1;
     }
-    if (read_vars(self, vars, values) < 0) {
+    return records == 0 ? 0 : -1;
+}
+
+static int run_checked(ProgramObject *self, const run_request *request) {
+    int64_t values[MAX_VARS];
+    if (check_not_recording(self) < 0 || read_vars(self, request->vars, values) < 0) {
         return -1;
     }
     bindings *b = take_bindings(self);
     if (b == NULL) {
         return -1;
     }
-    int status = bindings_acquire(b, self, buffers, values);
+    int status = bindings_acquire(b, self, request->buffers, values);
     if (status == 0) {
-        memcpy(self->vars, values, sizeof(int64_t) * (size_t)self->n_vars);
-        status = program_execute(self, b, values, seconds);
+        status = run_in_turn(self, b, values, request);
     }
     put_bindings(self, b);
     return status;
 }
 
-/* The arguments (buffers=(), vars=None) of run, run_profiled and bind. By hand, because the
+#define N_PARAMETERS 3
+
+/* The arguments (buffers=(), vars=None, results=None) of run and its relatives. By hand, because the
  * generic parser takes longer than a small program. */
 static int read_call(const char *method, PyObject *const *args, Py_ssize_t n_args,
-                     PyObject *names, PyObject *call[2]) {
-    static const char *const parameters[2] = {"buffers", "vars"};
-    call[0] = call[1] = NULL;
-    if (n_args > 2) {
-        PyErr_Format(PyExc_TypeError, "%s() takes at most 2 arguments (%zd given)", method, n_args);
+                     PyObject *names, PyObject *call[N_PARAMETERS]) {
+    static const char *const parameters[N_PARAMETERS] = {"buffers", "vars", "results"};
+    memset(call, 0, sizeof(PyObject *) * N_PARAMETERS);
+    if (n_args > N_PARAMETERS) {
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %d arguments (%zd given)", method,
+                     N_PARAMETERS, n_args);
         return -1;
     }
     for (Py_ssize_t i = 0; i < n_args; i++) {
@@ -194,10 +271,12 @@ static int read_call(const char *method, PyObject *const *args, Py_ssize_t n_arg
     Py_ssize_t n_names = names == NULL ? 0 : PyTuple_Size(names);
     for (Py_ssize_t i = 0; i < n_names; i++) {
         PyObject *name = PyTuple_GetItem(names, i);
-        int which = PyUnicode_CompareWithASCIIString(name, parameters[0]) == 0   ? 0
-                    : PyUnicode_CompareWithASCIIString(name, parameters[1]) == 0 ? 1
-                                                                                 : -1;
-        if (which < 0 || call[which] != NULL) {
+        int which = 0;
+        while (which < N_PARAMETERS &&
+               PyUnicode_CompareWithASCIIString(name, parameters[which]) != 0) {
+            which++;
+        }
+        if (which == N_PARAMETERS || call[which] != NULL) {
             PyErr_Format(PyExc_TypeError, "%s() got an unexpected or repeated argument %R", method,
                          name);
             return -1;
@@ -209,12 +288,27 @@ static int read_call(const char *method, PyObject *const *args, Py_ssize_t n_arg
 
 static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssize_t n_args,
                              PyObject *names) {
-    PyObject *call[2];
-    if (read_call("run", args, n_args, names, call) < 0 ||
-        run_checked(self, call[0], call[1], NULL) < 0) {
+    PyObject *call[N_PARAMETERS];
+    if (read_call("run", args, n_args, names, call) < 0) {
+        return NULL;
+    }
+    run_request request = {.buffers = call[0], .vars = call[1], .results = call[2]};
+    if (run_checked(self, &request) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
+}
+
+static PyObject *program_run_direct(ProgramObject *self, PyObject *const *args, Py_ssize_t n_args,
+                                    PyObject *names) {
+    PyObject *call[N_PARAMETERS];
+    if (read_call("run_direct", args, n_args, names, call) < 0) {
+        return NULL;
+    }
+    run_request request = {
+        .buffers = call[0], .vars = call[1], .results = call[2], .direct = true};
+    int status = run_checked(self, &request);
+    return status < 0 ? NULL : PyBool_FromLong(status);
 }
 
 static PyObject *list_of_seconds(const double *seconds, Py_ssize_t count) {
@@ -230,7 +324,7 @@ static PyObject *list_of_seconds(const double *seconds, Py_ssize_t count) {
 
 static PyObject *program_run_profiled(ProgramObject *self, PyObject *const *args, Py_ssize_t n_args,
                                       PyObject *names) {
-    PyObject *call[2];
+    PyObject *call[N_PARAMETERS];
     if (read_call("run_profiled", args, n_args, names, call) < 0) {
         return NULL;
     }
@@ -239,7 +333,9 @@ static PyObject *program_run_profiled(ProgramObject *self, PyObject *const *args
         return PyErr_NoMemory();
     }
     PyObject *result = NULL;
-    if (run_checked(self, call[0], call[1], seconds) == 0) {
+    run_request request = {
+        .buffers = call[0], .vars = call[1], .results = call[2], .seconds = seconds};
+    if (run_checked(self, &request) > 0) {
         result = list_of_seconds(seconds, self->n_steps);
     }
     PyMem_Free(seconds);
@@ -248,7 +344,7 @@ static PyObject *program_run_profiled(ProgramObject *self, PyObject *const *args
 
 static PyObject *program_bind(ProgramObject *self, PyObject *const *args, Py_ssize_t n_args,
                               PyObject *names) {
-    PyObject *call[2];
+    PyObject *call[N_PARAMETERS];
     if (read_call("bind", args, n_args, names, call) < 0) {
         return NULL;
     }
@@ -266,16 +362,6 @@ static PyObject *program_set_vars(ProgramObject *self, PyObject *vars) {
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-static fixed_slot *find_fixed(ProgramObject *self, Py_ssize_t slot) {
-    for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
-        if (self->fixed[i].slot == slot) {
-            return &self->fixed[i];
-        }
-    }
-    PyErr_Format(PyExc_IndexError, "the program has no fixed slot %zd", slot);
-    return NULL;
-}
-
 /* The GIL stays held, though a run in progress is waited for, so that two moves of one slot can
  * not cross: the memory that the last one exported is then the memory that kernels are pointed to.
  * A run needs no GIL to come to its end. */
@@ -285,7 +371,7 @@ static PyObject *program_move_slot(ProgramObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "nO:move_slot", &slot, &buffer)) {
         return NULL;
     }
-    fixed_slot *fixed = find_fixed(self, slot);
+    fixed_slot *fixed = program_fixed(self, slot);
     Py_buffer view;
     if (fixed == NULL) {
         return NULL;
@@ -328,61 +414,23 @@ static PyObject *program_uses_memory(ProgramObject *self, PyObject *memory) {
     return PyBool_FromLong(program_uses(self, memory));
 }
 
-/* ---- limits ---------------------------------------------------------------------------------- */
-
-static int check_limits(const ProgramObject *self, const Py_buffer *limits) {
-    if (limits->len != self->n_steps * (Py_ssize_t)sizeof(int64_t)) {
-        PyErr_Format(PyExc_ValueError, "limits has %zd bytes, but %zd steps need 8 each",
-                     limits->len, self->n_steps);
-        return -1;
-    }
-    if ((uintptr_t)limits->buf % sizeof(int64_t) != 0) {
-        PyErr_SetString(PyExc_ValueError, "limits is not aligned to 8 bytes");
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < self->n_steps; i++) {
-        if (((const int64_t *)limits->buf)[i] < 0) {
-            PyErr_Format(PyExc_ValueError, "step %zd: the limit is negative", i);
-            return -1;
-        }
-    }
-    return 0;
-}
-
-/* The GIL stays held; see program_move_slot. */
-static PyObject *program_set_limits(ProgramObject *self, PyObject *args) {
-    Py_buffer limits, target, source;
-    if (!PyArg_ParseTuple(args, "y*w*y*:set_limits", &limits, &target, &source)) {
-        return NULL;
-    }
-    PyObject *result = NULL;
-    if (target.len != source.len) {
-        PyErr_Format(PyExc_ValueError, "target has %zd bytes, but source has %zd", target.len,
-                     source.len);
-    } else if (check_limits(self, &limits) == 0) {
-        executor_refresh_after_fork(self->executor);
-        executor_limit(self->executor, limits.buf, target.buf, source.buf, (size_t)target.len);
-        result = Py_NewRef(Py_None);
-    }
-    PyBuffer_Release(&limits);
-    PyBuffer_Release(&target);
-    PyBuffer_Release(&source);
-    return result;
-}
-
 /* ---- the type -------------------------------------------------------------------------------- */
 
 static PyMethodDef program_methods[] = {
     {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL | METH_KEYWORDS,
-     "run($self, buffers=(), vars=None)\n--\n\n"
-     "Checks the buffers of the external slots, then runs all steps."},
+     "run($self, buffers=(), vars=None, results=None)\n--\n\n"
+     "Checks the buffers of the external slots, then runs all steps; `last` becomes `results`."},
     {"run_profiled", (PyCFunction)(void (*)(void))program_run_profiled,
      METH_FASTCALL | METH_KEYWORDS,
-     "run_profiled($self, buffers=(), vars=None)\n--\n\n"
+     "run_profiled($self, buffers=(), vars=None, results=None)\n--\n\n"
      "Like run; returns the seconds that each step took."},
     {"bind", (PyCFunction)(void (*)(void))program_bind, METH_FASTCALL | METH_KEYWORDS,
      "bind($self, buffers=(), vars=None)\n--\n\n"
      "Checks the buffers once; the returned BoundCall runs on them with no further check."},
+    {"run_direct", (PyCFunction)(void (*)(void))program_run_direct,
+     METH_FASTCALL | METH_KEYWORDS,
+     "run_direct($self, buffers=(), vars=None, results=None)\n--\n\n"
+     "Like run; does nothing and returns False where `direct` is off when its turn has come."},
     {"set_vars", (PyCFunction)program_set_vars, METH_O,
      "set_vars($self, vars)\n--\n\n"
      "Sets the variables for the runs that bring none."},
@@ -395,9 +443,14 @@ static PyMethodDef program_methods[] = {
     {"uses", (PyCFunction)program_uses_memory, METH_O,
      "uses($self, memory, /)\n--\n\n"
      "Whether it holds this object as the memory of a fixed slot."},
-    {"set_limits", (PyCFunction)program_set_limits, METH_VARARGS,
-     "set_limits($self, limits, target, source, /)\n--\n\n"
-     "Has all later runs leave out what lies beyond each step's limit."},
+    {"set_limits", (PyCFunction)program_set_limits, METH_O,
+     "set_limits($self, limits, /)\n--\n\n"
+     "Has all later runs leave out what lies beyond each step's limit; None: nothing."},
+    {"push_limits", (PyCFunction)program_push_limits, METH_O,
+     "push_limits($self, limits, /)\n--\n\n"
+     "Has later runs of the calling thread go by these limits, in place of any others."},
+    {"pop_limits", (PyCFunction)program_pop_limits, METH_NOARGS,
+     "pop_limits($self)\n--\n\nUndoes the calling thread's last push_limits."},
     {0},
 };
 
@@ -406,12 +459,27 @@ static PyMemberDef program_members[] = {
     {"n_vars", T_PYSSIZET, offsetof(ProgramObject, n_vars), READONLY, "How many variables."},
     {"n_externals", T_PYSSIZET, offsetof(ProgramObject, n_externals), READONLY,
      "How many buffers each run brings."},
+    {"direct", T_BOOL, offsetof(ProgramObject, direct), 0, "Whether run_direct runs it."},
+    {"last", T_OBJECT, offsetof(ProgramObject, last), 0,
+     "The results of the last run that was given some, or None."},
+    {0},
+};
+
+static PyObject *program_accesses(ProgramObject *self, void *unused) {
+    (void)unused;
+    core_state *state = PyType_GetModuleState(TYPE_OF(self));
+    return accesses_of(state, self->touched, self->n_touched);
+}
+
+static PyGetSetDef program_getset[] = {
+    {"accesses", (getter)program_accesses, NULL,
+     "What every run touches beside the buffers that it brings, as an Accesses.", NULL},
     {0},
 };
 
 static PyType_Slot program_slots[] = {
     {Py_tp_doc, "Program(pool, slots, steps, n_vars, *, owner=None, turns_with=None, queue=None, "
-                "resident=())\n--\n\n"
+                "resident=(), touches=(), sources=(), limit_slot=-1)\n--\n\n"
                 "A prepared list of kernel calls; see the type stub for the shape of its parts."},
     {Py_tp_new, program_new},
     {Py_tp_dealloc, program_dealloc},
@@ -419,6 +487,7 @@ static PyType_Slot program_slots[] = {
     {Py_tp_clear, program_clear},
     {Py_tp_methods, program_methods},
     {Py_tp_members, program_members},
+    {Py_tp_getset, program_getset},
     {0, NULL},
 };
 

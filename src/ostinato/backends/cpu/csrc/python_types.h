@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "executor.h"
+#include "order.h"
 #include "pool.h"
 
 /* Under the stable ABI Py_TYPE is a function that takes nothing but a PyObject. */
@@ -23,7 +24,11 @@ typedef struct {
     PyTypeObject *bound_call_type;
     PyTypeObject *command_queue_type;
     PyTypeObject *recording_type;
+    PyObject *accesses_factory; /* ostinato.plan._order.Accesses */
 } core_state;
+
+/* The order of submissions, which all contexts share. */
+extern const order_api *order;
 
 extern PyType_Spec arena_spec;
 extern PyType_Spec thread_pool_spec;
@@ -56,6 +61,7 @@ typedef struct {
     Py_ssize_t held; /* this many views are acquired */
     Py_buffer *views;
     char **addresses;
+    order_range *ranges; /* what the run touches of the views */
 } bindings;
 
 /* Runs copy the variables to their stack, which keeps them free of locks and of malloc. */
@@ -80,20 +86,26 @@ typedef struct {
     bool from_block; /* it reads the block, whatever the queue's mode is later on */
 } recorded_call;
 
-/* Where the calls of a context's programs go: they run at once, or are recorded. All of it is
- * guarded by the GIL. */
+/* Where the calls of a context's programs go: they run at once, or are recorded, if the thread that
+ * makes them is the one that records. All of it is guarded by the GIL. */
 typedef struct {
     PyObject_HEAD
-    bool attention; /* a call can not simply run: the queue records, or variables are in the block */
-    bool recording;
+    uint64_t recording; /* the recording that is being made, or was cancelled by a fork; or 0 */
     bool from_block;
     int64_t block[BLOCK_VARS];
     recorded_call *calls;
     Py_ssize_t n_calls;
     Py_ssize_t capacity;
+    PyObject *label;          /* names the context in messages */
     PyObject *capture_error;  /* exception types of the layer above */
     PyObject *variable_error;
 } CommandQueueObject;
+
+/* For how many of its steps' items programs run; see Program.set_limits. */
+typedef struct {
+    const order_thread *thread; /* whose runs it holds for */
+    PyObject *limits;           /* bytes, or NULL: all */
+} thread_limits;
 
 typedef struct ProgramObject {
     PyObject_HEAD
@@ -103,8 +115,18 @@ typedef struct ProgramObject {
     resident_var resident[BLOCK_VARS];
     PyObject *pool;        /* NULL after the garbage collector broke a cycle: unusable */
     PyObject *owner;       /* keeps the machine code alive; or NULL */
+    PyObject *sources;     /* a tuple of what else it runs on, for `uses`; or NULL */
     PyObject *stopped;     /* what runs raise since the program was stopped; or NULL */
     struct ProgramObject *turns_with; /* the program whose lock its runs take; or NULL */
+    order_range *touched;  /* by every run, beside the buffers that it brings */
+    Py_ssize_t n_touched;
+    bool direct;           /* run_direct runs it */
+    PyObject *last;        /* the results of the last run that gave some; or NULL */
+    Py_ssize_t limit_slot; /* the fixed slot that has limits which kernels read; or -1 */
+    PyObject *limits;      /* bytes, or NULL: for the runs of threads that have none of their own */
+    PyObject *applied;     /* bytes, or NULL: those that the executor goes by */
+    thread_limits *of_threads;
+    Py_ssize_t n_of_threads;
     Py_ssize_t n_fixed;
     fixed_slot *fixed;
     Py_ssize_t n_externals;
@@ -175,8 +197,9 @@ Py_ssize_t required_nbytes(const external_slot *slot, const int64_t *vars);
 /* The optional arguments `queue` and `resident` of Program(...). */
 int program_join(ProgramObject *self, core_state *state, PyObject *queue, PyObject *resident);
 
-/* Whether calls of a program go into a recording now. */
-bool program_records(const ProgramObject *program);
+/* Whether the calling thread records what it submits to a queue; or -1, with an exception, where it
+ * records for another context. */
+int queue_records(const CommandQueueObject *queue, order_thread *thread);
 
 /* Appends a call to the recording that is being made. */
 int queue_record(CommandQueueObject *queue, BoundCallObject *call);
@@ -189,8 +212,36 @@ void release_calls(recorded_call *calls, Py_ssize_t n_calls);
  * its bounds, or a bound buffer is too small for it. */
 int read_block(const ProgramObject *program, const bindings *b, int64_t *vars);
 
-/* Whether a program runs on this memory: a slot that it holds itself. */
+/* Whether a program runs on this memory: a slot that it holds itself, or one of its sources. */
 bool program_uses(const ProgramObject *program, const PyObject *memory);
+
+/* Whether a bound call does, or one of its buffers is this object's. */
+bool call_uses(const BoundCallObject *call, const PyObject *object);
+
+/* ---- order (touches.c) ----------------------------------------------------------------------- */
+
+/* An object that stands for what belongs to it. */
+order_range order_token(const void *object, bool written);
+
+/* What each run touches; the optional argument `touches` of Program(...) is a part of that. */
+int program_parse_touched(ProgramObject *self, PyObject *touches);
+
+/* A run of a program on bound buffers, as a submission. */
+order_entry program_entry(const ProgramObject *program, const bindings *b);
+
+/* A new Accesses of these ranges. */
+PyObject *accesses_of(core_state *state, const order_range *ranges, Py_ssize_t n_ranges);
+
+/* ---- limits (limits.c) ----------------------------------------------------------------------- */
+
+int program_check_limit_slot(ProgramObject *self);
+
+/* Puts those of the calling thread's runs in force. */
+void program_apply_limits(ProgramObject *self);
+
+PyObject *program_set_limits(ProgramObject *self, PyObject *limits);
+PyObject *program_push_limits(ProgramObject *self, PyObject *limits);
+PyObject *program_pop_limits(ProgramObject *self, PyObject *unused);
 
 /* ---- running (program.c, bound_call.c) ------------------------------------------------------ */
 
@@ -199,7 +250,11 @@ PyObject *bound_call_new(ProgramObject *program, PyObject *buffers, PyObject *va
 /* The variables that a call runs with when it does not read the block: its own, or the program's. */
 void bound_call_vars(const BoundCallObject *call, int64_t *out);
 
-/* Whether a program can run at all, and its locks are this process's. */
+/* The fixed slot of this number; or NULL with an IndexError. */
+fixed_slot *program_fixed(ProgramObject *self, Py_ssize_t slot);
+
+/* Whether a program can run at all, and its locks are this process's. Limits that the calling
+ * thread's runs have hold from now on. */
 int program_ready(ProgramObject *program);
 void raise_stopped(const ProgramObject *program);
 

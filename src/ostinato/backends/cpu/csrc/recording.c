@@ -1,4 +1,6 @@
 /* Recording: bound calls in the order in which they were made, run again as one. */
+#include <stdlib.h>
+
 #include "python_types.h"
 
 typedef struct {
@@ -7,11 +9,60 @@ typedef struct {
     Py_ssize_t n_calls;
     Py_ssize_t n_vars; /* of all calls together */
     int64_t *spare;    /* room for those, for the next replay; NULL while a replay has it */
+    order_range *touched; /* by all calls together */
+    Py_ssize_t n_touched;
 } RecordingObject;
 
 static int64_t *allocate_vars(Py_ssize_t n_vars) {
     return PyMem_Malloc(sizeof(int64_t) * (size_t)(n_vars > 0 ? n_vars : 1));
 }
+
+/* ---- what it touches ------------------------------------------------------------------------- */
+
+static int by_begin(const void *a, const void *b) {
+    uintptr_t x = ((const order_range *)a)->begin, y = ((const order_range *)b)->begin;
+    return x < y ? -1 : x > y;
+}
+
+/* Sorts ranges and joins those that overlap; how many are left. */
+static Py_ssize_t join_ranges(order_range *ranges, Py_ssize_t count) {
+    qsort(ranges, (size_t)count, sizeof *ranges, by_begin);
+    Py_ssize_t last = -1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (last >= 0 && ranges[i].begin < ranges[last].end) {
+            ranges[last].end = ranges[i].end > ranges[last].end ? ranges[i].end : ranges[last].end;
+            ranges[last].written |= ranges[i].written;
+        } else if (ranges[i].begin < ranges[i].end) {
+            ranges[++last] = ranges[i];
+        }
+    }
+    return last + 1;
+}
+
+static int collect_ranges(RecordingObject *self) {
+    Py_ssize_t count = 0;
+    for (Py_ssize_t i = 0; i < self->n_calls; i++) {
+        const BoundCallObject *call = self->calls[i].call;
+        count += call->program->n_touched + call->bindings->held;
+    }
+    self->touched = PyMem_Malloc(sizeof(order_range) * (size_t)(count > 0 ? count : 1));
+    if (self->touched == NULL) {
+        return -1;
+    }
+    order_range *at = self->touched;
+    for (Py_ssize_t i = 0; i < self->n_calls; i++) {
+        const BoundCallObject *call = self->calls[i].call;
+        const ProgramObject *program = call->program;
+        memcpy(at, program->touched, sizeof *at * (size_t)program->n_touched);
+        at += program->n_touched;
+        memcpy(at, call->bindings->ranges, sizeof *at * (size_t)call->bindings->held);
+        at += call->bindings->held;
+    }
+    self->n_touched = join_ranges(self->touched, count);
+    return 0;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
 
 PyObject *recording_new(core_state *state, recorded_call *calls, Py_ssize_t n_calls) {
     RecordingObject *self = (RecordingObject *)PyType_GenericAlloc(state->recording_type, 0);
@@ -29,7 +80,7 @@ PyObject *recording_new(core_state *state, recorded_call *calls, Py_ssize_t n_ca
         self->n_vars += calls[i].call->program->n_vars;
     }
     self->spare = allocate_vars(self->n_vars);
-    if (self->spare == NULL) {
+    if (self->spare == NULL || collect_ranges(self) < 0) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
@@ -58,6 +109,7 @@ static void recording_dealloc(RecordingObject *self) {
     PyObject_GC_UnTrack(self);
     (void)recording_clear(self);
     PyMem_Free(self->spare);
+    PyMem_Free(self->touched);
     PyObject_GC_Del(self);
     Py_DECREF(type);
 }
@@ -108,12 +160,12 @@ static const ProgramObject *run_all(const RecordingObject *self, const int64_t *
 }
 
 /* A replay that finds the spare room taken is one of several at once, and allocates. */
-static PyObject *recording_replay(RecordingObject *self, PyObject *unused) {
-    (void)unused;
+static int replay_in_turn(RecordingObject *self) {
     int64_t *vars = self->spare;
     self->spare = NULL;
     if (vars == NULL && (vars = allocate_vars(self->n_vars)) == NULL) {
-        return PyErr_NoMemory();
+        PyErr_NoMemory();
+        return -1;
     }
     int status = prepare(self, vars);
     if (status == 0) {
@@ -131,6 +183,18 @@ static PyObject *recording_replay(RecordingObject *self, PyObject *unused) {
     } else {
         PyMem_Free(vars);
     }
+    return status;
+}
+
+static PyObject *recording_replay(RecordingObject *self, PyObject *unused) {
+    (void)unused;
+    order_thread *thread = order->thread();
+    order_entry entry = {.ranges = {self->touched}, .n_ranges = {(size_t)self->n_touched}};
+    if (order->enter(thread, &entry) < 0) {
+        return NULL;
+    }
+    int status = replay_in_turn(self);
+    order->leave(thread, &entry);
     if (status < 0) {
         return NULL;
     }
@@ -139,26 +203,9 @@ static PyObject *recording_replay(RecordingObject *self, PyObject *unused) {
 
 /* ---- what it uses ---------------------------------------------------------------------------- */
 
-bool program_uses(const ProgramObject *program, const PyObject *memory) {
-    for (Py_ssize_t i = 0; i < program->n_fixed; i++) {
-        if (program->fixed[i].view.obj == memory) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool call_uses(const BoundCallObject *call, const PyObject *object) {
-    const ProgramObject *program = call->program;
-    if (program == NULL) {
-        return false;
-    }
-    for (Py_ssize_t i = 0; i < call->bindings->held; i++) {
-        if (call->bindings->views[i].obj == object) {
-            return true;
-        }
-    }
-    return (const PyObject *)program == object || program_uses(program, object);
+static PyObject *recording_accesses(RecordingObject *self, void *unused) {
+    (void)unused;
+    return accesses_of(PyType_GetModuleState(TYPE_OF(self)), self->touched, self->n_touched);
 }
 
 static PyObject *recording_uses(RecordingObject *self, PyObject *object) {
@@ -186,6 +233,11 @@ static PyMemberDef recording_members[] = {
     {0},
 };
 
+static PyGetSetDef recording_getset[] = {
+    {"accesses", (getter)recording_accesses, NULL, "What a replay touches, as an Accesses.", NULL},
+    {0},
+};
+
 static PyType_Slot recording_slots[] = {
     {Py_tp_doc, "Bound calls that a CommandQueue recorded."},
     {Py_tp_dealloc, recording_dealloc},
@@ -193,6 +245,7 @@ static PyType_Slot recording_slots[] = {
     {Py_tp_clear, recording_clear},
     {Py_tp_methods, recording_methods},
     {Py_tp_members, recording_members},
+    {Py_tp_getset, recording_getset},
     {0, NULL},
 };
 
