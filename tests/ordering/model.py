@@ -34,11 +34,13 @@ class Feed:
         x: the number in the first input of a ledger, or in all rows.
         h: that in the input which has a handle; ``None`` leaves it to the handle.
         heavy: whether a ledger's run takes milliseconds.
+        bad: whether an input has a wrong shape.
     """
 
     x: float
     h: float | None = 0.0
     heavy: bool = False
+    bad: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class Model:
         self._wait(g.context)
         bound = g.handle is not None
         for feed in feeds:
-            if feed.h is None and not bound:
+            if feed.bad or (feed.h is None and not bound):
                 raise Refused("InputError")
             bound = bound or g.feed is not None
         return [self._run(graph, feed, g.feed) for feed in feeds]
@@ -194,7 +196,7 @@ class Model:
             except Refused as refused:
                 g.error = g.error or str(refused)
             return
-        if feed.h is None and g.handle is None:
+        if feed.bad or (feed.h is None and g.handle is None):
             raise Refused("InputError")
         if g.feed is not None and g.handle is None:
             raise Refused("CaptureError")
@@ -239,6 +241,8 @@ class Model:
 
     def _compute(self, graph: int, feed: Feed) -> list[Array]:
         g = self.graphs[graph]
+        if feed.bad:
+            raise Refused("InputError")
         if feed.h is not None:
             given = g.input(feed.h)
         elif g.handle is not None:

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from .graphs import ROWS
 from .model import BUFFERS, CONTEXTS, Feed, Model, Step, agree
 from .world import World
 
 CALLS = 30
-KEYS = 3
+KEYS = 2
 
-indices = st.integers(0, 11)
+indices = st.integers(0, 5)
 keys = st.integers(0, KEYS - 1)
 contexts = st.integers(0, CONTEXTS - 1)
 numbers = st.integers(-3, 3).map(float)
 extents = st.integers(0, ROWS)
+rarely = st.integers(0, 11).map(lambda n: n == 7)
 feeds = st.builds(
-    Feed, numbers, st.one_of(st.none(), numbers, numbers), st.sampled_from([False, False, True])
+    Feed,
+    numbers,
+    st.one_of(st.none(), st.none(), numbers),
+    st.sampled_from([False, False, True]),
+    rarely,
 )
 outputs = st.integers(0, 1)
 
@@ -104,42 +116,52 @@ class Calls(RuleBasedStateMachine):
 
         return self.held(index, self.model.bounds, there)
 
+    def fitted(self, graph: int, feed: Feed) -> Feed:
+        """Few of the runs that lack an input lack it for good."""
+        lacks = feed.h is None and self.model.graphs[graph].handle is None
+        return replace(feed, h=feed.x) if lacks and feed.x < 3 else feed
+
     # -- runs --------------------------------------------------------------------------------------
 
-    @rule(index=indices, feed=feeds)
-    def run(self, index: int, feed: Feed) -> None:
-        self.do("run", self.graph(index), feed)
+    @initialize(
+        clones=st.lists(st.tuples(indices, st.one_of(st.none(), contexts)), max_size=2),
+        fed=st.lists(indices, max_size=2),
+    )
+    def begin_with(self, clones: list[tuple[int, int | None]], fed: list[int]) -> None:
+        for index, context in clones:
+            self.do("clone", self.graph(index), context)
+        for index in fed:
+            self.feed(index, 0)
 
-    @rule(index=indices, feed=feeds, output=outputs)
-    def run_feed_handle(self, index: int, feed: Feed, output: int) -> None:
-        graph = self.graph(index, fed=True)
-        fits = output if self.model.graphs[graph].ledger else 0
-        self.do("run_feed_handle", graph, feed, fits)
-
-    @rule(index=indices, listed=st.lists(feeds, min_size=1, max_size=3))
-    def run_pipelined(self, index: int, listed: list[Feed]) -> None:
-        self.do("run_pipelined", self.graph(index), tuple(listed))
+    @rule(
+        index=indices, listed=st.lists(feeds, min_size=1, max_size=3), output=outputs, way=indices
+    )
+    def run(self, index: int, listed: list[Feed], output: int, way: int) -> None:
+        graph = self.graph(index)
+        feed = self.fitted(graph, listed[0])
+        if way < 2:
+            self.do("run", graph, feed)
+        elif way < 4:
+            batch = [self.fitted(graph, each) for each in listed]
+            self.do("run_pipelined", graph, (*batch, replace(feed, bad=way == 3)))
+        elif self.recording in (None, self.model.graphs[graph].context):
+            fits = output if self.model.graphs[graph].ledger else 0
+            self.do("run_feed_handle", graph, feed, fits)
 
     @rule(index=indices, feed=feeds, count=st.integers(1, 3))
     def commit(self, index: int, feed: Feed, count: int) -> None:
         graph = self.graph(index)
         for _ in range(count):
-            self.do("commit_no_wait", graph, feed)
+            self.do("commit_no_wait", graph, self.fitted(graph, feed))
 
-    @rule(index=indices)
-    def sync(self, index: int) -> None:
-        self.do("sync_pending", self.graph(index, fed=True))
-
-    @rule(index=indices, feed=feeds, number=numbers)
-    def bind(self, index: int, feed: Feed, number: float) -> None:
-        explicit = Feed(feed.x, number if feed.h is None else feed.h)
-        self.do("bind", self.graph(index), explicit)
-        self.do("bound_call", len(self.model.bounds) - 1)
-
-    @rule(index=indices)
-    def bound_call(self, index: int) -> None:
-        if (position := self.bound(index)) is not None:
-            self.do("bound_call", position)
+    @rule(index=indices, feed=feeds, number=numbers, again=st.booleans())
+    def bound_call(self, index: int, feed: Feed, number: float, again: bool) -> None:
+        position = self.bound(index) if again else None
+        if position is None:
+            explicit = Feed(feed.x, number if feed.h is None else feed.h)
+            self.do("bind", self.graph(index), explicit)
+            position = len(self.model.bounds) - 1
+        self.do("bound_call", position)
 
     # -- writes and reads --------------------------------------------------------------------------
 
@@ -147,35 +169,34 @@ class Calls(RuleBasedStateMachine):
     def set_param(self, index: int, number: float) -> None:
         self.do("set_param", self.graph(index, fed=True), number)
 
-    @rule(index=indices, number=numbers)
-    def bind_handle(self, index: int, number: float) -> None:
-        self.do("bind_handle", self.graph(index, fed=True), number)
-
-    @rule(index=indices)
-    def unbind_handle(self, index: int) -> None:
-        self.do("unbind_handle", self.graph(index, fed=True))
-
-    @rule(index=indices, output=st.one_of(st.none(), outputs))
-    def set_handle_feed(self, index: int, output: int | None) -> None:
+    @rule(index=indices, output=outputs)
+    def feed(self, index: int, output: int) -> None:
+        """From now on, a handle takes an output."""
         graph = self.graph(index, fed=True)
-        fits = output if output is None or self.model.graphs[graph].ledger else 0
-        self.do("set_handle_feed", graph, fits)
+        self.do("bind_handle", graph, 1.0)
+        self.do("set_handle_feed", graph, output if self.model.graphs[graph].ledger else 0)
 
-    @rule(index=indices, number=st.one_of(st.none(), numbers))
-    def write_state(self, index: int, number: float | None) -> None:
-        self.do("write_state", self.graph(index, fed=True), number)
+    @rule(index=indices, number=numbers, name=st.sampled_from(["bind", "unbind", "end", "state"]))
+    def write(self, index: int, number: float, name: str) -> None:
+        graph = self.graph(index, fed=True)
+        if name == "bind":
+            self.do("bind_handle", graph, number)
+        elif name == "unbind":
+            self.do("unbind_handle", graph)
+        elif name == "end":
+            self.do("set_handle_feed", graph, None)
+        else:
+            self.do("write_state", graph, None if number < 0 else number)
 
-    @rule(index=indices)
-    def read_state(self, index: int) -> None:
-        self.do("read_state", self.graph(index, fed=True))
-
-    @rule(index=indices)
-    def read_handle(self, index: int) -> None:
-        self.do("read_handle", self.graph(index, fed=True))
-
-    @rule(index=indices, output=outputs, row=st.integers(0, ROWS))
-    def read_output_row(self, index: int, output: int, row: int) -> None:
-        self.do("read_output_row", self.graph(index, fed=True), output, row)
+    @rule(
+        index=indices,
+        output=outputs,
+        row=st.integers(0, ROWS),
+        name=st.sampled_from(["read_state", "read_handle", "read_output_row", "sync_pending"]),
+    )
+    def read(self, index: int, output: int, row: int, name: str) -> None:
+        arguments = (output, row) if name == "read_output_row" else ()
+        self.do(name, self.graph(index, fed=True), *arguments)
 
     # -- sessions ----------------------------------------------------------------------------------
 
@@ -191,97 +212,118 @@ class Calls(RuleBasedStateMachine):
             self.do("replay_session", kept)
 
     @precondition(lambda self: self.recording is None)
-    @rule(index=indices, number=numbers)
-    def copyin(self, index: int, number: float) -> None:
-        self.do("copyin", self.buffer(index), number)
-
-    @precondition(lambda self: self.recording is None)
-    @rule(index=indices)
-    def copyout(self, index: int) -> None:
-        self.do("copyout", self.buffer(index))
-
-    @precondition(lambda self: self.recording is None)
-    @rule(index=indices)
-    def release(self, index: int) -> None:
-        if sum(held is not None for held in self.model.buffers) == BUFFERS:
-            self.do("release", self.buffer(index))
+    @rule(index=indices, number=numbers, name=st.sampled_from(["copyin", "copyout", "release"]))
+    def use_buffer(self, index: int, number: float, name: str) -> None:
+        buffer = self.buffer(index)
+        if name != "release":
+            self.do(name, buffer, *((number,) if name == "copyin" else ()))
+        elif sum(held is not None for held in self.model.buffers) == BUFFERS:
+            self.do("release", buffer)
 
     # -- recordings --------------------------------------------------------------------------------
 
-    @rule(context=contexts, exclusive=st.booleans())
-    def begin(self, context: int, exclusive: bool) -> None:
-        if self.recording in (None, context):
+    @rule(
+        context=contexts,
+        key=keys,
+        exclusive=st.booleans(),
+        name=st.sampled_from(["begin", "end", "cancel", "reset"]),
+    )
+    def capture(self, context: int, key: int, exclusive: bool, name: str) -> None:
+        if name == "begin" and self.recording in (None, context):
             self.do("begin_graph_capture", context, exclusive)
+        elif name == "end":
+            self.do("end_graph_capture", context, key)
+        elif name == "cancel":
+            self.do("cancel_graph_capture", context)
+        elif name == "reset":
+            self.do("reset_graph", context, key)
 
-    @rule(context=contexts, key=keys)
-    def end(self, context: int, key: int) -> None:
-        self.do("end_graph_capture", context, key)
+    @rule(
+        context=contexts,
+        key=keys,
+        listed=st.lists(submissions, min_size=1, max_size=3),
+        change=st.sampled_from([None, "set_param", "feed", "run", "write", "release"]),
+        index=indices,
+    )
+    def record(
+        self, context: int, key: int, listed: list[Any], change: str | None, index: int
+    ) -> None:
+        """A whole recording at once, or the rest of the one that is being made.
 
-    @precondition(lambda self: self.recording is not None)
-    @rule()
-    def cancel(self) -> None:
-        self.do("cancel_graph_capture", self.recording)
-
-    @precondition(lambda self: self.recording is None)
-    @rule(context=contexts, key=keys, listed=st.lists(submissions, max_size=3))
-    def record(self, context: int, key: int, listed: list[Any]) -> None:
-        """A whole recording at once."""
-        self.do("begin_graph_capture", context)
+        After a change of what there is, it is replayed.
+        """
+        if self.recording is None:
+            self.do("begin_graph_capture", context)
+        else:
+            context = self.recording
         for kind, *arguments in listed:
             if kind == "session":
                 raw, _, _ = arguments[0]
                 self.do("session", context, self.steps(raw), "finish", False)
                 continue
-            index, feed = arguments
+            chosen, feed = arguments
+            graph = self.graph(chosen, fed=True)
+            position = self.bound(chosen, context)
             if kind == "commit":
-                graph = self.held(
-                    index, self.model.graphs, lambda g: g.context == context and not g.released
-                )
-                if graph is not None:
-                    self.do("commit_no_wait", graph, feed)
-            elif (position := self.bound(index, context)) is not None:
+                self.do("commit_no_wait", graph, self.fitted(graph, feed))
+            elif position is not None:
                 self.do("bound_call", position)
         self.do("end_graph_capture", context, key)
+        if change is not None:
+            self.change(change, index)
+            self.do("replay_graph", context, key)
+
+    def change(self, name: str, index: int) -> None:
+        """Something that drops recordings of some memory, and of no other."""
+        graph = self.graph(index)
+        handle = self.model.graphs[graph].handle
+        if name == "set_param":
+            self.do("set_param", graph, 2.0)
+        elif name == "feed":
+            self.do("bind_handle", graph, 2.0)
+        elif name == "run":
+            self.do("run", graph, Feed(1, 1 if handle is None else None))
+        elif name == "write":
+            self.do("write_state", graph, 2.0)
+        elif sum(held is not None for held in self.model.buffers) == BUFFERS:
+            self.do("release", self.buffer(index))
 
     @precondition(lambda self: self.recording is None)
-    @rule(context=contexts, key=keys)
-    def replay(self, context: int, key: int) -> None:
-        self.do("replay_graph", context, key)
-
-    @precondition(lambda self: self.recording is None)
-    @rule(context=contexts, key=keys, index=indices, feed=feeds)
-    def replay_behind_a_commit(self, context: int, key: int, index: int, feed: Feed) -> None:
-        self.do("commit_no_wait", self.graph(index), feed)
-        self.do("replay_graph", context, key)
-
-    @rule(context=contexts, key=keys)
-    def reset(self, context: int, key: int) -> None:
-        self.do("reset_graph", context, key)
+    @rule(index=indices, key=keys, feed=feeds, queued=st.booleans())
+    def replay(self, index: int, key: int, feed: Feed, queued: bool) -> None:
+        """One of the recordings that there are, perhaps behind a queued run."""
+        known = [(c, k) for c, kept in enumerate(self.model.recordings) for k in sorted(kept)]
+        if queued:
+            graph = self.graph(index)
+            self.do("commit_no_wait", graph, self.fitted(graph, feed))
+        self.do("replay_graph", *(known[index % len(known)] if known else (0, key)))
 
     # -- extents -----------------------------------------------------------------------------------
 
     def rows(self, index: int) -> int:
+        """A graph of rows."""
         found = self.held(index, self.model.graphs, lambda g: not g.ledger and not g.released)
         assert found is not None
         return found
 
-    @precondition(lambda self: self.recording is None)
-    @rule(index=indices, actual=extents)
-    def enter_extent(self, index: int, actual: int) -> None:
-        self.do("enter_extent", self.rows(index), actual)
-
-    @rule(index=indices)
-    def exit_extent(self, index: int) -> None:
-        inside = sorted(graph for (_, graph), block in self.model.blocks.items() if block)
-        if inside:
-            self.do("exit_extent", inside[index % len(inside)])
-
-    @precondition(lambda self: self.recording is None)
-    @rule(index=indices, actual=st.one_of(st.none(), extents))
-    def set_active_extent(self, index: int, actual: int | None) -> None:
+    @rule(index=indices, actual=extents, name=st.sampled_from(["enter", "exit", "around", "set"]))
+    def extent(self, index: int, actual: int, name: str) -> None:
+        """Blocks may end inside a recording; they begin, and hints are set, outside of one."""
         graph = self.rows(index)
-        if not self.model.blocks.get((0, graph)):
-            self.do("set_active_extent", graph, actual)
+        inside = sorted(graph for (_, graph), block in self.model.blocks.items() if block)
+        if name == "exit":
+            if inside:
+                self.do("exit_extent", inside[index % len(inside)])
+        elif self.recording is not None:
+            return
+        elif name == "around":
+            self.do("enter_extent", graph, actual)
+            self.do("begin_graph_capture", self.model.graphs[graph].context)
+            self.do("exit_extent", graph)
+        elif name == "enter":
+            self.do("enter_extent", graph, actual)
+        elif graph not in inside:
+            self.do("set_active_extent", graph, actual if actual < ROWS else None)
 
     # -- clones and plans --------------------------------------------------------------------------
 
@@ -291,19 +333,21 @@ class Calls(RuleBasedStateMachine):
         self.do("clone", self.graph(index), context)
 
     @precondition(lambda self: self.recording is None)
-    @rule(index=indices)
-    def release_intermediate_buffers(self, index: int) -> None:
-        self.do("release_intermediate_buffers", self.graph(index))
-
-    @precondition(lambda self: self.recording is None)
-    @rule(index=indices)
-    def release_all_buffers(self, index: int) -> None:
-        """Of a clone whose weights are its own."""
+    @rule(index=indices, everything=st.booleans())
+    def release_plan(self, index: int, everything: bool) -> None:
+        """Everything only of a clone whose weights are its own."""
+        if not everything:
+            self.do("release_intermediate_buffers", self.graph(index))
+            return
         graphs = self.model.graphs
         families = [g.family for g in graphs]
-        alone = self.held(index, graphs[2:], lambda g: families.count(g.family) == 1)
-        if alone is not None and not graphs[alone + 2].released:
-            self.do("release_all_buffers", alone + 2)
+        alone = [
+            i
+            for i, g in enumerate(graphs)
+            if i >= CONTEXTS and families.count(g.family) == 1 and not g.released
+        ]
+        if alone:
+            self.do("release_all_buffers", alone[index % len(alone)])
 
     # -- the end -----------------------------------------------------------------------------------
 
