@@ -5,6 +5,7 @@
 #   make test-peers   comparisons that need PyTorch, in an environment of their own
 #   make test-slow    long fuzzing
 #   make test-sanitized   the native core built with ASan and UBSan, under its tests and the runtime's
+#   make test-races   the native core built with TSan, under threads that submit in every way
 #   make bench        timings of real models against ONNX Runtime
 #   make bench-env    the environment of `python -m bench compare`: every peer, in .venv-bench
 #   make docs         the documentation site, in site/
@@ -19,7 +20,7 @@ BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.installed
 SOURCES := $(shell find src -name '*.c' -o -name '*.h')
 
-.PHONY: demo test lint types format test-peers test-slow test-sanitized bench bench-env docs clean
+.PHONY: demo test lint types format test-peers test-slow test-sanitized test-races bench bench-env docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -49,6 +50,12 @@ test-sanitized: $(STAMP)
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		PYTHONPATH="$$(echo build/sanitized/lib.*)" \
 		$(BIN)/python -m pytest -q -s tests/backends tests/runtime tests/plan tests/conformance
+
+test-races: $(STAMP)
+	CFLAGS="-fsanitize=thread -fno-omit-frame-pointer" \
+		$(BIN)/python setup.py -q build --force --build-base build/races
+	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS=exitcode=66 \
+		PYTHONPATH="$$(echo build/races/lib.*)" $(BIN)/python -m tests.ordering.load 30
 
 test-peers: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m pytest -q tests/peers
