@@ -72,7 +72,7 @@ class CpuBackend(Backend):
         if experts is not None or options.tune or not options.stored_programs:
             return self._compile(graph, params, options, progress, experts)
         stored = StoredProgram(graph, options, self.device)
-        image = stored.image()
+        image = stored.image
         code = None if image is None else stored.code(image)
         if image is None or code is None:
             executable = self._compile(graph, params, options, progress)

@@ -7,8 +7,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu import _core
-from ostinato.codegen.builds import build_all
-from ostinato.codegen.object_cache import object_key
+from ostinato.cache.builds import build_all
+from ostinato.cache.fingerprint import object_key
 from ostinato.lower.text import kernel_text
 from ostinato.records import dataclass
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.base import Progress
+    from ostinato.cache.objects import ObjectCache
     from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
-    from ostinato.codegen.object_cache import ObjectCache
     from ostinato.lower.program import Kernel
     from ostinato.variables import Dim, Symbol
 

@@ -12,7 +12,8 @@ import platform
 import threading
 from pathlib import Path
 
-from ostinato.codegen.object_cache import note_key, process_cache
+from ostinato.cache.fingerprint import entry_key
+from ostinato.cache.objects import process_cache
 
 __all__ = ["load_ahead", "machine"]
 
@@ -63,7 +64,7 @@ def _library() -> Path:
 def _key() -> str | None:
     """The cache's key of what LLVM says; ``None`` where it has to be asked each time."""
     facts = _facts()
-    return None if facts is None else note_key("the host as LLVM describes it", facts)
+    return None if facts is None else entry_key("host", facts=facts)
 
 
 def _facts() -> str | None:

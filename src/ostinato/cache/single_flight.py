@@ -1,0 +1,160 @@
+"""Values that are made once, however many threads ask for them at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar, cast
+
+from ostinato.cache.per_process import PerProcess
+
+__all__ = ["Promise", "SingleFlight"]
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Promise(Generic[V]):
+    """A value that one thread makes while others wait for it.
+
+    Like ``concurrent.futures.Future``, whose import takes longer than a small model to run.
+    """
+
+    def __init__(self) -> None:
+        self._settled = threading.Event()
+        self._value: V | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the value, or the error of making it, is there."""
+        return self._settled.is_set()
+
+    def keep(self, make: Callable[[], V]) -> None:
+        """Make the value; an exception of ``make`` is raised by :meth:`result`."""
+        try:
+            self._value = make()
+        except BaseException as error:
+            self._error = error
+        self._settled.set()
+
+    def failed(self) -> bool:
+        """Wait; whether making the value has raised."""
+        if not self.settled:  # else no lock is taken, which a fork may have left locked
+            self._settled.wait()
+        return self._error is not None
+
+    def result(self) -> V:
+        """Wait; the value, or the exception of making it."""
+        if self.failed():
+            raise cast("BaseException", self._error)
+        return cast("V", self._value)
+
+
+class _Table(Generic[K, V]):
+    """Promises by key, least recently used first, and the sizes of the values that were made."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.promises: OrderedDict[K, Promise[V]] = OrderedDict()
+        self.sizes: dict[K, int] = {}
+        self.total = 0
+
+    def add(self, key: K, size: int) -> None:
+        """Count a value that was made."""
+        self.sizes[key] = size
+        self.total += size
+
+    def drop(self, key: K) -> None:
+        """Forget a value that was made."""
+        del self.promises[key]
+        self.total -= self.sizes.pop(key)
+
+    def settled(self) -> _Table[K, V]:
+        """A table of what is finished: a forked child has no thread that would finish the rest."""
+        table = _Table[K, V]()
+        for key, promise in self.promises.items():
+            if promise.settled and key in self.sizes:
+                table.promises[key] = promise
+                table.add(key, self.sizes[key])
+        return table
+
+
+class SingleFlight(Generic[K, V]):
+    """Values by key, each made by the first thread that asks for it while others wait.
+
+    A child of ``os.fork`` has the values that were finished by then. A value that another thread of
+    the parent was making is made again in the child, by the first thread that asks for it.
+
+    Args:
+        capacity: the bound on the values' total size; the least recently used go first. Values that
+            are being made are never dropped, so each is made once. ``None``: no bound.
+        size: of a value; by default 1, so that ``capacity`` is a number of values.
+
+    Attributes:
+        hits: how many calls found their value, or waited for another's.
+        misses: how many made it.
+        evictions: how many values were dropped.
+    """
+
+    def __init__(self, capacity: int | None = None, size: Callable[[V], int] = lambda _: 1) -> None:
+        self.hits = self.misses = self.evictions = 0
+        self._capacity = capacity
+        self._size = size
+        self._tables = PerProcess[_Table[K, V]](_Table(), _Table.settled)
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """The value of ``key``, from ``make()`` if there is none.
+
+        An exception of ``make`` reaches all threads that wait, and is not kept: the next call tries
+        again.
+        """
+        table = self._tables.get()
+        with table.lock:
+            promise = table.promises.get(key)
+            ours = promise is None
+            if promise is None:
+                promise = table.promises[key] = Promise()
+                self.misses += 1
+            else:
+                self.hits += 1
+                table.promises.move_to_end(key)
+        if ours:
+            promise.keep(lambda: self._make(table, key, make))
+        return promise.result()
+
+    def find(self, key: K) -> V | None:
+        """The value of ``key`` if it was made, or is just being made; else ``None``."""
+        table = self._tables.get()
+        with table.lock:
+            promise = table.promises.get(key)
+            if promise is None:
+                return None
+            self.hits += 1
+            table.promises.move_to_end(key)
+        return None if promise.failed() else promise.result()
+
+    def _make(self, table: _Table[K, V], key: K, make: Callable[[], V]) -> V:
+        try:
+            value = make()
+            size = self._size(value)
+        except BaseException:
+            with table.lock:
+                del table.promises[key]
+            raise
+        with table.lock:
+            table.add(key, size)
+            self._make_room(table)
+        return value
+
+    def _make_room(self, table: _Table[K, V]) -> None:
+        while self._capacity is not None and table.total > self._capacity:
+            table.drop(next(key for key in table.promises if key in table.sizes))
+            self.evictions += 1
+
+    def __len__(self) -> int:
+        return len(self._tables.get().promises)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._tables.get().promises
