@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Backend, Progress
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
+from ostinato.backends.cpu.host import usable_processors
 from ostinato.backends.cpu.stored import StoredProgram
 from ostinato.codegen.llvm.machine import load_ahead
 from ostinato.codegen.llvm.toolchain import TargetSpec
@@ -42,7 +42,7 @@ class CpuBackend(Backend):
 
     def __init__(self, device: Device, threads: int | None = None) -> None:
         self.device = device
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or usable_processors()
         self._pool = _core.ThreadPool(self.threads)
         load_ahead()
 

@@ -39,11 +39,17 @@ def load_ahead() -> None:
     there is a model to read before, and modules to import.
     """
     key = _key()
-    if key is None or process_cache().find(key) is not None:
-        return
+    if key is not None and process_cache().find(key) is None:
+        _start_loading()
+
+
+@functools.cache
+def _start_loading() -> None:
+    """Start the thread, of which a process needs one however many sessions it opens."""
     thread = threading.Thread(target=_load_library, name="ostinato-load")
     thread.start()
-    os.register_at_fork(before=thread.join)  # a library half loaded would be of no use to a child
+    if hasattr(os, "register_at_fork"):  # a library half loaded would be of no use to a child
+        os.register_at_fork(before=thread.join)
 
 
 def _load_library() -> None:
