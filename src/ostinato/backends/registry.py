@@ -26,8 +26,13 @@ _BUILT_IN = {"CPU": ("ostinato.backends.cpu.backend", "CpuBackend")}
 _GROUP = "ostinato.backends"
 
 
-def open_backend(device: Device | str, threads: int | None = None) -> Backend:
+def open_backend(device: Device | str, threads: int | None = None, **settings: object) -> Backend:
     """The backend that drives ``device``.
+
+    Args:
+        device: or its name.
+        threads: see :class:`~ostinato.runtime.session.Session`.
+        settings: further arguments of backends of the device's kind.
 
     Raises:
         DeviceUnavailableError: nothing here drives it; the message says what to do.
@@ -40,7 +45,7 @@ def open_backend(device: Device | str, threads: int | None = None) -> Backend:
     if not 0 <= wanted.index < count:
         present = f"the only one is {wanted.kind}:0" if count == 1 else f"there are {count}"
         raise DeviceUnavailableError(f"{wanted} is not present: of this kind, {present}")
-    return backend(wanted, threads)
+    return backend(wanted, threads, **settings)
 
 
 def available_devices() -> list[Device]:

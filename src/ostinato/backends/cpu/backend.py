@@ -38,12 +38,15 @@ class CpuBackend(Backend):
         device: always ``CPU:0``.
         threads: how many threads run a graph, the calling one included; by default one for each
             processor that this process may use.
+        recover_stolen_cores: move threads of the pool that other processes keep off their cores.
     """
 
-    def __init__(self, device: Device, threads: int | None = None) -> None:
+    def __init__(
+        self, device: Device, threads: int | None = None, *, recover_stolen_cores: bool = False
+    ) -> None:
         self.device = device
         self.threads = threads or usable_processors()
-        self._pool = _core.ThreadPool(self.threads)
+        self._pool = _core.ThreadPool(self.threads, recover_stolen_cores=recover_stolen_cores)
         load_ahead()
 
     @property
