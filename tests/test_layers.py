@@ -20,7 +20,7 @@ ROOT = Path(ostinato.__file__).parent
 
 #: From the ground up. Modules of one floor may import each other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "dtypes", "variables", "symbolic", "once", "lazy", "records"),
+    ("errors", "dtypes", "variables", "symbolic", "cache", "lazy", "records"),
     ("ir",),
     ("ops",),
     ("reference",),
