@@ -67,6 +67,17 @@ def test_all_sources_shape_code(package):
     assert InstalledPackage(str(package)).contents in seen
 
 
+def test_sources_above_the_generator_do_not_shape_code(package):
+    before = InstalledPackage(str(package))
+    digest = before.contents
+    for name in fingerprint.ABOVE_CODE:
+        (package / name).mkdir()
+        (package / name / "module.py").write_text("new")
+    after = InstalledPackage(str(package))
+    assert after.contents == digest
+    assert after.files != before.files
+
+
 def test_equal_sources_elsewhere_make_the_same_code(package, tmp_path):
     copy = package.rename(tmp_path / "copy")
     one = InstalledPackage(str(copy)).contents

@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["INSTALLED", "InstalledPackage", "entry_key", "log", "object_key"]
+__all__ = ["ABOVE_CODE", "INSTALLED", "InstalledPackage", "entry_key", "log", "object_key"]
+
+#: Folders that no generator of code imports: a change there leaves all kernels as they are.
+ABOVE_CODE = ("frontends", "runtime", "tools")
 
 #: Seconds for which sources are taken to be unchanged where no module was imported meanwhile.
 _TRUSTED_SECONDS = 0.2
@@ -45,8 +48,9 @@ class InstalledPackage:
 
     @functools.cached_property
     def contents(self) -> str:
-        """A digest of all Python sources, the same for equal sources anywhere.
+        """A digest of the Python sources that may shape code, the same for equal ones anywhere.
 
+        All sources may, except those in :data:`ABOVE_CODE`.
         Equal to that of no other process if the sources have changed since they were imported.
         """
         import hashlib
@@ -54,7 +58,7 @@ class InstalledPackage:
         digest = hashlib.sha256()
         try:
             for name in self._files:
-                if name.endswith(".py"):
+                if name.endswith(".py") and name.split(os.sep)[1] not in ABOVE_CODE:
                     with open(self._folder + name, "rb") as file:
                         data = file.read()
                     digest.update(f"{name.replace(os.sep, '/')} {len(data)} ".encode())
