@@ -1,4 +1,4 @@
-"""Caches of compiled graphs: by range of sizes, and by any key (SPEC section 4).
+"""Caches of compiled graphs: by range of sizes, and by any key.
 
 A graph with Variables needs neither: one compile serves every size. These are for graphs that are
 compiled at fixed sizes, because a front end or a device asks for it.

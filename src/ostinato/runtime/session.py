@@ -38,8 +38,9 @@ class Session:
             this process may use.
         options: how graphs are compiled unless :meth:`compile` is told otherwise.
         recover_stolen_cores: on the CPU, under Linux, finish work on the caller's core whose core
-            another busy process takes (:doc:`performance </performance>` has the gain). Threads of
-            the session are moved for it, the caller's never.
+            another busy process takes; off, since it does not pay for all models (measure it with
+            ``python -m bench.stolen_core``). Threads of the session are moved for it, the caller's
+            never.
 
     Raises:
         DeviceUnavailableError: the device is not here; the message says what to do.

@@ -1,4 +1,4 @@
-"""What a run of a compiled graph needs, and nothing of how it came about.
+"""A compiled graph, reduced to the parts that a run needs.
 
 An image is made of numbers, strings and bytes. So it can be kept beside the kernels that it names,
 and the next process starts from it without importing, let alone running, passes and lowering.
@@ -107,7 +107,7 @@ class External(NamedTuple):
 
 
 class RoutingPlace(NamedTuple):
-    """Where a run leaves which rows went to which experts; see :mod:`ostinato.lower.grouping`.
+    """The place of the list of rows by expert after a run; see :mod:`ostinato.lower.grouping`.
 
     Attributes:
         node: the label of the layer.

@@ -1,4 +1,4 @@
-"""Programs that were compiled before, found again by what they were compiled from."""
+"""Programs that were compiled before, found again by the record of their graph."""
 
 from __future__ import annotations
 

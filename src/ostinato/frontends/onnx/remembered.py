@@ -1,4 +1,4 @@
-"""Models that were loaded before: what their files were read as, and nothing of how.
+"""Models that were loaded before: cache entries with the graphs that files were read as.
 
 A model's file is mostly weights, and the graph depends on the rest. So the key of a cache entry is
 the rest, with the caller's arguments; the weights are found again by their positions. Where the
@@ -55,7 +55,7 @@ class RememberedModel:
         self._key = entry_key("ONNX model", file=file.rest, arguments=f"{sizes} {asked}")
 
     def graph(self) -> Graph | None:
-        """The graph that it was read as, to be built when somebody looks at it."""
+        """The graph that it was read as, built at its first use; ``None`` without an entry."""
         entry = process_cache().read_entry(self._key)
         if entry is None:
             return None
@@ -76,7 +76,7 @@ class RememberedModel:
         if looked_into or held > _MOST_BYTES or sources.keys() != graph.params.keys():
             return
         if any(value.type.max_bytes > MAX_TENSOR_BYTES for value in graph.values()):
-            return  # whoever compiles it is told
+            return  # a compile has to report it
         positions = {range_.offset: position for position, range_ in self.file.ranges.items()}
         entry = (
             record.text,
@@ -100,7 +100,7 @@ class RememberedModel:
         process_cache().write_entry(self._key, entry)
 
     def _source(self, *entry: Any) -> ParamSource:
-        """What a param holds."""
+        """The elements of a param, or where they are in the file."""
         if isinstance(entry[0], bytes):
             return _array(*entry)
         name, position, dtype, shape = entry
