@@ -34,7 +34,7 @@ class PerProcess(Generic[T]):
         process = os.getpid()
         value = self._values.get(process)
         if value is None:
-            inherited = self._inherit(next(reversed(self._values.values())))
+            latest = list(self._values.values())[-1]  # a list, since another thread may add one
             # One step, so that two threads of a child agree on the value.
-            value = self._values.setdefault(process, inherited)
+            value = self._values.setdefault(process, self._inherit(latest))
         return value
