@@ -17,7 +17,7 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 
 
-CSRC = Path(ost.__file__).parent / "backends" / "cpu" / "csrc"
+CSRC = Path(__file__).parents[2] / "src/ostinato/backends/cpu/csrc"
 
 
 @pytest.mark.parametrize("recovery", ["off", "on", "failing"])
