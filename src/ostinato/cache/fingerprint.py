@@ -122,26 +122,36 @@ def _version(package: str) -> str:
         return "absent"
     try:
         status = os.stat(spec.origin)
-        beside = os.listdir(os.path.dirname(os.path.dirname(spec.origin)))
+        distributions = _distributions(os.path.dirname(os.path.dirname(spec.origin)))
     except OSError:
         return _nothing_like_it()
-    prefix = f"{package}-"
-    versions = sorted(n for n in beside if n.startswith(prefix) and n.endswith(".dist-info"))
+    versions = [name for name in distributions if name.startswith(f"{package}-")]
     return f"{spec.origin} {versions} {status.st_size} {status.st_mtime_ns}"
+
+
+@functools.cache
+def _distributions(folder: str) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.endswith(".dist-info"))
+
+
+def _numpy_version() -> str:
+    import numpy as np
+
+    return np.__version__
 
 
 #: Parts of every key of object code, besides kernel and target.
 _CODE_PARTS: Mapping[str, Callable[[], str]] = {
     "sources": lambda: INSTALLED.contents,
     "python": lambda: sys.version,
-    "numpy": lambda: _version("numpy"),
+    "numpy": _numpy_version,
 }
 
 #: Parts of every key of an entry, besides its own.
 _ENTRY_PARTS: Mapping[str, Callable[[], str]] = {
     "files": lambda: INSTALLED.files,
     "python": lambda: sys.version,
-    "numpy": lambda: _version("numpy"),
+    "numpy": _numpy_version,
     "ml_dtypes": lambda: _version("ml_dtypes"),
     "onnx": lambda: _version("onnx"),
 }

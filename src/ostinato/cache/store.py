@@ -30,7 +30,7 @@ __all__ = ["DiskStore", "default_directory"]
 _MAGIC = b"ostinato object 1\n"
 _SUFFIX = ".obj"
 # Names that write() gives: finished files a digest, unfinished ones a digest and a number.
-_OURS = re.compile(r"[0-9a-f]{64}(\.obj|\.[0-9a-f]{16}\.tmp)")
+_OUR_NAMES = r"[0-9a-f]{64}(\.obj|\.[0-9a-f]{16}\.tmp)"
 # Windows has no links to follow here, but text mode to avoid.
 _BINARY = getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
@@ -179,7 +179,7 @@ class DiskStore:
             return
         with contextlib.suppress(OSError), os.scandir(self._path) as listing:
             for entry in listing:
-                if _OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                if re.fullmatch(_OUR_NAMES, entry.name) and entry.is_file(follow_symlinks=False):
                     yield entry
 
 
