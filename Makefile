@@ -1,7 +1,7 @@
 # Everything runs in environments that these targets make: nothing is installed system-wide.
 #
 #   make demo         install, then run real models and check them against ONNX Runtime
-#   make test         lint, types and tests
+#   make test         lint, types and tests, by WORKERS=2 processes
 #   make test-peers   comparisons that need PyTorch, in an environment of their own
 #   make test-slow    long fuzzing
 #   make test-sanitized   the native core built with ASan and UBSan, under its tests and the runtime's
@@ -18,6 +18,7 @@ STAMP  := $(VENV)/.installed
 PEERS_STAMP := $(PEERS)/.installed
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.installed
+WORKERS ?= 2
 SOURCES := $(shell find src -name '*.c' -o -name '*.h')
 
 .PHONY: demo test lint types format test-peers test-slow test-sanitized test-races bench bench-env docs clean
@@ -25,8 +26,10 @@ SOURCES := $(shell find src -name '*.c' -o -name '*.h')
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# Bytecode first, for the many interpreters that tests start: PYTHONDONTWRITEBYTECODE may be set.
 test: lint types $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m compileall -q src
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

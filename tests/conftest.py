@@ -1,14 +1,24 @@
-"""What tests of several folders share: the real MiniLM encoder as an ONNX file."""
+"""What tests of several folders share: a cache folder, and the real MiniLM as an ONNX file."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
+
+# Not the user's cache, but a lasting one, so that the next run need not compile everything again.
+# The processes of pytest-xdist share it, and so do those that tests start.
+os.environ["OSTINATO_CACHE_DIR"] = str(ROOT / "build" / "test-cache")
+
+# No test fails because the machine is busy.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import random
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -353,23 +352,3 @@ def test_the_example(
     assert "differ" not in printed
     for part in ("op by op", "compiled", "replayed", "tokens a second", "tokens are equal"):
         assert part in printed
-
-
-def test_replay_is_much_faster_than_op_by_op(
-    loop: ModuleType, session: ost.Session, pair: list[Case]
-) -> None:
-    """The least of a few runs each; the project promises 3 times, and it is tens of times."""
-    case = pair[0]
-    eager = loop.op_by_op(session, case.config, case.weights)
-    replayed = loop.replayed(session, loop.bound(session, case.config, case.weights))
-    least = {}
-    for way in (eager, replayed):
-        loop.generate(session, way, 8)
-        least[way] = min(timed(lambda w=way: loop.generate(session, w, 8)) for _ in range(5))
-    assert least[eager] > 3 * least[replayed]
-
-
-def timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start

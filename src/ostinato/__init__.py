@@ -14,6 +14,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# First, since it describes the sources that are imported from here on.
+import ostinato.cache.fingerprint  # noqa: F401
+
 if TYPE_CHECKING:
     from ostinato import moe, reference
     from ostinato.backends.device import Device

@@ -4,7 +4,8 @@
  * respect the grain, with scratch that no other thread touches. What a job points at is spoiled as
  * soon as it is over: a late worker that looked at it would be noticed.
  *
- *     cc -std=gnu11 -g -O2 -pthread -I CSRC pool_stress.c CSRC/pool.c CSRC/placement.c CSRC/rivals.c && ./a.out [seconds]
+ *     cc -std=gnu11 -g -O2 -pthread -I CSRC pool_stress.c CSRC/pool.c CSRC/placement.c \
+ *         CSRC/stolen_cores.c && ./a.out [seconds]
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -111,7 +112,7 @@ static void *own(void *argument) {
 }
 
 static long run_owners(int threads, int n_owners, double duration) {
-    thread_pool *p = pool_create(threads);
+    thread_pool *p = pool_create(threads, threads % 2 == 0);
     CHECK(p != NULL && pool_workers(p) == 0);
     owner owners[4];
     pthread_t handles[4];
@@ -136,7 +137,7 @@ static void short_lives(double duration) {
     char *scratch = aligned_alloc(SCRATCH_STRIDE, SCRATCH_STRIDE * MAX_THREADS);
     memset(scratch, 0, SCRATCH_STRIDE * MAX_THREADS);
     for (unsigned life = 1; seconds() < until; life++) {
-        owner self = {pool_create(1 + (int)(life % MAX_THREADS)), life, 0, 1};
+        owner self = {pool_create(1 + (int)(life % MAX_THREADS), life % 3 == 0), life, 0, 1};
         for (unsigned i = 0; i < life % 5; i++) {
             one_job(&self, book, scratch);
         }

@@ -271,7 +271,7 @@ def test_in_a_process_of_its_own(kernels, script):
 def test_pool_stress(cc, tmp_path, sanitizer):
     flags = [] if sanitizer is None else [f"-fsanitize={sanitizer}"]
     program = tmp_path / "pool_stress"
-    parts = ("pool.c", "placement.c", "rivals.c")
+    parts = ("pool.c", "placement.c", "stolen_cores.c")
     sources = [Path(__file__).with_name("pool_stress.c"), *(CSRC / part for part in parts)]
     command = [cc, "-std=gnu11", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
     built = subprocess.run(

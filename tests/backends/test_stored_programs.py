@@ -18,7 +18,8 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cpu import compilation, stored
 from ostinato.backends.cpu.image import Image
-from ostinato.codegen.object_cache import ObjectCache
+from ostinato.cache import fingerprint
+from ostinato.cache.objects import ObjectCache
 
 Array = np.ndarray[Any, Any]
 
@@ -180,7 +181,7 @@ def test_what_is_known_of_the_program_is_the_same(build, folder, compiles, monke
 def test_images_survive_being_written(build):
     compiled = ost.Session("cpu").compile(made(build))
     image = compiled._executable.compilation.image
-    back = Image.of_note(marshal.loads(marshal.dumps(image.note())))
+    back = Image.from_entry(marshal.loads(marshal.dumps(image.entry())))
     assert back == image
     assert back.runs_like(image)
     if image.steps:
@@ -335,6 +336,22 @@ def test_a_label_that_looks_like_no_label(folder, monkeypatch):
         fresh_process(folder, monkeypatch)
 
 
+def test_the_program_that_runs_is_checked_though_its_entry_is_gone(folder, compiles, monkeypatch):
+    """What runs may be wrong whatever the disk says by then: that nothing is there, or the same."""
+    first = ost.Session("cpu").compile(made(mlp))
+    image = first._executable.compilation.image
+    fresh_process(folder, monkeypatch)
+    wrong = image._replace(intermediate_bytes=image.intermediate_bytes + 4096)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "from_entry", lambda _: wrong)
+        again = ost.Session("cpu").compile(made(mlp))
+    assert len(compiles) == 1
+    for path in (folder / "objects").iterdir():
+        path.unlink()
+    with pytest.raises(ost.OstinatoError, match="another program before"):
+        _ = again.plan.kernels
+
+
 def test_a_program_that_is_not_the_one_before_is_told(twice, monkeypatch):
     _, again = twice(mlp)
     monkeypatch.setattr(Image, "runs_like", lambda *_: False)
@@ -387,9 +404,7 @@ def test_it_can_be_switched_off(compiles, folder):
 
 def test_sources_that_differ(compiles, monkeypatch):
     ost.Session("cpu").compile(made(mlp))
-    from ostinato.codegen import object_cache
-
-    monkeypatch.setattr(object_cache, "_package_state", lambda: "another version")
+    monkeypatch.setattr(fingerprint, "_environment", lambda _: {"files": "another version"})
     ost.Session("cpu").compile(made(mlp))
     assert len(compiles) == 2
 

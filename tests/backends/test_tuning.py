@@ -13,8 +13,8 @@ from ostinato.backends.cpu.backend import CpuBackend
 from ostinato.backends.cpu.choices import lowering_options
 from ostinato.backends.cpu.tuning import Tuner
 from ostinato.backends.device import Device
+from ostinato.cache.objects import ObjectCache
 from ostinato.codegen.llvm.toolchain import TargetSpec
-from ostinato.codegen.object_cache import ObjectCache
 from ostinato.dtypes import FLOAT32
 from ostinato.errors import DeviceUnavailableError
 from ostinato.lower.contraction import tile_choices

@@ -187,7 +187,7 @@ def test_threads_compile_the_same_code_as_one():
 
 def test_importing_loads_no_compiler():
     script = (
-        f"import sys; import {toolchain.__name__}; import ostinato.codegen.object_cache; "
+        f"import sys; import {toolchain.__name__}; import ostinato.cache.objects; "
         "sys.exit('llvmlite' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

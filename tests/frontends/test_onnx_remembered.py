@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
-from ostinato.codegen.object_cache import ObjectCache
+from ostinato.cache.objects import ObjectCache
 from ostinato.frontends.onnx import reading, remembered
 from ostinato.ir.deferred import deferred
 

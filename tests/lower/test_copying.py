@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ostinato.backends.cpu.compiler import KernelCompiler, ready_kernel
+from ostinato.cache.objects import ObjectCache
 from ostinato.codegen.llvm.toolchain import TargetSpec
-from ostinato.codegen.object_cache import ObjectCache
 from ostinato.dtypes import ALL_DTYPES, BOOL, FLOAT32, INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.copying import Copying, copying

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.codegen.object_cache import process_cache
+from ostinato.cache.objects import process_cache
 from ostinato.plan.buffer import Storage
 from ostinato.plan.hazards import conflicts
 from ostinato.plan.prepared import KernelCall, View

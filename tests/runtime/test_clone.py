@@ -14,7 +14,7 @@ import pytest
 
 import ostinato as ost
 
-from .graphs import FED, B, W, X, tiny, tiny_graph
+from .graphs import FED, B, W, tiny, tiny_graph
 
 N = 64
 
@@ -376,78 +376,3 @@ def test_a_clone_does_not_wait_for_the_original(session):
         member.run(rows(1024))
         member.run(rows(1))
     assert any(ends_early(clone) for _ in range(20))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
-def test_two_clones_are_faster_together_than_in_turn():
-    """Needs a machine that does nothing else."""
-    compiled = busy(ost.Session("cpu", threads=1))
-    pair = [compiled.clone(), compiled.clone()]
-
-    def repeat(member: ost.CompiledGraph) -> None:
-        for _ in range(10):
-            member.run(rows(256))
-
-    best = 9.0
-    for _ in range(8):
-        start = time.perf_counter()
-        repeat(pair[0])
-        repeat(pair[1])
-        middle = time.perf_counter()
-        in_threads(*(lambda member=member: repeat(member) for member in pair))
-        best = min(best, (time.perf_counter() - middle) / (middle - start))
-    assert best < 0.7, f"two clones took {best:.2f} of the time of one after the other"
-
-
-def test_concurrent_runs_of_one_graph_take_turns(session):
-    """Every run adds one to the state: none is lost, and none sees another's half."""
-    compiled = session.compile(counter_graph())
-    seen: list[float] = []
-
-    def work() -> None:
-        for _ in range(200):
-            (out,) = compiled.run(ONES)
-            assert (out == out[0]).all()
-            seen.append(float(out[0]))
-
-    in_threads(work, work, work, work)
-    assert sorted(seen) == [float(i) for i in range(11, 811)]
-    assert compiled.read_handle("total").tolist() == [810] * 4
-
-
-def test_raw_runs_and_bound_calls_take_turns_too(session):
-    compiled = session.compile(counter_graph())
-    out = np.empty(4, np.float32)
-    call = compiled.bind(ONES, [out])
-    in_threads(
-        lambda: [call() for _ in range(100)],
-        lambda: [compiled.run_raw(ONES) for _ in range(100)],
-        lambda: [compiled.run_slots(ONES["x"]) for _ in range(100)],
-        lambda: [compiled.run(ONES) for _ in range(100)],
-    )
-    assert compiled.read_handle("total").tolist() == [410] * 4
-
-
-def test_weights_may_be_written_while_running(session, own):
-    """Never half of them: the two params are scaled together, and so is the result."""
-    linear = ost.Graph("linear")
-    x = linear.input("x", (2, 4))
-    product = linear.matmul(x, linear.param("w", (4, 3)))
-    linear.set_outputs([product + linear.param("b", (3,))])
-    compiled = session.compile(linear, {"w": W, "b": B})
-    (base,) = compiled.run(FED)
-    allowed = {(base * k).tobytes() for k in (1, 2, 4)}
-    done = threading.Event()
-
-    def write() -> None:
-        for i in range(100):
-            k = np.float32(2 ** (i % 3))
-            compiled.set_params({"w": W * k, "b": B * k})
-        done.set()
-
-    def run() -> None:
-        while not done.is_set():
-            assert compiled.run({"x": X})[0].tobytes() in allowed
-
-    in_threads(write, run, run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import tracemalloc
 from itertools import pairwise
 from typing import Any
@@ -447,8 +446,10 @@ def row_graph(op: str, rows: int, width: int) -> ost.Graph:
 
 @pytest.mark.parametrize("op", ["dynamic_update_slice", "scatter", "scatter_nd"])
 def test_an_append_does_not_copy_the_cache(session, op):
-    """By the plan: no kernel moves as many bytes as the cache has, and the arena is small.
-    By the clock: a run on a cache of 64 MB takes no longer than a memcpy of a part of it."""
+    """No kernel moves as many bytes as the cache has, and the arena is small.
+
+    ``bench/ratios.py`` has the times.
+    """
     rows, width = 1 << 16, 256
     compiled = session.compile(row_graph(op, rows, width))
     nbytes = 4 * rows * width
@@ -456,17 +457,14 @@ def test_an_append_does_not_copy_the_cache(session, op):
     assert compiled.plan.memory.arena_bytes < nbytes // 100
     feed = {"row": np.ones((1, width), np.float32), "at": at(0)}
     compiled.run(feed)
-    seconds = []
     for i in range(10):
         feed["at"] = at(i)
-        start = time.perf_counter()
         (out,) = compiled.run(feed)
-        seconds.append(time.perf_counter() - start)
         assert out.all()
-    assert min(seconds) < 1e-3, "a copy of 64 MB takes some 10 ms"
     cache = compiled.read_handle("cache")
     assert cache[:10].all()
     assert not cache[10:].any()
+    assert all(kernel.bytes < nbytes // 100 for kernel in compiled.plan.execute_profiled())
 
 
 def test_two_caches_and_an_attention_over_them(session):

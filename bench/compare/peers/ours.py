@@ -27,7 +27,7 @@ import ostinato as ost
 Get = Callable[[str], ost.Value]
 
 
-def prepare(workload: Workload, threads: int) -> Prepared:
+def prepare(workload: Workload, threads: int, *, recover_stolen_cores: bool = False) -> Prepared:
     g = ost.Graph(type(workload).__name__)
     inputs = {name: g.input(name, array.shape) for name, array in workload.inputs.items()}
     weights: dict[str, ost.Value] = {}
@@ -39,7 +39,8 @@ def prepare(workload: Workload, threads: int) -> Prepared:
         return weights[name]
 
     g.set_outputs([build(workload, g, weight, **inputs)])
-    compiled = ost.Session("cpu", threads=threads).compile(g)
+    session = ost.Session("cpu", threads=threads, recover_stolen_cores=recover_stolen_cores)
+    compiled = session.compile(g)
     if isinstance(workload, Decode):
         _fill_cache(workload, compiled)
     outputs = [np.empty(shape, np.float32) for shape in workload.output_shapes]

@@ -25,12 +25,14 @@ _BUILT_IN = {"CPU": ("ostinato.backends.cpu.backend", "CpuBackend")}
 
 _GROUP = "ostinato.backends"
 
-#: The extras of this package that bring what a backend for the kind needs.
-_EXTRAS = {"CUDA": "cuda", "MLX": "mlx", "TPU": "xla", "WEBGPU": "webgpu", "XLA": "xla"}
 
-
-def open_backend(device: Device | str, threads: int | None = None) -> Backend:
+def open_backend(device: Device | str, threads: int | None = None, **settings: object) -> Backend:
     """The backend that drives ``device``.
+
+    Args:
+        device: or its name.
+        threads: see :class:`~ostinato.runtime.session.Session`.
+        settings: further arguments of backends of the device's kind.
 
     Raises:
         DeviceUnavailableError: nothing here drives it; the message says what to do.
@@ -43,7 +45,7 @@ def open_backend(device: Device | str, threads: int | None = None) -> Backend:
     if not 0 <= wanted.index < count:
         present = f"the only one is {wanted.kind}:0" if count == 1 else f"there are {count}"
         raise DeviceUnavailableError(f"{wanted} is not present: of this kind, {present}")
-    return backend(wanted, threads)
+    return backend(wanted, threads, **settings)
 
 
 def available_devices() -> list[Device]:
@@ -125,12 +127,8 @@ def _missing(device: Device) -> str:
     if device.kind not in KINDS:
         names = ", ".join(kind.lower() for kind in KINDS)
         return f"unknown device {device}: the names are {names}; available here: {here}"
-    hint = ""
-    if device.kind in _EXTRAS:
-        extra = f"pip install ostinato[{_EXTRAS[device.kind]}]"
-        hint = f" (a version that has one needs `{extra}`; installing that now changes nothing)"
     return (
         f"{device} is not available: this version of Ostinato has no {device.kind} backend "
-        f"yet{hint}, and no other package registers one as {device.kind.lower()!r} in the "
+        f"yet, and no other package registers one as {device.kind.lower()!r} in the "
         f"entry-point group {_GROUP!r}; available here: {here}"
     )

@@ -1,7 +1,9 @@
-"""A graph that is not built before somebody looks at it.
+"""A graph that is built at its first use.
 
-To compile what was compiled before, nobody has to see its nodes: the record of the graph tells
-which program it was compiled to. So a model that was loaded before need not be built at once.
+A program that was compiled before is found by the record of its graph, and takes no look at a node.
+So a model that was loaded before is not built at once, and the modules of the vocabulary are not
+even imported. ``python -m bench.start_savings`` measures the gain: a warm start of a small model
+takes 193 instead of 225 ms of processor time.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ __all__ = ["Deferred", "deferred", "deferred_graph"]
 
 @dataclass(frozen=True, eq=False)
 class Deferred:
-    """What is known of a graph before it is built.
+    """The parts of a graph that is not built yet.
 
     Attributes:
         record, interface: of the graph.
-        sources: what its params hold.
+        sources: of the elements of its params.
         kind: gives its class.
         build: builds it, but for the values of its params.
     """
@@ -41,20 +43,30 @@ class Deferred:
 
 
 def deferred_graph(parts: Deferred) -> BaseGraph:
-    """An object that becomes a graph when one of its attributes is used, in whichever way.
+    """An object that is built into a graph, in place, when one of its attributes is used.
 
-    It is an instance of the graph's class before, too, as far as ``isinstance`` can tell.
+    Before that, it is an instance of the graph's class for ``isinstance`` alone.
     """
     return cast("BaseGraph", _Unbuilt(parts))
 
 
 def deferred(graph: object) -> Deferred | None:
-    """What is known of a graph that nobody has looked at; ``None``: it is there, or is no graph."""
+    """The parts of a graph that is not built; ``None`` if it is, or is no graph."""
     return graph.__dict__.get(_PARTS) if type(graph) is _Unbuilt else None
 
 
-#: The attribute that it has instead of those of a graph.
+#: The one attribute before a graph is built.
 _PARTS = "_deferred"
+
+
+def _of_graph(method: str) -> Any:
+    """A special method that builds the graph and calls the graph's."""
+
+    def build_and_call(self: _Unbuilt, *arguments: Any) -> Any:
+        _build(self)
+        return getattr(self, method)(*arguments)
+
+    return build_and_call
 
 
 class _Unbuilt:
@@ -70,33 +82,15 @@ class _Unbuilt:
         _build(self)
         return getattr(self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        _build(self)
-        setattr(self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        _build(self)
-        delattr(self, name)
-
-    def __str__(self) -> str:
-        _build(self)
-        return str(self)
-
-    def __repr__(self) -> str:
-        _build(self)
-        return repr(self)
-
-    def __dir__(self) -> list[str]:
-        _build(self)
-        return dir(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        _build(self)
-        return self.__reduce_ex__(protocol)
+    # Methods that Python looks up in the class; the last copies and pickles.
+    __setattr__ = _of_graph("__setattr__")
+    __repr__ = _of_graph("__repr__")
+    __str__ = _of_graph("__str__")
+    __reduce_ex__ = _of_graph("__reduce_ex__")
 
 
 def _build(graph: _Unbuilt) -> None:
-    """Make a graph of it, if no other thread just has."""
+    """Give the object the attributes and the class of the graph, once however many threads ask."""
     parts = deferred(graph)
     if parts is None:
         return
@@ -109,5 +103,6 @@ def _build(graph: _Unbuilt) -> None:
         for value in built.values():
             value.graph = cast("BaseGraph", graph)
         graph.__dict__.update(built.__dict__)
+        # Not by assignment, which would find the property.
         object.__dict__["__class__"].__set__(graph, parts.kind())
         del graph.__dict__[_PARTS]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.cache.single_flight import SingleFlight
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.leaves import as_numpy
-from ostinato.once import Once
 from ostinato.runtime.arrays import checked_mapping
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class BucketedCompileCache:
         self.buckets = _checked_buckets(buckets)
         self._session = session
         self._params = params
-        self._compiled: Once[Bucket, CompiledGraph] = Once(kind="bucket")
+        self._compiled: SingleFlight[Bucket, CompiledGraph] = SingleFlight(kind="bucket")
 
     def bucket_of(self, key: int) -> Bucket | None:
         """The range that holds ``key``, if one does."""
@@ -189,7 +189,7 @@ class CompileCache:
             raise ValueError(f"a cache holds at least one graph, got capacity={capacity!r}")
         self.capacity = capacity
         self._session = session
-        self._compiled: Once[Hashable, CompiledGraph] = Once(capacity, kind="key")
+        self._compiled: SingleFlight[Hashable, CompiledGraph] = SingleFlight(capacity, kind="key")
 
     def get(self, key: Hashable, build: Callable[[], BaseGraph]) -> CompiledGraph:
         """The graph of ``key``, compiled from ``build()`` if it is not there.

@@ -38,10 +38,14 @@ class Session:
         threads: on the CPU, how many threads run a graph; by default, one for each processor that
             this process may use.
         options: how graphs are compiled unless :meth:`compile` is told otherwise.
+        recover_stolen_cores: on the CPU, under Linux, finish work on the caller's core whose core
+            another busy process takes; off, since it does not pay for all models (measure it with
+            ``python -m bench.stolen_core``). Threads of the session are moved for it, the caller's
+            never.
 
     Raises:
         DeviceUnavailableError: the device is not here; the message says what to do.
-        InputError: ``threads`` or ``options`` make no sense.
+        InputError: ``threads``, ``options`` or ``recover_stolen_cores`` make no sense.
     """
 
     def __init__(
@@ -50,11 +54,14 @@ class Session:
         *,
         threads: int | None = None,
         options: CompileOptions | None = None,
+        recover_stolen_cores: bool = False,
     ) -> None:
         self.device = Device.parse(device)
         self.options = _checked_options(options) or CompileOptions()
         check_threads(threads)
-        self._backend = open_backend(self.device, threads)
+        _check_recovery(recover_stolen_cores, self.device)
+        settings = {"recover_stolen_cores": True} if recover_stolen_cores else {}
+        self._backend = open_backend(self.device, threads, **settings)
 
     @property
     def context(self) -> Context:
@@ -193,6 +200,13 @@ def check_threads(threads: object) -> None:
     whole = isinstance(threads, int) and not isinstance(threads, bool)
     if threads is not None and not (whole and threads in range(1, _MAX_THREADS + 1)):
         raise InputError(f"threads is an int within 1..{_MAX_THREADS}, got {threads!r:.80}")
+
+
+def _check_recovery(recover: object, device: Device) -> None:
+    if not isinstance(recover, bool):
+        raise InputError(f"recover_stolen_cores is True or False, got {recover!r:.80}")
+    if recover and device.kind != "CPU":
+        raise InputError(f"recover_stolen_cores is for the CPU, and the device is {device}")
 
 
 def _check_graph(graph: object) -> None:

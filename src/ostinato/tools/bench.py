@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.backends.cpu.host import usable_processors
 from ostinato.errors import OstinatoError
 from ostinato.tools.feeds import make_feeds
 from ostinato.tools.models import ModelOptions, Prepared, prepare
@@ -74,7 +74,7 @@ def bench_model(
     report: dict[str, Any] = {
         "model": str(options.path),
         "device": str(prepared.compiled.device),
-        "threads": options.threads or len(os.sched_getaffinity(0)),
+        "threads": options.threads or usable_processors(),
         **described_inputs(feeds),
     }
     if other is not None:
@@ -105,7 +105,7 @@ def onnxruntime_engine(path: Path, threads: int | None) -> Engine:
             "ONNX Runtime is not installed; install it with: pip install onnxruntime"
         ) from None
     settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    settings.intra_op_num_threads = threads or usable_processors()
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 3
     start = time.perf_counter()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+from ostinato.backends.cpu.host import usable_processors
 from ostinato.backends.device import KINDS, Device
 from ostinato.backends.registry import available_devices, open_backend
 from ostinato.errors import DeviceUnavailableError
@@ -37,8 +37,8 @@ def _why_not(device: Device) -> str:
 def _cpu() -> dict[str, Any]:
     import llvmlite
 
+    from ostinato.cache.store import default_directory
     from ostinato.codegen.llvm.toolchain import TargetSpec
-    from ostinato.codegen.object_cache import default_directory
 
     target = TargetSpec.host()
     features = [f[1:] for f in target.features.split(",") if f.startswith("+")]
@@ -47,7 +47,7 @@ def _cpu() -> dict[str, Any]:
         "triple": target.triple,
         "vector_bits": 8 * target.vector_bytes,
         "features": sorted(features),
-        "threads": len(os.sched_getaffinity(0)),
+        "threads": usable_processors(),
         "llvmlite": llvmlite.__version__,
         "cache_directory": str(default_directory()),
     }

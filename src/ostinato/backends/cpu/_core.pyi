@@ -144,17 +144,24 @@ class ThreadPool:
     starts threads of its own.
     They end when neither a reference nor a program holds the pool.
 
+    With ``recover_stolen_cores``, a thread of the pool that another process keeps off its core in
+    the middle of its work is moved to the core of the caller, which waits. The caller itself is
+    never moved.
+
     Raises:
         ValueError: ``threads`` is not in 1..1024.
     """
 
-    def __new__(cls, threads: int) -> ThreadPool: ...
+    def __new__(cls, threads: int, *, recover_stolen_cores: bool = False) -> ThreadPool: ...
     @property
     def threads(self) -> int:
         """How many threads share the work, the calling one included."""
     @property
     def workers(self) -> int:
         """How many threads have been started so far."""
+    @property
+    def recovers_stolen_cores(self) -> bool:
+        """Whether threads that lost their cores to other processes are moved."""
 
 @final
 class CommandQueue:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Backend, Progress
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
+from ostinato.backends.cpu.host import usable_processors
 from ostinato.backends.cpu.stored import StoredProgram
 from ostinato.codegen.llvm.machine import load_ahead
 from ostinato.codegen.llvm.toolchain import TargetSpec
@@ -38,12 +38,15 @@ class CpuBackend(Backend):
         device: always ``CPU:0``.
         threads: how many threads run a graph, the calling one included; by default one for each
             processor that this process may use.
+        recover_stolen_cores: move threads of the pool that other processes keep off their cores.
     """
 
-    def __init__(self, device: Device, threads: int | None = None) -> None:
+    def __init__(
+        self, device: Device, threads: int | None = None, *, recover_stolen_cores: bool = False
+    ) -> None:
         self.device = device
-        self.threads = threads or len(os.sched_getaffinity(0))
-        self._pool = _core.ThreadPool(self.threads)
+        self.threads = threads or usable_processors()
+        self._pool = _core.ThreadPool(self.threads, recover_stolen_cores=recover_stolen_cores)
         load_ahead()
 
     @property
@@ -72,7 +75,7 @@ class CpuBackend(Backend):
         if experts is not None or options.tune or not options.stored_programs:
             return self._compile(graph, params, options, progress, experts)
         stored = StoredProgram(graph, options, self.device)
-        image = stored.image()
+        image = stored.image
         code = None if image is None else stored.code(image)
         if image is None or code is None:
             executable = self._compile(graph, params, options, progress)

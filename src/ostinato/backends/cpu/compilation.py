@@ -21,8 +21,8 @@ from ostinato.backends.cpu.image import (
 )
 from ostinato.backends.cpu.layout import Layout
 from ostinato.backends.cpu.memory import Slot
+from ostinato.cache.objects import process_cache
 from ostinato.codegen.llvm.toolchain import TargetSpec
-from ostinato.codegen.object_cache import process_cache
 from ostinato.ir.facts import graph_facts, least_values
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.lowering import lower

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu import _core
-from ostinato.codegen.builds import build_all
-from ostinato.codegen.object_cache import object_key
+from ostinato.backends.cpu.host import usable_processors
+from ostinato.cache.builds import build_all
+from ostinato.cache.fingerprint import object_key
 from ostinato.lower.text import kernel_text
 from ostinato.records import dataclass
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.base import Progress
+    from ostinato.cache.objects import ObjectCache
     from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
-    from ostinato.codegen.object_cache import ObjectCache
     from ostinato.lower.program import Kernel
     from ostinato.variables import Dim, Symbol
 
@@ -192,7 +192,7 @@ class KernelCompiler:
         built = build_all(
             self.cache,
             {name: partial(self._build, builds[name][1], name) for name in order},
-            helpers=len(os.sched_getaffinity(0)) - 1,
+            helpers=usable_processors() - 1,
             report=None if progress is None else lambda done: progress(done, len(builds)),
         )
         objects: dict[str, tuple[bytes, list[str]]] = {}

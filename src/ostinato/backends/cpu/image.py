@@ -1,4 +1,4 @@
-"""What a run of a compiled graph needs, and nothing of how it came about.
+"""A compiled graph, reduced to the parts that a run needs.
 
 An image is made of numbers, strings and bytes. So it can be kept beside the kernels that it names,
 and the next process starts from it without importing, let alone running, passes and lowering.
@@ -107,7 +107,7 @@ class External(NamedTuple):
 
 
 class RoutingPlace(NamedTuple):
-    """Where a run leaves which rows went to which experts; see :mod:`ostinato.lower.grouping`.
+    """The place of the list of rows by expert after a run; see :mod:`ostinato.lower.grouping`.
 
     Attributes:
         node: the label of the layer.
@@ -163,11 +163,11 @@ class Image(NamedTuple):
     routings: tuple[RoutingPlace, ...]
 
     @classmethod
-    def of_note(cls, note: tuple[object, ...]) -> Image:
+    def from_entry(cls, entry: tuple[object, ...]) -> Image:
         """An image from what it was written as: tuples that have forgotten their names."""
-        image = cls(*note)  # type: ignore[arg-type]
+        image = cls(*entry)  # type: ignore[arg-type]
         return image._replace(
-            objects=tuple(ObjectCode(*entry) for entry in image.objects),
+            objects=tuple(ObjectCode(*code) for code in image.objects),
             steps=tuple(Step(*step) for step in image.steps),
             preparations=tuple(
                 Preparation(params, tuple(Step(*step) for step in steps))
@@ -179,8 +179,8 @@ class Image(NamedTuple):
             routings=tuple(RoutingPlace(*place) for place in image.routings),
         )
 
-    def note(self) -> object:
-        """What :meth:`of_note` takes."""
+    def entry(self) -> object:
+        """The tuples that :meth:`from_entry` takes."""
         return _plain(self)
 
     def runs_like(self, other: Image) -> bool:

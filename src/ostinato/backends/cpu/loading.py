@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.host import function_address
 from ostinato.codegen.elf import lay_out
 from ostinato.codegen.llvm.toolchain import LinkedCode, link
 
@@ -39,13 +39,9 @@ def load(objects: Collection[tuple[bytes, Sequence[str]]]) -> LinkedCode:
 
 def _supply_imports(block: CodeBlock) -> bool:
     """Put in the addresses of functions from outside; whether all were found."""
-    if not block.imports:
-        return True
-    process = ctypes.CDLL(None)
     for name, place in block.imports.items():
-        try:
-            address = ctypes.cast(getattr(process, name), ctypes.c_void_p).value
-        except AttributeError:
+        address = function_address(name)
+        if address is None:
             return False
-        struct.pack_into("<Q", block.code, place, address or 0)
+        struct.pack_into("<Q", block.code, place, address)
     return True

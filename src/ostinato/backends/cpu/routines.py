@@ -8,8 +8,8 @@ from ostinato.backends.context import DECODE_VARIABLES
 from ostinato.backends.cpu.choices import CAPABILITIES, lowering_options
 from ostinato.backends.cpu.compiler import KernelCompiler
 from ostinato.backends.options import CompileOptions
+from ostinato.cache.objects import process_cache
 from ostinato.codegen.llvm.toolchain import TargetSpec
-from ostinato.codegen.object_cache import process_cache
 from ostinato.lower.lowering import lower
 from ostinato.passes.pipeline import run_passes
 from ostinato.plan.routine import Routine

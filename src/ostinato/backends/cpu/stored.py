@@ -1,4 +1,4 @@
-"""Programs that were compiled before, found again by what they were compiled from."""
+"""Programs that were compiled before, found again by the record of their graph."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.image import Image
 from ostinato.backends.cpu.loading import load
+from ostinato.cache.fingerprint import entry_key
+from ostinato.cache.objects import process_cache
 from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
-from ostinato.codegen.object_cache import note_key, process_cache
 from ostinato.errors import OstinatoError
 from ostinato.ir.deferred import deferred
 from ostinato.ir.record import GraphRecord
@@ -28,7 +29,7 @@ _MOST_BYTES = 16 << 20
 
 
 class StoredProgram:
-    """What a graph was compiled to by an earlier compile, perhaps of another process.
+    """The program that an earlier compile, perhaps of another process, made of an equal graph.
 
     Args:
         graph: it is not kept alive: its weights may be large.
@@ -43,19 +44,22 @@ class StoredProgram:
         self._options = options
         self._device = device
         identity = TargetSpec.named(options.target).identity
-        self._key = note_key("compiled graph", self._record.digest, _text(options), identity)
+        self._key = entry_key(
+            "compiled graph", graph=self._record.digest, options=_text(options), target=identity
+        )
 
+    @functools.cached_property
     def image(self) -> Image | None:
-        """The image; ``None`` if there is none."""
-        note = process_cache().read_note(self._key)
-        return None if note is None else Image.of_note(note)
+        """The image, read from disk once; ``None`` if there is none."""
+        entry = process_cache().read_entry(self._key)
+        return None if entry is None else Image.from_entry(entry)
 
     def keep(self, image: Image) -> None:
         """Keep an image for compiles to come."""
         held = [len(data) for _, data in image.constants]
         held += [len(state.initial) for state in image.states.values()]
         if sum(held) <= _MOST_BYTES:
-            process_cache().write_note(self._key, image.note())
+            process_cache().write_entry(self._key, image.entry())
 
     @staticmethod
     def code(image: Image) -> LinkedCode | None:
@@ -79,8 +83,7 @@ class StoredProgram:
         lowering = lowering_options(options, TargetSpec.named(options.target))
         built = self._graph() or graph
         compilation = compile_graph(graph, options, lowering, self._device, built=built)
-        kept = self.image()
-        if kept is not None and not kept.runs_like(compilation.image):
+        if self.image is None or not self.image.runs_like(compilation.image):
             raise OstinatoError(
                 f"graph {graph.name!r} was compiled to another program before, which is a bug of "
                 "Ostinato; compile with CompileOptions(stored_programs=False)"
@@ -88,7 +91,11 @@ class StoredProgram:
         return compilation
 
     def compilation(self) -> Compilation:
-        """What the image was made of, compiled again when somebody asks for the first time."""
+        """The compilation that made the image, which is done again at the first call.
+
+        Raises:
+            OstinatoError: it makes another program than the image, the one that runs.
+        """
         return self._compiled
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.cpu.choices import lowering_options
-from ostinato.codegen.object_cache import object_key, process_cache
+from ostinato.cache.fingerprint import object_key
+from ostinato.cache.objects import process_cache
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.lower.contraction import tile_choices
 from ostinato.lower.products import Product, ProductCut

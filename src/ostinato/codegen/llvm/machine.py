@@ -1,4 +1,4 @@
-"""What LLVM says of this machine and of itself, remembered on disk.
+"""LLVM's description of this machine and of itself, cached on disk.
 
 Asking LLVM means loading it, which takes longer than to load and run a small model whose kernels
 are in the cache.
@@ -12,7 +12,8 @@ import platform
 import threading
 from pathlib import Path
 
-from ostinato.codegen.object_cache import note_key, process_cache
+from ostinato.cache.fingerprint import entry_key
+from ostinato.cache.objects import process_cache
 
 __all__ = ["load_ahead", "machine"]
 
@@ -38,11 +39,17 @@ def load_ahead() -> None:
     there is a model to read before, and modules to import.
     """
     key = _key()
-    if key is None or process_cache().find(key) is not None:
-        return
+    if key is not None and process_cache().find(key) is None:
+        _start_loading()
+
+
+@functools.cache
+def _start_loading() -> None:
+    """Start the thread, of which a process needs one however many sessions it opens."""
     thread = threading.Thread(target=_load_library, name="ostinato-load")
     thread.start()
-    os.register_at_fork(before=thread.join)  # a library half loaded would be of no use to a child
+    if hasattr(os, "register_at_fork"):  # a library half loaded would be of no use to a child
+        os.register_at_fork(before=thread.join)
 
 
 def _load_library() -> None:
@@ -63,7 +70,7 @@ def _library() -> Path:
 def _key() -> str | None:
     """The cache's key of what LLVM says; ``None`` where it has to be asked each time."""
     facts = _facts()
-    return None if facts is None else note_key("the host as LLVM describes it", facts)
+    return None if facts is None else entry_key("host", facts=facts)
 
 
 def _facts() -> str | None:

@@ -1,8 +1,8 @@
-"""Models that were loaded before: what their files were read as, and nothing of how.
+"""Models that were loaded before: cache entries with the graphs that files were read as.
 
-A model's file is mostly weights, and what it is read as depends on the rest. So the key of a note
-is the rest, with what the caller asked for; the weights are found again by their positions. Where
-the importer has looked into large weights, or into other files, there is no note.
+A model's file is mostly weights, and the graph depends on the rest. So the key of a cache entry is
+the rest, with the caller's arguments; the weights are found again by their positions. Where the
+importer has looked into large weights, or into other files, there is no entry.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ostinato.codegen.object_cache import note_key, process_cache
+from ostinato.cache.fingerprint import entry_key
+from ostinato.cache.objects import process_cache
 from ostinato.dtypes import DType
 from ostinato.frontends.onnx.file_tensors import FileTensor, PartedFile, without_large_tensors
 from ostinato.frontends.onnx.tensors import array_from_bytes
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ["RememberedModel", "remembered_model"]
 
-#: Notes of models with more bytes of constants and small weights are not kept.
+#: Entries of models with more bytes of constants and small weights are not kept.
 _MOST_BYTES = 16 << 20
 
 
 class RememberedModel:
-    """A model's file, and the note of what it was read as.
+    """A model's file, and the cache entry of the graph that it was read as.
 
     Args:
         file: the model.
@@ -52,14 +53,14 @@ class RememberedModel:
         self.file = file
         self._reads = file.file.reads
         sizes = [(position, range_.nbytes) for position, range_ in file.ranges.items()]
-        self._key = note_key("ONNX model", file.rest, f"{sizes} {asked}")
+        self._key = entry_key("ONNX model", file=file.rest, arguments=f"{sizes} {asked}")
 
     def graph(self) -> Graph | None:
-        """The graph that it was read as, to be built when somebody looks at it."""
-        note = process_cache().read_note(self._key)
-        if note is None:
+        """The graph that it was read as, built at its first use; ``None`` without an entry."""
+        entry = process_cache().read_entry(self._key)
+        if entry is None:
             return None
-        text, constants, params, interface = note
+        text, constants, params, interface = entry
         sources = {name: self._source(*param) for name, param in params.items()}
         arrays = {digest: _array(*array) for digest, array in constants.items()}
         record = GraphRecord(text, arrays)
@@ -67,7 +68,7 @@ class RememberedModel:
         return cast("Graph", deferred_graph(parts))
 
     def keep(self, graph: Graph) -> None:
-        """Note what the file was read as, if that is all there is to it."""
+        """Write the entry, if the graph depends on nothing but its key."""
         record, interface = GraphRecord.of(graph), interface_of(graph)
         sources = graph.param_values.sources
         arrays = [*record.constants.values(), *sources.values()]
@@ -76,21 +77,21 @@ class RememberedModel:
         if looked_into or held > _MOST_BYTES or sources.keys() != graph.params.keys():
             return
         if any(value.type.max_bytes > MAX_TENSOR_BYTES for value in graph.values()):
-            return  # whoever compiles it is told
+            return  # a compile has to report it
         positions = {range_.offset: position for position, range_ in self.file.ranges.items()}
-        note = (
+        entry = (
             record.text,
-            {digest: _array_note(array) for digest, array in record.constants.items()},
+            {digest: _array_entry(array) for digest, array in record.constants.items()},
             {
-                name: (source.name, positions[source.range.offset], *_type_note(source))
+                name: (source.name, positions[source.range.offset], *_type_entry(source))
                 if isinstance(source, FileTensor)
-                else _array_note(elements(source))
+                else _array_entry(elements(source))
                 for name, source in sources.items()
             },
             (
                 interface.name,
                 *(
-                    {name: _interface_note(type_) for name, type_ in types.items()}
+                    {name: _interface_entry(type_) for name, type_ in types.items()}
                     for types in (interface.inputs, interface.states, interface.outputs)
                 ),
                 [(v.name, v.min, v.max) for v in interface.variables.values()],
@@ -98,13 +99,13 @@ class RememberedModel:
                 [_fact_note(fact) for fact in interface.facts],
             ),
         )
-        process_cache().write_note(self._key, note)
+        process_cache().write_entry(self._key, entry)
 
-    def _source(self, *noted: Any) -> ParamSource:
-        """What a param holds."""
-        if isinstance(noted[0], bytes):
-            return _array(*noted)
-        name, position, dtype, shape = noted
+    def _source(self, *entry: Any) -> ParamSource:
+        """The elements of a param, or where they are in the file."""
+        if isinstance(entry[0], bytes):
+            return _array(*entry)
+        name, position, dtype, shape = entry
         return FileTensor(name, DType.parse(dtype), shape, self.file.ranges[position])
 
 
@@ -143,31 +144,31 @@ def _text(dims: object) -> str:
     raise TypeError(f"no size: {dims!r:.80}")
 
 
-def _array_note(array: Array) -> tuple[bytes, str, tuple[int, ...]]:
+def _array_entry(array: Array) -> tuple[bytes, str, tuple[int, ...]]:
     data = bytes(bytes_of(np.ascontiguousarray(array)))
-    return data, *_type_note(array)
+    return data, *_type_entry(array)
 
 
 def _array(data: bytes, dtype: str, shape: tuple[int, ...]) -> Array:
-    return array_from_bytes("a note", data, DType.parse(dtype), shape)
+    return array_from_bytes("a cache entry", data, DType.parse(dtype), shape)
 
 
-def _type_note(tensor: ParamSource) -> tuple[str, tuple[int, ...]]:
+def _type_entry(tensor: ParamSource) -> tuple[str, tuple[int, ...]]:
     return DType.parse(tensor.dtype).name, tuple(tensor.shape)
 
 
-def _interface_note(type_: TensorType) -> object:
+def _interface_entry(type_: TensorType) -> object:
     """A type whose sizes are known, or as text."""
     known = all(isinstance(dim, int) for dim in type_.shape)
     return (type_.dtype.name, type_.shape) if known else str(type_)
 
 
-def _noted_type(noted: Any, variables: Mapping[str, Expr]) -> TensorType:
-    if isinstance(noted, tuple):
-        return TensorType(DType.parse(noted[0]), noted[1])
+def _type_of_entry(entry: Any, variables: Mapping[str, Expr]) -> TensorType:
+    if isinstance(entry, tuple):
+        return TensorType(DType.parse(entry[0]), entry[1])
     from ostinato.ir.syntax import Cursor
 
-    return Cursor(noted, variables).tensor_type()
+    return Cursor(entry, variables).tensor_type()
 
 
 def _interface(
@@ -183,7 +184,7 @@ def _interface(
     named = {name: Variable(name, least, most) for name, least, most in variables}
     params = {n: TensorType(DType.parse(s.dtype), tuple(s.shape)) for n, s in sources.items()}
     typed = [
-        {name: _noted_type(type_, named) for name, type_ in types.items()}
+        {name: _type_of_entry(type_, named) for name, type_ in types.items()}
         for types in (inputs, states, outputs)
     ]
     symbols_ = {name: variable.symbol for name, variable in named.items()}

@@ -3,6 +3,7 @@
 #ifdef __linux__
 
 #include <sched.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,35 +31,37 @@ static bool confine(thread_name thread, const cpu_set_t *to) {
     return sched_setaffinity((pid_t)thread, sizeof *to, to) == 0;
 }
 
-/* A thread that waits for its turn is moved at once when it may no longer run where it waits. It
- * stays where it was moved to when it may run anywhere again. */
-void placement_bring_here(thread_name thread) {
-    cpu_set_t allowed, only;
+/* A thread that is waiting for a processor is moved at once when it may no longer run there. It stays
+ * on the processor that it was moved to when it may run anywhere again. */
+void placement_bring_here(thread_name thread, placement_set *before) {
+    cpu_set_t only;
     int here;
-    if (look(thread, &here, &allowed) && CPU_ISSET(here, &allowed) && CPU_COUNT(&allowed) > 1) {
+    if (look(thread, &here, &before->allowed) && CPU_ISSET(here, &before->allowed) &&
+        CPU_COUNT(&before->allowed) > 1) {
         CPU_ZERO(&only);
         CPU_SET(here, &only);
-        if (confine(thread, &only)) {
-            (void)confine(thread, &allowed);
-        }
+        before->withheld = confine(thread, &only);
+        (void)placement_restore(thread, before); /* else it stays withheld, for another attempt */
     }
 }
 
 void placement_forbid_here(thread_name thread, placement_set *before) {
     int here;
-    before->changed = false;
     if (look(thread, &here, &before->allowed) && CPU_ISSET(here, &before->allowed) &&
         CPU_COUNT(&before->allowed) > 1) {
         cpu_set_t elsewhere = before->allowed;
         CPU_CLR(here, &elsewhere);
-        before->changed = confine(thread, &elsewhere);
+        before->withheld = confine(thread, &elsewhere);
     }
 }
 
-void placement_restore(thread_name thread, const placement_set *before) {
-    if (before->changed) {
-        (void)confine(thread, &before->allowed);
+bool placement_restore(thread_name thread, placement_set *before) {
+    if (before->withheld) {
+        cpu_set_t all;
+        memset(&all, 0xff, sizeof all);
+        before->withheld = !confine(thread, &before->allowed) && !confine(thread, &all);
     }
+    return !before->withheld;
 }
 
 #else
@@ -70,16 +73,20 @@ int64_t placement_run_time(thread_name thread) {
     return -1;
 }
 
-void placement_bring_here(thread_name thread) { (void)thread; }
+void placement_bring_here(thread_name thread, placement_set *before) {
+    (void)thread;
+    (void)before;
+}
 
 void placement_forbid_here(thread_name thread, placement_set *before) {
     (void)thread;
-    before->changed = false;
+    (void)before;
 }
 
-void placement_restore(thread_name thread, const placement_set *before) {
+bool placement_restore(thread_name thread, placement_set *before) {
     (void)thread;
     (void)before;
+    return true;
 }
 
 #endif

@@ -24,21 +24,25 @@ thread_name placement_self(void);
  * thread is off its processor. */
 int64_t placement_run_time(thread_name thread);
 
-/* Has a thread continue on the caller's processor, if it may run there; where it may run stays as
- * it is. The caller should go to sleep. */
-void placement_bring_here(thread_name thread);
-
-/* Where a thread may run. */
+/* The processors that a thread was allowed before some were withheld from it. */
 typedef struct {
 #ifdef __linux__
     cpu_set_t allowed;
 #endif
-    bool changed;
+    bool withheld; /* whether any are */
 } placement_set;
+
+/* Has a thread continue on the caller's processor, if it may run there, and restores the set of
+ * processors that it is allowed. The caller should go to sleep. */
+void placement_bring_here(thread_name thread, placement_set *before);
 
 /* Forbids a thread the caller's processor, if it has another, until placement_restore; it leaves
  * now, or wakes elsewhere. */
 void placement_forbid_here(thread_name thread, placement_set *before);
-void placement_restore(thread_name thread, const placement_set *before);
+
+/* Gives back what is withheld from a thread. If the system refuses the set as it was, because
+ * processors have been taken offline or from the process, the thread gets all there are. Whether
+ * nothing is withheld any more. */
+bool placement_restore(thread_name thread, placement_set *before);
 
 #endif

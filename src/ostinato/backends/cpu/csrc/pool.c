@@ -19,10 +19,10 @@
  *   - Within a generation a lane only ever shrinks, and 48 bits of generation do not wrap in the
  *     life of a machine: the same ticket never comes back.
  *
- * A claimed chunk can still be waited for in vain, where its thread lost its core to another process:
- * see rivals.c. Sleeping uses a mutex and condition variables, which exist wherever there are threads. */
+ * A claimed chunk can still be long in coming, where its thread lost its core to another process: see
+ * stolen_cores.c. Sleeping uses a mutex and condition variables, which exist wherever there are threads. */
 #include "pool_state.h"
-#include "rivals.h"
+#include "stolen_cores.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -35,8 +35,8 @@
  * other within microseconds; waking a sleeper costs about as much as this. */
 #define SPIN_NANOSECONDS 30000
 
-/* The same where others want the core: who sleeps there waits for all of another's turn. */
-#define RIVALLED_SPIN_NANOSECONDS 500000
+/* The same on a contended core: a thread that sleeps there waits for the other's whole time slice. */
+#define CONTENDED_SPIN_NANOSECONDS 500000
 
 /* ---- fork ------------------------------------------------------------------------------------ */
 
@@ -172,13 +172,10 @@ static void report_finished(thread_pool *p, int64_t completed) {
 
 static void wait_for_news(worker *self) {
     thread_pool *p = self->pool;
-    if (!atomic_exchange(&self->brought, false)) {
-        bool rivalled = atomic_load_explicit(&self->rivalled, memory_order_relaxed) > 0;
-        if (spin_until(has_news, p, self->seen, SPIN_NANOSECONDS)) {
-            return;
-        }
-        rivals_bring_owner(p, self->seen);
-        if (rivalled && spin_until(has_news, p, self->seen, RIVALLED_SPIN_NANOSECONDS)) {
+    if (!atomic_exchange(&self->moved, false)) {
+        bool contended = atomic_load_explicit(&self->contended, memory_order_relaxed) > 0;
+        int64_t patience = contended ? CONTENDED_SPIN_NANOSECONDS : SPIN_NANOSECONDS;
+        if (spin_until(has_news, p, self->seen, patience)) {
             return;
         }
     }
@@ -284,9 +281,9 @@ static void publish(thread_pool *p, const shared_job *shared) {
     deal_lanes(p, shared);
     atomic_store(&p->generation, shared->generation);
     if (atomic_load(&p->sleepers) > 0) {
-        rivals_part(p);
+        stolen_cores_keep_off(p);
         wake_sleepers(p, shared->chunks - 1);
-        rivals_rejoin(p);
+        stolen_cores_release(p);
     }
 }
 
@@ -294,7 +291,7 @@ static void wait_for_workers(thread_pool *p, uint64_t expected) {
     if (spin_until(workers_finished, p, expected, SPIN_NANOSECONDS)) {
         return;
     }
-    rivals_bring_workers(p, expected);
+    stolen_cores_move_workers(p, expected);
     pthread_mutex_lock(&p->mutex);
     atomic_store(&p->owner_asleep, true); /* announce, then look, as in sleep_until_news */
     while (!workers_finished(p, expected)) {
@@ -309,11 +306,9 @@ static void run_shared(thread_pool *p, const pool_job *job) {
         spawn_workers(p);
     }
     shared_job shared = split(p, job);
-    atomic_store_explicit(&p->owner, placement_self(), memory_order_release);
     publish(p, &shared);
     int64_t mine = run_chunks(p, &shared, 0);
     wait_for_workers(p, (uint64_t)(shared.chunks - mine));
-    atomic_store_explicit(&p->owner, 0, memory_order_release);
 }
 
 void pool_run(thread_pool *p, const pool_job *job) {
@@ -336,7 +331,6 @@ static void reset(thread_pool *p) {
     atomic_init(&p->generation, 0);
     atomic_init(&p->finished, 0);
     atomic_init(&p->busy, false);
-    atomic_init(&p->owner, 0);
     atomic_init(&p->stop, false);
     atomic_init(&p->owner_asleep, false);
     atomic_init(&p->sleepers, 0);
@@ -351,7 +345,7 @@ static void reset(thread_pool *p) {
     p->fork_epoch = pool_fork_epoch();
 }
 
-thread_pool *pool_create(int threads) {
+thread_pool *pool_create(int threads, bool recover_stolen_cores) {
     pthread_once(&fork_handler_once, install_fork_handler);
     size_t nbytes = sizeof(thread_pool) + sizeof(lane) * (size_t)threads; /* whole cache lines */
     thread_pool *p = aligned_alloc(CACHE_LINE, nbytes);
@@ -362,6 +356,7 @@ thread_pool *pool_create(int threads) {
         return NULL;
     }
     p->threads = threads;
+    p->recover_stolen_cores = recover_stolen_cores;
     p->members = members;
     reset(p);
     return p;
@@ -395,6 +390,8 @@ void pool_refresh_after_fork(thread_pool *p) {
 }
 
 int pool_threads(const thread_pool *p) { return p->threads; }
+
+bool pool_recovers_stolen_cores(const thread_pool *p) { return p->recover_stolen_cores; }
 
 int pool_workers(const thread_pool *p) {
     return p->fork_epoch == pool_fork_epoch() ? atomic_load(&p->workers) : 0;

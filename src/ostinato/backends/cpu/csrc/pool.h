@@ -2,6 +2,7 @@
 #ifndef OSTINATO_POOL_H
 #define OSTINATO_POOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,8 +25,9 @@ typedef struct {
 } pool_job;
 
 /* `threads` counts the calling thread, so a pool of 1 never starts a thread, and no pool starts
- * one before it has something to share. NULL when out of memory. */
-thread_pool *pool_create(int threads);
+ * one before it has something to share. With `recover_stolen_cores`, workers that lost their cores to
+ * other processes are moved: see stolen_cores.c. NULL when out of memory. */
+thread_pool *pool_create(int threads, bool recover_stolen_cores);
 
 /* Joins the workers and frees the pool. No run may be in progress. */
 void pool_destroy(thread_pool *p);
@@ -36,6 +38,7 @@ void pool_run(thread_pool *p, const pool_job *job);
 
 /* The thread count the pool was made with, and the number of workers alive in this process. */
 int pool_threads(const thread_pool *p);
+bool pool_recovers_stolen_cores(const thread_pool *p);
 int pool_workers(const thread_pool *p);
 
 /* How many times this process has been forked off. Locks and workers taken over from the parent

@@ -48,10 +48,10 @@ typedef struct {
     pthread_t thread;
     _Atomic thread_name name; /* 0 until it runs */
     _Atomic bool working;     /* it may have claimed chunks that it has not reported */
-    _Atomic bool brought;     /* to the owner's core, which it should leave to the owner soon */
-    _Atomic int rivalled;     /* jobs for which to expect that others want its core */
+    _Atomic bool moved;       /* to the owner's core, which it should leave to the owner soon */
+    _Atomic int contended;    /* jobs for which to expect that other processes want its core */
     int64_t run_time;         /* when the owner last looked */
-    placement_set home;       /* where it may run when it is not kept away from the owner */
+    placement_set withheld;   /* the processors to give back to it, if any were taken from it */
 } worker;
 
 struct thread_pool {
@@ -61,7 +61,6 @@ struct thread_pool {
     alignas(CACHE_LINE) _Atomic int64_t finished; /* chunks completed by workers, of this job */
 
     alignas(CACHE_LINE) _Atomic bool busy; /* some thread owns the workers */
-    _Atomic thread_name owner; /* whose job is not over; 0: there is none */
     _Atomic bool stop;
     _Atomic bool owner_asleep;
     _Atomic int sleepers;
@@ -70,6 +69,7 @@ struct thread_pool {
     pthread_cond_t work_finished;
 
     int threads;
+    bool recover_stolen_cores; /* see stolen_cores.c */
     bool spawned; /* tried to start the workers; not tried again when the system refuses some */
     _Atomic int workers;
     unsigned fork_epoch;

@@ -2,9 +2,11 @@
 #include "python_types.h"
 
 static PyObject *thread_pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"threads", NULL};
+    static char *names[] = {"threads", "recover_stolen_cores", NULL};
     Py_ssize_t threads;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n:ThreadPool", names, &threads)) {
+    int recover_stolen_cores = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "n|$p:ThreadPool", names, &threads,
+                                     &recover_stolen_cores)) {
         return NULL;
     }
     if (threads < 1 || threads > POOL_MAX_THREADS) {
@@ -15,7 +17,7 @@ static PyObject *thread_pool_new(PyTypeObject *type, PyObject *args, PyObject *k
     if (self == NULL) {
         return NULL;
     }
-    self->pool = pool_create((int)threads);
+    self->pool = pool_create((int)threads, recover_stolen_cores);
     if (self->pool == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
@@ -44,6 +46,11 @@ static PyObject *thread_pool_workers(ThreadPoolObject *self, void *unused) {
     return PyLong_FromLong(pool_workers(self->pool));
 }
 
+static PyObject *thread_pool_recovers_stolen_cores(ThreadPoolObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(pool_recovers_stolen_cores(self->pool));
+}
+
 static PyObject *thread_pool_repr(ThreadPoolObject *self) {
     return PyUnicode_FromFormat("ThreadPool(%d)", pool_threads(self->pool));
 }
@@ -53,11 +60,13 @@ static PyGetSetDef thread_pool_getset[] = {
      "How many threads share the work, the calling one included.", NULL},
     {"workers", (getter)thread_pool_workers, NULL,
      "How many threads have been started: none before the first step worth sharing.", NULL},
+    {"recovers_stolen_cores", (getter)thread_pool_recovers_stolen_cores, NULL,
+     "Whether workers that lost their cores to other processes are moved.", NULL},
     {0},
 };
 
 static PyType_Slot thread_pool_slots[] = {
-    {Py_tp_doc, "ThreadPool(threads)\n--\n\n"
+    {Py_tp_doc, "ThreadPool(threads, *, recover_stolen_cores=False)\n--\n\n"
                 "Threads that share the steps of programs; `threads` counts the caller."},
     {Py_tp_new, thread_pool_new},
     {Py_tp_dealloc, thread_pool_dealloc},

@@ -6,18 +6,17 @@ thread or over several, waiting would never end: it raises :class:`CircularBuild
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar, cast
 
+from ostinato.cache.per_process import PerProcess
 from ostinato.errors import CircularBuildError
 
-__all__ = ["Once", "Promise", "call_after_fork"]
+__all__ = ["Promise", "SingleFlight"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -26,7 +25,7 @@ V = TypeVar("V")
 class Promise(Generic[V]):
     """A value that one thread makes while others wait for it.
 
-    As ``concurrent.futures`` has it, but for what takes longer to import than a small model to run.
+    Like ``concurrent.futures.Future``, whose import takes longer than a small model to run.
 
     Attributes:
         name: of the value, for messages.
@@ -42,11 +41,11 @@ class Promise(Generic[V]):
 
     @property
     def settled(self) -> bool:
-        """Whether nobody has to wait any more."""
+        """Whether the value, or the error of making it, is there."""
         return self._settled.is_set()
 
     def keep(self, make: Callable[[], V]) -> None:
-        """Make the value; what ``make`` raises is for those who ask for it."""
+        """Make the value; an exception of ``make`` is raised by :meth:`result`."""
         try:
             self._value = make()
         except BaseException as error:
@@ -54,13 +53,13 @@ class Promise(Generic[V]):
         self._settled.set()
 
     def failed(self) -> bool:
-        """Wait; whether there is no value because making it has raised."""
+        """Wait; whether making the value has raised."""
         if not self.settled:  # else no lock is taken, which a fork may have left locked
             self._settled.wait()
         return self._error is not None
 
     def result(self) -> V:
-        """Wait; the value, or what making it has raised."""
+        """Wait; the value, or the exception of making it."""
         if self.failed():
             raise cast("BaseException", self._error)
         return cast("V", self._value)
@@ -70,15 +69,46 @@ class Promise(Generic[V]):
 _MAKING: ContextVar[Promise[Any] | None] = ContextVar("ostinato_making", default=None)
 
 
-class Once(Generic[K, V]):
+class _Table(Generic[K, V]):
+    """Promises by key, least recently used first, and the sizes of the values that were made."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.promises: OrderedDict[K, Promise[V]] = OrderedDict()
+        self.sizes: dict[K, int] = {}
+        self.total = 0
+
+    def add(self, key: K, size: int) -> None:
+        """Count a value that was made."""
+        self.sizes[key] = size
+        self.total += size
+
+    def drop(self, key: K) -> None:
+        """Forget a value that was made."""
+        del self.promises[key]
+        self.total -= self.sizes.pop(key)
+
+    def settled(self) -> _Table[K, V]:
+        """A table of what is finished: a forked child has no thread that would finish the rest."""
+        table = _Table[K, V]()
+        for key, promise in self.promises.items():
+            if promise.settled and key in self.sizes:
+                table.promises[key] = promise
+                table.add(key, self.sizes[key])
+        return table
+
+
+class SingleFlight(Generic[K, V]):
     """Values by key, each made by the first thread that asks for it while others wait.
 
-    A child of ``os.fork`` has the values that were finished by then. What another thread of the
-    parent was making is nobody's business there: whoever asks for it makes it.
+    A child of ``os.fork`` has the values that were finished by then. A value that another thread of
+    the parent was making is made again in the child, by the first thread that asks for it.
 
     Args:
-        capacity: how many values are kept, the least recently used dropped first; ``None``: all.
-        kind: what a value is, for messages.
+        capacity: the bound on the values' total size; the least recently used go first. Values that
+            are being made are never dropped, so each is made once. ``None``: no bound.
+        size: of a value; by default 1, so that ``capacity`` is a number of values.
+        kind: of a value, for messages.
 
     Attributes:
         hits: how many calls found their value, or waited for another's.
@@ -86,87 +116,87 @@ class Once(Generic[K, V]):
         evictions: how many values were dropped.
     """
 
-    def __init__(self, capacity: int | None = None, *, kind: str = "value") -> None:
+    def __init__(
+        self,
+        capacity: int | None = None,
+        size: Callable[[V], int] = lambda _: 1,
+        *,
+        kind: str = "value",
+    ) -> None:
         self.hits = self.misses = self.evictions = 0
         self._capacity = capacity
+        self._size = size
         self._kind = kind
-        self._values: OrderedDict[K, Promise[V]] = OrderedDict()
-        self._lock = threading.Lock()
-        call_after_fork(self._forget_unfinished)
+        self._tables = PerProcess[_Table[K, V]](_Table(), _Table.settled)
 
     def get(self, key: K, make: Callable[[], V]) -> V:
         """The value of ``key``, from ``make()`` if there is none.
 
-        What ``make`` raises reaches everyone who waits, and is not kept: the next call tries again.
+        An exception of ``make`` reaches all threads that wait, and is not kept: the next call tries
+        again.
 
         Raises:
             CircularBuildError: this call is part of making the value, or of making one that the
                 value waits for.
         """
-        with self._lock:
-            promise = self._values.get(key)
+        table = self._tables.get()
+        with table.lock:
+            promise = table.promises.get(key)
             ours = promise is None
             if promise is None:
-                promise = self._values[key] = Promise(f"{self._kind} {key!r:.80}")
+                promise = table.promises[key] = Promise(f"{self._kind} {key!r:.80}")
                 self.misses += 1
             else:
                 self.hits += 1
-                self._values.move_to_end(key)
+                table.promises.move_to_end(key)
         if ours:
             with _making(promise):
-                promise.keep(lambda: self._make(promise, key, make))
-            with self._lock:
-                if self._values.get(key) is promise:
-                    self._values.move_to_end(key)
-                self._make_room()
+                promise.keep(lambda: self._make(table, key, make))
         elif not promise.settled:
             _wait(promise)
         return promise.result()
 
     def find(self, key: K) -> V | None:
-        """The value of ``key`` if it is made, or just being made; else ``None``.
+        """The value of ``key`` if it was made, or is just being made; else ``None``.
 
         Raises:
             CircularBuildError: as :meth:`get`.
         """
-        with self._lock:
-            promise = self._values.get(key)
+        table = self._tables.get()
+        with table.lock:
+            promise = table.promises.get(key)
             if promise is None:
                 return None
             self.hits += 1
-            self._values.move_to_end(key)
+            table.promises.move_to_end(key)
         if not promise.settled:
             _wait(promise)
         return None if promise.failed() else promise.result()
 
-    def _make(self, promise: Promise[V], key: K, make: Callable[[], V]) -> V:
+    def _make(self, table: _Table[K, V], key: K, make: Callable[[], V]) -> V:
         try:
-            return make()
+            value = make()
+            size = self._size(value)
         except BaseException:
-            with self._lock:
-                if self._values.get(key) is promise:
-                    del self._values[key]
+            with table.lock:
+                del table.promises[key]
             raise
+        with table.lock:
+            table.promises.move_to_end(key)
+            table.add(key, size)
+            self._make_room(table)
+        return value
 
-    def _make_room(self) -> None:
-        """Drop what is beyond the capacity; never a value that is being made."""
-        if self._capacity is None:
-            return
-        finished = [key for key, promise in self._values.items() if promise.settled]
-        for key in finished[: max(0, len(finished) - self._capacity)]:
-            del self._values[key]
+    def _make_room(self, table: _Table[K, V]) -> None:
+        while self._capacity is not None and table.total > self._capacity:
+            table.drop(next(key for key in table.promises if key in table.sizes))
             self.evictions += 1
 
-    def _forget_unfinished(self) -> None:
-        self._lock = threading.Lock()
-        finished = [(key, made) for key, made in self._values.items() if made.settled]
-        self._values = OrderedDict(finished)
-
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._tables.get().promises)
 
     def __contains__(self, key: K) -> bool:
-        return key in self._values
+        return key in self._tables.get().promises
 
 
 @contextmanager
@@ -218,20 +248,3 @@ def _check_circle(made: Promise[Any], needed: Promise[Any]) -> None:
             return
         path.append(following)
         following = following.needs
-
-
-def call_after_fork(method: Callable[[], None]) -> None:
-    """Have a bound method called in every child of ``os.fork``, as long as its object lives.
-
-    Only the thread that forked exists there. Locks that others held are held for good, so whoever
-    has some makes them anew.
-    """
-    reference = weakref.WeakMethod(method)
-
-    def call() -> None:
-        living = reference()
-        if living is not None:
-            living()
-
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=call)

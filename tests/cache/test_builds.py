@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from ostinato.codegen.builds import build_all
-from ostinato.codegen.object_cache import ObjectCache
+from ostinato.cache.builds import build_all
+from ostinato.cache.objects import ObjectCache
 
 
 def constant(number: int):

@@ -9,8 +9,10 @@ import time
 
 import pytest
 
-from ostinato.codegen import object_cache
-from ostinato.codegen.object_cache import ObjectCache, default_directory, object_key
+from ostinato.cache import fingerprint
+from ostinato.cache.fingerprint import object_key
+from ostinato.cache.objects import ObjectCache
+from ostinato.cache.store import default_directory
 
 
 def never():
@@ -117,11 +119,58 @@ def test_a_file_that_others_may_write_is_not_trusted(tmp_path):
     assert ObjectCache(tmp_path).get_or_build("key", lambda: b"fresh") == b"fresh"
 
 
-def test_an_open_directory_is_closed_to_others(tmp_path):
+def test_a_folder_that_others_may_enter_is_left_alone(tmp_path, caplog):
+    """It may have another purpose: nothing in it is used, and its mode is not changed."""
     ObjectCache(tmp_path).get_or_build("key", lambda: b"code")
-    (tmp_path / "objects").chmod(0o777)
-    ObjectCache(tmp_path).get_or_build("key", lambda: b"code")
-    assert stat.S_IMODE((tmp_path / "objects").stat().st_mode) == 0o700
+    (tmp_path / "objects").chmod(0o755)
+    before = files(tmp_path)
+    cache = ObjectCache(tmp_path)
+    for key in ("key", "other"):
+        assert cache.get_or_build(key, lambda: b"fresh") == b"fresh"
+    assert stat.S_IMODE((tmp_path / "objects").stat().st_mode) == 0o755
+    assert files(tmp_path) == before
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(tmp_path / "objects") in caplog.text
+
+
+def test_eviction_deletes_nothing_that_is_not_of_the_cache(tmp_path):
+    ObjectCache(tmp_path).get_or_build("key", lambda: bytes(1000))
+    folder, elsewhere = tmp_path / "objects", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    thesis, linked = folder / "thesis.tex", folder / f"{'0' * 64}.obj"
+    for path in (thesis, folder / "notes.obj", elsewhere / "precious"):
+        path.write_bytes(bytes(5000))
+        os.utime(path, (0, 0))
+    linked.symlink_to(elsewhere / "precious")
+    os.utime(linked, (0, 0), follow_symlinks=False)
+    cache = ObjectCache(tmp_path, max_bytes=3000)
+    for number in range(6):
+        cache.get_or_build(f"key{number}", lambda: bytes(1000))
+    assert thesis.exists()
+    assert (folder / "notes.obj").exists()
+    assert linked.is_symlink()
+    assert (elsewhere / "precious").stat().st_size == 5000
+    assert 1 <= len([path for path in files(tmp_path) if path.stat().st_size < 5000]) <= 3
+
+
+def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    ObjectCache(elsewhere).get_or_build("key", lambda: b"code")
+    before = files(elsewhere)
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "objects").symlink_to(elsewhere / "objects")
+    cache = ObjectCache(tmp_path / "root", max_bytes=0)
+    assert cache.get_or_build("key", lambda: b"fresh") == b"fresh"
+    assert files(elsewhere) == before
+
+
+def test_the_table_in_memory_is_bounded(tmp_path):
+    cache = ObjectCache(tmp_path, max_bytes_in_memory=10_000)
+    for number in range(50):
+        cache.get_or_build(f"key{number}", lambda: bytes(1000))
+    assert len(cache._objects) == 10
+    assert cache.get_or_build("key0", never) == bytes(1000)  # from disk
+    assert (cache.counters.misses, cache.counters.disk_hits) == (50, 1)
 
 
 def test_links_are_not_followed(tmp_path):
@@ -145,7 +194,7 @@ def test_a_disk_that_cannot_be_used_is_no_error(tmp_path, obstacle):
     if obstacle == "file":
         root.write_text("in the way")
     elif obstacle == "directory entry":
-        (root / "objects").mkdir(parents=True)
+        (root / "objects").mkdir(0o700, parents=True)
         ObjectCache(root).get_or_build("key", lambda: b"code")
         (path,) = files(root)
         path.unlink()
@@ -187,5 +236,5 @@ def test_keys_depend_on_every_part(monkeypatch):
     keys = {object_key("a", "b"), object_key("ab", ""), object_key("", "ab"), object_key("b", "a")}
     assert len(keys) == 4
     assert object_key("a", "b") in keys
-    monkeypatch.setattr(object_cache, "_generator_digest", lambda: "another generator")
+    monkeypatch.setattr(fingerprint, "_environment", lambda _: {"sources": "another generator"})
     assert object_key("a", "b") not in keys

@@ -6,14 +6,14 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias
 
-from ostinato.once import Promise
+from ostinato.cache.single_flight import Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ostinato.codegen.object_cache import ObjectCache
+    from ostinato.cache.objects import ObjectCache
 
-    #: Does what takes the interpreter; what it gives does the rest.
+    #: Does the part that holds the interpreter's lock, and gives a function that does the rest.
     Build: TypeAlias = Callable[[], Callable[[], bytes]]
 
 __all__ = ["build_all"]
@@ -29,7 +29,7 @@ def build_all(
     helpers: int = 0,
     report: Callable[[int], None] | None = None,
 ) -> dict[str, bytes]:
-    """The object of each key, from the cache, or from what ``builds`` has for it.
+    """The object of each key, from the cache, or built.
 
     Builds are begun by this thread, one after the other: several would take the interpreter from
     each other. They are finished by all threads, which are started when something has to be built;
@@ -37,13 +37,13 @@ def build_all(
 
     Args:
         cache: of objects.
-        builds: by key, what begins to build its object. Those that take longest should be first,
-            lest they be left for the end.
+        builds: functions that begin to build an object, by its key. Those that take longest should
+            be first, lest they be left for the end.
         helpers: how many threads may build besides this one.
-        report: told by this thread, for each object, how many there are now.
+        report: called in this thread for each object, with the number of objects so far.
 
     Raises:
-        Exception: whatever a build has raised. Builds that were not begun by then are left out.
+        Exception: the first that a build raised. Builds that were not begun by then are left out.
     """
     work = _Work(cache, report)
     missing = work.find(builds)
@@ -69,17 +69,17 @@ def build_all(
             thread.join()
     for promise in helping.values():
         promise.result()
-    work.tell()
+    work.report()
     return {key: work.objects[key] for key in builds}
 
 
 class _Work:
-    """What is begun and not finished, and the objects there are.
+    """Builds that are begun and not finished, and the objects so far.
 
     Attributes:
-        begun: keys, each with what finishes its object; ``None`` sends a thread home.
+        begun: keys, each with the function that finishes its object; ``None`` ends a thread.
         objects: by key.
-        failed: whether something was raised: nothing more is begun or finished then.
+        failed: whether a build raised: nothing more is begun or finished then.
     """
 
     def __init__(self, cache: ObjectCache, report: Callable[[int], None] | None) -> None:
@@ -87,11 +87,11 @@ class _Work:
         self.objects: dict[str, bytes] = {}
         self.failed = False
         self._cache = cache
-        self._report = report
-        self._told = 0
+        self._on_report = report
+        self._reported = 0
 
     def find(self, keys: Iterable[str]) -> list[str]:
-        """Take from the cache what is there; the keys of what is not."""
+        """Take objects from the cache; the keys of those that it does not have."""
         missing = []
         for key in keys:
             found = self._cache.find(key)
@@ -99,27 +99,27 @@ class _Work:
                 missing.append(key)
             else:
                 self.objects[key] = found
-                self.tell()
+                self.report()
         return missing
 
     def begin(self, key: str, build: Build) -> None:
-        """Begin with an object that somebody will finish."""
+        """Begin to build an object."""
         if not self.failed:
             self.begun.put((key, build()))
 
     def finish_one(self) -> bool:
-        """Finish something that was begun; whether there was anything. Not for helpers."""
+        """Finish a build that was begun; whether there was one. For the calling thread alone."""
         try:
             work = self.begun.get_nowait()
         except Empty:
             return False
         assert work is not None
         self._finish(*work)
-        self.tell()
+        self.report()
         return True
 
     def help(self) -> None:
-        """Finish what comes, until sent home."""
+        """Finish builds as they are begun, until ``None`` ends the thread."""
         try:
             for key, finish in iter(self.begun.get, None):
                 self._finish(key, finish)
@@ -131,8 +131,8 @@ class _Work:
         if not self.failed:
             self.objects[key] = self._cache.get_or_build(key, finish)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report objects that were not reported yet."""
-        while self._report is not None and self._told < len(self.objects):
-            self._told += 1
-            self._report(self._told)
+        while self._on_report is not None and self._reported < len(self.objects):
+            self._reported += 1
+            self._on_report(self._reported)

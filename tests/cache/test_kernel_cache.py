@@ -1,4 +1,4 @@
-"""The cache of kernels as a user meets it: sessions, threads and processes (SPEC section 3)."""
+"""The cache of kernels as a user meets it: sessions, threads and processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cpu import compilation, stored
 from ostinato.backends.cpu.compiler import KernelCompiler
+from ostinato.cache.fingerprint import object_key
+from ostinato.cache.objects import ObjectCache
 from ostinato.codegen.llvm.machine import machine
 from ostinato.codegen.llvm.toolchain import TargetSpec
-from ostinato.codegen.object_cache import ObjectCache, object_key
 
 X = np.linspace(-1, 1, 3 * 37, dtype=np.float32).reshape(3, 37)
 
