@@ -180,7 +180,7 @@ def test_what_is_known_of_the_program_is_the_same(build, folder, compiles, monke
 @pytest.mark.parametrize("build", GRAPHS)
 def test_images_survive_being_written(build):
     compiled = ost.Session("cpu").compile(made(build))
-    image = compiled._executable.compilation.image
+    image = compiled._execution.executable.compilation.image
     back = Image.from_entry(marshal.loads(marshal.dumps(image.entry())))
     assert back == image
     assert back.runs_like(image)
@@ -293,7 +293,7 @@ def test_captures(twice):
     for one in (first, again):
         x, y = normal(3, 20), np.empty((3, 30), np.float32)
         call = one.bind({"x": x}, [y])
-        context = one._context
+        context = one._execution.context
         context.begin_graph_capture()
         call()
         context.end_graph_capture(1)
@@ -339,7 +339,7 @@ def test_a_label_that_looks_like_no_label(folder, monkeypatch):
 def test_the_program_that_runs_is_checked_though_its_entry_is_gone(folder, compiles, monkeypatch):
     """What runs may be wrong whatever the disk says by then: that nothing is there, or the same."""
     first = ost.Session("cpu").compile(made(mlp))
-    image = first._executable.compilation.image
+    image = first._execution.executable.compilation.image
     fresh_process(folder, monkeypatch)
     wrong = image._replace(intermediate_bytes=image.intermediate_bytes + 4096)
     with monkeypatch.context() as patch:

@@ -84,11 +84,14 @@ def test_once_for_all_sessions_and_graphs(folder, builds):
     first = ost.Session("cpu").compile(graph())
     kernels = len(builds)
     assert kernels >= 2
-    assert first._executable.report.compiled == kernels
+    assert first._execution.executable.report.compiled == kernels
     again = ost.Session("cpu", threads=1).compile(graph())
     assert builds == Counter(dict.fromkeys(builds, 1))
     assert len(builds) == kernels
-    assert (again._executable.report.compiled, again._executable.report.cached) == (0, kernels)
+    assert (
+        again._execution.executable.report.compiled,
+        again._execution.executable.report.cached,
+    ) == (0, kernels)
     assert results(first) == results(again)
 
 
@@ -138,7 +141,7 @@ def test_the_next_process_compiles_nothing(folder, builds, monkeypatch):
     fresh_process(folder, monkeypatch)
     compiled = ost.Session("cpu").compile(graph())
     assert not builds
-    assert compiled._executable.report.compiled == 0
+    assert compiled._execution.executable.report.compiled == 0
     assert results(compiled) == want
 
 
@@ -271,7 +274,7 @@ sys.stdin.readline()  # all processes go on together
 compiled = session.compile(g)
 results = compiled.run({f"x{n}": np.ones((3, n), np.float32) for n in range(2, 12)})
 assert all(np.allclose(r, np.tanh(1) + n) for n, r in enumerate(results, 2))
-print(compiled._executable.report.compiled)
+print(compiled._execution.executable.report.compiled)
 """
 
 

@@ -277,7 +277,7 @@ def test_rows_out_of_use_are_left_out() -> None:
     compiled, _ = both(g)
     feed = block.feed(24)
     whole = compiled.run(feed)
-    cuts = LeadingRows(compiled._executable.compilation.program, 24).cuts(3)
+    cuts = LeadingRows(compiled._execution.executable.compilation.program, 24).cuts(3)
     assert all(cut is not None for cut in cuts)
     for rows in (0, 1, 7, 8, 23, 24):
         with compiled.active_extent(rows, 24):

@@ -67,7 +67,7 @@ class World:
 
     def bound_call(self, position: int) -> list[Array] | None:
         call, outputs, graph = self.bounds[position]
-        recording = self.graphs[graph]._context.capturing
+        recording = self.graphs[graph]._execution.context.capturing
         call()
         return None if recording else [array.copy() for array in outputs]
 

@@ -165,7 +165,7 @@ def rows(count: int) -> np.ndarray:
 
 def work(compiled: ost.CompiledGraph, actual: int) -> list[tuple[int, int]]:
     """Of every kernel, the steps that it takes for ``actual`` rows, and all that it has."""
-    program = compiled._executable.compilation.program
+    program = compiled._execution.executable.compilation.program
     cuts = LeadingRows(program, UPPER).cuts(actual)
     extents = [call.kernel.extent for call in program.calls]
     return [
@@ -223,8 +223,8 @@ def test_work_shrinks_with_the_rows(build):
 
 def test_rows_of_a_product_shrink_by_tiles_not_by_blocks():
     compiled = compiled_for(mlp)
-    calls = compiled._executable.compilation.program.calls
-    cuts = LeadingRows(compiled._executable.compilation.program, UPPER).cuts(3)
+    calls = compiled._execution.executable.compilation.program.calls
+    cuts = LeadingRows(compiled._execution.executable.compilation.program, UPPER).cuts(3)
     products = [
         (call.kernel, cut) for call, cut in zip(calls, cuts, strict=True) if "matmul" in call.title
     ]
@@ -236,7 +236,7 @@ def test_rows_of_a_product_shrink_by_tiles_not_by_blocks():
 
 def test_a_kernel_is_cut_only_if_everyone_behind_it_is():
     compiled = compiled_for(total_behind_products)
-    calls = compiled._executable.compilation.program.calls
+    calls = compiled._execution.executable.compilation.program.calls
     for (done, extent), call in zip(work(compiled, 1), calls, strict=True):
         assert done == extent, call.title
 
@@ -316,4 +316,4 @@ def test_states_are_updated_in_full():
     compiled = ost.Session("cpu").compile(g)
     with compiled.active_extent(1, 4):
         compiled.run({"x": np.ones((4, 2), np.float32)})
-    assert (compiled._executable.read_state("s") == 1).all()
+    assert (compiled._execution.executable.read_state("s") == 1).all()

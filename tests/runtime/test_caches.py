@@ -332,15 +332,15 @@ def test_the_extent_is_set_for_the_run_and_cleared(session):
     compiled = cache.get(2, doubled)
     seen = []
     run = compiled.run
-    compiled.run = lambda *a, **k: seen.append(compiled._own_extents()) or run(*a, **k)
+    compiled.run = lambda *a, **k: seen.append(compiled._extents.own()) or run(*a, **k)
     feeds = {"x": np.ones((2, 3), np.float32), "scale": np.ones(3, np.float32)}
     cache.run_padded(2, 2, doubled, feeds)
     assert seen == [((2, 4),)]
-    assert compiled._own_extents() == ()
+    assert compiled._extents.own() == ()
     with pytest.raises(ost.InputError):
         cache.run_padded(2, 2, doubled, {**feeds, "scale": np.ones(4, np.float32)})
     assert seen == [((2, 4),)] * 2
-    assert compiled._own_extents() == ()
+    assert compiled._extents.own() == ()
 
 
 def test_what_to_pad_and_trim_can_be_chosen(session):

@@ -357,14 +357,14 @@ def test_the_short_path_agrees_with_the_long_one(sized, feed):
     thorough = outcome(sized, Slow(feed))
     assert outcome(sized, feed) == thorough
     assert outcome(sized, Slow(feed)) == thorough
-    recognised = sized._signature.recognise(feed)
+    recognised = sized._execution.signature.recognise(feed)
     assert recognised is None or isinstance(thorough, list)
 
 
 def test_the_short_path_is_taken(sized):
     feed = sized_inputs(4)
     sized.run(feed)
-    arrays, _ = sized._signature.recognise(feed)
+    arrays, _ = sized._execution.signature.recognise(feed)
     assert all(taken is feed[name] for taken, name in zip(arrays, "abc", strict=True))
 
 

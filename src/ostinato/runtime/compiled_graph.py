@@ -3,55 +3,86 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.backends.turns import Turn
 from ostinato.errors import InputError
 from ostinato.plan.order import arrays_touched
+from ostinato.runtime.active_extent import ActiveExtents
 from ostinato.runtime.arrays import checked_mapping
-from ostinato.runtime.execution import listed, nothing, read_only
 from ostinato.runtime.handle_calls import HandleCalls
+from ostinato.runtime.handles import output_index
 from ostinato.runtime.moe_calls import MoeCalls
 from ostinato.runtime.queued_calls import QueuedCalls
 from ostinato.runtime.typed import check_typed_inputs, check_typed_param, to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from ostinato.backends.base import Capabilities
     from ostinato.backends.context import Context
     from ostinato.backends.device import Device
+    from ostinato.backends.experts import ExpertLayer, ExpertTransfers
     from ostinato.dtypes import DType
+    from ostinato.ir.binding import VariableValues
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.arrays import Array
+    from ostinato.runtime.execution import Execution
+    from ostinato.runtime.expert_pool import MoeResidencyStats
 
 __all__ = ["CompiledGraph"]
 
 
-class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
+class CompiledGraph:
     """A graph compiled for a device. Made by :meth:`Session.compile`.
 
     It may be used from many threads: its calls take effect one after the other, in the order in
     which they were made; see ``docs/order.md``.
 
+    Args:
+        execution: its runs.
+        capabilities: what the device has or lacks.
+        experts: the record of its experts; by default, a new one.
+
     Attributes:
         inputs, outputs, params: specs by name: ``name``, ``shape``, ``dtype``.
     """
+
+    def __init__(
+        self,
+        execution: Execution,
+        capabilities: Callable[[], Capabilities],
+        experts: MoeCalls | None = None,
+    ) -> None:
+        signature = execution.signature
+        self.inputs, self.outputs = signature.inputs, signature.outputs
+        self.params = signature.params
+        self._execution = execution
+        self._capabilities = capabilities
+        self._extents = ActiveExtents(execution)
+        self._handles = HandleCalls(execution, capabilities)
+        self._queue = QueuedCalls(execution, self._extents)
+        self._experts = experts or MoeCalls(execution)
+        self._planning = Turn()
+        self._plan: ExecutionPlan | None = None
 
     # -- what it is --------------------------------------------------------------------------------
 
     @property
     def device(self) -> Device:
         """The device that it runs on."""
-        return self._context.device
+        return self._execution.context.device
 
     @property
     def plan(self) -> ExecutionPlan:
         """The kernels of a run, in order, and their memory."""
         with self._planning:
             if self._plan is None:
-                self._plan = self._executable.make_plan(self._signature.facts)
+                self._plan = self._execution.executable.make_plan(self._execution.signature.facts)
             return self._plan
 
     @property
@@ -61,7 +92,7 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
 
     def explain(self) -> str:
         """Which nodes went native, were rewritten, share a kernel, or do not and why."""
-        return str(self._executable.report)
+        return str(self._execution.executable.report)
 
     # -- params ------------------------------------------------------------------------------------
 
@@ -83,9 +114,8 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
             InputError, CaptureError: see :meth:`set_param`.
         """
         given = checked_mapping("param", params, self.params)
-        with self._in_order("set_params writes memory", arrays_touched(given.values())):
-            self._executable.write_params(self._signature.check_params(given, cast=self._cast))
-            self._choose_path()
+        with self._execution.in_order("set_params writes memory", arrays_touched(given.values())):
+            self._execution.write_params(given)
 
     def set_param_typed(self, name: str, data: Any, dtype: Any) -> None:
         """Write a weight from raw little-endian bytes.
@@ -107,13 +137,21 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
 
     # -- running -----------------------------------------------------------------------------------
 
-    def run(self, inputs: Mapping[str, Any] | None = None, *, out: Any = None) -> list[Array]:
+    def run(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        out: Any = None,
+        variables: VariableValues | None = None,
+    ) -> list[Array]:
         """Run once.
 
         Args:
             inputs: an array for each input, by name. Sizes given by Variables may differ from run
                 to run, within their bounds.
             out: arrays to write the outputs into, in order or by name; nothing is then allocated.
+            variables: values of Variables that no input's shape gives: ``{"pos": 3}``, or
+                ``[pos.bind(3)]``.
 
         Returns:
             The outputs, in order: fresh arrays, or those of ``out``.
@@ -121,18 +159,20 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
         Raises:
             InputError: an input is missing, unknown, or of another shape or dtype; or a param was
                 never set; or ``out`` does not fit. Nothing has run.
-            VariableError: a size is out of its Variable's bounds.
+            VariableError: a size, or a value, is out of its Variable's bounds; or a Variable has no
+                value, or one that contradicts a shape.
             CaptureError: inside a recording, which can not read results back.
         """
-        if self._quick and (known := self._signature.recognise(inputs)) is not None:
-            arrays, live = known
-            outputs = live.empty() if out is None else self._signature.check_outputs(out, live)
-            if self._launch_quick(arrays, outputs, live):
-                return outputs
-        return self._run_aside(inputs, out)
+        if variables is None and (ran := self._execution.run_quick(inputs, out)) is not None:
+            return ran
+        return self._execution.run(inputs, out, variables=variables)
 
     def run_read_outputs(
-        self, inputs: Mapping[str, Any] | None, read_indices: Iterable[int] | None
+        self,
+        inputs: Mapping[str, Any] | None,
+        read_indices: Iterable[int] | None,
+        *,
+        variables: VariableValues | None = None,
     ) -> list[Array]:
         """Run once and return some of the outputs.
 
@@ -140,6 +180,7 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
             inputs: as for :meth:`run`.
             read_indices: positions of the outputs wanted; ``None`` is all of them. The others are
                 neither allocated nor copied.
+            variables: as for :meth:`run`.
 
         Returns:
             Fresh arrays, in the order of ``read_indices``.
@@ -149,9 +190,11 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
                 position.
         """
         if read_indices is None:
-            return self.run(inputs)
-        positions = self._positions(read_indices)
-        asked = self._run_aside(inputs, positions=positions, name="run_read_outputs")
+            return self.run(inputs, variables=variables)
+        positions = _positions(read_indices, len(self.outputs))
+        asked = self._execution.run(
+            inputs, variables=variables, positions=positions, name="run_read_outputs"
+        )
         # An output that is listed twice is returned as two arrays, each the caller's own.
         return [
             asked[position].copy() if position in positions[:i] else asked[position]
@@ -172,37 +215,39 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
             InputError, VariableError, CaptureError: as :meth:`run`, or a value that the input's
                 dtype can not hold, or a shape that a number of elements does not settle.
         """
-        self._context.refuse_while_capturing("run_typed reads its results back")
+        self._execution.context.refuse_while_capturing("run_typed reads its results back")
         outputs = self.run(check_typed_inputs(inputs, self.inputs))
         pairs = zip(outputs, self.outputs.values(), strict=True)
         return [(to_bytes(array), spec.dtype) for array, spec in pairs]
 
-    def run_raw(self, inputs: Mapping[str, Any] | None = None) -> list[Array]:
+    def run_raw(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        variables: VariableValues | None = None,
+    ) -> list[Array]:
         """Run once; the results are read-only views of memory that the next run overwrites.
+
+        Args:
+            inputs, variables: as for :meth:`run`.
 
         Raises:
             InputError, VariableError, CaptureError: as :meth:`run`.
         """
-        if self._quick and (known := self._signature.recognise(inputs)) is not None:
-            arrays, live = known
-            places = self._room(live)
-            if self._launch_quick(arrays, places.arrays, live):
-                return [view.view() for view in places.views]
-        touched = arrays_touched(listed(inputs))
-        with self._in_order("run_raw reads its results back", touched):
-            outputs = self._perform(inputs, nothing)
-            room = self._last_room
-            assert room is not None
-            return [
-                view.view() if array is place else read_only(array)
-                for array, place, view in zip(outputs, room.arrays, room.views, strict=True)
-            ]
+        known = None if variables is not None else self._execution.signature.recognise(inputs)
+        room = None if known is None else self._execution.run_in_room(*known)
+        if room is not None:
+            return [view.view() for view in room.views]
+        return self._execution.run_raw(inputs, variables)
 
-    def run_slots(self, *arrays: Any) -> list[tuple[int, int]]:
+    def run_slots(
+        self, *arrays: Any, variables: VariableValues | None = None
+    ) -> list[tuple[int, int]]:
         """Run once on inputs in the order of their declaration; the results stay in the arena.
 
         Args:
             arrays: one for each input; ``None`` leaves an input to its handle.
+            variables: as for :meth:`run`.
 
         Returns:
             ``(byte_offset, element_count)`` for each output: where it lies in :attr:`arena`, until
@@ -211,26 +256,24 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
         Raises:
             InputError, VariableError, CaptureError: as :meth:`run`.
         """
-        if self._quick and (live := self._signature.recognise_in_order(arrays)) is not None:
-            room = self._room(live)
-            if self._launch_quick(arrays, room.arrays, live):
+        execution = self._execution
+        if variables is None and (live := execution.signature.recognise_in_order(arrays)):
+            room = execution.run_in_room(arrays, live)
+            if room is not None:
                 return room.slots.copy()
         if len(arrays) > len(self.inputs):
             raise InputError(f"the graph has {len(self.inputs)} inputs, got {len(arrays)}")
         given = {n: a for n, a in zip(self.inputs, arrays, strict=False) if a is not None}
-        with self._in_order("run_slots reads its results back", arrays_touched(arrays)):
-            outputs = self._perform(given, self._places)
-        offsets = self._executable.result_offsets
-        return [(o, array.size) for o, array in zip(offsets, outputs, strict=True)]
+        return execution.run_slots(given, variables)
 
     @property
     def arena(self) -> memoryview:
         """The memory that runs work in, to be read: results of :meth:`run_slots` lie in it."""
-        return self._executable.arena.toreadonly()
+        return self._execution.executable.arena.toreadonly()
 
     def arena_ptr(self) -> int:
         """The address of :attr:`arena`, the same as long as this object lives."""
-        return self._executable.arena_address
+        return self._execution.executable.arena_address
 
     def read_output_row(self, out_idx: int, row: int, row_inner: int | None = None) -> Array | None:
         """A copy of one row of an output of the last run.
@@ -261,10 +304,11 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
             raise InputError(
                 f"rows are read by position, got {out_idx!r}, {row!r}, row_inner={row_inner!r}"
             ) from None
-        with self._in_order("read_output_row reads back"):
-            if not 0 <= position < len(self._executable.last):
+        with self._execution.in_order("read_output_row reads back"):
+            last = self._execution.executable.last
+            if not 0 <= position < len(last):
                 return None
-            array = self._executable.last[position]
+            array = last[position]
             if inner is not None:
                 if inner < 1 or array.size % inner:
                     raise InputError(
@@ -276,7 +320,13 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
                 return None
             return np.array(array[row])
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Any) -> Callable[[], None]:
+    def bind(
+        self,
+        inputs: Mapping[str, Any],
+        outputs: Any,
+        *,
+        variables: VariableValues | None = None,
+    ) -> Callable[[], None]:
         """Check these arrays once; calling the result runs on them with no further checks.
 
         The arrays are used in place: their contents at each call are what counts, so they must be
@@ -291,13 +341,264 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
         Args:
             inputs: an array for each input, by name.
             outputs: an array for each output, in order or by name.
+            variables: as for :meth:`run`; every call takes these values.
 
         Raises:
             InputError, VariableError: as :meth:`run`.
         """
-        block = self._block()
-        arrays, live = self._checked(inputs, bound=True, block=block)
-        return self._bound(arrays, self._signature.check_outputs(outputs, live, block), live)
+        return self._execution.bind(inputs, outputs, variables)
+
+    # -- handles and states ------------------------------------------------------------------------
+
+    def bind_handle(self, name: str, array: Any) -> bool:
+        """Keep a copy of ``array`` on the device, to stand in for an input that a run leaves out.
+
+        With the name of a state, write the state.
+
+        Returns:
+            ``True``; on a device without handles, ``False``.
+
+        Raises:
+            InputError: no input or state has that name, or the shape or dtype differs.
+            VariableError: a size is out of its Variable's bounds.
+            CaptureError: inside a recording.
+        """
+        return self._handles.bind(name, array)
+
+    def has_handle(self, name: str) -> bool:
+        """Whether an input has a handle that would stand in for it. A state always has.
+
+        Raises:
+            InputError: no input or state has that name.
+        """
+        return self._handles.has(name)
+
+    def read_handle(self, name: str) -> Array | None:
+        """A copy of what a handle, or a state, holds; ``None`` when nothing is bound.
+
+        Raises:
+            InputError: no input or state has that name.
+            CaptureError: inside a recording.
+        """
+        return self._handles.read(name)
+
+    def unbind_handle(self, name: str) -> None:
+        """Drop a handle, if there is one, and its feed; give a state its initial value again.
+
+        Raises:
+            InputError: no input or state has that name.
+            CaptureError: inside a recording.
+        """
+        self._handles.unbind(name)
+
+    def set_handle_feed(self, name: str, output_index: int | None) -> None:
+        """After each run, let the handle of an input take an output; ``None`` ends that.
+
+        The handle takes the buffer that the run wrote, and its former buffer is written by the next
+        run: nothing is copied, unless the output is read as well. Calls of :meth:`bind` neither
+        read handles nor feed them. Recordings go on feeding what they fed when they were made.
+
+        Raises:
+            InputError: no input has that name, there is no such output, or their types differ.
+            CaptureError: inside a recording.
+        """
+        self._handles.set_feed(name, output_index)
+
+    def run_feed_handle(
+        self,
+        inputs: Mapping[str, Any] | None,
+        name: str,
+        output_index: int,
+        *,
+        variables: VariableValues | None = None,
+    ) -> Array:
+        """Run once, let the handle of an input take an output, and return a copy of that.
+
+        Raises:
+            InputError, VariableError, CaptureError: as :meth:`run` and :meth:`set_handle_feed`.
+                Nothing has run.
+        """
+        return self._handles.run_feeding(inputs, name, output_index, variables)
+
+    # -- queued runs -------------------------------------------------------------------------------
+
+    def commit_no_wait(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        variables: VariableValues | None = None,
+    ) -> None:
+        """Queue a run and return at once.
+
+        The inputs are copied now, so that the caller may change them. Handles, states and params
+        are those of the moment when the run's turn has come. Its results stay in the arena, where
+        the next run overwrites them: read them through :meth:`read_output_row` or a handle that
+        takes them. All other calls on this graph take effect after it.
+
+        What is wrong with the inputs is raised by :meth:`sync_pending`; later runs still run.
+
+        Inside a recording the run is recorded: on these very arrays, as by :meth:`bind`, and on the
+        buffers that handles have now. A handle that takes an output keeps its buffer: the recorded
+        run ends with a copy. Results are in the arena after each replay.
+
+        Raises:
+            InputError: inside a recording, the arrays do not fit or can not be used in place.
+            VariableError: inside a recording, a size is out of its Variable's bounds.
+            CaptureError: a handle takes an output, and has no buffer yet that it could be recorded
+                with.
+        """
+        self._queue.commit(inputs, variables)
+
+    def sync_pending(self) -> None:
+        """Wait for the queued runs, then raise the first error among them, if there was one.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        self._queue.sync()
+
+    def run_pipelined(
+        self,
+        input_sets: Iterable[Mapping[str, Any]],
+        *,
+        variables: VariableValues | None = None,
+    ) -> list[list[Array]]:
+        """Run once for each set of inputs, with no other run in between.
+
+        Returns:
+            By run, the outputs: the same bits as from as many calls of :meth:`run`.
+
+        Raises:
+            InputError, VariableError, CaptureError: as :meth:`run`. All sets are checked before the
+                first one runs.
+        """
+        return self._queue.run_all(input_sets, variables)
+
+    # -- rows in use -------------------------------------------------------------------------------
+
+    def set_active_extent(self, extent: tuple[int, int] | None) -> None:
+        """From now on, only the first ``actual`` of ``upper`` leading rows are in use.
+
+        It holds for the later runs of all threads, until it is set again, but for those of threads
+        that are within :meth:`active_extent`. Within that, it is set for the rest of the block. A
+        clone starts without one. See :class:`~ostinato.runtime.active_extent.ActiveExtents` for
+        what it saves and leaves undefined.
+
+        Args:
+            extent: ``(actual, upper)``; ``None``: all rows are.
+
+        Raises:
+            VariableError: not ``0 <= actual <= upper``; or ``upper`` is not the size of axis 0 of
+                any input, as compiled. The hint is as before.
+            CaptureError: inside a recording. Replays go by the hint of their own moment.
+        """
+        self._extents.set(extent)
+
+    def active_extent(self, actual: int, upper: int) -> AbstractContextManager[None]:
+        """The extent ``(actual, upper)`` inside a ``with``, for the runs of its thread alone.
+
+        However the block is left, the hint is as it was before. What is queued inside it goes by it
+        when its turn has come.
+
+        Raises:
+            VariableError, CaptureError: as :meth:`set_active_extent`.
+        """
+        return self._extents.block(actual, upper)
+
+    # -- experts -----------------------------------------------------------------------------------
+
+    @property
+    def moe_layers(self) -> Sequence[ExpertLayer]:
+        """The layers of experts, in order: ``name``, ``experts``, and ``places`` if limited."""
+        return self._experts.layers
+
+    @property
+    def moe_transfers(self) -> ExpertTransfers:
+        """How many experts, and bytes, were moved between the device and their file so far."""
+        return self._experts.transfers
+
+    def set_moe_resident_experts(self, mask: Any) -> None:
+        """Say which experts live on the device, the same ones in every layer.
+
+        What runs compute does not change, to the bit. Where experts live in a file
+        (:class:`ostinato.moe.ExpertFile`), those that are not on the device yet are fetched, and
+        those that stay are not moved. Masks of single layers are cleared.
+
+        Args:
+            mask: a bool for each expert; ``None``: as if nothing had ever been said.
+
+        Raises:
+            InputError: its length or dtype differs, or more experts are resident than the device
+                has places for. Nothing has changed.
+            ModelFormatError: an expert could not be read from its file.
+            CaptureError: inside a recording.
+        """
+        self._experts.set_resident(mask)
+
+    def set_moe_resident_experts_per_layer(self, masks: Any) -> None:
+        """Say which experts of each layer live on the device; see :meth:`set_moe_resident_experts`.
+
+        A mask of all layers is cleared.
+
+        Args:
+            masks: a mask for each layer of :attr:`moe_layers`; ``None``: as if nothing had been
+                said.
+
+        Raises:
+            InputError: their number, or the length or dtype of one, differs, or more experts of
+                a layer are resident than the device has places for. Nothing has changed.
+            ModelFormatError, CaptureError: as :meth:`set_moe_resident_experts`.
+        """
+        self._experts.set_resident_per_layer(masks)
+
+    def enable_moe_topk_capture(self, num_experts: int) -> bool:
+        """Keep, from now on, which experts each run calls; see :meth:`take_moe_topk_capture`.
+
+        Args:
+            num_experts: how many experts a layer has; of several layers, the one with most.
+
+        Returns:
+            Whether there is anything to keep: ``False`` for a graph without layers of experts.
+
+        Raises:
+            InputError: the number differs.
+            CaptureError: inside a recording.
+        """
+        return self._experts.enable_capture(num_experts)
+
+    def disable_moe_topk_capture(self) -> None:
+        """Keep no longer which experts runs call; what was kept and not taken is forgotten.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        self._experts.disable_capture()
+
+    def take_moe_topk_capture(self) -> list[Array] | None:
+        """The experts that the last run called; a second call gives ``None``.
+
+        Returns:
+            For each layer an int64 array of the shape of its ids, ``[tokens, k]`` for :meth:`moe`,
+            the numbers within the experts there are; only the tokens in use where the run had an
+            active extent. ``None`` when nothing has run since the last
+            call, or since the capture was enabled, or it never was.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        return self._experts.take_capture()
+
+    def take_moe_residency_stats(self) -> MoeResidencyStats | None:
+        """Where the experts lived that the last run called; a second call gives ``None``.
+
+        Returns:
+            Counts over all layers, by the masks that were set when it ran. ``None`` when nothing
+            has run since the last call, or the graph has no layer of experts.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        return self._experts.take_stats()
 
     # -- clones ------------------------------------------------------------------------------------
 
@@ -317,25 +618,25 @@ class CompiledGraph(HandleCalls, MoeCalls, QueuedCalls):
             CaptureError: inside a recording.
             ModelFormatError: experts could not be read from their file.
         """
-        if context is not None and type(context) is not type(self._context):
+        if context is not None and type(context) is not type(self._execution.context):
             raise InputError(f"context is the context of a Session, got {context!r:.80}")
         if context is not None and context.device != self.device:
             raise InputError(f"the graph is compiled for {self.device}, not {context.device}")
-        with self._in_order("clone allocates memory"):
-            twin: CompiledGraph = object.__new__(type(self))
-            vars(twin).update(vars(self))
-            twin._context = context or self._context
-            executable = self._executable
-            copied = executable.clone() if context is None else executable.clone(context)
-            twin._begin(copied, self._handles.copy())
-            twin._moe = self._account_of_clone()
-        return twin
+        with self._execution.in_order("clone allocates memory"):
+            execution = self._execution.clone(context)
+            return CompiledGraph(execution, self._capabilities, self._experts.clone(execution))
 
     def __copy__(self) -> CompiledGraph:
         return self.clone()
 
     def __deepcopy__(self, known: dict[int, Any]) -> CompiledGraph:
         return self.clone()
+
+
+def _positions(indices: object, count: int) -> list[int]:
+    if not isinstance(indices, Iterable):
+        raise InputError(f"expected positions of outputs, got {indices!r:.80}")
+    return [output_index(index, count) for index in indices]
 
 
 def _single(name: object, value: Any) -> dict[str, Any]:

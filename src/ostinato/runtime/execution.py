@@ -7,76 +7,78 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.backends.queue import Queue
-from ostinato.backends.turns import Turn
-from ostinato.errors import CaptureError, InputError
+from ostinato.errors import CaptureError, InputError, VariableError
+from ostinato.ir.binding import variable_values
 from ostinato.plan.order import ORDER, Accesses, Submission, arrays_touched
 from ostinato.records import dataclass
-from ostinato.runtime.handles import Handles, output_index
 from ostinato.runtime.signature import NO_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.base import Capabilities, Executable
+    from ostinato.backends.base import Executable
     from ostinato.backends.context import Context
-    from ostinato.backends.options import CompileOptions
-    from ostinato.plan.execution_plan import ExecutionPlan
-    from ostinato.runtime.arrays import Array, TensorSpec
+    from ostinato.runtime.arrays import Array
+    from ostinato.runtime.handles import Handles
     from ostinato.runtime.signature import Live, Signature
 
 __all__ = ["Execution", "listed", "nothing", "read_only"]
 
 
 class Execution:
-    """What all ways to run a compiled graph share; a part of :class:`CompiledGraph`.
+    """The runs of one compiled graph on the memory of one executable.
 
     Every call that runs, reads or writes is a submission that touches the executable's memory, so
     that one takes effect after the other. There are two paths. On the short one, the native core
     takes the place in the order for arrays that were seen before. The long one takes it here, then
     minds handles, converts arrays, and keeps results that the caller does not want in the arena.
-    """
 
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]
-    params: Mapping[str, TensorSpec]
+    Args:
+        signature: the graph's inputs, outputs and params.
+        executable: runs it.
+        context: the queue that it submits to.
+        handles: those of this graph.
+        cast: whether arrays of other dtypes are converted.
+
+    Attributes:
+        accesses: the memory that every call touches.
+        quick: whether runs may try the short path.
+    """
 
     def __init__(
         self,
         signature: Signature,
         executable: Executable,
         context: Context,
-        options: CompileOptions,
-        capabilities: Callable[[], Capabilities],
+        handles: Handles,
+        *,
+        cast: bool,
     ) -> None:
-        self.inputs, self.outputs = signature.inputs, signature.outputs
-        self.params = signature.params
-        self._signature = signature
-        self._context = context
-        self._cast = options.cast_inputs
-        self._capabilities = capabilities
-        self._begin(executable, Handles(signature))
-
-    def _begin(self, executable: Executable, handles: Handles) -> None:
-        """Begin with memory of its own: what no other graph, and no clone, shares."""
-        self._executable = executable
-        self._handles = handles
-        self._plan: ExecutionPlan | None = None
-        self._planning = Turn()
-        self._commits = Queue()
-        self._extents: dict[int, list[tuple[int, int] | None]] = {}  # of threads with their own
-        self._last_room: _Room | None = None
-        self._accesses = executable.accesses
+        self.signature = signature
+        self.executable = executable
+        self.context = context
+        self.handles = handles
+        self.cast = cast
+        self.accesses = executable.accesses
+        self.quick = False
         self._run_direct = executable.run_direct
-        self._choose_path()
+        self._last_room: Room | None = None
+        self.choose_path()
 
-    def _choose_path(self) -> None:
+    def clone(self, context: Context | None) -> Execution:
+        """The same on memory of its own; see :meth:`CompiledGraph.clone`."""
+        executable = self.executable
+        copied = executable.clone() if context is None else executable.clone(context)
+        handles = self.handles.copy()
+        return Execution(self.signature, copied, context or self.context, handles, cast=self.cast)
+
+    def choose_path(self) -> None:
         """Let runs take the short path, or not; to be called in turn with runs."""
-        aside = self._executable.unset or self._handles.active or self._signature.resident
-        self._executable.direct = not aside
-        self._quick = self._executable.direct  # the executable itself knows when its turn has come
+        aside = self.executable.unset or self.handles.active or self.signature.resident
+        self.executable.direct = not aside
+        self.quick = self.executable.direct  # a hint: the executable decides when its turn has come
 
-    def _in_order(self, what: str, touched: Accesses | None = None) -> Submission:
+    def in_order(self, what: str, touched: Accesses | None = None) -> Submission:
         """The calling thread's place in the order, for ``what`` it does to this graph's memory.
 
         Args:
@@ -86,37 +88,54 @@ class Execution:
         Raises:
             CaptureError: inside a recording.
         """
-        self._context.refuse_while_capturing(what)
+        self.context.refuse_while_capturing(what)
         if touched is None:
-            return Submission(self._accesses)
-        return Submission(self._accesses, touched)
+            return Submission(self.accesses)
+        return Submission(self.accesses, touched)
 
-    def _block(self) -> Mapping[str, int]:
-        """The values of Variables that a run takes from the device's variable block."""
-        if not self._signature.resident:
+    def block(self, given: Mapping[str, int] = NO_VALUES) -> Mapping[str, int]:
+        """The values of Variables that a run takes from the device's variable block.
+
+        Args:
+            given: those that the caller gives.
+
+        Raises:
+            VariableError: a Variable is in both.
+        """
+        if not self.signature.resident:
             return NO_VALUES
-        values = self._context.resident_values
-        return {name: values[name] for name in self._signature.resident if name in values}
+        values = self.context.resident_values
+        block = {name: values[name] for name in self.signature.resident if name in values}
+        if twice := [name for name in given if name in block]:
+            raise VariableError(
+                f"Variable {twice[0]!r} is read from the variable block in dev-state mode; write "
+                "it with set_decode_state"
+            )
+        return block
 
-    def _positions(self, indices: object) -> list[int]:
-        if not isinstance(indices, Iterable):
-            raise InputError(f"expected positions of outputs, got {indices!r:.80}")
-        return [output_index(index, len(self.outputs)) for index in indices]
-
-    def _run_aside(
+    def run(
         self,
         inputs: object,
         out: Any = None,
         *,
+        variables: object = None,
         positions: Sequence[int] | None = None,
         feed: Mapping[str, int] | None = None,
         name: str = "run",
     ) -> list[Array]:
-        """A run by the long path for a caller who reads all outputs, or those at ``positions``."""
+        """A run by the long path whose caller reads all outputs, or those at ``positions``.
+
+        Args:
+            inputs, out, variables: as for :meth:`CompiledGraph.run`.
+            positions: the outputs to be read; ``None``: all.
+            feed: handles that take outputs after this run alone.
+            name: the call's, for messages.
+        """
+        given = self.values(variables)
 
         def choose(live: Live) -> Sequence[Array | None]:
             if out is not None:
-                return self._signature.check_outputs(out, live)
+                return self.signature.check_outputs(out, live)
             wanted = range(len(live.outputs)) if positions is None else positions
             return [
                 np.empty(shape, dtype) if i in wanted else None
@@ -124,25 +143,74 @@ class Execution:
             ]
 
         touched = arrays_touched(listed(inputs), listed(out))
-        with self._in_order(f"{name} reads its results back", touched):
-            return self._perform(inputs, choose, feed)
+        with self.in_order(f"{name} reads its results back", touched):
+            return self.perform(inputs, choose, feed=feed, variables=given)
 
-    def _launch_quick(self, inputs: Sequence[Array], outputs: list[Array], live: Live) -> bool:
-        """A run by the short path; ``False``, and nothing has happened, where that is refused.
+    def run_quick(self, inputs: object, out: Any) -> list[Array] | None:
+        """A run by the short path; ``None``, and nothing has happened, where that is refused.
 
-        That is so inside a recording, and where an array does not fit after all: the long path says
-        what is wrong.
+        That is so where arrays are not plainly right, handles have to be minded, or the calling
+        thread records: the long path does it, or says what is wrong.
         """
+        if not self.quick or (known := self.signature.recognise(inputs)) is None:
+            return None
+        arrays, live = known
+        outputs = live.empty() if out is None else self.signature.check_outputs(out, live)
         try:
-            return self._run_direct(inputs, outputs, live.variables)
+            return outputs if self._run_direct(arrays, outputs, live.variables) else None
         except (ValueError, CaptureError):
-            return False
+            return None
 
-    def _perform(
+    def run_in_room(self, inputs: Sequence[Array], live: Live) -> Room | None:
+        """As :meth:`run_quick`, with the results in the arena, on inputs that were recognised."""
+        if not self.quick:
+            return None
+        room = self.room(live)
+        try:
+            return room if self._run_direct(inputs, room.arrays, live.variables) else None
+        except (ValueError, CaptureError):
+            return None
+
+    def run_raw(self, inputs: object, variables: object) -> list[Array]:
+        """A run by the long path; see :meth:`CompiledGraph.run_raw`."""
+        given = self.values(variables)
+        with self.in_order("run_raw reads its results back", arrays_touched(listed(inputs))):
+            outputs = self.perform(inputs, nothing, variables=given)
+            room = self._last_room
+            assert room is not None
+            return [
+                view.view() if array is place else read_only(array)
+                for array, place, view in zip(outputs, room.arrays, room.views, strict=True)
+            ]
+
+    def run_slots(self, inputs: Mapping[str, Array], variables: object) -> list[tuple[int, int]]:
+        """A run by the long path; see :meth:`CompiledGraph.run_slots`."""
+        given = self.values(variables)
+        touched = arrays_touched(inputs.values())
+        with self.in_order("run_slots reads its results back", touched):
+            outputs = self.perform(inputs, self.places, variables=given)
+        offsets = self.executable.result_offsets
+        return [(o, array.size) for o, array in zip(offsets, outputs, strict=True)]
+
+    def bind(self, inputs: object, outputs: object, variables: object) -> Callable[[], None]:
+        """See :meth:`CompiledGraph.bind`."""
+        given = self.values(variables)
+        block = self.block(given)
+        arrays, live = self.checked(inputs, bound=True, block=block, variables=given)
+        return self.bound_call(arrays, self.signature.check_outputs(outputs, live, block), live)
+
+    def write_params(self, params: Mapping[str, Any]) -> None:
+        """Check params and write them, in turn with runs."""
+        self.executable.write_params(self.signature.check_params(params, cast=self.cast))
+        self.choose_path()
+
+    def perform(
         self,
         inputs: object,
         choose: Callable[[Live], Sequence[Array | None]],
+        *,
         feed: Mapping[str, int] | None = None,
+        variables: Mapping[str, int] = NO_VALUES,
     ) -> list[Array]:
         """One run, with handles, when its turn has come.
 
@@ -150,17 +218,20 @@ class Execution:
             inputs: those that handles stand in for may be missing.
             choose: for each output, the array that the caller wants to have filled, if any.
             feed: handles that take outputs after this run alone.
+            variables: values of Variables that no input's shape gives.
 
         Returns:
             The outputs. Those that the caller did not want are in memory of ours.
         """
-        given = self._handles.complete(inputs)
-        block = self._block()
-        known = None if self._executable.unset else self._signature.recognise(given, block)
-        arrays, live = known or self._checked(given, block=block)
+        given = self.handles.complete(inputs)
+        block = self.block(variables)
+        known = None
+        if not (variables or self.executable.unset):
+            known = self.signature.recognise(given, block)
+        arrays, live = known or self.checked(given, block=block, variables=variables)
         chosen = choose(live)
         outputs = self._with_room(chosen, live)
-        feeds = {**self._handles.feeds, **feed} if feed else self._handles.feeds
+        feeds = {**self.handles.feeds, **feed} if feed else self.handles.feeds
         if feeds:
             return self._launch_fed(arrays, chosen, outputs, live, feeds)
         self._launch(arrays, outputs, live)
@@ -168,10 +239,10 @@ class Execution:
 
     def _launch(self, inputs: list[Array], outputs: list[Array], live: Live) -> None:
         try:
-            self._executable.run(inputs, outputs, live.variables)
+            self.executable.run(inputs, outputs, live.variables)
         except ValueError as error:
             raise self._refusal(inputs, outputs, error) from None
-        self._executable.last = tuple(outputs)
+        self.executable.last = tuple(outputs)
 
     def _launch_fed(
         self,
@@ -182,13 +253,13 @@ class Execution:
         feeds: Mapping[str, int],
     ) -> list[Array]:
         """A run whose outputs handles take; the caller gets copies of those that it chose."""
-        if clash := self._signature.overlap(inputs, outputs):
+        if clash := self.signature.overlap(inputs, outputs):
             raise InputError(clash)  # of arrays that the run itself may not get to see
-        taken = self._handles.destinations(live, feeds)
+        taken = self.handles.destinations(live, feeds)
         self._launch(inputs, [taken.get(i, array) for i, array in enumerate(outputs)], live)
-        for left in self._handles.take(taken, feeds):
+        for left in self.handles.take(taken, feeds):
             ORDER.memory_changes(left, replaced=True)
-        self._choose_path()
+        self.choose_path()
         for position, buffer in taken.items():
             if chosen[position] is None:
                 outputs[position] = buffer
@@ -203,15 +274,16 @@ class Execution:
         asked = [array for array in chosen if array is not None]
         if len(asked) == len(chosen):
             return asked
-        room = self._room(live).arrays
+        room = self.room(live).arrays
         return [place if c is None else c for c, place in zip(chosen, room, strict=True)]
 
-    def _places(self, live: Live) -> list[Array]:
+    def places(self, live: Live) -> list[Array]:
         """For each output, its place in the arena."""
-        return [*self._room(live).arrays]
+        return [*self.room(live).arrays]
 
-    def _room(self, live: Live) -> _Room:
-        room, executable = self._last_room, self._executable
+    def room(self, live: Live) -> Room:
+        """Places in the arena for outputs of these shapes."""
+        room, executable = self._last_room, self.executable
         address = executable.arena_address
         if room is None or room.live is not live or room.address != address:
             arena, offsets = executable.arena, executable.result_offsets
@@ -221,25 +293,47 @@ class Execution:
             ]
             slots = [(o, array.size) for o, array in zip(offsets, arrays, strict=True)]
             views = [*map(read_only, arrays)]
-            room = self._last_room = _Room(live, address, arrays, views, slots)
+            room = self._last_room = Room(live, address, arrays, views, slots)
         return room
 
-    def _checked(
-        self, inputs: object, *, bound: bool = False, block: Mapping[str, int] = NO_VALUES
+    def values(self, variables: object) -> Mapping[str, int]:
+        """Values of Variables as a caller gives them, by name.
+
+        Raises:
+            VariableError: see :func:`~ostinato.ir.binding.variable_values`.
+        """
+        if variables is None:
+            return NO_VALUES
+        return variable_values(variables, self.signature.variables)
+
+    def checked(
+        self,
+        inputs: object,
+        *,
+        bound: bool = False,
+        block: Mapping[str, int] = NO_VALUES,
+        variables: Mapping[str, int] = NO_VALUES,
     ) -> tuple[list[Array], Live]:
-        if self._executable.unset:
-            unset = sorted(self._executable.unset)
-            names = ", ".join(str(self.params[name]) for name in unset)
+        """See :meth:`Signature.check_inputs`.
+
+        Raises:
+            InputError, VariableError: as there; or a param was never set.
+        """
+        if self.executable.unset:
+            unset = sorted(self.executable.unset)
+            names = ", ".join(str(self.signature.params[name]) for name in unset)
             raise InputError(f"these params were never set: {names}; use set_param")
         given = {} if inputs is None else inputs
-        return self._signature.check_inputs(given, cast=self._cast, bound=bound, block=block)
+        return self.signature.check_inputs(
+            given, cast=self.cast, bound=bound, block=block, variables=variables
+        )
 
-    def _bound(
+    def bound_call(
         self, inputs: Sequence[Array], outputs: Sequence[Array], live: Live
     ) -> Callable[[], None]:
         """A call on checked arrays."""
         try:
-            return self._executable.bind(inputs, outputs, live.variables)
+            return self.executable.bind(inputs, outputs, live.variables)
         except ValueError as error:
             raise self._refusal(inputs, outputs, error) from None
 
@@ -247,11 +341,11 @@ class Execution:
         self, inputs: Sequence[Array], outputs: Sequence[Array], error: ValueError
     ) -> InputError:
         """What was wrong with arrays that an executable would not run on."""
-        return InputError(self._signature.overlap(inputs, outputs) or str(error))
+        return InputError(self.signature.overlap(inputs, outputs) or str(error))
 
 
 @dataclass(frozen=True, eq=False)
-class _Room:
+class Room:
     """Places in an arena, for outputs of certain shapes.
 
     Attributes:

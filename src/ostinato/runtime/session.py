@@ -13,6 +13,8 @@ from ostinato.ir.deferred import deferred
 from ostinato.ir.stored import ExpertSource
 from ostinato.ir.types import MAX_TENSOR_BYTES
 from ostinato.runtime.compiled_graph import CompiledGraph
+from ostinato.runtime.execution import Execution
+from ostinato.runtime.handles import Handles
 from ostinato.runtime.signature import Signature, interface_of
 
 if TYPE_CHECKING:
@@ -123,9 +125,9 @@ class Session:
             arrays = {name: a for name, a in arrays.items() if name not in stored.tensors}
             executable = self._backend.compile(graph, arrays, options, progress, experts=stored)
         backend = self._backend
-        return CompiledGraph(
-            signature, executable, self.context, options, lambda: backend.capabilities
-        )
+        handles, cast = Handles(signature), options.cast_inputs
+        execution = Execution(signature, executable, self.context, handles, cast=cast)
+        return CompiledGraph(execution, lambda: backend.capabilities)
 
     def _stored_experts(
         self,

@@ -74,6 +74,7 @@ class Signature:
 
     Attributes:
         inputs, outputs, params, states: specs by name: ``name``, ``shape``, ``dtype``.
+        variables: the graph's Variables by name.
         facts: the conditions of the graph on values of its Variables.
     """
 
@@ -82,12 +83,12 @@ class Signature:
         self.params = _specs(interface.params)
         self.states = _specs(interface.states)
         self.outputs = _specs(interface.outputs)
-        self._variables = interface.variables
-        self.resident = tuple(name for name in self._variables if name in DECODE_VARIABLES)
+        self.variables = interface.variables
+        self.resident = tuple(name for name in self.variables if name in DECODE_VARIABLES)
         self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
         self._experts = interface.expert_inputs
         self.facts = interface.facts
-        self._known: dict[tuple[tuple[int, ...], ...], Live] = {}
+        self._known: dict[tuple[Any, ...], Live] = {}
 
     # -- inputs --------------------------------------------------------------------------------
 
@@ -133,6 +134,7 @@ class Signature:
         cast: bool = False,
         bound: bool = False,
         block: Mapping[str, int] = NO_VALUES,
+        variables: Mapping[str, int] = NO_VALUES,
     ) -> tuple[list[Array], Live]:
         """An array for each input, in order; with ``bound``, the callers' own memory.
 
@@ -144,6 +146,7 @@ class Signature:
             bound: refuse what can not be used in place. Where a size depends on the variable block
                 alone, there may be room for more.
             block: values of Variables that the device has.
+            variables: values of Variables that the caller gives.
 
         Raises:
             InputError: an input is missing, unknown, or of another shape or dtype; or it is the
@@ -160,7 +163,7 @@ class Signature:
             array = in_place("input", spec, given[name]) if bound else given[name]
             arrays.append(examined("input", spec, array, cast=cast and not bound))
         shapes = [array.shape for array in arrays]
-        live = self.live(self.used(shapes, block) if bound else shapes, block)
+        live = self.live(self.used(shapes, block) if bound else shapes, block, variables)
         if not bound:
             self._check_experts(dict(zip(self.inputs, arrays, strict=True)))
         return [settled(s, a) for s, a in zip(self.inputs.values(), arrays, strict=True)], live
@@ -187,7 +190,7 @@ class Signature:
         )
         examined_array = examined(kind, spec, array, cast=cast)
         values = solve_dims({name: (spec.shape, examined_array.shape)}, {})
-        check_values({n: self._variables[n] for n in values}, values)
+        check_values({n: self.variables[n] for n in values}, values)
         return settled(spec, examined_array).copy()
 
     def used(
@@ -200,18 +203,28 @@ class Signature:
         pairs = zip(self.inputs.values(), shapes, strict=True)
         return [_used(spec, shape, block) for spec, shape in pairs]
 
-    def live(self, shapes: Sequence[tuple[int, ...]], block: Mapping[str, int] = NO_VALUES) -> Live:
-        """What inputs of these shapes settle, with the values that the variable block has.
+    def live(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        block: Mapping[str, int] = NO_VALUES,
+        variables: Mapping[str, int] = NO_VALUES,
+    ) -> Live:
+        """The values of Variables and the output shapes that follow from inputs of these shapes.
+
+        Args:
+            shapes: in the order of the inputs.
+            block: values of Variables that the device has.
+            variables: values of Variables that the caller gives.
 
         Raises:
             InputError, VariableError: as :meth:`check_inputs`.
         """
-        key = _key(shapes, block)
+        key = _key(shapes, block, variables)
         live = self._known.get(key)
         if live is None:
-            values = self._solve(shapes, block)
+            values = self._solve(shapes, block, variables)
             live = Live(
-                tuple(values[name] for name in self._variables),
+                tuple(values[name] for name in self.variables),
                 tuple(
                     (tuple(evaluate(d, values) for d in spec.shape), spec.dtype.numpy)
                     for spec in self.outputs.values()
@@ -222,15 +235,21 @@ class Signature:
             self._known[key] = live
         return live
 
-    def _solve(self, shapes: Sequence[tuple[int, ...]], block: Mapping[str, int]) -> dict[str, int]:
-        """The Variables' values that the shapes of the inputs give, or the block has."""
-        if not self._variables:
+    def _solve(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        block: Mapping[str, int],
+        variables: Mapping[str, int],
+    ) -> dict[str, int]:
+        """The Variables' values that the shapes of the inputs, the block or the caller give."""
+        if not self.variables:
             return {}
         specs = self.inputs.values()
         pairs = {s.name: (s.shape, shape) for s, shape in zip(specs, shapes, strict=True)}
         try:
-            values = solve_dims(pairs, block, given_by="the variable block")
-            check_values({name: self._variables[name] for name in values}, values)
+            given_by = "variables=" if variables else "the variable block"
+            values = solve_dims(pairs, {**block, **variables}, given_by=given_by)
+            check_values({name: self.variables[name] for name in values}, values)
         except VariableError as error:
             listed = [
                 f"{name!r} {shown(declared)} got {actual}"
@@ -243,12 +262,12 @@ class Signature:
         return values
 
     def _check_settled(self, values: Mapping[str, int]) -> None:
-        missing = [name for name in self._variables if name not in values]
+        missing = [name for name in self.variables if name not in values]
         if missing:
             advice = (
                 "write it with set_decode_state and turn on set_dev_state_mode(True)"
                 if set(missing) <= set(self.resident)
-                else "run it as a plan: session.prepare(graph, variables=...)"
+                else "give it one: run(inputs, variables={...})"
             )
             raise VariableError(f"no input's shape gives a value to {', '.join(missing)}; {advice}")
 
@@ -328,10 +347,14 @@ class Signature:
 
 
 def _key(
-    shapes: Sequence[tuple[int, ...]], block: Mapping[str, int]
-) -> tuple[tuple[int, ...], ...]:
-    """What settles a run: with the values of the variable block, where the graph takes some."""
-    return (*shapes, tuple(block.values())) if block else tuple(shapes)
+    shapes: Sequence[tuple[int, ...]],
+    block: Mapping[str, int],
+    variables: Mapping[str, int] = NO_VALUES,
+) -> tuple[Any, ...]:
+    """The key of all that determines a run's sizes: shapes, and values from elsewhere."""
+    if not (block or variables):
+        return tuple(shapes)
+    return (*shapes, *sorted(block.items()), *sorted(variables.items()))
 
 
 def _used(spec: TensorSpec, shape: tuple[int, ...], block: Mapping[str, int]) -> tuple[int, ...]:
