@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,7 +41,21 @@ FILES = frozenset(
 )
 
 #: Seconds after which a thread that neither ends nor switches is taken to hang.
-PATIENCE = 60
+PATIENCE = 20
+
+
+#: Of the running thread: its explorer, and what that knows it by.
+_here = threading.local()
+
+
+def switch(point: str) -> None:
+    """A switch point of whichever explorer runs this thread; see :meth:`Explorer.switch`.
+
+    Locks outlive an explorer: contexts of earlier schedules are still told of memory that changes.
+    """
+    explorer: Explorer | None = getattr(_here, "explorer", None)
+    if explorer is not None:
+        explorer.switch(point)
 
 
 class Deadlock(BaseException):
@@ -64,7 +79,6 @@ class Explorer:
         self._random = Random(seed)
         self._lines = lines
         self._threads: list[_Thread] = []
-        self._here = threading.local()
         self._errors: list[BaseException] = []
         self._over = threading.Event()
         self.stopped = False
@@ -82,7 +96,7 @@ class Explorer:
             self._add(work)
         self._resume(self._choose(None))
         if not self._over.wait(PATIENCE):
-            raise Deadlock("a thread holds something that the explorer knows nothing of")
+            raise Deadlock(f"a thread waits for what the explorer does not know of:{self._shown()}")
         if self._errors:
             raise self._errors[0]
 
@@ -92,7 +106,8 @@ class Explorer:
         self._threads.append(thread)
 
         def main() -> None:
-            self._here.thread = thread
+            _here.explorer, _here.thread = self, thread
+            thread.ident = threading.get_ident()
             thread.baton.acquire()
             sys.settrace(self._trace)
             try:
@@ -108,16 +123,21 @@ class Explorer:
 
         threading.Thread(target=main, daemon=True).start()
 
+    def _shown(self) -> str:
+        """Where the threads stand that have not ended."""
+        frames = sys._current_frames()
+        known = {thread.ident: thread for thread in self._threads if not thread.ended}
+        stacks = ["".join(traceback.format_stack(frames[i])) for i in known if i in frames]
+        return "\n" + "\n".join(stacks)
+
     # -- switching ---------------------------------------------------------------------------------
 
     def switch(self, point: str = "line") -> None:
         """Let another thread go on, perhaps; at ``"wait"``, this one needs another to go on first.
 
-        Threads that the explorer did not start pass.
+        It is for threads that the explorer has started.
         """
-        here = getattr(self._here, "thread", None)
-        if here is None:
-            return
+        here: _Thread = _here.thread
         if self.stopped:
             if point == "wait":
                 raise Deadlock("another thread has failed")
@@ -172,17 +192,15 @@ class Explorer:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Locks, futures and queues of objects that are made inside wait by switching."""
-        locks = {"Lock": lambda: _Lock(self), "RLock": lambda: _Lock(self)}
-        waiting = SimpleNamespace(
-            Future=lambda: _Future(self), ThreadPoolExecutor=lambda *_, **__: _Worker(self)
-        )
+        locks = {"Lock": Lock, "RLock": Lock}
+        waiting = SimpleNamespace(Future=_Future, ThreadPoolExecutor=lambda *_, **__: _Worker(self))
         with ExitStack() as stack:
             for module in (turns, buffer, execution_plan):
                 ours = SimpleNamespace(**{**vars(threading), **locks})
                 stack.enter_context(mock.patch.object(module, "threading", ours))
             for module in (queue, context):
                 stack.enter_context(mock.patch.object(module, "futures", waiting))
-            former, ORDER.on_yield = ORDER.on_yield, self.switch
+            former, ORDER.on_yield = ORDER.on_yield, switch
             try:
                 yield
             finally:
@@ -194,6 +212,7 @@ class _Thread:
 
     def __init__(self, idle: Callable[[], bool] | None) -> None:
         self.baton = threading.Semaphore(0)
+        self.ident = 0
         self.waits = 0  # since anything went on
         self.ended = False
         self._idle = idle
@@ -203,18 +222,17 @@ class _Thread:
         return self._idle is not None and self._idle()
 
 
-class _Lock:
+class Lock:
     """A lock that its holder may take again; others switch until it is free."""
 
-    def __init__(self, explorer: Explorer) -> None:
-        self._explorer = explorer
+    def __init__(self) -> None:
         self._holder: int | None = None
         self._depth = 0
 
     def acquire(self) -> bool:
-        self._explorer.switch("lock")
+        switch("lock")
         while self._holder not in (None, threading.get_ident()):
-            self._explorer.switch("wait")
+            switch("wait")
         self._holder = threading.get_ident()
         self._depth += 1
         return True
@@ -223,7 +241,7 @@ class _Lock:
         self._depth -= 1
         if not self._depth:
             self._holder = None
-        self._explorer.switch("unlock")
+        switch("unlock")
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -235,8 +253,7 @@ class _Lock:
 class _Future:
     """A result to come; who asks for it switches until it is there."""
 
-    def __init__(self, explorer: Explorer) -> None:
-        self._explorer = explorer
+    def __init__(self) -> None:
         self._result: Any = None
         self._error: BaseException | None = None
         self._done = False
@@ -246,7 +263,7 @@ class _Future:
 
     def result(self) -> Any:
         while not self._done:
-            self._explorer.switch("wait")
+            switch("wait")
         if self._error is not None:
             raise self._error
         return self._result
@@ -268,7 +285,7 @@ class _Worker:
         explorer._add(self._work, idle=lambda: not self._calls and not self._busy)
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> _Future:
-        future = _Future(self._explorer)
+        future = _Future()
         self._calls.append((future, call, arguments))
         return future
 

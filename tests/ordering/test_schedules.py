@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .explorer import Explorer
+from .explorer import Deadlock, Explorer, Lock
 from .graphs import ROWS
 from .model import CONTEXTS, Feed, Model, Step, agree
 from .world import World
@@ -269,12 +269,10 @@ def test_the_explorer_finds_a_race() -> None:
 
 
 def test_the_explorer_reports_a_deadlock() -> None:
-    from .explorer import Deadlock, _Lock
+    def opposed() -> list[Callable[[], None]]:
+        locks = [Lock(), Lock()]
 
-    def opposed(explorer: Explorer) -> list[Callable[[], None]]:
-        locks = [_Lock(explorer), _Lock(explorer)]
-
-        def work(first: _Lock, second: _Lock) -> None:
+        def work(first: Lock, second: Lock) -> None:
             with first, second:
                 pass
 
@@ -284,7 +282,7 @@ def test_the_explorer_reports_a_deadlock() -> None:
     for seed in range(50):
         explorer = Explorer(seed)
         try:
-            explorer.run(opposed(explorer))
+            explorer.run(opposed())
             outcomes.add("ended")
         except Deadlock:
             outcomes.add("deadlock")
