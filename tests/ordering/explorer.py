@@ -13,6 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache, cached_property
 from pathlib import Path
 from random import Random
 from types import FrameType, SimpleNamespace
@@ -200,11 +201,22 @@ class Explorer:
                 stack.enter_context(mock.patch.object(module, "threading", ours))
             for module in (queue, context):
                 stack.enter_context(mock.patch.object(module, "futures", waiting))
+            for cached in _cached_properties():
+                stack.enter_context(mock.patch.object(cached, "lock", Lock()))
             former, ORDER.on_yield = ORDER.on_yield, switch
             try:
                 yield
             finally:
                 ORDER.on_yield = former
+
+
+@cache
+def _cached_properties() -> list[Any]:
+    """Those that hold a lock, which all objects of a class share: before Python 3.12."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("ostinato")]
+    classes = {c for module in modules for c in vars(module).values() if isinstance(c, type)}
+    attributes = [a for c in classes for a in vars(c).values() if isinstance(a, cached_property)]
+    return [attribute for attribute in attributes if hasattr(attribute, "lock")]
 
 
 class _Thread:

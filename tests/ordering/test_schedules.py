@@ -37,15 +37,10 @@ class Call:
 
 @dataclass
 class Scenario:
-    """Calls to begin with, and those of each thread.
-
-    Attributes:
-        bounds: how many bound calls there are.
-    """
+    """Calls to begin with, and those of each thread."""
 
     setup: list[Call] = field(default_factory=list)
     threads: list[list[Call]] = field(default_factory=list)
-    bounds: int = 0
 
     def __str__(self) -> str:
         named = {"before": self.setup, **{f"thread {i}": t for i, t in enumerate(self.threads)}}
@@ -56,8 +51,11 @@ class Scenario:
 
 
 def scenario_of(random: Random) -> Scenario:
-    """Two threads of up to four calls, or three of two."""
-    made = Scenario()
+    """Two threads of up to four calls, or three of two.
+
+    Bound calls are made on arrays of one thread; those that are recorded have arrays of their own.
+    """
+    made, count = Scenario(), random.choice([2, 2, 3])
     graphs = [0, 1]  # a ledger on the first context, rows on the second
     if random.random() < 0.5:
         graphs.append(2)
@@ -67,17 +65,17 @@ def scenario_of(random: Random) -> Scenario:
             made.setup.append(Call("bind_handle", (graph, 1.0)))
             if random.random() < 0.7:
                 made.setup.append(Call("set_handle_feed", (graph, 0 if graph == 1 else 1)))
-    for graph in graphs:
-        made.setup.append(Call("bind", (graph, feed_of(random, missing=0))))
-    made.bounds = len(graphs)
+    for _ in range(1 + count):
+        made.setup += [Call("bind", (graph, feed_of(random, missing=0))) for graph in graphs]
     for context in range(CONTEXTS):
-        made.setup += recording_of(random, made, context, key=0)
-    count = random.choice([2, 2, 3])
+        made.setup += recording_of(random, context, key=0)
     recorder = random.randrange(2 * count)
     for thread in range(count):
-        calls = [call_of(random, graphs) for _ in range(2 if count == 3 else random.randint(2, 4))]
+        own = len(graphs) * (1 + thread)
+        length = 2 if count == 3 else random.randint(2, 4)
+        calls = [call_of(random, graphs, own) for _ in range(length)]
         if thread == recorder:
-            calls = recording_of(random, made, random.randrange(CONTEXTS), key=1)
+            calls = recording_of(random, random.randrange(CONTEXTS), key=1)
         elif random.random() < 0.2:
             calls = [
                 Call("enter_extent", (1, random.randint(1, ROWS - 1))),
@@ -93,7 +91,7 @@ def feed_of(random: Random, missing: float = 0.5) -> Feed:
     return Feed(x, None if random.random() < missing else 0.0, bad=random.random() < missing / 8)
 
 
-def recording_of(random: Random, made: Scenario, context: int, key: int) -> list[Call]:
+def recording_of(random: Random, context: int, key: int) -> list[Call]:
     calls = [Call("begin_graph_capture", (context,))]
     for _ in range(random.randint(1, 2)):
         kind = random.choice(["commit_no_wait", "bound_call", "session"])
@@ -108,7 +106,8 @@ def recording_of(random: Random, made: Scenario, context: int, key: int) -> list
     return [*calls, Call("end_graph_capture", (context, key))]
 
 
-def call_of(random: Random, graphs: Sequence[int]) -> Call:
+def call_of(random: Random, graphs: Sequence[int], bound: int) -> Call:
+    """Something to submit; ``bound`` is the first of the thread's bound calls."""
     graph = random.choice([0, 0, *graphs])
     context = random.randrange(CONTEXTS)
     source = random.choice([("state", graph), ("weight", graph), ("buffer", random.randrange(3))])
@@ -120,7 +119,7 @@ def call_of(random: Random, graphs: Sequence[int]) -> Call:
         (4, "commit_no_wait", (graph, feed_of(random))),
         (2, "run_pipelined", (graph, feeds)),
         (2, "run_feed_handle", (graph, feed_of(random), output)),
-        (3, "bound_call", (graph,)),
+        (3, "bound_call", (bound + graph,)),
         (4, "replay_graph", (context, 0)),
         (1, "replay_graph", (context, 1)),
         (3, "session", (context, (step,), random.choice(["finish", "commit"]), False)),
@@ -165,13 +164,15 @@ def make(world: World, calls: Sequence[Call]) -> None:
 
 
 def warm(world: World) -> None:
-    """Compile what sessions need: kernels are shared by all threads of the process."""
-    for context in range(CONTEXTS):
-        for op in ("add", "maximum"):
-            for source in (("state", 0), ("state", 1), ("buffer", 0)):
-                step = Step(op, source, 1, 1.0)
-                s = world.executors[context].begin()
-                world._encode(s, step)
+    """Compile what sessions need: that takes locks of the process, which the explorer leaves be."""
+    for executor in world.executors:
+        scratch = executor.empty((4,))
+        with executor.begin() as s:
+            s.add(scratch, 1.0, out=scratch)
+            s.maximum(scratch, scratch, out=scratch)
+    for graph in range(CONTEXTS):
+        world.read_state(graph)
+        _ = world.graphs[graph].plan
 
 
 def explore(seed: int) -> tuple[Scenario, list[Call]]:
