@@ -108,16 +108,16 @@ def recording_of(random: Random, context: int, key: int) -> list[Call]:
 
 def call_of(random: Random, graphs: Sequence[int], bound: int) -> Call:
     """Something to submit; ``bound`` is the first of the thread's bound calls."""
-    graph = random.choice([0, 0, *graphs])
+    graph = random.choice([0, 0, 0, *graphs])  # threads that meet say more than those that do not
     context = random.randrange(CONTEXTS)
     source = random.choice([("state", graph), ("weight", graph), ("buffer", random.randrange(3))])
     step = Step(random.choice(["add", "maximum"]), source, random.randrange(3), 1.0)
-    feeds = tuple(feed_of(random, missing=0.3) for _ in range(2))
+    feeds = tuple(feed_of(random, missing=0.2) for _ in range(3))
     output = 0 if graph == 1 else 1
     choices: list[tuple[int, str, tuple[Any, ...]]] = [
         (4, "run", (graph, feed_of(random))),
         (4, "commit_no_wait", (graph, feed_of(random))),
-        (2, "run_pipelined", (graph, feeds)),
+        (4, "run_pipelined", (graph, feeds)),
         (2, "run_feed_handle", (graph, feed_of(random), output)),
         (3, "bound_call", (bound + graph,)),
         (4, "replay_graph", (context, 0)),
