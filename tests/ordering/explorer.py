@@ -13,7 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from types import FrameType, SimpleNamespace
@@ -22,7 +22,7 @@ from unittest import mock
 
 import ostinato
 from ostinato.backends import context, queue, turns
-from ostinato.plan import buffer, execution_plan
+from ostinato.plan import buffer, compute_graph, execution_plan
 from ostinato.plan.order import ORDER
 
 HOME = Path(ostinato.__file__).parent
@@ -210,10 +210,10 @@ class Explorer:
                 ORDER.on_yield = former
 
 
-@cache
 def _cached_properties() -> list[Any]:
     """Those that hold a lock, which all objects of a class share: before Python 3.12."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("ostinato")]
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("ostinato")]
+    modules.append(compute_graph)  # which is loaded as late as it is needed, but for this
     classes = {c for module in modules for c in vars(module).values() if isinstance(c, type)}
     attributes = [a for c in classes for a in vars(c).values() if isinstance(a, cached_property)]
     return [attribute for attribute in attributes if hasattr(attribute, "lock")]
