@@ -319,16 +319,15 @@ class Model:
 
         ``heavy`` makes it take milliseconds.
         """
-        if (recording := self._submit(context)) is None:
-            self._encode(steps)
-        else:
-            recording.items.append(Item(self._touched(steps), steps=steps))
+        self._run_session(context, steps)
         if end == "keep":
             self.sessions.append((context, steps))
 
     def replay_session(self, position: int) -> None:
-        context, steps = self.sessions[position]
-        if any(touched not in self._living() for touched in self._touched(steps)):
+        self._run_session(*self.sessions[position])
+
+    def _run_session(self, context: int, steps: Sequence[Step]) -> None:
+        if not self._touched(steps) <= self._living():
             raise Refused("PlanError")
         if (recording := self._submit(context)) is None:
             self._encode(steps)
