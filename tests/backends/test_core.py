@@ -338,7 +338,7 @@ def test_bad_buffers(adder, method, position, bad, error, message):
         ((arrays(3), [1.5]), TypeError, "variable 0: value must be an int"),
         ((arrays(3), [1 << 63]), ValueError, "variable 0: value is 9223372036854775808"),
         ((arrays(3), 7), TypeError, None),
-        ((1, 2, 3, 4), TypeError, "at most 3"),
+        ((1, 2, 3), TypeError, "at most 2"),
     ],
 )
 def test_bad_calls(adder, args, error, message):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompileReport
 
+#: Inputs, outputs and values of Variables; whether it ran.
+RunDirect = Callable[[Sequence[Any], Sequence[Any], Sequence[int]], bool]
+
 __all__ = ["Backend", "Capabilities", "Executable", "Progress"]
 
 #: Told how many of how many kernels are compiled.
@@ -58,21 +61,29 @@ class Capabilities:
     in_place_states: bool = True
 
 
+def _never(inputs: Sequence[Any], outputs: Sequence[Any], variables: Sequence[int]) -> bool:
+    """The ``run_direct`` of executables that have none."""
+    return False
+
+
 class Executable(ABC):
     """A graph compiled for a device, with memory of its own.
 
     Arrays given to it have been checked: they are C-contiguous and of the declared types, and those
-    to be written are writable. Every method but :meth:`run_direct` and the calls of :meth:`bind` is
+    to be written are writable. Every method but ``run_direct`` and the calls of :meth:`bind` is
     called within a submission that touches :attr:`accesses` and the arrays: one at a time.
 
     Attributes:
-        direct: whether :meth:`run_direct` runs. Nothing but its owner sets it, in turn with runs.
+        direct: whether ``run_direct`` runs. Nothing but its owner sets it, in turn with runs.
+        run_direct: as :meth:`run`, as a submission of its own, after which ``last`` is the outputs.
+            Returns ``False``, and nothing has run, where ``direct`` is off when its turn has come.
         last: the results of the last run, in turn with runs as well.
     """
 
     report: CompileReport
     unset: set[str]  #: params that were never written
     direct: bool = False
+    run_direct: RunDirect = staticmethod(_never)
     last: tuple[np.ndarray[Any, Any], ...] = ()
 
     @property
@@ -107,19 +118,6 @@ class Executable(ABC):
         Raises:
             ValueError: an output overlaps another array in memory. Nothing has run.
         """
-
-    def run_direct(
-        self,
-        inputs: Sequence[np.ndarray[Any, Any]],
-        outputs: Sequence[np.ndarray[Any, Any]],
-        variables: Sequence[int],
-    ) -> bool:
-        """As :meth:`run`, as a submission of its own; the outputs become :attr:`last`.
-
-        Returns:
-            ``False``, and nothing has run, where :attr:`direct` is off when its turn has come.
-        """
-        return False
 
     @abstractmethod
     def bind(

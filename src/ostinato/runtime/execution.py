@@ -283,9 +283,9 @@ class Execution:
 
     def room(self, live: Live) -> Room:
         """Places in the arena for outputs of these shapes."""
-        room, executable = self._last_room, self.executable
-        address = executable.arena_address
-        if room is None or room.live is not live or room.address != address:
+        room = self._last_room
+        if room is None or room.live is not live:
+            executable = self.executable
             arena, offsets = executable.arena, executable.result_offsets
             arrays = [
                 np.ndarray(shape, dtype, arena, offset)
@@ -293,7 +293,7 @@ class Execution:
             ]
             slots = [(o, array.size) for o, array in zip(offsets, arrays, strict=True)]
             views = [*map(read_only, arrays)]
-            room = self._last_room = Room(live, address, arrays, views, slots)
+            room = self._last_room = Room(live, arrays, views, slots)
         return room
 
     def values(self, variables: object) -> Mapping[str, int]:
@@ -350,14 +350,12 @@ class Room:
 
     Attributes:
         live: the shapes.
-        address: the arena's.
         arrays: the places.
         views: the same, not to be written.
         slots: for each its offset in the arena, in bytes, and its number of elements.
     """
 
     live: Live
-    address: int
     arrays: list[Array]
     views: list[Array]
     slots: list[tuple[int, int]]

@@ -283,7 +283,7 @@ class Program:
     direct: bool
     """Whether :meth:`run_direct` runs it."""
     last: Any
-    """The results of the last run that was given some, or ``None``."""
+    """The outputs of the last direct run, or whatever was assigned since; or ``None``."""
     @property
     def accesses(self) -> Accesses:
         """What every run touches beside the buffers that it brings."""
@@ -296,16 +296,10 @@ class Program:
     @property
     def n_externals(self) -> int:
         """How many buffers each run brings."""
-    def run(
-        self,
-        buffers: Sequence[Buffer] = (),
-        vars: Sequence[int] | None = None,
-        results: object = None,
-    ) -> None:
+    def run(self, buffers: Sequence[Buffer] = (), vars: Sequence[int] | None = None) -> None:
         """Runs all steps on ``buffers``, one per external slot in order, when its turn has come.
 
-        Within a submission of the calling thread's, it is a part of that. Where ``results`` are
-        given, :attr:`last` becomes them.
+        Within a submission of the calling thread's, it is a part of that.
 
         ``vars`` are kept for later runs; ``None`` uses those kept. Buffers may be larger than
         needed. A written buffer that overlaps another one is refused.
@@ -316,16 +310,18 @@ class Program:
         """
     def run_direct(
         self,
-        buffers: Sequence[Buffer] = (),
-        vars: Sequence[int] | None = None,
-        results: object = None,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        vars: Sequence[int] | None,
+        /,
     ) -> bool:
-        """Like :meth:`run`; ``False``, and nothing has run, where :attr:`direct` is off by then."""
+        """Like :meth:`run` on both, and :attr:`last` becomes a tuple of ``outputs``.
+
+        Returns:
+            ``False``, and nothing has run, where :attr:`direct` is off when its turn has come.
+        """
     def run_profiled(
-        self,
-        buffers: Sequence[Buffer] = (),
-        vars: Sequence[int] | None = None,
-        results: object = None,
+        self, buffers: Sequence[Buffer] = (), vars: Sequence[int] | None = None
     ) -> list[float]:
         """Like :meth:`run`; returns the seconds that each step took."""
     def bind(self, buffers: Sequence[Buffer] = (), vars: Sequence[int] | None = None) -> BoundCall:

@@ -130,6 +130,7 @@ class CpuExecutable(Executable):
             touches=[(self._arena.address, self._arena.nbytes, True)],
             limit_slot=Slot.IDLE,
         )
+        self.run_direct = self._run.run_direct
         self._log = RoutingLog(self._image.routings, self._arena, self._native)
         self._tier = None
         if layers := self._in_file():
@@ -320,11 +321,6 @@ class CpuExecutable(Executable):
         self._run.run([*inputs, *outputs], variables)
         if tier is not None:
             tier.check(failures)
-
-    def run_direct(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
-    ) -> bool:
-        return self._run.run_direct([*inputs, *outputs], variables, tuple(outputs))
 
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]

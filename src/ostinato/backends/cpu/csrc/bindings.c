@@ -61,8 +61,14 @@ static int acquire_one(bindings *b, const external_slot *slot, PyObject *object,
     return 0;
 }
 
-static int check_count(const ProgramObject *program, PyObject *buffers) {
-    Py_ssize_t count = buffers == NULL ? 0 : PySequence_Size(buffers);
+/* How many buffers there are, of which `inputs` gets how many are in the first sequence; or -1. */
+static Py_ssize_t count_buffers(PyObject *buffers, PyObject *outputs, Py_ssize_t *inputs) {
+    Py_ssize_t more = outputs == NULL ? 0 : PySequence_Size(outputs);
+    *inputs = buffers == NULL ? 0 : PySequence_Size(buffers);
+    return *inputs < 0 || more < 0 ? -1 : *inputs + more;
+}
+
+static int check_count(const ProgramObject *program, Py_ssize_t count) {
     if (count < 0) {
         return -1;
     }
@@ -93,12 +99,14 @@ static int check_overlaps(const bindings *b, const ProgramObject *program) {
 }
 
 int bindings_acquire(bindings *b, const ProgramObject *program, PyObject *buffers,
-                     const int64_t *vars) {
-    if (check_count(program, buffers) < 0) {
+                     PyObject *outputs, const int64_t *vars) {
+    Py_ssize_t inputs;
+    if (check_count(program, count_buffers(buffers, outputs, &inputs)) < 0) {
         return -1;
     }
     for (Py_ssize_t i = 0; i < program->n_externals; i++) {
-        PyObject *object = sequence_item(buffers, i);
+        PyObject *object =
+            i < inputs ? sequence_item(buffers, i) : sequence_item(outputs, i - inputs);
         int status = object == NULL ? -1 : acquire_one(b, &program->externals[i], object, vars);
         Py_XDECREF(object); /* the view holds its own reference */
         if (status < 0) {

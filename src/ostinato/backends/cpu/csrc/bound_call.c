@@ -20,7 +20,7 @@ PyObject *bound_call_new(ProgramObject *program, PyObject *buffers, PyObject *va
     if (self->bindings == NULL) {
         PyErr_NoMemory();
     } else if (read_vars(program, vars, self->vars) == 0 &&
-               bindings_acquire(self->bindings, program, buffers,
+               bindings_acquire(self->bindings, program, buffers, NULL,
                                 self->has_vars ? self->vars : NULL) == 0) {
         return (PyObject *)self;
     }

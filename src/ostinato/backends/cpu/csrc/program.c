@@ -182,20 +182,23 @@ static void put_bindings(ProgramObject *self, bindings *b) {
     }
 }
 
-static void keep_results(ProgramObject *self, PyObject *results) {
-    if (results != NULL && results != Py_None) {
-        PyObject *former = self->last;
-        self->last = Py_NewRef(results);
-        Py_XDECREF(former);
+/* A list of the caller's may change: `last` has a tuple of its own. */
+static int keep_results(ProgramObject *self, PyObject *outputs) {
+    PyObject *results = PySequence_Tuple(outputs);
+    if (results == NULL) {
+        return -1;
     }
+    PyObject *former = self->last;
+    self->last = results;
+    Py_XDECREF(former);
+    return 0;
 }
 
 /* The arguments of a run. */
 typedef struct {
     PyObject *buffers;
+    PyObject *outputs; /* of a direct run: further buffers, which become `last`; else NULL */
     PyObject *vars;
-    PyObject *results; /* become `last` */
-    bool direct;       /* it is refused where the program is not to be run directly */
     double *seconds;
 } run_request;
 
@@ -212,11 +215,11 @@ static int run_in_turn(ProgramObject *self, const bindings *b, const int64_t *va
         return -1;
     }
     int status = 0;
-    if (self->direct || !request->direct) {
+    if (self->direct || request->outputs == NULL) {
         memcpy(self->vars, values, sizeof(int64_t) * (size_t)self->n_vars);
         status = program_execute(self, b, values, request->seconds) < 0 ? -1 : 1;
-        if (status > 0) {
-            keep_results(self, request->results);
+        if (status > 0 && request->outputs != NULL) {
+            status = keep_results(self, request->outputs) < 0 ? -1 : 1;
         }
     }
     order_leave(order, thread, &entry);
@@ -246,7 +249,7 @@ static int run_checked(ProgramObject *self, const run_request *request) {
     if (b == NULL) {
         return -1;
     }
-    int status = bindings_acquire(b, self, request->buffers, values);
+    int status = bindings_acquire(b, self, request->buffers, request->outputs, values);
     if (status == 0) {
         status = run_in_turn(self, b, values, request);
     }
@@ -254,13 +257,13 @@ static int run_checked(ProgramObject *self, const run_request *request) {
     return status;
 }
 
-#define N_PARAMETERS 3
+#define N_PARAMETERS 2
 
-/* The arguments (buffers=(), vars=None, results=None) of run and its relatives. By hand, because the
- * generic parser takes longer than a small program. */
+/* The arguments (buffers=(), vars=None) of run and its relatives. By hand, because the generic
+ * parser takes longer than a small program. */
 static int read_call(const char *method, PyObject *const *args, Py_ssize_t n_args,
                      PyObject *names, PyObject *call[N_PARAMETERS]) {
-    static const char *const parameters[N_PARAMETERS] = {"buffers", "vars", "results"};
+    static const char *const parameters[N_PARAMETERS] = {"buffers", "vars"};
     memset(call, 0, sizeof(PyObject *) * N_PARAMETERS);
     if (n_args > N_PARAMETERS) {
         PyErr_Format(PyExc_TypeError, "%s() takes at most %d arguments (%zd given)", method,
@@ -294,21 +297,19 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
     if (read_call("run", args, n_args, names, call) < 0) {
         return NULL;
     }
-    run_request request = {.buffers = call[0], .vars = call[1], .results = call[2]};
+    run_request request = {.buffers = call[0], .vars = call[1]};
     if (run_checked(self, &request) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *program_run_direct(ProgramObject *self, PyObject *const *args, Py_ssize_t n_args,
-                                    PyObject *names) {
-    PyObject *call[N_PARAMETERS];
-    if (read_call("run_direct", args, n_args, names, call) < 0) {
-        return NULL;
+static PyObject *program_run_direct(ProgramObject *self, PyObject *const *args,
+                                    Py_ssize_t n_args) {
+    if (n_args != 3) {
+        return PyErr_Format(PyExc_TypeError, "run_direct() takes 3 arguments (%zd given)", n_args);
     }
-    run_request request = {
-        .buffers = call[0], .vars = call[1], .results = call[2], .direct = true};
+    run_request request = {.buffers = args[0], .outputs = args[1], .vars = args[2]};
     int status = run_checked(self, &request);
     return status < 0 ? NULL : PyBool_FromLong(status);
 }
@@ -335,8 +336,7 @@ static PyObject *program_run_profiled(ProgramObject *self, PyObject *const *args
         return PyErr_NoMemory();
     }
     PyObject *result = NULL;
-    run_request request = {
-        .buffers = call[0], .vars = call[1], .results = call[2], .seconds = seconds};
+    run_request request = {.buffers = call[0], .vars = call[1], .seconds = seconds};
     if (run_checked(self, &request) > 0) {
         result = list_of_seconds(seconds, self->n_steps);
     }
@@ -420,19 +420,19 @@ static PyObject *program_uses_memory(ProgramObject *self, PyObject *memory) {
 
 static PyMethodDef program_methods[] = {
     {"run", (PyCFunction)(void (*)(void))program_run, METH_FASTCALL | METH_KEYWORDS,
-     "run($self, buffers=(), vars=None, results=None)\n--\n\n"
-     "Checks the buffers of the external slots, then runs all steps; `last` becomes `results`."},
+     "run($self, buffers=(), vars=None)\n--\n\n"
+     "Checks the buffers of the external slots, then runs all steps."},
     {"run_profiled", (PyCFunction)(void (*)(void))program_run_profiled,
      METH_FASTCALL | METH_KEYWORDS,
-     "run_profiled($self, buffers=(), vars=None, results=None)\n--\n\n"
+     "run_profiled($self, buffers=(), vars=None)\n--\n\n"
      "Like run; returns the seconds that each step took."},
     {"bind", (PyCFunction)(void (*)(void))program_bind, METH_FASTCALL | METH_KEYWORDS,
      "bind($self, buffers=(), vars=None)\n--\n\n"
      "Checks the buffers once; the returned BoundCall runs on them with no further check."},
-    {"run_direct", (PyCFunction)(void (*)(void))program_run_direct,
-     METH_FASTCALL | METH_KEYWORDS,
-     "run_direct($self, buffers=(), vars=None, results=None)\n--\n\n"
-     "Like run; does nothing and returns False where `direct` is off when its turn has come."},
+    {"run_direct", (PyCFunction)(void (*)(void))program_run_direct, METH_FASTCALL,
+     "run_direct($self, inputs, outputs, vars, /)\n--\n\n"
+     "Like run, and `last` becomes the outputs; does nothing and returns False where `direct` is "
+     "off when its turn has come."},
     {"set_vars", (PyCFunction)program_set_vars, METH_O,
      "set_vars($self, vars)\n--\n\n"
      "Sets the variables for the runs that bring none."},
@@ -463,7 +463,7 @@ static PyMemberDef program_members[] = {
      "How many buffers each run brings."},
     {"direct", T_BOOL, offsetof(ProgramObject, direct), 0, "Whether run_direct runs it."},
     {"last", T_OBJECT, offsetof(ProgramObject, last), 0,
-     "The results of the last run that was given some, or None."},
+     "The outputs of the last direct run, or whatever was assigned since; or None."},
     {0},
 };
 

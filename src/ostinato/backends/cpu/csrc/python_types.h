@@ -183,10 +183,10 @@ int program_parse(ProgramObject *self, core_state *state, PyObject *pool, PyObje
 bindings *bindings_new(Py_ssize_t n_externals);
 void bindings_free(bindings *b);
 
-/* Checks and exports one buffer per external slot. With `vars` a slot needs the bytes it takes for
+/* Checks and exports one buffer per external slot, from two sequences, or NULL for none. With `vars` a slot needs the bytes it takes for
  * these variables; with NULL, the bytes it takes at most. Nothing stays exported on failure. */
 int bindings_acquire(bindings *b, const ProgramObject *program, PyObject *buffers,
-                     const int64_t *vars);
+                     PyObject *outputs, const int64_t *vars);
 void bindings_release(bindings *b);
 
 /* The bytes that a slot needs for these variables; with NULL, at most. */
