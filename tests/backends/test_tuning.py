@@ -18,7 +18,7 @@ from ostinato.codegen.object_cache import ObjectCache
 from ostinato.dtypes import FLOAT32
 from ostinato.errors import DeviceUnavailableError
 from ostinato.lower.contraction import tile_choices
-from ostinato.lower.products import ProductCut
+from ostinato.lower.rules.matmul_spec import ProductCut
 from ostinato.reference import evaluate
 
 LEVELS = ("avx512", "avx2", "sse2")

@@ -28,9 +28,9 @@ from ostinato.dtypes import (
     DType,
 )
 from ostinato.errors import DeviceUnavailableError, OstinatoError
-from ostinato.lower.builder import cast
 from ostinato.lower.contraction import Contraction, SumAxis, tile_for
-from ostinato.lower.loops import Accumulator, Apply, Arg, Load, Number, Scalar, Store
+from ostinato.lower.loopir.builder import cast
+from ostinato.lower.loopir.nodes import Accumulator, Apply, Arg, Load, Number, Scalar, Store
 from ostinato.variables import Dim, Symbol, Variable, axis, evaluate, prod, symbols
 
 Array = np.ndarray[Any, Any]

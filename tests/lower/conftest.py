@@ -20,9 +20,9 @@ from ostinato.codegen.llvm.toolchain import TargetSpec, compile_module, link
 from ostinato.dtypes import DType
 from ostinato.errors import DeviceUnavailableError
 from ostinato.ir.graph import BaseGraph
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.lowering import lower
 from ostinato.lower.program import Call, LoweredBuffer, Program, Role
-from ostinato.lower.text import kernel_text
 from ostinato.variables import evaluate
 
 Array = np.ndarray[Any, Any]

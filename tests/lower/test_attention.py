@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, DType
 from ostinato.lower.attention import AttentionKernel
-from ostinato.lower.text import kernel_text
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.ops.builder import Graph
 from ostinato.reference import evaluate
 from ostinato.variables import Variable

@@ -15,9 +15,9 @@ from ostinato.codegen.object_cache import ObjectCache
 from ostinato.dtypes import ALL_DTYPES, BOOL, FLOAT32, INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.copying import Copying, copying
-from ostinato.lower.loops import Apply, Arg, Guard, Load, LoopNest, Number, Stage, Store
-from ostinato.lower.nests import symbols_of
+from ostinato.lower.loopir.nodes import Apply, Arg, Guard, Load, LoopNest, Number, Stage, Store
 from ostinato.lower.program import Call, LoweredBuffer, Role
+from ostinato.lower.rules.loops import symbols_of
 from ostinato.variables import Variable, axis
 
 KERNEL = ctypes.CFUNCTYPE(

@@ -11,7 +11,7 @@ import pytest
 from ostinato import reference
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT32, DType
 from ostinato.lower.grouping import Grouping, GroupLayout
-from ostinato.lower.text import kernel_text
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.ops.builder import Graph
 from ostinato.variables import Variable
 

@@ -13,8 +13,8 @@ import ostinato as ost
 from ostinato.backends.cpu.choices import CAPABILITIES, lowering_options
 from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.lower.contraction import Contraction
+from ostinato.lower.extent import LeadingRows
 from ostinato.lower.joint import JointProduct
-from ostinato.lower.leading_rows import LeadingRows
 from ostinato.lower.lowering import lower
 from ostinato.lower.program import Call
 from ostinato.passes.pipeline import run_passes

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT32, DType
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.recurrent import RecurrentKernel
-from ostinato.lower.text import kernel_text
 from ostinato.ops.builder import Graph
 from ostinato.ops.recurrent import DEFAULT_ACTIVATIONS, GATES, RECURRENT_SCAN, WEIGHT_PARTS
 from ostinato.reference import evaluate

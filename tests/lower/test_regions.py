@@ -9,10 +9,10 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cpu.choices import CAPABILITIES
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.lowering import LoweringOptions, lower
-from ostinato.lower.products import RegisterFile
 from ostinato.lower.program import Call, Program, Role
-from ostinato.lower.text import kernel_text
+from ostinato.lower.rules.matmul_spec import RegisterFile
 from ostinato.passes.pipeline import run_passes
 
 REGISTERS = RegisterFile(vector_bytes=64, count=32)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ostinato.dtypes import FLOAT32, INT64
 from ostinato.lower.contraction import Contraction
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Accumulator,
     Apply,
     Arg,
@@ -22,7 +22,7 @@ from ostinato.lower.loops import (
     Store,
     Temp,
 )
-from ostinato.lower.text import digest, kernel_text
+from ostinato.lower.loopir.text import digest, kernel_text
 from ostinato.variables import Dim, Expr, Symbol, Variable, axis
 
 

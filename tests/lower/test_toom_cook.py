@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ostinato.dtypes import FLOAT64
-from ostinato.lower.loops import Apply, Number, Scalar
-from ostinato.lower.toom_cook import (
+from ostinato.lower.loopir.nodes import Apply, Number, Scalar
+from ostinato.lower.rules.winograd_transforms import (
     POINTS,
     TAPS,
     Matrix,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.dtypes import FLOAT32
-from ostinato.lower.loops import Load, Store, extent_of
-from ostinato.lower.merge import merge_axes
-from ostinato.lower.rewrite import index_expressions
-from ostinato.lower.views import linear_index, reshape_index, unravel
+from ostinato.lower.loopir.merge_axes import merge_axes
+from ostinato.lower.loopir.nodes import Load, Store, extent_of
+from ostinato.lower.loopir.rewrite import index_expressions
+from ostinato.lower.loopir.views import linear_index, reshape_index, unravel
 from ostinato.variables import Dim, Expr, Symbol, Variable, axis, evaluate, substitute
 
 sizes = st.lists(st.sampled_from([1, 1, 2, 3, 4, 6]), min_size=0, max_size=4)

@@ -12,9 +12,9 @@ from ostinato.backends.cpu.choices import CAPABILITIES
 from ostinato.dtypes import BFLOAT16, FLOAT32
 from ostinato.ir.types import TensorType
 from ostinato.lower.fetching import Choosing, Fetching, piece_packing
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.lowering import LoweringOptions, lower
-from ostinato.lower.products import RegisterFile
-from ostinato.lower.text import kernel_text
+from ostinato.lower.rules.matmul_spec import RegisterFile
 from ostinato.lower.waves import ExpertStore
 from ostinato.passes.pipeline import run_passes
 

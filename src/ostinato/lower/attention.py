@@ -10,12 +10,12 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ostinato.lower.builder import cast
 from ostinato.lower.contraction import Contraction, tile_choices, tile_for
-from ostinato.lower.loops import Accumulator, Arg, Load, Scalar, Store, extent_of, max_extent
-from ostinato.lower.nests import Outputs, symbols_of
-from ostinato.lower.products import RegisterFile, separable
-from ostinato.lower.views import Indices, broadcast_index, linear_index, unravel
+from ostinato.lower.loopir.builder import cast
+from ostinato.lower.loopir.nodes import Accumulator, Arg, Load, Scalar, Store, extent_of, max_extent
+from ostinato.lower.loopir.views import Indices, broadcast_index, linear_index, unravel
+from ostinato.lower.rules.loops import Outputs, symbols_of
+from ostinato.lower.rules.matmul_spec import RegisterFile, separable
 from ostinato.records import dataclass
 from ostinato.variables import (
     Dim,
@@ -33,7 +33,7 @@ from ostinato.variables import (
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.builder import KernelBuilder
+    from ostinato.lower.loopir.builder import KernelBuilder
 
 __all__ = ["AttentionKernel", "AttentionTiles", "Queries", "attention_kernel", "attention_tiles"]
 

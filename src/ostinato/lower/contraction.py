@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.errors import OstinatoError
-from ostinato.lower.loops import Arg, Store, extent_of, max_extent
+from ostinato.lower.loopir.nodes import Arg, Store, extent_of, max_extent
 from ostinato.records import dataclass
 from ostinato.variables import (
     Dim,

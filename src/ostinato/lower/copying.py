@@ -14,7 +14,16 @@ import numpy as np
 
 from ostinato.dtypes import BOOL, INT64
 from ostinato.ir.types import TensorType
-from ostinato.lower.loops import GRAIN_POINTS, Arg, Guard, Load, LoopNest, Number, Store, extent_of
+from ostinato.lower.loopir.nodes import (
+    GRAIN_POINTS,
+    Arg,
+    Guard,
+    Load,
+    LoopNest,
+    Number,
+    Store,
+    extent_of,
+)
 from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.records import dataclass, replace
 from ostinato.variables import coefficient

@@ -7,16 +7,16 @@ from functools import reduce
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ostinato.lower.builder import KernelBuilder, cast
-from ostinato.lower.loops import Apply, LoopNest, Reduce, Ref, Scalar, Stage, Statement
-from ostinato.lower.merge import merge_axes
-from ostinato.lower.nests import BLOCK, Outputs, in_memory_order, store_at, symbols_of
+from ostinato.lower.loopir.builder import KernelBuilder, cast
+from ostinato.lower.loopir.merge_axes import merge_axes
+from ostinato.lower.loopir.nodes import Apply, LoopNest, Reduce, Ref, Scalar, Stage, Statement
 from ostinato.lower.program import Layout, LoweredBuffer, Role
+from ostinato.lower.rules.loops import BLOCK, Outputs, in_memory_order, store_at, symbols_of
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.views import Indices
+    from ostinato.lower.loopir.views import Indices
     from ostinato.variables import Symbol
 
 __all__ = ["depthwise_nest", "filters_last_buffer"]

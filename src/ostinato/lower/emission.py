@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.lower.builder import KernelBuilder
+from ostinato.lower.loopir.builder import KernelBuilder
+from ostinato.lower.loopir.views import MAX_TANGLES, VIEWS, is_tangled
 from ostinato.lower.program import Call, LoweredBuffer, Role
-from ostinato.lower.updates import copy_nest
-from ostinato.lower.views import MAX_TANGLES, VIEWS, is_tangled
+from ostinato.lower.rules.updates import copy_nest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.ir.graph import Node, Value
+    from ostinato.lower.fusion.regions import Region
     from ostinato.lower.grouping import GroupLayout, Routing
-    from ostinato.lower.nests import Outputs
     from ostinato.lower.panels import PanelFormat
-    from ostinato.lower.products import Product, RegisterFile
     from ostinato.lower.program import Kernel
-    from ostinato.lower.regions import Region
+    from ostinato.lower.rules.loops import Outputs
+    from ostinato.lower.rules.matmul_spec import Product, RegisterFile
     from ostinato.lower.waves import StoredExperts
     from ostinato.variables import Dim, Symbol
 

@@ -19,7 +19,7 @@ from ostinato.lower.experts import ExpertLayer
 from ostinato.lower.fetching import Choosing, Fetching, piece_packing
 from ostinato.lower.grouped import RowProduct, grouped_matmul_kernel, row_product, rows_in_place
 from ostinato.lower.grouping import Routing, grouping_kernel
-from ostinato.lower.loops import Arg
+from ostinato.lower.loopir.nodes import Arg
 from ostinato.lower.lowering import Lowering
 from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.lower.waves import (
@@ -38,8 +38,8 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.experts import ExpertStep
+    from ostinato.lower.fusion.regions import Region
     from ostinato.lower.lowering import LoweringOptions, Rule
-    from ostinato.lower.regions import Region
     from ostinato.variables import Symbol
 
 __all__ = ["ExpertLowering"]

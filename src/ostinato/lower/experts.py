@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.ir.types import TensorType
-from ostinato.lower.builder import cast
 from ostinato.lower.grouped import GroupedProduct, RowProduct, row_product
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.builder import cast
+from ostinato.lower.loopir.merge_axes import merge_axes
+from ostinato.lower.loopir.nodes import (
     Accumulator,
     Apply,
     Load,
@@ -24,10 +25,9 @@ from ostinato.lower.loops import (
     Stage,
     Store,
 )
-from ostinato.lower.merge import merge_axes
-from ostinato.lower.nests import BLOCK, Outputs, store_at, symbols_of
+from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.lower.views import linear_index
+from ostinato.lower.rules.loops import BLOCK, Outputs, store_at, symbols_of
 from ostinato.ops.moe import ACTIVATIONS
 from ostinato.variables import floor_div
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.ir.graph import Node
-    from ostinato.lower.builder import KernelBuilder
-    from ostinato.lower.products import RegisterFile
+    from ostinato.lower.loopir.builder import KernelBuilder
+    from ostinato.lower.rules.matmul_spec import RegisterFile
     from ostinato.variables import Symbol
 
 __all__ = ["ExpertLayer", "ExpertStep", "MakeKernel"]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from ostinato.ir.graph import BaseGraph
 from ostinato.ir.types import TensorType
-from ostinato.lower.builder import KernelBuilder, cast
-from ostinato.lower.loops import Arg, Guard, LoopNest, Number, Store
-from ostinato.lower.nests import block_nest, symbols_of
+from ostinato.lower.loopir.builder import KernelBuilder, cast
+from ostinato.lower.loopir.nodes import Arg, Guard, LoopNest, Number, Store
+from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.lower.views import linear_index
+from ostinato.lower.rules.loops import block_nest, symbols_of
 from ostinato.records import dataclass
 from ostinato.variables import ceil_div
 

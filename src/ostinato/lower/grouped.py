@@ -11,12 +11,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ostinato.lower.builder import cast
 from ostinato.lower.contraction import Contraction, tile_for
 from ostinato.lower.grouping import GroupLayout
-from ostinato.lower.loops import Accumulator, Arg, Load, Store, max_extent
-from ostinato.lower.nests import Outputs, store_at, symbols_of
-from ostinato.lower.products import Product, RegisterFile, separable
+from ostinato.lower.loopir.builder import cast
+from ostinato.lower.loopir.nodes import Accumulator, Arg, Load, Store, max_extent
+from ostinato.lower.rules.loops import Outputs, store_at, symbols_of
+from ostinato.lower.rules.matmul_spec import Product, RegisterFile, separable
 from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, minimum, prod
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.builder import KernelBuilder
+    from ostinato.lower.loopir.builder import KernelBuilder
     from ostinato.lower.panels import PanelFormat
     from ostinato.lower.program import LoweredBuffer
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from ostinato.dtypes import INT64
 from ostinato.ir.types import TensorType
-from ostinato.lower.loops import Arg, IndexValue, Scalar
-from ostinato.lower.nests import symbols_of
-from ostinato.lower.views import unravel
+from ostinato.lower.loopir.nodes import Arg, IndexValue, Scalar
+from ostinato.lower.loopir.views import unravel
+from ostinato.lower.rules.loops import symbols_of
 from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, bounds, floor_div, minimum
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import Value
-    from ostinato.lower.builder import KernelBuilder
+    from ostinato.lower.loopir.builder import KernelBuilder
     from ostinato.lower.program import LoweredBuffer
 
 __all__ = ["GroupLayout", "Grouping", "Routing", "grouping_kernel"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ostinato.dtypes import INT32, UINT8
 from ostinato.ir.types import TensorType
 from ostinato.lower.contraction import Contraction, tile_for
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Apply,
     Guard,
     IndexValue,
@@ -18,11 +18,11 @@ from ostinato.lower.loops import (
     Store,
     max_extent,
 )
-from ostinato.lower.nests import Outputs, block_nest, symbols_of
+from ostinato.lower.loopir.views import linear_index, reshape_index
 from ostinato.lower.panels import BlockScales, PanelFormat
-from ostinato.lower.products import Product, RegisterFile
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.lower.views import linear_index, reshape_index
+from ostinato.lower.rules.loops import Outputs, block_nest, symbols_of
+from ostinato.lower.rules.matmul_spec import Product, RegisterFile
 from ostinato.records import dataclass, field, replace
 from ostinato.variables import (
     Dim,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.builder import KernelBuilder
-    from ostinato.lower.views import Indices
+    from ostinato.lower.loopir.builder import KernelBuilder
+    from ostinato.lower.loopir.views import Indices
     from ostinato.variables import Symbol
 
 __all__ = ["BlockwiseProduct", "IntegerProduct", "blockwise_product", "integer_product"]

@@ -16,12 +16,12 @@ from ostinato.records import dataclass, replace
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ostinato.lower.builder import KernelBuilder
     from ostinato.lower.contraction import Contraction
-    from ostinato.lower.loops import Arg
-    from ostinato.lower.nests import Outputs
-    from ostinato.lower.products import Product, ProductCut, RegisterFile
+    from ostinato.lower.loopir.builder import KernelBuilder
+    from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.program import LoweredBuffer
+    from ostinato.lower.rules.loops import Outputs
+    from ostinato.lower.rules.matmul_spec import Product, ProductCut, RegisterFile
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["JointProduct", "joint_product", "stripe_of"]

@@ -7,26 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ostinato.errors import UnsupportedOpError
 from ostinato.lazy import LazyModule
-from ostinato.lower.beside import side_by_side
-from ostinato.lower.builder import KernelBuilder
 from ostinato.lower.copying import copying
 from ostinato.lower.emission import Emission
-from ostinato.lower.images import Images, channels_last_buffer, choose_images
-from ostinato.lower.inline import inline_regions
-from ostinato.lower.joint import joint_product, stripe_of
-from ostinato.lower.nests import Outputs, column_nest, map_nest, row_nest
-from ostinato.lower.parts import Parts, border_nest, find_parts
-from ostinato.lower.preparation import split_prepared
-from ostinato.lower.products import (
-    Product,
-    RegisterFile,
-    conv_product,
-    cut_of,
-    matmul_product,
-)
-from ostinato.lower.program import LoweredBuffer, Program, Role
-from ostinato.lower.reads import is_transparent
-from ostinato.lower.regions import (
+from ostinato.lower.fusion.horizontal import side_by_side
+from ostinato.lower.fusion.inline import inline_regions
+from ostinato.lower.fusion.reads import is_transparent
+from ostinato.lower.fusion.regions import (
     REDUCTIONS,
     FusionOptions,
     Refusal,
@@ -34,8 +20,22 @@ from ostinato.lower.regions import (
     form_regions,
     values_between,
 )
-from ostinato.lower.states import UPDATES, reads_state, update_chain
-from ostinato.lower.updates import (
+from ostinato.lower.joint import joint_product, stripe_of
+from ostinato.lower.loopir.builder import KernelBuilder
+from ostinato.lower.memory.in_place import UPDATES, reads_state, update_chain
+from ostinato.lower.memory.layouts import Images, channels_last_buffer, choose_images
+from ostinato.lower.memory.subviews import Parts, border_nest, find_parts
+from ostinato.lower.prepack import split_prepared
+from ostinato.lower.program import LoweredBuffer, Program, Role
+from ostinato.lower.rules.loops import Outputs, column_nest, map_nest, row_nest
+from ostinato.lower.rules.matmul_spec import (
+    Product,
+    RegisterFile,
+    conv_product,
+    cut_of,
+    matmul_product,
+)
+from ostinato.lower.rules.updates import (
     concat_nest,
     copy_nest,
     dynamic_update_nest,
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
         recurrent,
         topk,
     )
-    from ostinato.lower.beside import Together
-    from ostinato.lower.products import Tiling
+    from ostinato.lower.fusion.horizontal import Together
     from ostinato.lower.program import Layout
+    from ostinato.lower.rules.matmul_spec import Tiling
     from ostinato.lower.waves import ExpertStore
     from ostinato.lower.winograd import Winograd
     from ostinato.ops import convolution

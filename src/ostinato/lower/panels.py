@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.lower.views import VIEWS
+from ostinato.lower.loopir.views import VIEWS
 from ostinato.records import dataclass
 from ostinato.variables import ceil_div
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ostinato.lower.views import linear_index
+from ostinato.lower.loopir.views import linear_index
 from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
     from ostinato.lower.grouping import Routing
-    from ostinato.lower.loops import Arg
+    from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.waves import StoredExperts
     from ostinato.variables import Dim, Symbol
 

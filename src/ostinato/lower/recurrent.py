@@ -6,12 +6,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import INT64, DType
-from ostinato.lower.builder import cast
 from ostinato.lower.contraction import Contraction, tile_for
-from ostinato.lower.loops import Accumulator, Arg, Scalar, Store, extent_of, max_extent
-from ostinato.lower.nests import Outputs, symbols_of
-from ostinato.lower.products import Product, RegisterFile
-from ostinato.lower.views import linear_index
+from ostinato.lower.loopir.builder import cast
+from ostinato.lower.loopir.nodes import Accumulator, Arg, Scalar, Store, extent_of, max_extent
+from ostinato.lower.loopir.views import linear_index
+from ostinato.lower.rules.loops import Outputs, symbols_of
+from ostinato.lower.rules.matmul_spec import Product, RegisterFile
 from ostinato.ops.recurrent import GATES, RECURRENT_SCAN, WEIGHT_PARTS, resets_first
 from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Node
     from ostinato.ir.op import Attr
-    from ostinato.lower.builder import KernelBuilder
+    from ostinato.lower.loopir.builder import KernelBuilder
     from ostinato.lower.program import LoweredBuffer
 
 __all__ = ["RecurrentKernel", "recurrent_kernel", "recurrent_product", "recurrent_tile"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import INT64
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     GRAIN_POINTS,
     Arg,
     IndexValue,
@@ -14,14 +14,14 @@ from ostinato.lower.loops import (
     extent_of,
     max_extent,
 )
-from ostinato.lower.nests import Outputs, symbols_of
-from ostinato.lower.views import Indices, linear_index
+from ostinato.lower.loopir.views import Indices, linear_index
+from ostinato.lower.rules.loops import Outputs, symbols_of
 from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, prod
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import Node
-    from ostinato.lower.builder import KernelBuilder
+    from ostinato.lower.loopir.builder import KernelBuilder
 
 __all__ = ["TopK", "topk_kernel"]
 

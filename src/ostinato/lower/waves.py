@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.grouped import RowProduct
     from ostinato.lower.grouping import Routing
-    from ostinato.lower.products import RegisterFile
     from ostinato.lower.program import Call
+    from ostinato.lower.rules.matmul_spec import RegisterFile
 
 __all__ = [
     "SOURCE_HEAD",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.dtypes import FLOAT32, FLOAT64
 from ostinato.ir.types import TensorType
-from ostinato.lower.builder import KernelBuilder, cast
 from ostinato.lower.contraction import Contraction, tile_for
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.builder import KernelBuilder, cast
+from ostinato.lower.loopir.nodes import (
     Accumulator,
     Apply,
     Guard,
@@ -28,9 +28,10 @@ from ostinato.lower.loops import (
     Stage,
     Store,
 )
-from ostinato.lower.nests import BLOCK, Outputs, block_nest, store_at, symbols_of
+from ostinato.lower.loopir.views import VIEWS, Indices, linear_index
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.lower.toom_cook import (
+from ostinato.lower.rules.loops import BLOCK, Outputs, block_nest, store_at, symbols_of
+from ostinato.lower.rules.winograd_transforms import (
     POINTS,
     TAPS,
     by_columns,
@@ -39,7 +40,6 @@ from ostinato.lower.toom_cook import (
     transformed,
     transforms,
 )
-from ostinato.lower.views import VIEWS, Indices, linear_index
 from ostinato.records import dataclass, replace
 from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, minimum, prod
 
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.products import RegisterFile
     from ostinato.lower.program import Kernel
+    from ostinato.lower.rules.matmul_spec import RegisterFile
 
 __all__ = ["Winograd", "winograd_tile"]
 

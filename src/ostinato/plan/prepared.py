@@ -18,13 +18,13 @@ from ostinato.variables import evaluate
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.lower import text, traffic
+    from ostinato.lower.loopir import text, traffic
     from ostinato.lower.program import Kernel
     from ostinato.plan.buffer import Buffer
     from ostinato.variables import Dim
 else:
-    text = LazyModule("ostinato.lower.text")
-    traffic = LazyModule("ostinato.lower.traffic")
+    text = LazyModule("ostinato.lower.loopir.text")
+    traffic = LazyModule("ostinato.lower.loopir.traffic")
 
 __all__ = ["Copy", "KernelCall", "KernelCode", "PreparedKernel", "PreparedOp", "View"]
 
@@ -148,7 +148,7 @@ class KernelCall(PreparedOp):
 
     @cached_property
     def bytes(self) -> Dim:
-        """Bytes that it reads and writes; see :func:`ostinato.lower.traffic.traffic`."""
+        """Bytes that it reads and writes; see :func:`ostinato.lower.loopir.traffic.traffic`."""
         return traffic.traffic(self.kernel.kernel, [buffer.type for buffer in self.buffers])
 
     def work(self, sizes: Mapping[str, int]) -> tuple[int, int]:

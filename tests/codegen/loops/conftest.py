@@ -14,7 +14,7 @@ from ostinato.codegen.llvm.kernel import extent_symbol
 from ostinato.codegen.llvm.loops import render
 from ostinato.codegen.llvm.toolchain import TargetSpec, compile_module, link
 from ostinato.errors import DeviceUnavailableError
-from ostinato.lower.loops import LoopNest, parallel_extent
+from ostinato.lower.loopir.nodes import LoopNest, parallel_extent
 from ostinato.variables import evaluate
 
 Array = np.ndarray[Any, Any]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ostinato.dtypes import ALL_DTYPES, BOOL, FLOAT32, INT32, INT64, DType
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Apply,
     Arg,
     IndexValue,

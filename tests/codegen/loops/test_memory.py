@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ostinato.dtypes import BOOL, FLOAT16, FLOAT32, INT8, INT32, INT64
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Apply,
     Arg,
     Binding,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ostinato.dtypes import INT32, INT64
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Apply,
     Arg,
     Binding,

@@ -18,7 +18,7 @@ from ostinato.dtypes import (
     UINT32,
     DType,
 )
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Apply,
     Arg,
     Load,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import ExpertTensor, ParamSource
     from ostinato.lower.lowering import LoweringOptions
-    from ostinato.lower.products import Tiling
+    from ostinato.lower.rules.matmul_spec import Tiling
     from ostinato.ops.builder import Graph
 
 __all__ = ["CpuBackend"]

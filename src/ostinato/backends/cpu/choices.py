@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from ostinato.backends.base import Capabilities
 from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16
 from ostinato.ir.leaves import LEAVES
-from ostinato.lower.builder import INDEX_OPS, POINTWISE
+from ostinato.lower.fusion.regions import REDUCTIONS, FusionOptions
+from ostinato.lower.loopir.builder import INDEX_OPS, POINTWISE
+from ostinato.lower.loopir.views import VIEWS
 from ostinato.lower.lowering import LOWERED_OPS, LoweringOptions
-from ostinato.lower.products import RegisterFile
-from ostinato.lower.regions import REDUCTIONS, FusionOptions
-from ostinato.lower.views import VIEWS
+from ostinato.lower.rules.matmul_spec import RegisterFile
 from ostinato.ops.elementwise import ELEMENTWISE
 
 if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
     from ostinato.codegen.llvm.toolchain import TargetSpec
-    from ostinato.lower.products import Tiling
+    from ostinato.lower.rules.matmul_spec import Tiling
 
 __all__ = ["CAPABILITIES", "lowering_options"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu import _core
 from ostinato.codegen.builds import build_all
 from ostinato.codegen.object_cache import object_key
-from ostinato.lower.text import kernel_text
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:

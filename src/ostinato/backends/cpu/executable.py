@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.image import Image, Preparation, RoutingPlace
     from ostinato.codegen.llvm.toolchain import LinkedCode
     from ostinato.ir.stored import ExpertTensor, ParamSource
-    from ostinato.lower.leading_rows import Cut, LeadingRows
+    from ostinato.lower.extent import Cut, LeadingRows
     from ostinato.lower.program import LoweredBuffer
     from ostinato.lower.waves import StoredExperts
     from ostinato.plan.buffer import Buffer, Storage
@@ -425,7 +425,7 @@ class CpuExecutable(Executable):
         if extent is None or extent[0] == extent[1]:
             self._cut([None] * len(self._image.steps))
             return
-        from ostinato.lower.leading_rows import LeadingRows
+        from ostinato.lower.extent import LeadingRows
 
         actual, upper = extent
         if upper not in self._leading_rows:

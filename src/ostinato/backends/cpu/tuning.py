@@ -17,8 +17,8 @@ from ostinato.backends.cpu.choices import lowering_options
 from ostinato.codegen.object_cache import object_key, process_cache
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.lower.contraction import tile_choices
-from ostinato.lower.products import Product, ProductCut
-from ostinato.lower.views import VIEWS
+from ostinato.lower.loopir.views import VIEWS
+from ostinato.lower.rules.matmul_spec import Product, ProductCut
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass, replace
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ostinato.codegen.llvm.toolchain import TargetSpec
     from ostinato.ir.graph import Value
     from ostinato.lower.lowering import LoweringOptions
-    from ostinato.lower.products import RegisterFile
+    from ostinato.lower.rules.matmul_spec import RegisterFile
 
     Build = Callable[[Graph, LoweringOptions], Executable]
 

@@ -33,7 +33,7 @@ from ostinato.codegen.llvm.scopes import Mask, Scope
 from ostinato.codegen.llvm.tiles import Tiles
 from ostinato.codegen.llvm.types import I8, I64, register_type
 from ostinato.dtypes import BOOL, INT64
-from ostinato.lower.loops import Load, extent_of
+from ostinato.lower.loopir.nodes import Load, extent_of
 from ostinato.records import dataclass
 from ostinato.variables import Dim, Expr, Symbol, axis, bounds, remainder, symbols
 

@@ -29,8 +29,8 @@ from ostinato.codegen.llvm.types import I8, I64
 from ostinato.codegen.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import FLOAT32, INT64
 from ostinato.lazy import LazyModule
-from ostinato.lower.dependences import Dependences
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.nodes import (
     Accumulator,
     Load,
     LoopNest,
@@ -39,8 +39,8 @@ from ostinato.lower.loops import (
     extent_of,
     max_extent,
 )
-from ostinato.lower.rewrite import Rewriter
-from ostinato.lower.views import unravel
+from ostinato.lower.loopir.rewrite import Rewriter
+from ostinato.lower.loopir.views import unravel
 from ostinato.records import dataclass, replace
 from ostinato.variables import (
     Dim,

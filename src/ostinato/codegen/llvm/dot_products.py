@@ -13,7 +13,7 @@ from ostinato.codegen.llvm.lanes import Lane, intrinsic
 from ostinato.codegen.llvm.memory import load, splat, store
 from ostinato.codegen.llvm.transpose import transposed
 from ostinato.codegen.llvm.types import I64, register_type
-from ostinato.lower.loops import Load, max_extent
+from ostinato.lower.loopir.nodes import Load, max_extent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.codegen.llvm.namespace import LaneNamespace
 from ostinato.codegen.llvm.scalars import Scalars
-from ostinato.lower.dependences import Dependences
-from ostinato.lower.loops import LoopNest, Stage, Store
-from ostinato.lower.views import unravel
+from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.nodes import LoopNest, Stage, Store
+from ostinato.lower.loopir.views import unravel
 from ostinato.variables import axis, prod, symbols
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ostinato.codegen.llvm.kernel import KernelFunction
     from ostinato.codegen.llvm.scopes import Scope
-    from ostinato.lower.loops import Arg, Scalar
+    from ostinato.lower.loopir.nodes import Arg, Scalar
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["enter_point", "expression_scalars"]

@@ -17,7 +17,7 @@ from ostinato.records import dataclass
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from ostinato.lower.loops import Reduce, Update
+    from ostinato.lower.loopir.nodes import Reduce, Update
 
 __all__ = ["Fold", "State", "finished", "folded", "updated"]
 

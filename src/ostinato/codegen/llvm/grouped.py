@@ -21,8 +21,8 @@ from ostinato.codegen.llvm.stages import StageEmitter
 from ostinato.codegen.llvm.types import I8, I64
 from ostinato.codegen.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import INT64
-from ostinato.lower.dependences import Dependences
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.nodes import (
     Accumulator,
     Load,
     LoopNest,
@@ -30,7 +30,7 @@ from ostinato.lower.loops import (
     Stage,
     extent_of,
 )
-from ostinato.lower.rewrite import Rewriter
+from ostinato.lower.loopir.rewrite import Rewriter
 from ostinato.variables import Dim, Expr, Symbol, axis, minimum, substitute, symbols
 
 if TYPE_CHECKING:

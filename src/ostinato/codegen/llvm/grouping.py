@@ -10,7 +10,7 @@ from ostinato.codegen.llvm.expressions import expression_scalars
 from ostinato.codegen.llvm.kernel import KernelFunction, counted_loop, open_kernel, stack_slot, when
 from ostinato.codegen.llvm.scopes import Scope
 from ostinato.codegen.llvm.types import I1, I8, I64, call_intrinsic
-from ostinato.lower.loops import extent_of
+from ostinato.lower.loopir.nodes import extent_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

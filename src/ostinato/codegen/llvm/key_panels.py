@@ -14,7 +14,7 @@ from ostinato.codegen.llvm.scopes import Mask, Scope
 from ostinato.codegen.llvm.transpose import square_size, transposed
 from ostinato.codegen.llvm.types import I1, I64, mask_type
 from ostinato.dtypes import INT64
-from ostinato.lower.loops import Load, max_extent
+from ostinato.lower.loopir.nodes import Load, max_extent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

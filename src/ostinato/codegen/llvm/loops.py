@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.lower.loops.LoopNest` as LLVM IR: the outer loops."""
+"""Rendering a :class:`~ostinato.lower.loopir.nodes.LoopNest` as LLVM IR: the outer loops."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ostinato.codegen.llvm.stages import StageEmitter
 from ostinato.codegen.llvm.types import I64
 from ostinato.codegen.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import UINT8
-from ostinato.lower.dependences import Dependence, Dependences, roots, written_buffers
-from ostinato.lower.loops import LoopNest, Reduce, Stage, extent_of, max_extent
+from ostinato.lower.loopir.dependences import Dependence, Dependences, roots, written_buffers
+from ostinato.lower.loopir.nodes import LoopNest, Reduce, Stage, extent_of, max_extent
 from ostinato.variables import Dim, Symbol, bounds, ceil_div, provably_less
 
 if TYPE_CHECKING:

@@ -23,14 +23,14 @@ from ostinato.codegen.llvm.tiles import Tiles
 from ostinato.codegen.llvm.types import I8, I64
 from ostinato.codegen.llvm.vectors import VectorPlan, cut
 from ostinato.dtypes import INT64
-from ostinato.lower.loops import extent_of
+from ostinato.lower.loopir.nodes import extent_of
 from ostinato.ops.recurrent import gru_gates, gru_state, next_state, resets_first
 
 if TYPE_CHECKING:
     from llvmlite import ir
 
     from ostinato.codegen.llvm.toolchain import TargetSpec
-    from ostinato.lower.loops import Scalar, Store
+    from ostinato.lower.loopir.nodes import Scalar, Store
     from ostinato.lower.recurrent import RecurrentKernel
 
 __all__ = ["render"]

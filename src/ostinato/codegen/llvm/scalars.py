@@ -14,7 +14,7 @@ from ostinato.codegen.llvm.scopes import Mask, Scope
 from ostinato.codegen.llvm.types import I1, I32, I64, call_intrinsic, register_type
 from ostinato.dtypes import BOOL, DType
 from ostinato.errors import OstinatoError
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Apply,
     Guard,
     IndexValue,
@@ -30,7 +30,7 @@ from ostinato.variables import Dim, Symbol, bounds, provably_nonnegative
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ostinato.lower.dependences import Dependence, Dependences
+    from ostinato.lower.loopir.dependences import Dependence, Dependences
 
 __all__ = ["Scalars", "condition_mask"]
 

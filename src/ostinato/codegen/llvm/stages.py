@@ -11,8 +11,8 @@ from ostinato.codegen.llvm.memory import splat
 from ostinato.codegen.llvm.scalars import Scalars, condition_mask
 from ostinato.codegen.llvm.types import I64, register_type
 from ostinato.codegen.llvm.vectors import VectorPlan, cut, plan_vectors
-from ostinato.lower.dependences import Dependence, reached, roots, written_buffers
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.dependences import Dependence, reached, roots, written_buffers
+from ostinato.lower.loopir.nodes import (
     Load,
     Reduce,
     Scan,

@@ -34,7 +34,7 @@ from ostinato.codegen.llvm.types import (
     vector_of,
 )
 from ostinato.dtypes import UINT32, UINT64
-from ostinato.lower.loops import extent_of
+from ostinato.lower.loopir.nodes import extent_of
 
 if TYPE_CHECKING:
     from ostinato.codegen.llvm.toolchain import TargetSpec

@@ -12,9 +12,9 @@ from ostinato.codegen.llvm.lanes import Lane
 from ostinato.codegen.llvm.scopes import Mask, Scope
 from ostinato.codegen.llvm.types import I64, register_dtype, vector_of
 from ostinato.dtypes import INT64, DType
-from ostinato.lower.cost import LONG, SHORT_OPS
-from ostinato.lower.dependences import Dependences, reached, roots
-from ostinato.lower.loops import (
+from ostinato.lower.fusion.cost import LONG, SHORT_OPS
+from ostinato.lower.loopir.dependences import Dependences, reached, roots
+from ostinato.lower.loopir.nodes import (
     Apply,
     Load,
     Reduce,

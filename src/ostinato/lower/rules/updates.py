@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ostinato.lower.builder import KernelBuilder, cast
-from ostinato.lower.loops import LoopNest, Scan, Stage, Store, Update
-from ostinato.lower.merge import merge_axes
-from ostinato.lower.nests import BLOCK, block_nest, in_memory_order, symbols_of
-from ostinato.lower.views import Indices, linear_index
+from ostinato.lower.loopir.builder import KernelBuilder, cast
+from ostinato.lower.loopir.merge_axes import merge_axes
+from ostinato.lower.loopir.nodes import LoopNest, Scan, Stage, Store, Update
+from ostinato.lower.loopir.views import Indices, linear_index
+from ostinato.lower.rules.loops import BLOCK, block_nest, in_memory_order, symbols_of
 from ostinato.variables import axis as axis_over
 
 if TYPE_CHECKING:

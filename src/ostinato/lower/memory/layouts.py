@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.ir.leaves import Leaf
 from ostinato.lazy import LazyModule
+from ostinato.lower.loopir.views import MAX_TANGLES, VIEWS, Indices, is_tangled, source_index
 from ostinato.lower.program import Layout, LoweredBuffer, Role
-from ostinato.lower.views import MAX_TANGLES, VIEWS, Indices, is_tangled, source_index
 from ostinato.ops.base import Elementwise
 from ostinato.records import dataclass, field
 from ostinato.variables import axis, bounds, prod
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Node, Value
     from ostinato.lower import winograd
+    from ostinato.lower.fusion.regions import Region
     from ostinato.lower.lowering import LoweringOptions
-    from ostinato.lower.regions import Region
     from ostinato.lower.winograd import Winograd
     from ostinato.ops import convolution
 else:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.ir.graph import Node, Value
-from ostinato.lower.builder import KernelBuilder, cast
-from ostinato.lower.cost import COSTLY, cost
-from ostinato.lower.loops import (
+from ostinato.lower.fusion.cost import COSTLY, cost
+from ostinato.lower.fusion.regions import Region, is_row_reduction, reduced_axes
+from ostinato.lower.loopir.builder import KernelBuilder, cast
+from ostinato.lower.loopir.merge_axes import merge_axes
+from ostinato.lower.loopir.nodes import (
     Apply,
     Guard,
     LoopNest,
@@ -23,9 +25,7 @@ from ostinato.lower.loops import (
     Store,
     extent_of,
 )
-from ostinato.lower.merge import merge_axes
-from ostinato.lower.regions import Region, is_row_reduction, reduced_axes
-from ostinato.lower.views import Indices, linear_index, reshape_index
+from ostinato.lower.loopir.views import Indices, linear_index, reshape_index
 from ostinato.variables import Dim, Expr, Symbol, bounds, prod
 
 if TYPE_CHECKING:

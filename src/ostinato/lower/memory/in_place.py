@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.lower.reads import is_transparent
+from ostinato.lower.fusion.reads import is_transparent
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value

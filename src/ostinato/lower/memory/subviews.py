@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ostinato.lower.loops import LoopNest, Number, Stage, Store
-from ostinato.lower.merge import merge_axes
-from ostinato.lower.nests import in_memory_order, symbols_of
+from ostinato.lower.fusion.reads import computed_behind
+from ostinato.lower.fusion.regions import REDUCTIONS, Region
+from ostinato.lower.loopir.merge_axes import merge_axes
+from ostinato.lower.loopir.nodes import LoopNest, Number, Stage, Store
 from ostinato.lower.program import Layout, LoweredBuffer, Role
-from ostinato.lower.reads import computed_behind
-from ostinato.lower.regions import REDUCTIONS, Region
+from ostinato.lower.rules.loops import in_memory_order, symbols_of
 from ostinato.records import dataclass, field
 from ostinato.variables import bounds
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.builder import KernelBuilder
-    from ostinato.lower.images import Images
+    from ostinato.lower.loopir.builder import KernelBuilder
+    from ostinato.lower.memory.layouts import Images
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["Parts", "border_nest", "find_parts"]

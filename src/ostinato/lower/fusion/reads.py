@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from ostinato.ir.leaves import Leaf
-from ostinato.lower.builder import INDEX_OPS
-from ostinato.lower.views import VIEWS
+from ostinato.lower.loopir.builder import INDEX_OPS
+from ostinato.lower.loopir.views import VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable

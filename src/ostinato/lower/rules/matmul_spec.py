@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.dtypes import INT64
 from ostinato.ir.types import TensorType
-from ostinato.lower.builder import KernelBuilder, cast
 from ostinato.lower.contraction import Contraction, tile_for
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.builder import KernelBuilder, cast
+from ostinato.lower.loopir.merge_axes import merge_axes
+from ostinato.lower.loopir.nodes import (
     Accumulator,
     Apply,
     Guard,
@@ -21,11 +22,10 @@ from ostinato.lower.loops import (
     Stage,
     Store,
 )
-from ostinato.lower.merge import merge_axes
-from ostinato.lower.nests import Outputs, block_nest, store_at, symbols_of
+from ostinato.lower.loopir.views import Indices, linear_index, reshape_index, unravel
 from ostinato.lower.panels import PanelFormat, stored_dtype
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.lower.views import Indices, linear_index, reshape_index, unravel
+from ostinato.lower.rules.loops import Outputs, block_nest, store_at, symbols_of
 from ostinato.ops.base import broadcast_shapes
 from ostinato.records import dataclass
 from ostinato.variables import (

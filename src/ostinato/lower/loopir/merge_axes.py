@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.lower.loops import Statement, extent_of
-from ostinato.lower.rewrite import Rewriter, index_expressions
+from ostinato.lower.loopir.nodes import Statement, extent_of
+from ostinato.lower.loopir.rewrite import Rewriter, index_expressions
 from ostinato.variables import Dim, Expr, Symbol, axis, coefficient, substitute
 
 if TYPE_CHECKING:

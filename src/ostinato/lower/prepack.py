@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.lower.loops import LoopNest
+from ostinato.lower.loopir.nodes import LoopNest
+from ostinato.lower.loopir.rewrite import index_expressions
 from ostinato.lower.program import Call, LoweredBuffer, Role
-from ostinato.lower.rewrite import index_expressions
 from ostinato.variables import symbols
 
 if TYPE_CHECKING:

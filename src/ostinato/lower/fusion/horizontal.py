@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ostinato.lower.reads import are_fixed, computed_behind, in_order
+from ostinato.lower.fusion.reads import are_fixed, computed_behind, in_order
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from ostinato.ir.graph import Node
-    from ostinato.lower.regions import Region
+    from ostinato.lower.fusion.regions import Region
 
 __all__ = ["Together", "may_meet", "side_by_side"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import BOOL, INT64, DType
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Apply,
     Arg,
     Binding,
@@ -23,8 +23,8 @@ from ostinato.lower.loops import (
     Statement,
     Temp,
 )
-from ostinato.lower.rewrite import Rewriter
-from ostinato.lower.views import VIEWS, Indices, broadcast_index, source_index
+from ostinato.lower.loopir.rewrite import Rewriter
+from ostinato.lower.loopir.views import VIEWS, Indices, broadcast_index, source_index
 from ostinato.ops.base import Elementwise
 from ostinato.variables import Dim, Expr, Symbol, axis, bounds, symbols
 

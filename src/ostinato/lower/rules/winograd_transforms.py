@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cache
 from typing import TypeAlias
 
-from ostinato.lower.loops import Apply, Number, Scalar
+from ostinato.lower.loopir.nodes import Apply, Number, Scalar
 from ostinato.records import dataclass
 
 __all__ = [

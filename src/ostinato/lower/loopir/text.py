@@ -21,7 +21,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import DType
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Accumulator,
     Apply,
     Binding,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ostinato.lower.grouped import GroupedProduct
     from ostinato.lower.grouping import Grouping, GroupLayout
     from ostinato.lower.joint import JointProduct
-    from ostinato.lower.loops import Arg, LoopNest
+    from ostinato.lower.loopir.nodes import Arg, LoopNest
     from ostinato.lower.program import Kernel
     from ostinato.lower.recurrent import RecurrentKernel
     from ostinato.lower.topk import TopK

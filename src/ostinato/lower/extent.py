@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.lower.attention import AttentionKernel
 from ostinato.lower.contraction import Contraction
-from ostinato.lower.dependences import reached, roots
 from ostinato.lower.joint import JointProduct
-from ostinato.lower.loops import Load, LoopNest, Scalar, Scan, Statement, Store, extent_of
+from ostinato.lower.loopir.dependences import reached, roots
+from ostinato.lower.loopir.nodes import Load, LoopNest, Scalar, Scan, Statement, Store, extent_of
 from ostinato.lower.program import Role
 from ostinato.records import dataclass
 from ostinato.variables import (

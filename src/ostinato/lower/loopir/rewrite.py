@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Accumulator,
     Apply,
     Binding,

@@ -11,17 +11,17 @@ A region therefore has ``rows`` rows of ``inner`` elements. Its members are *ful
 position) or *row* (an element per row); reductions along rows lead from full to row. At most one
 member is an *anchor*: a contraction, a window or a column reduction, whose result the other
 members take as it leaves the registers. Only of products of the same rows there may be several
-(:mod:`ostinato.lower.beside`): a gate, and what it lets through.
+(:mod:`ostinato.lower.fusion.horizontal`): a gate, and what it lets through.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.lower.beside import may_meet
-from ostinato.lower.builder import is_pointwise
-from ostinato.lower.reads import are_fixed, computed_behind, in_order, is_transparent
-from ostinato.lower.views import VIEWS
+from ostinato.lower.fusion.horizontal import may_meet
+from ostinato.lower.fusion.reads import are_fixed, computed_behind, in_order, is_transparent
+from ostinato.lower.loopir.builder import is_pointwise
+from ostinato.lower.loopir.views import VIEWS
 from ostinato.ops.base import Elementwise
 from ostinato.records import dataclass, field
 from ostinato.variables import Dim, bounds, prod

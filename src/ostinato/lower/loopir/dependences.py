@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.errors import OstinatoError
-from ostinato.lower.loops import (
+from ostinato.lower.loopir.nodes import (
     Guard,
     IndexValue,
     Load,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.lower.builder import is_pointwise
-from ostinato.lower.cost import COSTLY, cost
-from ostinato.lower.reads import computed_behind, is_transparent
-from ostinato.lower.views import MAX_TANGLES, is_tangled
+from ostinato.lower.fusion.cost import COSTLY, cost
+from ostinato.lower.fusion.reads import computed_behind, is_transparent
+from ostinato.lower.loopir.builder import is_pointwise
+from ostinato.lower.loopir.views import MAX_TANGLES, is_tangled
 from ostinato.ops.base import Elementwise
 from ostinato.variables import prod
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.regions import Region
+    from ostinato.lower.fusion.regions import Region
 
 __all__ = ["inline_regions"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from ostinato.lower.dependences import Dependences, reached, roots
-from ostinato.lower.loops import Load, LoopNest, Scan, Store, extent_of
+from ostinato.lower.loopir.dependences import Dependences, reached, roots
+from ostinato.lower.loopir.nodes import Load, LoopNest, Scan, Store, extent_of
 from ostinato.variables import Dim, Symbol, minimum, prod
 
 if TYPE_CHECKING:
