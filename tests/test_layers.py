@@ -144,7 +144,7 @@ OF_NO_USE = {
     "logging",
     "ml_dtypes",
     "onnx",
-    "ostinato.codegen.llvm.attention",
+    "ostinato.backends.cpu.llvm.attention",
     "ostinato.frontends.onnx.converters.recurrent",
     "ostinato.lower.attention",
     "ostinato.lower.expert_lowering",
@@ -182,7 +182,7 @@ compiled = ostinato.Session("cpu").compile(ostinato.load_onnx({str(file)!r}))
 assert (y == 8).all()
 """
     loaded = modules_after(code, tmp_path / "cache")
-    assert "ostinato.codegen.llvm.contraction" in loaded  # it was compiled, not found
+    assert "ostinato.backends.cpu.llvm.gemm" in loaded  # it was compiled, not found
     assert not loaded & OF_NO_USE
 
 

@@ -18,8 +18,8 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cpu import compilation, stored
 from ostinato.backends.cpu.compiler import KernelCompiler
-from ostinato.codegen.llvm.machine import machine
-from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.backends.cpu.llvm.machine import machine
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.codegen.object_cache import ObjectCache, object_key
 
 X = np.linspace(-1, 1, 3 * 37, dtype=np.float32).reshape(3, 37)

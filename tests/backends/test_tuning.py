@@ -11,9 +11,9 @@ import ostinato as ost
 from ostinato.backends.cpu import tuning
 from ostinato.backends.cpu.backend import CpuBackend
 from ostinato.backends.cpu.choices import lowering_options
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.tuning import Tuner
 from ostinato.backends.device import Device
-from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.object_cache import ObjectCache
 from ostinato.dtypes import FLOAT32
 from ostinato.errors import DeviceUnavailableError

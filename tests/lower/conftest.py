@@ -13,10 +13,10 @@ import pytest
 
 from ostinato.backends.cpu.choices import lowering_options
 from ostinato.backends.cpu.compiler import ready_kernel
+from ostinato.backends.cpu.llvm import render
+from ostinato.backends.cpu.llvm.kernel import extent_symbol
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module, link
 from ostinato.backends.options import CompileOptions
-from ostinato.codegen.llvm import render
-from ostinato.codegen.llvm.kernel import extent_symbol
-from ostinato.codegen.llvm.toolchain import TargetSpec, compile_module, link
 from ostinato.dtypes import DType
 from ostinato.errors import DeviceUnavailableError
 from ostinato.ir.graph import BaseGraph

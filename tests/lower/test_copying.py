@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ostinato.backends.cpu.compiler import KernelCompiler, ready_kernel
-from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.codegen.object_cache import ObjectCache
 from ostinato.dtypes import ALL_DTYPES, BOOL, FLOAT32, INT64
 from ostinato.ir.types import TensorType

@@ -11,7 +11,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cpu.choices import CAPABILITIES, lowering_options
-from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.lower.contraction import Contraction
 from ostinato.lower.extent import LeadingRows
 from ostinato.lower.joint import JointProduct

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.codegen.llvm.toolchain import TargetSpec
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.errors import DeviceUnavailableError
 from ostinato.lower.contraction import Contraction
 

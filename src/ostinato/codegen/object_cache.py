@@ -51,7 +51,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
 _OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | _BINARY
 _KEPT_AFTER_EVICTION = 0.8
 _MOST_WEIGHED = 2048
-_SOURCES_THAT_SHAPE_CODE = ("codegen", "lower", "ops")
+_SOURCES_THAT_SHAPE_CODE = ("backends/cpu/llvm", "backends/cpu/rules", "lower", "ops")
 
 
 def default_directory() -> Path:

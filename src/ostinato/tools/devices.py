@@ -37,7 +37,7 @@ def _why_not(device: Device) -> str:
 def _cpu() -> dict[str, Any]:
     import llvmlite
 
-    from ostinato.codegen.llvm.toolchain import TargetSpec
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.codegen.object_cache import default_directory
 
     target = TargetSpec.host()

@@ -10,9 +10,9 @@ from ostinato.backends.base import Backend, Progress
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
+from ostinato.backends.cpu.llvm.machine import load_ahead
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.stored import StoredProgram
-from ostinato.codegen.llvm.machine import load_ahead
-from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.records import replace
 
 if TYPE_CHECKING:

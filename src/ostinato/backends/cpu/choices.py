@@ -15,8 +15,8 @@ from ostinato.lower.rules.matmul_spec import RegisterFile
 from ostinato.ops.elementwise import ELEMENTWISE
 
 if TYPE_CHECKING:
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.options import CompileOptions
-    from ostinato.codegen.llvm.toolchain import TargetSpec
     from ostinato.lower.rules.matmul_spec import Tiling
 
 __all__ = ["CAPABILITIES", "lowering_options"]

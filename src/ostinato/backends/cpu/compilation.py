@@ -20,8 +20,8 @@ from ostinato.backends.cpu.image import (
     Step,
 )
 from ostinato.backends.cpu.layout import Layout
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.memory import Slot
-from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.object_cache import process_cache
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.lowering import lower

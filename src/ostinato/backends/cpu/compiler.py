@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.base import Progress
-    from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
+    from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec
     from ostinato.codegen.object_cache import ObjectCache
     from ostinato.lower.program import Kernel
     from ostinato.variables import Dim, Symbol
@@ -54,14 +54,14 @@ class CompiledKernel:
     @property
     def source(self) -> str:
         """Its LLVM IR, before optimisation, rendered once more: objects are all that is kept."""
-        from ostinato.codegen.llvm import render
+        from ostinato.backends.cpu.llvm import render
 
         return str(render(self.kernel, self.name, self.target))
 
     @property
     def assembly(self) -> str:
         """Its machine code as text, compiled once more."""
-        from ostinato.codegen.llvm.toolchain import assembly
+        from ostinato.backends.cpu.llvm.toolchain import assembly
 
         return assembly(self.source, self.target)
 
@@ -168,7 +168,7 @@ class KernelCompiler:
         progress: Progress | None = None,
     ) -> MachineCode:
         """Machine code for every kernel, and a function for every symbolic size."""
-        from ostinato.backends.cpu.loading import load
+        from ostinato.backends.cpu.loader.link import load
 
         names: dict[Kernel, str] = {}
         builds: dict[str, tuple[str, Kernel]] = {}
@@ -206,8 +206,8 @@ class KernelCompiler:
 
     def _build(self, kernel: Kernel, name: str) -> Callable[[], bytes]:
         """Render a kernel, which is Python's work; what is given compiles it, which is LLVM's."""
-        from ostinato.codegen.llvm import render
-        from ostinato.codegen.llvm.toolchain import compile_module
+        from ostinato.backends.cpu.llvm import render
+        from ostinato.backends.cpu.llvm.toolchain import compile_module
 
         text = str(render(kernel, name, self.target))
         return partial(compile_module, text, self.target)
@@ -229,8 +229,8 @@ class KernelCompiler:
         def build() -> bytes:
             from llvmlite import ir
 
-            from ostinato.codegen.llvm.kernel import define_extent
-            from ostinato.codegen.llvm.toolchain import compile_module
+            from ostinato.backends.cpu.llvm.kernel import define_extent
+            from ostinato.backends.cpu.llvm.toolchain import compile_module
 
             module = ir.Module(name)
             for size, symbol in names.items():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.context import CpuContext
     from ostinato.backends.cpu.image import Image, Preparation, RoutingPlace
-    from ostinato.codegen.llvm.toolchain import LinkedCode
+    from ostinato.backends.cpu.llvm.toolchain import LinkedCode
     from ostinato.ir.stored import ExpertTensor, ParamSource
     from ostinato.lower.extent import Cut, LeadingRows
     from ostinato.lower.program import LoweredBuffer

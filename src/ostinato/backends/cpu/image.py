@@ -13,7 +13,7 @@ from ostinato.backends.cpu import _core
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.codegen.llvm.toolchain import LinkedCode
+    from ostinato.backends.cpu.llvm.toolchain import LinkedCode
 
 __all__ = [
     "External",

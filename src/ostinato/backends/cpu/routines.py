@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ostinato.backends.context import DECODE_VARIABLES
 from ostinato.backends.cpu.choices import CAPABILITIES, lowering_options
 from ostinato.backends.cpu.compiler import KernelCompiler
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.options import CompileOptions
-from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.codegen.object_cache import process_cache
 from ostinato.lower.lowering import lower
 from ostinato.passes.pipeline import run_passes

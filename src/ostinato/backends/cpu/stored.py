@@ -7,8 +7,8 @@ import weakref
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.image import Image
-from ostinato.backends.cpu.loading import load
-from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
+from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec
+from ostinato.backends.cpu.loader.link import load
 from ostinato.codegen.object_cache import note_key, process_cache
 from ostinato.errors import OstinatoError
 from ostinato.ir.deferred import deferred

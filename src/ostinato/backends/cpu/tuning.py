@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato.backends.base import Executable
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.options import CompileOptions
-    from ostinato.codegen.llvm.toolchain import TargetSpec
     from ostinato.ir.graph import Value
     from ostinato.lower.lowering import LoweringOptions
     from ostinato.lower.rules.matmul_spec import RegisterFile
