@@ -1,24 +1,19 @@
-"""Which calls run once per write of a param, and which at every run."""
+"""Splitting calls that run once per write of a param from those that run every time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.lower.loopir.nodes import LoopNest
-from ostinato.lower.loopir.rewrite import index_expressions
 from ostinato.lower.program import Call, LoweredBuffer, Role
-from ostinato.variables import symbols
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
-
-    from ostinato.variables import Symbol
 
 __all__ = ["split_prepared"]
 
 
 def split_prepared(
-    calls: Sequence[Call], variables: tuple[Symbol, ...], told: Container[LoweredBuffer] = ()
+    calls: Sequence[Call], kept: Container[LoweredBuffer] = ()
 ) -> tuple[list[Call], list[Call]]:
     """``(prepare, calls)``: first the calls that depend on params and constants alone.
 
@@ -27,10 +22,9 @@ def split_prepared(
 
     Args:
         calls: in the order in which they run.
-        variables: what kernels take the values of.
-        told: what each run is to write, whatever it depends on: which experts it has called.
+        kept: buffers that each run is to write, even if they depend on params alone.
     """
-    chosen = {id(c): c for c in calls if _may_prepare(c, variables, told)}
+    chosen = {id(c): c for c in calls if _may_prepare(c, kept)}
     changed = True
     while changed:
         loose = {id(b) for c in calls if id(c) not in chosen for b in c.writes()}
@@ -47,26 +41,11 @@ def split_prepared(
     )
 
 
-def _may_prepare(call: Call, variables: tuple[Symbol, ...], told: Container[LoweredBuffer]) -> bool:
-    own = all(b.role is Role.TEMP and b not in told for b in call.writes())
-    return own and _variable_free(call, variables)
+def _may_prepare(call: Call, kept: Container[LoweredBuffer]) -> bool:
+    own = all(b.role is Role.TEMP and b not in kept for b in call.writes())
+    return own and call.kernel.variable_free()
 
 
 def _is_loose(buffer: LoweredBuffer, loose: set[int]) -> bool:
     """Whether a buffer's contents may differ from run to run."""
     return buffer.role in (Role.INPUT, Role.STATE, Role.PLACED) or id(buffer) in loose
-
-
-def _variable_free(call: Call, variables: tuple[Symbol, ...]) -> bool:
-    """Whether a call does the same whatever the Variables' values are."""
-    if not variables:
-        return True
-    kernel = call.kernel
-    if not isinstance(kernel, LoopNest):
-        return False
-    dims = [s.extent for s in (*kernel.axes, kernel.lane_axis) if s is not None]
-    for stage in kernel.stages:
-        dims += [s.extent for s in stage.axes]
-        dims += index_expressions(stage.statements)
-    known = set(variables)
-    return not any(symbols(d) & known for d in dims if d is not None)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.lower.loopir import text, traffic
-    from ostinato.lower.program import Kernel
+    from ostinato.lower.loopir.kernel import Kernel
     from ostinato.plan.buffer import Buffer
     from ostinato.variables import Dim
 else:

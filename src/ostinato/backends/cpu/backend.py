@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.base import Capabilities
+    from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
+    from ostinato.backends.cpu.rules.table import CpuLowering
     from ostinato.backends.device import Device
     from ostinato.backends.experts import ExpertsInFile
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import ExpertTensor, ParamSource
-    from ostinato.lower.lowering import LoweringOptions
-    from ostinato.lower.rules.matmul_spec import Tiling
     from ostinato.ops.builder import Graph
 
 __all__ = ["CpuBackend"]
@@ -48,7 +48,7 @@ class CpuBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        from ostinato.backends.cpu.choices import CAPABILITIES
+        from ostinato.backends.cpu.capabilities import CAPABILITIES
 
         return CAPABILITIES
 
@@ -92,13 +92,13 @@ class CpuBackend(Backend):
         experts: ExpertsInFile | None = None,
     ) -> CpuExecutable:
         """Compile, wherever that leads."""
-        from ostinato.backends.cpu.choices import lowering_options
+        from ostinato.backends.cpu.capabilities import lowering_options
 
         target = TargetSpec.named(options.target)
         lowering = lowering_options(options, target, self._tuner(options, target))
         tensors: Mapping[str, ExpertTensor] = {}
         if experts is not None:
-            from ostinato.lower.waves import ExpertStore
+            from ostinato.backends.cpu.rules.offload import ExpertStore
 
             tensors = experts.tensors
             transposed = {name: tensor.transposed for name, tensor in tensors.items()}
@@ -106,12 +106,12 @@ class CpuBackend(Backend):
             lowering = replace(lowering, experts=store)
         return self._executable(graph, params, options, lowering, progress, tensors)
 
-    def _tuner(self, options: CompileOptions, target: TargetSpec) -> Tiling | None:
+    def _tuner(self, options: CompileOptions, target: TargetSpec) -> ChooseTiles | None:
         if not options.tune:
             return None
-        from ostinato.backends.cpu.tuning import Tuner
+        from ostinato.backends.cpu.tuner import Tuner
 
-        def build(graph: Graph, lowering: LoweringOptions) -> CpuExecutable:
+        def build(graph: Graph, lowering: CpuLowering) -> CpuExecutable:
             return self._executable(graph, graph.param_values.sources, options, lowering)
 
         return Tuner(build, options, target, self.threads)
@@ -121,7 +121,7 @@ class CpuBackend(Backend):
         graph: BaseGraph,
         params: Mapping[str, ParamSource],
         options: CompileOptions,
-        lowering: LoweringOptions,
+        lowering: CpuLowering,
         progress: Progress | None = None,
         experts: Mapping[str, ExpertTensor] | None = None,
     ) -> CpuExecutable:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.backends.cpu.choices import CAPABILITIES
-from ostinato.backends.cpu.compiler import KernelCompiler, MachineCode, ReadyKernel
+from ostinato.backends.cpu.capabilities import CAPABILITIES
+from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
 from ostinato.backends.cpu.image import (
     External,
     Image,
@@ -22,9 +22,9 @@ from ostinato.backends.cpu.image import (
 from ostinato.backends.cpu.layout import Layout
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.memory import Slot
+from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.codegen.object_cache import process_cache
 from ostinato.ir.leaves import LEAVES
-from ostinato.lower.lowering import lower
 from ostinato.lower.program import Role
 from ostinato.passes.decompose import REWROTE
 from ostinato.passes.pipeline import run_passes
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ostinato.backends.base import Progress
+    from ostinato.backends.cpu.rules.offload import StoredExperts
+    from ostinato.backends.cpu.rules.table import CpuLowering, CpuProgram
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
-    from ostinato.lower.lowering import LoweringOptions
-    from ostinato.lower.program import Call, LoweredBuffer, Program
-    from ostinato.lower.waves import StoredExperts
+    from ostinato.lower.program import Call, LoweredBuffer
 
 __all__ = ["Compilation", "compile_graph"]
 
@@ -61,7 +61,7 @@ class Compilation:
         report: what the compiler did.
     """
 
-    program: Program
+    program: CpuProgram
     code: MachineCode
     layout: Layout
     passing: frozenset[LoweredBuffer]
@@ -104,11 +104,11 @@ class Compilation:
 
     def _step(self, call: Call) -> Step:
         code = self.code.kernel(call.kernel)
-        ready = isinstance(code, ReadyKernel)
+        builtin = isinstance(code, BuiltinKernel)
         extent, extent_address, grain, scratch_bytes, parallel = code.launch
         return Step(
-            f"{code.name}_kernel" if ready else code.name,
-            ready,
+            f"{code.name}_kernel" if builtin else code.name,
+            builtin,
             tuple(self._place(buffer) for buffer in call.buffers),
             extent,
             extent_address != 0,
@@ -155,7 +155,7 @@ class Compilation:
 def compile_graph(
     graph: BaseGraph,
     options: CompileOptions,
-    lowering: LoweringOptions,
+    lowering: CpuLowering,
     device: Device,
     progress: Progress | None = None,
     *,
@@ -180,7 +180,7 @@ def compile_graph(
             verify=options.verify,
         )
     with report.timed("lowering"):
-        program, report.refused = lower(lowered, lowering)
+        program, report.refused = lower_for_cpu(lowered, lowering)
     with report.timed("code"):
         code = _compile_kernels(program, target, report, progress)
     _describe(lowered, program, code, report)
@@ -192,16 +192,15 @@ def compile_graph(
 
 
 def _compile_kernels(
-    program: Program,
+    program: CpuProgram,
     target: TargetSpec,
     report: CompileReport,
     progress: Progress | None,
 ) -> MachineCode:
     cache = process_cache()
     before = replace(cache.counters)
-    kernels = [call.kernel for call in (*program.prepare, *program.calls)]
     matrices = [m for layer in program.stored_experts for m in layer.matrices]
-    kernels += [matrix.packing.nest for matrix in matrices]
+    kernels = [*program.kernels, *(matrix.packing.nest for matrix in matrices)]
     externals = [*program.inputs.values(), *program.outputs.values()]
     sizes = [b.type.size * b.type.dtype.itemsize for b in externals]
     compiler = KernelCompiler(target, cache)
@@ -212,7 +211,9 @@ def _compile_kernels(
     return code
 
 
-def _describe(graph: BaseGraph, program: Program, code: MachineCode, report: CompileReport) -> None:
+def _describe(
+    graph: BaseGraph, program: CpuProgram, code: MachineCode, report: CompileReport
+) -> None:
     """Note which nodes of the final graph are in which kernel."""
     rewritten = {
         label: event.what.removeprefix(REWROTE)

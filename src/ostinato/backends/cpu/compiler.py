@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.codegen.builds import build_all
 from ostinato.codegen.object_cache import object_key
 from ostinato.lower.loopir.text import kernel_text
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
     from ostinato.backends.base import Progress
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec
     from ostinato.codegen.object_cache import ObjectCache
-    from ostinato.lower.program import Kernel
+    from ostinato.lower.loopir.kernel import Kernel
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["CompiledKernel", "KernelCompiler", "MachineCode", "ReadyKernel"]
+__all__ = ["BuiltinKernel", "CompiledKernel", "KernelCompiler", "MachineCode"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class CompiledKernel:
     name: str
     address: int
     extent_address: int
-    kernel: Kernel
+    kernel: CpuKernel
     target: TargetSpec
     linked: LinkedCode
 
@@ -67,7 +68,7 @@ class CompiledKernel:
 
 
 @dataclass(frozen=True)
-class ReadyKernel:
+class BuiltinKernel:
     """A kernel of the native core: nothing is generated for it.
 
     Attributes:
@@ -78,7 +79,7 @@ class ReadyKernel:
 
     name: str
     address: int
-    kernel: Kernel
+    kernel: CpuKernel
 
     @property
     def launch(self) -> tuple[int, int, int, int, bool]:
@@ -95,19 +96,10 @@ class ReadyKernel:
     assembly = None
 
 
-#: The native core's kernels by the name of the class that describes them, which may well never be
-#: imported: what they do, and their code.
-_READY = {
-    "Choosing": ("choose_experts", _core.choose_experts_kernel),
-    "Copying": ("copy", _core.copy_kernel),
-    "Fetching": ("fetch_experts", _core.fetch_experts_kernel),
-}
-
-
-def ready_kernel(kernel: Kernel) -> ReadyKernel | None:
+def builtin_kernel(kernel: CpuKernel) -> BuiltinKernel | None:
     """The code of a kernel that the native core has; ``None``: it has to be generated."""
-    found = _READY.get(type(kernel).__name__)
-    return None if found is None else ReadyKernel(*found, kernel)
+    name = kernel.builtin
+    return None if name is None else BuiltinKernel(name, getattr(_core, f"{name}_kernel"), kernel)
 
 
 class MachineCode:
@@ -122,7 +114,7 @@ class MachineCode:
         self,
         linked: LinkedCode | None,
         objects: Mapping[str, Sequence[str]],
-        names: dict[Kernel, str],
+        names: dict[CpuKernel, str],
         sizes: dict[Dim, str],
         target: TargetSpec,
     ) -> None:
@@ -132,10 +124,11 @@ class MachineCode:
         self._names = names
         self._sizes = sizes
 
-    def kernel(self, kernel: Kernel) -> CompiledKernel | ReadyKernel:
+    def kernel(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel:
         """The code of a kernel that was compiled, or that the core has."""
-        if ready := ready_kernel(kernel):
-            return ready
+        assert isinstance(kernel, CpuKernel)
+        if builtin := builtin_kernel(kernel):
+            return builtin
         assert self.linked is not None
         name = self._names[kernel]
         symbolic = not isinstance(kernel.extent, int)
@@ -162,7 +155,7 @@ class KernelCompiler:
 
     def compile(
         self,
-        kernels: Sequence[Kernel],
+        kernels: Sequence[CpuKernel],
         sizes: Sequence[Dim],
         variables: tuple[Symbol, ...],
         progress: Progress | None = None,
@@ -170,9 +163,9 @@ class KernelCompiler:
         """Machine code for every kernel, and a function for every symbolic size."""
         from ostinato.backends.cpu.loader.link import load
 
-        names: dict[Kernel, str] = {}
-        builds: dict[str, tuple[str, Kernel]] = {}
-        generated = [kernel for kernel in dict.fromkeys(kernels) if ready_kernel(kernel) is None]
+        names: dict[CpuKernel, str] = {}
+        builds: dict[str, tuple[str, CpuKernel]] = {}
+        generated = [kernel for kernel in dict.fromkeys(kernels) if builtin_kernel(kernel) is None]
         for kernel in generated:
             text = kernel_text(kernel)
             names[kernel] = name = self._symbol(text)
@@ -184,7 +177,7 @@ class KernelCompiler:
         return MachineCode(linked, symbols, names, size_names, self.target)
 
     def _objects(
-        self, builds: dict[str, tuple[str, Kernel]], progress: Progress | None
+        self, builds: dict[str, tuple[str, CpuKernel]], progress: Progress | None
     ) -> dict[str, tuple[bytes, list[str]]]:
         """By symbol, a kernel's object, and all symbols in it."""
         # What takes long to describe takes long to compile: that comes first.
@@ -204,7 +197,7 @@ class KernelCompiler:
     def _symbol(self, text: str) -> str:
         return "k" + object_key(text, self.target.identity)
 
-    def _build(self, kernel: Kernel, name: str) -> Callable[[], bytes]:
+    def _build(self, kernel: CpuKernel, name: str) -> Callable[[], bytes]:
         """Render a kernel, which is Python's work; what is given compiles it, which is LLVM's."""
         from ostinato.backends.cpu.llvm import render
         from ostinato.backends.cpu.llvm.toolchain import compile_module

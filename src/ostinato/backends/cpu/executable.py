@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.context import CpuContext
     from ostinato.backends.cpu.image import Image, Preparation, RoutingPlace
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode
+    from ostinato.backends.cpu.partial_launch import Cut, LeadingRows
+    from ostinato.backends.cpu.rules.offload import StoredExperts
     from ostinato.ir.stored import ExpertTensor, ParamSource
-    from ostinato.lower.extent import Cut, LeadingRows
     from ostinato.lower.program import LoweredBuffer
-    from ostinato.lower.waves import StoredExperts
     from ostinato.plan.buffer import Buffer, Storage
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompileReport
@@ -425,7 +425,7 @@ class CpuExecutable(Executable):
         if extent is None or extent[0] == extent[1]:
             self._cut([None] * len(self._image.steps))
             return
-        from ostinato.lower.extent import LeadingRows
+        from ostinato.backends.cpu.partial_launch import LeadingRows
 
         actual, upper = extent
         if upper not in self._leading_rows:

@@ -38,7 +38,7 @@ class Step(NamedTuple):
         ready: whether it is one of the core's.
         arguments: ``(slot, offset)`` of each; of a param that has no place, ``(-1 - n, 0)``, where
             ``n`` is its position among the params.
-        extent, grain, scratch_bytes, parallel: see :class:`~ostinato.lower.program.Kernel`;
+        extent, grain, scratch_bytes, parallel: see :class:`~ostinato.lower.loopir.kernel.Kernel`;
             the extent is 0 where the code has a function that gives it.
         symbolic: whether it has.
     """
@@ -107,7 +107,7 @@ class External(NamedTuple):
 
 
 class RoutingPlace(NamedTuple):
-    """Where a run leaves which rows went to which experts; see :mod:`ostinato.lower.grouping`.
+    """The place where a run leaves its routing: the list of rows by expert.
 
     Attributes:
         node: the label of the layer.

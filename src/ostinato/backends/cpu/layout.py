@@ -12,7 +12,7 @@ from ostinato.records import dataclass
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from ostinato.lower.program import Program
+    from ostinato.backends.cpu.rules.table import CpuProgram
 
 __all__ = ["Layout"]
 
@@ -35,7 +35,7 @@ class Layout:
 
     @staticmethod
     def of(
-        program: Program, passing: Collection[LoweredBuffer] = (), *, apart: bool = False
+        program: CpuProgram, passing: Collection[LoweredBuffer] = (), *, apart: bool = False
     ) -> Layout:
         """The layout of a program. Buffers start on cache lines.
 

@@ -70,7 +70,7 @@ class StoredProgram:
 
     @functools.cached_property
     def _compiled(self) -> Compilation:
-        from ostinato.backends.cpu.choices import lowering_options
+        from ostinato.backends.cpu.capabilities import lowering_options
         from ostinato.backends.cpu.compilation import compile_graph
         from ostinato.ops.parser import parse_graph
 

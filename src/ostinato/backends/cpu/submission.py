@@ -11,7 +11,7 @@ from ostinato.plan.buffer import HostMemory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.cpu.compiler import CompiledKernel, ReadyKernel
+    from ostinato.backends.cpu.compiler import BuiltinKernel, CompiledKernel
     from ostinato.plan.buffer import Storage
 
 __all__ = [
@@ -36,7 +36,7 @@ def allocate(nbytes: int) -> HostMemory:
 
 
 def kernel_step(
-    compiled: CompiledKernel | ReadyKernel, arguments: Sequence[_core.Argument]
+    compiled: CompiledKernel | BuiltinKernel, arguments: Sequence[_core.Argument]
 ) -> _core.Step:
     """The step that runs a kernel on arguments, each ``(slot, byte_offset)``."""
     return (compiled.address, arguments, *compiled.launch)

@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["inline_regions"]
 
-#: Readers that evaluate an operand at positions of their own choice, each about once.
-_ONCE = frozenset({"concat", "pad", "take", "sum", "prod", "max", "min", "any", "all"})
-
-#: The operands of each contraction that are packed element by element before use.
-_PACKED = {"matmul": (1,), "conv": (1,), "integer_matmul": (1,), "blockwise_matmul": (2, 3)}
-
 
 def inline_regions(
     regions: Sequence[Region],
@@ -118,12 +112,12 @@ def _given(region: Region, readers: dict[Node, list[_Use]], kept: set[Node]) -> 
 
 
 def _is_elementwise(region: Region) -> bool:
-    return region.anchor is None and region.inner is None and all(map(is_pointwise, region.members))
+    return region.root is None and region.inner is None and all(map(is_pointwise, region.members))
 
 
 def _can_inline(reader: Node, position: int) -> bool:
-    name = reader.op.name
-    return is_pointwise(reader) or name in _ONCE or position in _PACKED.get(name, ())
+    op = reader.op
+    return is_pointwise(reader) or op.reads_once or position in op.weight_operands
 
 
 def _reads_once(use: _Use, region_of: dict[Node, Region]) -> bool:
@@ -137,7 +131,7 @@ def _reads_once(use: _Use, region_of: dict[Node, Region]) -> bool:
 
 def _is_prepared(use: _Use, region_of: dict[Node, Region]) -> bool:
     """Whether what a fixed region's reader does with its elements is done once."""
-    return region_of[use.reader].fixed or use.position in _PACKED.get(use.reader.op.name, ())
+    return region_of[use.reader].fixed or use.position in use.reader.op.weight_operands
 
 
 def _is_cheap(nodes: Sequence[Node]) -> bool:

@@ -1,4 +1,4 @@
-"""What is read of what: through views, and in which order things can therefore run."""
+"""Reads through views and index ops, and the order of execution that follows from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Node, Value
 
-__all__ = ["are_fixed", "computed_behind", "in_order", "is_transparent"]
+__all__ = ["are_fixed", "computed_behind", "in_order", "is_transparent", "reads_state"]
 
 T = TypeVar("T")
 
@@ -54,6 +54,18 @@ def are_fixed(values: Iterable[Value], fixed: Collection[Node]) -> bool:
             return False
         stack.extend(source.inputs)
     return True
+
+
+def reads_state(value: Value) -> bool:
+    """Whether ``value`` is a state, or is seen through views of one."""
+    stack = [value]
+    while stack:
+        node = stack.pop().node
+        if node.op.name == "state":
+            return True
+        if is_transparent(node):
+            stack.extend(node.inputs)
+    return False
 
 
 def in_order(things: Iterable[T], read: Callable[[T], Iterable[T]]) -> list[T]:

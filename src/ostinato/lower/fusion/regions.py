@@ -9,7 +9,7 @@ they compare positions in C order:
 
 A region therefore has ``rows`` rows of ``inner`` elements. Its members are *full* (an element per
 position) or *row* (an element per row); reductions along rows lead from full to row. At most one
-member is an *anchor*: a contraction, a window or a column reduction, whose result the other
+member is an *root*: a contraction, a window or a column reduction, whose result the other
 members take as it leaves the registers. Only of products of the same rows there may be several
 (:mod:`ostinato.lower.fusion.horizontal`): a gate, and what it lets through.
 """
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.lower.fusion.horizontal import may_meet
 from ostinato.lower.fusion.reads import are_fixed, computed_behind, in_order, is_transparent
+from ostinato.lower.fusion.siblings import share_epilogue
 from ostinato.lower.loopir.builder import is_pointwise
 from ostinato.lower.loopir.views import VIEWS
 from ostinato.ops.base import Elementwise
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
 
 __all__ = [
-    "ANCHORS",
-    "REDUCTIONS",
     "FusionOptions",
     "Refusal",
     "Region",
@@ -41,12 +39,6 @@ __all__ = [
     "is_row_reduction",
     "values_between",
 ]
-
-#: Ops whose own kernels take an epilogue of elementwise members.
-_PRODUCTS = ("matmul", "integer_matmul", "blockwise_matmul", "grouped_matmul", "expert_mlp")
-ANCHORS = frozenset({*_PRODUCTS, "conv", "max_pool", "avg_pool"})
-
-REDUCTIONS = frozenset({"sum", "prod", "max", "min", "any", "all", "argmax", "argmin"})
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,7 @@ class Region:
         size: elements of a full member.
         inner: elements of a row, where the region has rows.
         row_members: the members with one element per row.
-        anchors: see the module's docstring.
+        roots: see the module's docstring.
         closed: whether it joins no producer.
         fixed: whether it depends on params and constants alone, so that it need run only once.
     """
@@ -90,18 +82,18 @@ class Region:
     size: Dim
     inner: Dim | None = None
     row_members: set[Node] = field(default_factory=set)
-    anchors: tuple[Node, ...] = ()
+    roots: tuple[Node, ...] = ()
     closed: bool = False
     fixed: bool = False
 
     @property
-    def anchor(self) -> Node | None:
-        """The anchor, or the first of several."""
-        return self.anchors[0] if self.anchors else None
+    def root(self) -> Node | None:
+        """The root, or the first of several."""
+        return self.roots[0] if self.roots else None
 
     @property
     def reductions(self) -> list[Node]:
-        return [n for n in self.members if n not in self.anchors and n.op.name in REDUCTIONS]
+        return [n for n in self.members if n not in self.roots and n.op.reduces]
 
 
 class _Edge(NamedTuple):
@@ -121,7 +113,7 @@ class Refusal(NamedTuple):
 
 def is_row_reduction(node: Node) -> bool:
     """Whether ``node`` reduces exactly the trailing axes of its operand."""
-    if node.op.name not in REDUCTIONS:
+    if not node.op.reduces:
         return False
     (x,) = node.inputs
     axes = reduced_axes(node)
@@ -135,7 +127,7 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
 
 
 def form_regions(
-    nodes: Sequence[Node], results: Iterable[Value], options: FusionOptions
+    nodes: Sequence[Node], options: FusionOptions
 ) -> tuple[list[Region], list[Refusal]]:
     """Regions in an order in which they can run, and the fusions that were refused.
 
@@ -207,12 +199,9 @@ class _Former:
             closed = not options.rowwise
             return Region([node], prod(x.shape), inner, {node}, closed=closed, fixed=fixed)
         region = Region([node], prod(out.shape), fixed=fixed)
-        if node.op.name in REDUCTIONS or node.op.name in ANCHORS:
-            region.anchors = (node,)
+        if not is_pointwise(node):
+            region.roots = (node,)
             region.closed = True  # it joins no producer; readers may join it
-        elif not is_pointwise(node):
-            region.anchors = (node,)
-            region.closed = True
         return region
 
     def _producers(self, node: Node) -> list[Node]:
@@ -237,21 +226,21 @@ class _Former:
         merged = _merged(left, right, edge, node)
         assert merged is not None
         merged.members.sort(key=self._position.__getitem__)
-        merged.anchors = tuple(sorted(merged.anchors, key=self._position.__getitem__))
+        merged.roots = tuple(sorted(merged.roots, key=self._position.__getitem__))
         for member in merged.members:
             self._region[member] = merged
 
     def _refusal(self, left: Region, right: Region, edge: _Edge, node: Node) -> str:
         """Why the two regions stay apart; empty when they may merge."""
         options = self.options
-        if left.anchor is not None and not _takes_epilogue(left.anchor):
+        if left.root is not None and not left.root.op.takes_epilogue:
             return "off"
-        if left.anchors and right.anchors and not self._may_meet(left.anchors + right.anchors):
+        if left.roots and right.roots and not self._share_epilogue(left.roots + right.roots):
             return "two contractions"
-        if left.anchor is not None and not options.epilogue:
+        if left.root is not None and not options.epilogue:
             return "off"
         rowwise = edge.row is not None or left.inner is not None or right.inner is not None
-        if not (options.rowwise if rowwise else options.elementwise or left.anchor is not None):
+        if not (options.rowwise if rowwise else options.elementwise or left.root is not None):
             return "off"
         if len(left.members) + len(right.members) > options.max_members:
             return "the kernel would grow too large"
@@ -262,19 +251,19 @@ class _Former:
             return "rows without a reduction along them"
         if left.fixed != right.fixed:
             return "one depends on params alone, and runs once"
-        if merged.anchor is not None and merged.inner is not None:
+        if merged.root is not None and merged.inner is not None:
             return "a row's statistic after a contraction"
         if merged.inner is not None and _too_few_rows(merged, options):
             return "too few rows to share among threads"
         return self._order_refusal(merged)
 
-    def _may_meet(self, anchors: Sequence[Node]) -> bool:
+    def _share_epilogue(self, roots: Sequence[Node]) -> bool:
         """Whether one epilogue may take the sums of all these contractions."""
-        return self.options.products and may_meet(anchors, self._fixed)
+        return self.options.products and share_epilogue(roots, self._fixed)
 
     def _order_refusal(self, merged: Region) -> str:
         members = set(merged.members)
-        if any(not members.isdisjoint(self._producers(anchor)) for anchor in merged.anchors):
+        if any(not members.isdisjoint(self._producers(root)) for root in merged.roots):
             return "it feeds the contraction"
         if self._runs_between(members):
             return "something outside runs between them"
@@ -315,10 +304,6 @@ class _Former:
         if len(operands) > self.options.max_operands:
             return "too many operands"
         return ""
-
-
-def _takes_epilogue(anchor: Node) -> bool:
-    return anchor.op.name in ANCHORS or anchor.op.name in REDUCTIONS
 
 
 def _fusable_operands(node: Node) -> Sequence[Value]:
@@ -375,7 +360,7 @@ def _merged(left: Region, right: Region, edge: _Edge, node: Node) -> Region | No
     at the full or at the row level of the other.
     """
     producer_row = edge.producer in left.row_members
-    node_row = node in right.row_members and node.op.name not in REDUCTIONS
+    node_row = node in right.row_members and not node.op.reduces
     if edge.row is not None:
         return _merged_by_row_edge(left, right, edge.row, producer_row, node_row)
     if left.inner is None and right.inner is None:
@@ -418,17 +403,17 @@ def _merged_by_row_edge(
 
 
 def _union(left: Region, right: Region, size: Dim, inner: Dim | None, rows: set[Node]) -> Region:
-    anchors = left.anchors + right.anchors
+    roots = left.roots + right.roots
     members = left.members + right.members
     closed = left.closed and right.closed
-    return Region(members, size, inner, rows, anchors, closed, left.fixed)
+    return Region(members, size, inner, rows, roots, closed, left.fixed)
 
 
 def _consistent(region: Region, edge: _Edge, node: Node) -> bool:
     """Whether an edge between members fits the levels that the region gives them."""
     producer_row = edge.producer in region.row_members
-    reads_full = node not in region.row_members or node.op.name in REDUCTIONS
-    if node in region.anchors:
+    reads_full = node not in region.row_members or node.op.reduces
+    if node in region.roots:
         return False
     if edge.row is None:
         return producer_row != reads_full

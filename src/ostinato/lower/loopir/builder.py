@@ -7,8 +7,8 @@ computed on the spot; everything else is loaded from its buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.dtypes import BOOL, INT64, DType
 from ostinato.lower.loopir.nodes import (
@@ -21,10 +21,17 @@ from ostinato.lower.loopir.nodes import (
     Number,
     Scalar,
     Statement,
+    Store,
     Temp,
 )
 from ostinato.lower.loopir.rewrite import Rewriter
-from ostinato.lower.loopir.views import VIEWS, Indices, broadcast_index, source_index
+from ostinato.lower.loopir.views import (
+    VIEWS,
+    Indices,
+    broadcast_index,
+    reshape_index,
+    source_index,
+)
 from ostinato.ops.base import Elementwise
 from ostinato.variables import Dim, Expr, Symbol, axis, bounds, symbols
 
@@ -32,7 +39,19 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.program import LoweredBuffer
 
-__all__ = ["POINTWISE", "KernelBuilder", "is_pointwise"]
+__all__ = [
+    "POINTWISE",
+    "KernelBuilder",
+    "Outputs",
+    "cast",
+    "in_memory_order",
+    "is_pointwise",
+    "store_at",
+    "symbols_of",
+]
+
+#: The values that a kernel stores, with their buffers.
+Outputs: TypeAlias = Sequence[tuple["Value", "LoweredBuffer"]]
 
 
 class KernelBuilder:
@@ -181,6 +200,38 @@ class KernelBuilder:
         position = self.argument(buffer, reads=True)
         index = buffer.offset(value.shape, indices)
         return Load(position, index, value.dtype, self.bindings_of(index))
+
+
+def symbols_of(indices: Iterable[Dim]) -> tuple[Symbol, ...]:
+    """The axes behind indices made by ``KernelBuilder.axes``."""
+    found = []
+    for index in indices:
+        if isinstance(index, Expr):
+            (symbol,) = index.terms[0][0]
+            assert isinstance(symbol, Symbol)
+            found.append(symbol)
+    return tuple(found)
+
+
+def in_memory_order(indices: Indices, buffer: LoweredBuffer) -> tuple[Symbol, ...]:
+    """The axes behind ``indices`` into what ``buffer`` holds, outermost in memory first."""
+    if buffer.layout is None:
+        return symbols_of(indices)
+    return symbols_of(indices[position] for position in buffer.layout.order)
+
+
+def store_at(
+    build: KernelBuilder,
+    value: Value,
+    buffer: LoweredBuffer,
+    shape: Sequence[Dim],
+    indices: Indices,
+) -> Store:
+    """Stores ``value``'s element that stands, in C order, where ``indices`` do in ``shape``."""
+    at = reshape_index(value.shape, shape, indices)
+    scalar = build.at(value, at)
+    position = build.argument(buffer, writes=True)
+    return Store(position, buffer.offset(value.shape, at), scalar)
 
 
 def is_pointwise(node: Node) -> bool:

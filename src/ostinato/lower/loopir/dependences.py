@@ -1,15 +1,15 @@
-"""What the value of a scalar expression depends on, so that renderers can move it out of loops."""
+"""Dependences of scalar expressions, by which renderers move them out of loops; and accesses."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.errors import OstinatoError
+from ostinato.lower.loopir.kernel import Access
 from ostinato.lower.loopir.nodes import (
     Guard,
     IndexValue,
     Load,
-    LoopNest,
     Ref,
     Scalar,
     Scan,
@@ -23,7 +23,15 @@ from ostinato.variables import Dim, Symbol, symbols
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["Dependence", "Dependences", "reached", "roots", "written_buffers"]
+__all__ = [
+    "Dependence",
+    "Dependences",
+    "accesses_of_scalars",
+    "accesses_of_statements",
+    "reached",
+    "roots",
+    "written_buffers",
+]
 
 Dependence: TypeAlias = Symbol | int | str
 """An axis or Variable; the contents of a buffer, by number; an earlier reduction, by name."""
@@ -56,13 +64,30 @@ def written_buffers(stage: Stage) -> frozenset[int]:
     return frozenset(s.buffer for s in stage.statements if isinstance(s, Store | Scan))
 
 
-class Dependences:
-    """Answers for one nest; expressions are told apart by identity."""
+def accesses_of_statements(statements: Iterable[Statement]) -> Iterator[Access]:
+    """The elements that statements read and write, in temps too."""
+    for statement in statements:
+        yield from accesses_of_scalars(roots(statement))
+        if isinstance(statement, Store | Scan):
+            yield Access(statement.buffer, statement.index, writes=True)
+            if isinstance(statement, Store) and statement.update != "set":
+                yield Access(statement.buffer, statement.index, writes=False)
 
-    def __init__(self, nest: LoopNest) -> None:
+
+def accesses_of_scalars(scalars: Iterable[Scalar]) -> Iterator[Access]:
+    """The elements that expressions read."""
+    for scalar in reached(scalars):
+        if isinstance(scalar, Load):
+            yield Access(scalar.buffer, scalar.index, writes=False)
+
+
+class Dependences:
+    """The dependences of the expressions in some stages, which are told apart by identity."""
+
+    def __init__(self, stages: Iterable[Stage]) -> None:
         self._known: dict[int, frozenset[Dependence]] = {}
         self._data: dict[Symbol, Scalar] = {}
-        statements = [s for stage in nest.stages for s in stage.statements]
+        statements = [s for stage in stages for s in stage.statements]
         for statement in statements:
             if isinstance(statement, Store):
                 self._data.update((b.symbol, b.value) for b in statement.bindings)

@@ -1,9 +1,10 @@
-"""The loop IR: what a generated kernel computes, in terms that any renderer can print as code.
+"""The loop IR's scalar expressions, statements and stages, which any renderer can print as code.
 
 Scalar expressions (:class:`Load`, :class:`Apply`, …) form a DAG whose nodes are compared by
 identity, so a shared operand is computed once. Statements write memory or feed a reduction. A
-:class:`LoopNest` runs *stages* one after another for every point of its outer axes; stages share
-the outer loops, which is how softmax, the norms and whole row-wise chains become one kernel.
+:class:`~ostinato.lower.loopir.nest.LoopNest` runs *stages* one after another for every point of its
+outer axes; stages share the outer loops, so softmax, the norms and whole row-wise chains become one
+kernel.
 
 Index expressions are :mod:`ostinato.variables` expressions over the axes, over the graph's
 Variables, and over *data symbols*, which stand for integers read from memory (gathers, scatters).
@@ -11,11 +12,10 @@ Variables, and over *data symbols*, which stand for integers read from memory (g
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ostinato.records import dataclass
-from ostinato.variables import Dim, Symbol, bounds, ceil_div, prod
+from ostinato.variables import Dim, Symbol, bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,6 @@ __all__ = [
     "Guard",
     "IndexValue",
     "Load",
-    "LoopNest",
     "Number",
     "Reduce",
     "Ref",
@@ -44,7 +43,6 @@ __all__ = [
     "extent_of",
     "max_extent",
     "operands",
-    "parallel_extent",
     "values",
 ]
 
@@ -140,7 +138,7 @@ class Ref:
 
 @dataclass(frozen=True, eq=False)
 class Accumulator:
-    """Inside a contraction's epilogue: the finished sum at ``(batch, m, n)``.
+    """The finished sum at ``(batch, m, n)``, inside the epilogue of a matmul.
 
     Attributes:
         dtype: of the sum.
@@ -177,9 +175,9 @@ class Store:
 
 @dataclass(frozen=True, eq=False)
 class Reduce:
-    """Folds ``value`` over the stage's axes into the register ``name``.
+    """Reduces ``value`` over the stage's axes into the scalar ``name``.
 
-    ``value`` has the accumulator's dtype; for argmax and argmin the register holds the int64
+    ``value`` has the accumulator's dtype; for argmax and argmin the scalar is the int64
     ``index`` of the first extreme element (NaN counts as the extreme, as in NumPy).
     """
 
@@ -207,7 +205,7 @@ class Scan:
 
 Statement: TypeAlias = Store | Reduce | Scan
 
-# -- kernels ---------------------------------------------------------------------------------
+# -- arguments and stages -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -219,13 +217,9 @@ class Arg:
     writes: bool = False
 
 
-#: Points of a loop nest that take a few microseconds, well above what handing them out costs.
-GRAIN_POINTS = 1 << 14
-
-
 @dataclass(frozen=True)
 class Temp:
-    """Memory private to the thread that runs an outer point, ``elements`` long."""
+    """Memory private to an outer point while it runs, ``elements`` long."""
 
     dtype: DType
     elements: int
@@ -239,50 +233,7 @@ class Stage:
     statements: tuple[Statement, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class LoopNest:
-    """Stages, run in order for every point of the outer axes.
-
-    Attributes:
-        args: the buffers, in the order of the kernel's ``buffers``.
-        temps: per-thread rows, numbered after the arguments.
-        axes: the outer axes, outermost first; together they are the parallel range.
-        lane_axis: an innermost outer axis that becomes vector lanes, in blocks of ``block``; then
-            every stage computes one vector of points at a time and its own axes are plain loops.
-            ``None``: each stage's last axis becomes vector lanes instead (rows).
-        block: elements of ``lane_axis`` per step of the parallel range.
-        stages: what runs for each point.
-        variables: the graph's Variables in the order of ``vars``.
-        parallel: whether outer points may run at the same time and in any order.
-    """
-
-    args: tuple[Arg, ...]
-    axes: tuple[Symbol, ...]
-    stages: tuple[Stage, ...]
-    temps: tuple[Temp, ...] = ()
-    lane_axis: Symbol | None = None
-    block: int = 1024
-    variables: tuple[Symbol, ...] = ()
-    parallel: bool = True
-
-    @property
-    def extent(self) -> Dim:
-        """The parallel range: outer points, times blocks of lanes."""
-        return parallel_extent(self)
-
-    @property
-    def grain(self) -> int:
-        """Steps of the parallel range that are worth handing to a thread together."""
-        lanes = 1 if self.lane_axis is None else min(self.block, max_extent(self.lane_axis))
-        points = sum(
-            math.prod(map(max_extent, stage.axes)) * len(stage.statements) for stage in self.stages
-        )
-        return max(1, GRAIN_POINTS // max(1, lanes * points))
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes of scratch for the temps, each starting at a multiple of 64."""
-        return sum(-(-t.elements * t.dtype.itemsize // 64) * 64 for t in self.temps)
+# -- what expressions are made of ----------------------------------------------------------------
 
 
 def operands(scalar: Scalar) -> Iterator[Scalar]:
@@ -311,11 +262,3 @@ def extent_of(symbol: Symbol) -> Dim:
 def max_extent(symbol: Symbol) -> int:
     """How many values an axis takes at the largest value of every Variable."""
     return bounds(extent_of(symbol))[1]
-
-
-def parallel_extent(nest: LoopNest) -> Dim:
-    """How many steps the parallel range of ``nest`` has: outer points, times blocks of lanes."""
-    points = prod(extent_of(axis) for axis in nest.axes)
-    if nest.lane_axis is None:
-        return points
-    return points * ceil_div(extent_of(nest.lane_axis), nest.block)

@@ -1,14 +1,15 @@
-"""How images are stored, and how convolutions over them are done.
+"""Memory layouts: the order in which images are stored.
 
 The vocabulary's images are ``[N, C, *spatial]``. In memory, channels last suits convolutions: what
-one output position needs of a pixel is one run of memory, output channels are vector lanes and are
-stored as they are computed, and windows slide over whole vectors. What is stored so is known to
-lowering alone: kernels are the same expressions over other indices.
+one output position needs of a pixel is one run of memory, and output channels, which are computed
+side by side, are stored side by side. Lowering alone knows of layouts: kernels are the same
+expressions over other indices.
 
 Values that one elementwise node, window or concatenation relates should agree, so that no kernel
-walks memory across its grain. They form *families*; convolutions, which take and give either order
+walks memory in long strides. They form *families*; convolutions, which take and give either order
 equally well, lie between families. A family's values are channels last where that saves more time,
-by a rough count of the elements concerned, than its other readers and writers lose.
+by a rough count of the elements concerned, than its other readers and writers lose. How much it
+saves is for the device to say (:class:`LayoutGains`).
 """
 
 from __future__ import annotations
@@ -21,46 +22,52 @@ from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.views import MAX_TANGLES, VIEWS, Indices, is_tangled, source_index
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.ops.base import Elementwise
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass
 from ostinato.variables import axis, bounds, prod
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower import winograd
     from ostinato.lower.fusion.regions import Region
-    from ostinato.lower.lowering import LoweringOptions
-    from ostinato.lower.winograd import Winograd
     from ostinato.ops import convolution
 else:
-    winograd = LazyModule("ostinato.lower.winograd")
     convolution = LazyModule("ostinato.ops.convolution")
-
-__all__ = ["Images", "channels_last_buffer", "choose_images"]
-
-#: Fewer channels than this do not fill vectors.
-_FEWEST_CHANNELS = 16
 
 _WINDOWS = frozenset({"max_pool", "avg_pool"})
 _REDUCTIONS = frozenset({"sum", "max", "min"})
 
-#: Nanoseconds per element, about, that channels last saves (or, below zero, costs).
-_CONV_READ, _CONV_WRITE, _WINOGRAD, _WINDOW, _DEPTHWISE = 0.05, 0.2, 2.0, 0.3, 0.3
-_STRIDED, _SHUFFLED = -1.0, -0.1
+__all__ = ["LayoutGains", "Layouts", "channels_last_buffer", "choose_layouts"]
 
 
 @dataclass(frozen=True)
-class Images:
-    """What was chosen for one graph.
+class LayoutGains:
+    """The time that channels last saves a device, per element; below zero, that it costs.
+
+    Attributes:
+        convolution: for each element that a convolution reads, and for each that it writes.
+        window: for each element that a pooling reads.
+        strided: for each element that is read or written in an order of its own.
+        shuffled: for each element of a view that only exchanges channels.
+        fewest_channels: images with fewer are never stored channels last.
+    """
+
+    convolution: Callable[[Node], tuple[float, float]]
+    window: float
+    strided: float
+    shuffled: float
+    fewest_channels: int
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The layouts of one graph's values.
 
     Attributes:
         channels_last: the values that are stored with their channels innermost.
-        winograd: the convolutions that are done Winograd's way.
     """
 
     channels_last: Container[Value] = frozenset()
-    winograd: Mapping[Node, Winograd] = field(default_factory=dict)
 
     def buffer(self, value: Value) -> LoweredBuffer:
         """Memory within a run for ``value``."""
@@ -75,39 +82,31 @@ def channels_last_buffer(value: Value) -> LoweredBuffer:
     return LoweredBuffer(value.type, Role.TEMP, value.node.label, layout=layout)
 
 
-def choose_images(
-    nodes: Sequence[Node],
-    regions: Sequence[Region],
-    kept: Iterable[Value],
-    options: LoweringOptions,
-) -> Images:
-    """The choice that takes the least time, by a rough count.
+def choose_layouts(
+    nodes: Sequence[Node], regions: Sequence[Region], kept: Iterable[Value], gains: LayoutGains
+) -> Layouts:
+    """The layouts that take the least time, by a rough count.
 
     Args:
         nodes: all that is computed, in order.
-        regions: what runs together.
+        regions: the nodes that run together.
         kept: values that are wanted in C order besides: results of the graph.
-        options: say what there is to choose.
+        gains: what a layout saves the device.
     """
-    special: dict[Node, Winograd] = {}
-    if options.winograd:
-        tiles = {n: winograd.winograd_tile(n) for n in nodes if n.op.name == "conv"}
-        special = {node: winograd.Winograd(node, tile) for node, tile in tiles.items() if tile}
-    if not options.channels_last:
-        return Images(winograd=special)
-    families = _Families()
+    families = _Families(gains.fewest_channels)
     rowed = _members_of_rows(regions)
     for node in nodes:
-        _relate(families, node, rowed, special)
+        _relate(families, node, rowed, gains)
     for value in kept:
-        families.gain(value, 2 * _STRIDED)
-    return Images(families.gaining(), special)
+        families.gain(value, 2 * gains.strided)
+    return Layouts(families.gaining())
 
 
 class _Families:
     """Values in disjoint sets, each with what channels last would gain."""
 
-    def __init__(self) -> None:
+    def __init__(self, fewest_channels: int) -> None:
+        self._fewest_channels = fewest_channels
         self._parent: dict[Value, Value] = {}
         self._gains: defaultdict[Value, float] = defaultdict(float)
         self._excluded: set[Value] = set()
@@ -122,35 +121,36 @@ class _Families:
 
     def relate(self, values: Collection[Value]) -> None:
         """``values`` are of one family; those that could not be channels last are left out."""
-        able = [v for v in values if _is_able(v)]
+        able = [v for v in values if self.is_able(v)]
         for value in able[1:]:
             first, other = self._find(able[0]), self._find(value)
             if first is not other:
                 self._parent[other] = first
 
     def gain(self, value: Value, rate: float) -> None:
-        if _is_able(value):
+        if self.is_able(value):
             self._find(value)
             self._gains[value] += rate * bounds(value.type.size)[1]
 
     def exclude(self, value: Value) -> None:
-        if _is_able(value):
+        if self.is_able(value):
             self._find(value)
             self._excluded.add(value)
 
+    def is_able(self, value: Value) -> bool:
+        """Whether a value is an image with enough channels."""
+        channels = value.shape[1] if 3 <= value.ndim <= 5 else 0
+        enough = isinstance(channels, int) and channels >= self._fewest_channels
+        return enough and prod(value.shape[2:]) != 1
+
     def gaining(self) -> set[Value]:
+        """The values of families that gain."""
         totals: defaultdict[Value, float] = defaultdict(float)
         for value, gain in self._gains.items():
             totals[self._find(value)] += gain
         excluded = {self._find(value) for value in self._excluded}
         chosen = {root for root, gain in totals.items() if gain > 0} - excluded
         return {value for value in self._parent if self._find(value) in chosen}
-
-
-def _is_able(value: Value) -> bool:
-    channels = value.shape[1] if 3 <= value.ndim <= 5 else 0
-    spatial = prod(value.shape[2:])
-    return isinstance(channels, int) and channels >= _FEWEST_CHANNELS and spatial != 1
 
 
 def _members_of_rows(regions: Iterable[Region]) -> set[Node]:
@@ -164,22 +164,22 @@ def _members_of_rows(regions: Iterable[Region]) -> set[Node]:
     }
 
 
-def _relate(families: _Families, node: Node, rowed: set[Node], winograd: Container[Node]) -> None:
-    """What ``node`` says of the order of its operands and its result."""
+def _relate(families: _Families, node: Node, rowed: set[Node], gains: LayoutGains) -> None:
+    """Note what ``node`` asks of the order of its operands and its result."""
     name = node.op.name
     if name in VIEWS:
         return
     for value in node.inputs:
         if value.node.op.name in VIEWS:
-            _relate_view(families, value)
+            _relate_view(families, value, gains)
     out = node.outputs[0]
     if isinstance(node.op, Leaf):
-        families.gain(out, _STRIDED)
+        families.gain(out, gains.strided)
     elif name == "conv":
-        _relate_convolution(families, node, node in winograd)
+        _relate_convolution(families, node, gains)
     elif name in _WINDOWS:
         families.relate([node.inputs[0], out])
-        families.gain(node.inputs[0], _WINDOW)
+        families.gain(node.inputs[0], gains.window)
     elif node in rowed:
         for value in (*node.inputs, *node.outputs):
             families.exclude(value)
@@ -188,40 +188,36 @@ def _relate(families: _Families, node: Node, rowed: set[Node], winograd: Contain
     elif name == "pad" or (name == "concat" and node.attrs["axis"] == 1):
         families.relate([*node.inputs, out])
     elif name in _REDUCTIONS:
-        families.gain(node.inputs[0], _STRIDED)
+        families.gain(node.inputs[0], gains.strided)
     else:
         for value in node.inputs:
-            families.gain(value, _STRIDED)
+            families.gain(value, gains.strided)
         for value in node.outputs:
             families.exclude(value)
 
 
-def _relate_convolution(families: _Families, node: Node, winograd: bool) -> None:
+def _relate_convolution(families: _Families, node: Node, gains: LayoutGains) -> None:
     x, (out,) = node.inputs[0], node.outputs
     if convolution.is_depthwise(node):
         families.relate([x, out])
-        families.gain(x, _DEPTHWISE)
-    elif winograd:
-        families.gain(x, _WINOGRAD)
-        families.gain(out, _WINOGRAD)
-    else:
-        families.gain(x, _CONV_READ)
-        families.gain(out, _CONV_WRITE)
+    read, write = gains.convolution(node)
+    families.gain(x, read)
+    families.gain(out, write)
 
 
-def _relate_view(families: _Families, value: Value) -> None:
+def _relate_view(families: _Families, value: Value, gains: LayoutGains) -> None:
     """A view that only exchanges channels moves elements less far with channels last."""
     source, tangles = value, 0
     while source.node.op.name in VIEWS:
         tangles += is_tangled(source.node)
         (source,) = source.node.inputs
-    alike = _is_able(value) and source.shape == value.shape
+    alike = families.is_able(value) and source.shape == value.shape
     if alike and tangles <= MAX_TANGLES and _exchanges_channels(value):
         families.relate([source, value])
-        families.gain(source, _SHUFFLED)
+        families.gain(source, gains.shuffled)
     else:
-        families.gain(source, _STRIDED)
-        families.gain(value, _STRIDED)
+        families.gain(source, gains.strided)
+        families.gain(value, gains.strided)
 
 
 def _exchanges_channels(value: Value) -> bool:

@@ -1,4 +1,4 @@
-"""Values that are stored within a larger one: what a concatenation or a padding is made of.
+"""Sub-buffer views: operands of a concatenation or padding that are written in place.
 
 A kernel that computes an operand can as well write it where it stands in the result, which then
 need not be put together. The memory that values share so is that of the outermost, their *home*.
@@ -10,11 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ostinato.lower.fusion.reads import computed_behind
-from ostinato.lower.fusion.regions import REDUCTIONS, Region
-from ostinato.lower.loopir.merge_axes import merge_axes
-from ostinato.lower.loopir.nodes import LoopNest, Number, Stage, Store
 from ostinato.lower.program import Layout, LoweredBuffer, Role
-from ostinato.lower.rules.loops import in_memory_order, symbols_of
 from ostinato.records import dataclass, field
 from ostinato.variables import bounds
 
@@ -22,22 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
     from ostinato.ir.graph import Node, Value
-    from ostinato.lower.loopir.builder import KernelBuilder
-    from ostinato.lower.memory.layouts import Images
-    from ostinato.variables import Dim, Symbol
+    from ostinato.lower.fusion.regions import Region
+    from ostinato.lower.memory.layouts import Layouts
+    from ostinato.variables import Dim
 
-__all__ = ["Parts", "border_nest", "find_parts"]
-
-#: Anchors whose kernels store their results wherever they are told to.
-_WRITERS = frozenset({"conv", "max_pool", "avg_pool", "concat"}) | REDUCTIONS
+__all__ = ["Subviews", "find_subviews"]
 
 _SHORTEST_RUN = 16
 """Consecutive elements of a part at least: shorter ones are written faster on their own."""
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Where a value stands.
+class _Subview:
+    """The place of a value within another.
 
     Attributes:
         home: the outermost value that it is part of.
@@ -53,23 +46,23 @@ class _Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class Subviews:
     """The memory of values within a run, alone or as part of others."""
 
-    images: Images
-    _parts: Mapping[Value, _Part] = field(default_factory=dict)
+    layouts: Layouts
+    _views: Mapping[Value, _Subview] = field(default_factory=dict)
     _homes: dict[Value, LoweredBuffer] = field(default_factory=dict)
 
     def buffer(self, value: Value) -> LoweredBuffer:
         """Where ``value`` is to be written."""
-        part = self._parts.get(value)
-        if part is None:
-            return self._homes.get(value) or self.images.buffer(value)
-        home = self._homes.get(part.home)
+        view = self._views.get(value)
+        if view is None:
+            return self._homes.get(value) or self.layouts.buffer(value)
+        home = self._homes.get(view.home)
         if home is None:
-            home = self._homes[part.home] = self.images.buffer(part.home)
+            home = self._homes[view.home] = self.layouts.buffer(view.home)
         order = range(value.ndim) if home.layout is None else home.layout.order
-        layout = Layout(tuple(order), part.home.shape, part.starts)
+        layout = Layout(tuple(order), view.home.shape, view.starts)
         label = value.node.label
         return LoweredBuffer(value.type, Role.TEMP, label, layout=layout, home=home)
 
@@ -77,17 +70,17 @@ class Parts:
         """Whether an operand is, by the time that ``node`` runs, where ``node`` would put it."""
         if position >= len(node.inputs):
             return False
-        part = self._parts.get(node.inputs[position])
-        return part is not None and (part.node, part.position) == (node, position)
+        view = self._views.get(node.inputs[position])
+        return view is not None and (view.node, view.position) == (node, position)
 
 
-def find_parts(
+def find_subviews(
     nodes: Sequence[Node],
     regions: Sequence[Region],
     free: Container[Value],
     inlined: Container[Node],
-    images: Images,
-) -> Parts:
+    layouts: Layouts,
+) -> Subviews:
     """The operands that are written in place.
 
     No kernel both reads and writes a home: so its loops need not mind the order of the two.
@@ -98,11 +91,11 @@ def find_parts(
         free: the values that kernels store in memory of their own choice.
         inlined: the nodes that other regions' kernels compute.
     """
-    finder = _Finder(regions, free, inlined, images)
+    finder = _Finder(regions, free, inlined, layouts)
     for node in reversed(nodes):
         if node.op.name == "concat" or (node.op.name == "pad" and finder.is_alone(node)):
             finder.place(node)
-    return Parts(images, finder.parts)
+    return Subviews(layouts, finder.views)
 
 
 class _Finder:
@@ -111,10 +104,10 @@ class _Finder:
         regions: Sequence[Region],
         free: Container[Value],
         inlined: Container[Node],
-        images: Images,
+        layouts: Layouts,
     ) -> None:
-        self.parts: dict[Value, _Part] = {}
-        self._free, self._inlined, self._images = free, inlined, images
+        self.views: dict[Value, _Subview] = {}
+        self._free, self._inlined, self._layouts = free, inlined, layouts
         self._region = {node: region for region in regions for node in region.members}
         self._read: dict[int, set[Value]] = {}
         self._readers: defaultdict[Value, list[Region]] = defaultdict(list)
@@ -132,19 +125,19 @@ class _Finder:
         (whole,) = node.outputs
         if whole not in self._free:
             return
-        outer = self.parts.get(whole)
+        outer = self.views.get(whole)
         home = whole if outer is None else outer.home
         starts = (0,) * whole.ndim if outer is None else outer.starts
         for position, (operand, at) in enumerate(_places(node)):
             if self._may_move(operand, home, node):
                 begin = tuple(a + b for a, b in zip(starts, at, strict=True))
-                self.parts[operand] = _Part(home, begin, node, position)
+                self.views[operand] = _Subview(home, begin, node, position)
 
     def _may_move(self, value: Value, home: Value, node: Node) -> bool:
-        if value not in self._free or value in self.parts or value.node in self._inlined:
+        if value not in self._free or value in self.views or value.node in self._inlined:
             return False
-        region, channels_last = self._region[value.node], self._images.channels_last
-        if region.anchor is not None and region.anchor.op.name not in _WRITERS:
+        region, channels_last = self._region[value.node], self._layouts.channels_last
+        if region.root is not None and not region.root.op.writes_subviews:
             return False
         if (value in channels_last) != (home in channels_last):
             return False
@@ -160,7 +153,7 @@ class _Finder:
         return any(self._home(v) is home for node in region.members for v in node.outputs)
 
     def _home(self, value: Value) -> Value:
-        return self.parts[value].home if value in self.parts else value
+        return self.views[value].home if value in self.views else value
 
     def _values_read(self, region: Region) -> Iterator[Value]:
         """The values in memory that a region's kernel reads, what it computes itself aside."""
@@ -197,32 +190,3 @@ def _run(value: Value, node: Node, *, channels_last: bool) -> int:
         if value.shape[axis] != whole.shape[axis]:
             break
     return bounds(run)[1]
-
-
-def border_nest(
-    build: KernelBuilder, node: Node, buffer: LoweredBuffer, variables: tuple[Symbol, ...]
-) -> LoopNest:
-    """The nest that fills what a ``pad`` node adds, its operand being in place."""
-    (x,), (out,) = node.inputs, node.outputs
-    before, after = node.attrs["before"], node.attrs["after"]
-    position = build.argument(buffer, writes=True)
-    outer: tuple[Dim, ...] = () if before[0] or after[0] else (build.axis(out.shape[0]),)
-    stages = []
-    for axis in range(out.ndim):
-        beyond = before[axis] + x.shape[axis]
-        for start, extent in ((0, before[axis]), (beyond, after[axis])):
-            if extent == 0:
-                continue
-            # Axes before this one over the operand alone: their borders are filled already.
-            sizes = [*x.shape[:axis], extent, *out.shape[axis + 1 :]]
-            starts = [*before[:axis], start, *(0 for _ in out.shape[axis + 1 :])]
-            inner = build.axes(sizes[len(outer) :])
-            indices = tuple(a + b for a, b in zip((*outer, *inner), starts, strict=True))
-            store = Store(
-                position, buffer.offset(out.shape, indices), Number(node.attrs["value"], out.dtype)
-            )
-            axes = in_memory_order((*outer, *inner), buffer)
-            shared = symbols_of(outer)
-            merged, statements = merge_axes([a for a in axes if a not in shared], [store])
-            stages.append(Stage(merged, statements))
-    return LoopNest(build.args, symbols_of(outer), tuple(stages), variables=variables)

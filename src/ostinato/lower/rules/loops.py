@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
-from ostinato.ir.graph import Node, Value
 from ostinato.lower.fusion.cost import COSTLY, cost
 from ostinato.lower.fusion.regions import Region, is_row_reduction, reduced_axes
-from ostinato.lower.loopir.builder import KernelBuilder, cast
+from ostinato.lower.loopir.builder import (
+    KernelBuilder,
+    Outputs,
+    cast,
+    in_memory_order,
+    store_at,
+    symbols_of,
+)
 from ostinato.lower.loopir.merge_axes import merge_axes
+from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import (
     Apply,
     Guard,
-    LoopNest,
     Number,
     Reduce,
     Reduction,
@@ -26,19 +31,19 @@ from ostinato.lower.loopir.nodes import (
     extent_of,
 )
 from ostinato.lower.loopir.views import Indices, linear_index, reshape_index
-from ostinato.variables import Dim, Expr, Symbol, bounds, prod
+from ostinato.variables import Dim, Symbol, bounds, prod
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.ir.graph import Node, Value
     from ostinato.lower.program import LoweredBuffer
 
 __all__ = [
     "block_nest",
     "column_nest",
-    "in_memory_order",
     "map_nest",
     "row_nest",
-    "store_at",
-    "symbols_of",
 ]
 
 #: Bytes that a row kept between stages may take; longer rows are computed again.
@@ -46,26 +51,6 @@ MAX_TEMP_BYTES = 1 << 18
 
 #: Elements of a lane axis per step of the parallel range.
 BLOCK = 4096
-
-Outputs = Sequence[tuple[Value, "LoweredBuffer"]]
-
-
-def symbols_of(indices: Iterable[Dim]) -> tuple[Symbol, ...]:
-    """The axes behind indices made by ``KernelBuilder.axes``."""
-    found = []
-    for index in indices:
-        if isinstance(index, Expr):
-            (symbol,) = index.terms[0][0]
-            assert isinstance(symbol, Symbol)
-            found.append(symbol)
-    return tuple(found)
-
-
-def in_memory_order(indices: Indices, buffer: LoweredBuffer) -> tuple[Symbol, ...]:
-    """The axes behind ``indices`` into what ``buffer`` holds, outermost in memory first."""
-    if buffer.layout is None:
-        return symbols_of(indices)
-    return symbols_of(indices[position] for position in buffer.layout.order)
 
 
 def block_nest(
@@ -85,7 +70,7 @@ def block_nest(
         outer,
         (Stage((), done),),
         tuple(build.temps),
-        lane_axis=lane,
+        inner_axis=lane,
         block=BLOCK,
         variables=variables,
         parallel=parallel,
@@ -101,12 +86,12 @@ def map_nest(build: KernelBuilder, outputs: Outputs, variables: tuple[Symbol, ..
 
 
 def column_nest(
-    build: KernelBuilder, anchor: Node, outputs: Outputs, variables: tuple[Symbol, ...]
+    build: KernelBuilder, root: Node, outputs: Outputs, variables: tuple[Symbol, ...]
 ) -> LoopNest:
     """The nest of a reduction or window whose result is stored point by point."""
-    shape = anchor.outputs[0].shape
+    shape = root.outputs[0].shape
     indices = build.axes(shape)
-    folds, inner, by_rows = _FOLDS.get(anchor.op.name, _fold_reduction)(build, anchor, indices)
+    folds, inner, by_rows = _FOLDS.get(root.op.name, _fold_reduction)(build, root, indices)
     stores = [store_at(build, value, buffer, shape, indices) for value, buffer in outputs]
     outer = in_memory_order(indices, outputs[0][1])
     everything = build.finish([*folds, *stores])
@@ -118,7 +103,7 @@ def column_nest(
         axes if lane is None else axes[:-1],
         (Stage(inner, folded), Stage((), everything[len(folds) :])),
         tuple(build.temps),
-        lane_axis=lane,
+        inner_axis=lane,
         block=BLOCK if bounds(prod(map(extent_of, inner)))[1] < 64 else 256,
         variables=variables,
     )
@@ -129,20 +114,6 @@ def row_nest(
 ) -> LoopNest:
     """The nest of a region with rows: stages that share the loop over rows."""
     return _Rows(build, region, outputs).nest(variables)
-
-
-def store_at(
-    build: KernelBuilder,
-    value: Value,
-    buffer: LoweredBuffer,
-    shape: Sequence[Dim],
-    indices: Indices,
-) -> Store:
-    """Stores ``value``'s element that stands, in C order, where ``indices`` do in ``shape``."""
-    at = reshape_index(value.shape, shape, indices)
-    scalar = build.at(value, at)
-    position = build.argument(buffer, writes=True)
-    return Store(position, buffer.offset(value.shape, at), scalar)
 
 
 # -- reductions and windows ----------------------------------------------------------------------

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ostinato.lower.loopir.builder import KernelBuilder, cast
+from ostinato.lower.loopir.builder import KernelBuilder, cast, in_memory_order, symbols_of
 from ostinato.lower.loopir.merge_axes import merge_axes
-from ostinato.lower.loopir.nodes import LoopNest, Scan, Stage, Store, Update
+from ostinato.lower.loopir.nest import LoopNest
+from ostinato.lower.loopir.nodes import Number, Scan, Stage, Store, Update
 from ostinato.lower.loopir.views import Indices, linear_index
-from ostinato.lower.rules.loops import BLOCK, block_nest, in_memory_order, symbols_of
+from ostinato.lower.rules.loops import BLOCK, block_nest
 from ostinato.variables import axis as axis_over
 
 if TYPE_CHECKING:
@@ -142,7 +143,36 @@ def scan_nest(
         build.args,
         axes[:-1] if lanes else axes,
         (Stage(inner, statements),),
-        lane_axis=axes[-1] if lanes else None,
+        inner_axis=axes[-1] if lanes else None,
         block=BLOCK,
         variables=variables,
     )
+
+
+def border_nest(
+    build: KernelBuilder, node: Node, buffer: LoweredBuffer, variables: tuple[Symbol, ...]
+) -> LoopNest:
+    """The nest that fills what a ``pad`` node adds, its operand being in place."""
+    (x,), (out,) = node.inputs, node.outputs
+    before, after = node.attrs["before"], node.attrs["after"]
+    position = build.argument(buffer, writes=True)
+    outer: tuple[Dim, ...] = () if before[0] or after[0] else (build.axis(out.shape[0]),)
+    stages = []
+    for axis in range(out.ndim):
+        beyond = before[axis] + x.shape[axis]
+        for start, extent in ((0, before[axis]), (beyond, after[axis])):
+            if extent == 0:
+                continue
+            # Axes before this one over the operand alone: their borders are filled already.
+            sizes = [*x.shape[:axis], extent, *out.shape[axis + 1 :]]
+            starts = [*before[:axis], start, *(0 for _ in out.shape[axis + 1 :])]
+            inner = build.axes(sizes[len(outer) :])
+            indices = tuple(a + b for a, b in zip((*outer, *inner), starts, strict=True))
+            store = Store(
+                position, buffer.offset(out.shape, indices), Number(node.attrs["value"], out.dtype)
+            )
+            axes = in_memory_order((*outer, *inner), buffer)
+            shared = symbols_of(outer)
+            merged, statements = merge_axes([a for a in axes if a not in shared], [store])
+            stages.append(Stage(merged, statements))
+    return LoopNest(build.args, symbols_of(outer), tuple(stages), variables=variables)

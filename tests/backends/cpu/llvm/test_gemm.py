@@ -16,6 +16,8 @@ import pytest
 from ostinato.backends.cpu.llvm.gemm import render
 from ostinato.backends.cpu.llvm.kernel import extent_symbol
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module, link
+from ostinato.backends.cpu.rules.gemm import Gemm, SumAxis
+from ostinato.backends.cpu.rules.tiles import tile_for
 from ostinato.dtypes import (
     BFLOAT16,
     FLOAT16,
@@ -28,7 +30,6 @@ from ostinato.dtypes import (
     DType,
 )
 from ostinato.errors import DeviceUnavailableError, OstinatoError
-from ostinato.lower.contraction import Contraction, SumAxis, tile_for
 from ostinato.lower.loopir.builder import cast
 from ostinato.lower.loopir.nodes import Accumulator, Apply, Arg, Load, Number, Scalar, Store
 from ostinato.variables import Dim, Symbol, Variable, axis, evaluate, prod, symbols
@@ -73,7 +74,7 @@ class Guarded:
 class Kernel:
     """A rendered contraction, ready to be called."""
 
-    def __init__(self, contraction: Contraction, target: TargetSpec) -> None:
+    def __init__(self, contraction: Gemm, target: TargetSpec) -> None:
         self.contraction = contraction
         symbolic = not isinstance(contraction.extent, int)
         names = ["kernel", *([extent_symbol("kernel")] if symbolic else [])]
@@ -150,7 +151,7 @@ def product(
     extra: Sequence[Arg] = (),
     tile: tuple[int, int] | None = None,
     variables: Sequence[Variable] = (),
-) -> Contraction:
+) -> Gemm:
     """``out[i, m, n] = a[i, m, k] @ b[i, k, n]`` (args: a, packed b, out, extras)."""
     acc = dtype.accumulator
     bound = {v.name: v.max for v in variables}
@@ -164,7 +165,7 @@ def product(
     at = (i * n + an) * m + am if transposed else (i * m + am) * n + an
     value = epilogue(Accumulator(acc), i, am, an)
     value = cast(value, dtype)
-    return Contraction(
+    return Gemm(
         args=(Arg(dtype), Arg(acc), Arg(dtype, reads=False, writes=True), *extra),
         batch=(symbol_of(i),) if batch is not None else (),
         m=symbol_of(am),
@@ -216,7 +217,7 @@ def run_product(
     batch: int | None = None,
     pieces: int = 1,
     **options: Any,
-) -> Contraction:
+) -> Gemm:
     m, n, k = sizes
     target = target_of(level)
     contraction = product(target, m, n, k, dtype=dtype, batch=batch, **options)
@@ -349,7 +350,7 @@ def convolution(
     dilation: int,
     channels_out: int,
     variables: Sequence[Variable] = (),
-) -> Contraction:
+) -> Gemm:
     """A convolution over ``(N, C, *spatial)`` without padding, output channels first."""
     images, channels, *spatial = shape
     outs = [
@@ -369,7 +370,7 @@ def convolution(
         target.vector_bytes, 32 if target.vector_bytes == 64 else 16, FLOAT32, pixels, channels_out
     )
     bias = Load(3, n, FLOAT32)
-    return Contraction(
+    return Gemm(
         args=(Arg(FLOAT32), Arg(FLOAT32), Arg(FLOAT32, False, True), Arg(FLOAT32)),
         batch=(symbol_of(image),),
         m=symbol_of(m),

@@ -1,4 +1,4 @@
-"""LLVM code generation, for the CPU."""
+"""Rendering the CPU's kernels as LLVM IR."""
 
 from __future__ import annotations
 
@@ -9,26 +9,17 @@ if TYPE_CHECKING:
     from llvmlite import ir
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.lower.program import Kernel
+    from ostinato.backends.cpu.rules.kernel import CpuKernel
 
 __all__ = ["render"]
 
-#: The module that renders each kind of kernel, by the name of its class. One that no graph asks
-#: for is never imported.
-_RENDERERS = {
-    "AttentionKernel": "attention",
-    "Contraction": "gemm",
-    "GroupedProduct": "grouped_gemm",
-    "Grouping": "group_rows",
-    "JointProduct": "gemm",
-    "LoopNest": "loops",
-    "RecurrentKernel": "recurrent",
-    "TopK": "topk",
-}
 
+def render(kernel: CpuKernel, name: str, target: TargetSpec) -> ir.Module:
+    """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
 
-def render(kernel: Kernel, name: str, target: TargetSpec) -> ir.Module:
-    """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic."""
-    renderer = import_module(f"{__name__}.{_RENDERERS[type(kernel).__name__]}")
+    The kernel's class names the module that renders it; one that no graph asks for is never
+    imported.
+    """
+    renderer = import_module(f"{__name__}.{kernel.renderer}")
     module: ir.Module = renderer.render(kernel, name, target)
     return module

@@ -1,4 +1,4 @@
-"""Rendering an :class:`~ostinato.lower.attention.AttentionKernel` as LLVM IR.
+"""Rendering an :class:`~ostinato.backends.cpu.rules.attention.AttentionKernel` as LLVM IR.
 
 An item is a block of query rows. Over as many keys as are held at a time it goes in three steps:
 panel by panel, keys are transposed into scratch memory, register tiles multiply the rows with them,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from llvmlite import ir
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.lower.attention import AttentionKernel
+    from ostinato.backends.cpu.rules.attention import AttentionKernel
 
 __all__ = ["render"]
 

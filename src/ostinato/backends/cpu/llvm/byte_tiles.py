@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.lower.contraction import Contraction
+    from ostinato.backends.cpu.rules.gemm import Gemm
 
 __all__ = ["define_byte_tile"]
 
@@ -37,13 +37,13 @@ _CODE_ZERO = 8
 
 
 def define_byte_tile(
-    module: ir.Module, name: str, contraction: Contraction, rows: int, target: TargetSpec
+    module: ir.Module, name: str, contraction: Gemm, rows: int, target: TargetSpec
 ) -> ir.Function:
     """Adds the function ``void name(a, offsets, b, out, a_scales, b_scales)`` to ``module``.
 
     ``a`` points at the first row, ``b`` is the panel, ``out`` receives ``rows`` x ``panel`` sums,
     densely. ``offsets`` is not looked at: rows are evenly spaced. The scales are those of the first
-    row and of the panel; without :attr:`Contraction.scales` there are no such arguments.
+    row and of the panel; without :attr:`Gemm.scales` there are no such arguments.
     """
     pointers = 4 if contraction.scales is None else 6
     signature = ir.FunctionType(ir.VoidType(), [BYTE_POINTER] * pointers)
@@ -69,7 +69,7 @@ class _ByteTile:
     """A tile whose sums are in stack slots, which LLVM turns into registers."""
 
     builder: ir.IRBuilder
-    contraction: Contraction
+    contraction: Gemm
     target: TargetSpec
     rows: int
     a: ir.Value

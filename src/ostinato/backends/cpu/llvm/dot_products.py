@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.llvm.key_panels import KeyPanels
     from ostinato.backends.cpu.llvm.scopes import Scope
-    from ostinato.lower.attention import AttentionKernel
+    from ostinato.backends.cpu.rules.attention import AttentionKernel
 
 __all__ = ["DotProducts"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.scalars import Scalars
 from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.nodes import LoopNest, Stage, Store
+from ostinato.lower.loopir.nodes import Stage, Store
 from ostinato.lower.loopir.views import unravel
 from ostinato.variables import axis, prod, symbols
 
@@ -35,7 +35,7 @@ def expression_scalars(
     Where they are evaluated is the caller's business: their axes are known to its scopes.
     """
     statements = (*(Store(0, 0, value) for value in values), *stores)
-    dependences = Dependences(LoopNest(args, (), (Stage((), statements),)))
+    dependences = Dependences((Stage((), statements),))
     return Scalars(kernel.builder, LaneNamespace(), kernel.buffers, dependences)
 
 

@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.lower.contraction.Contraction` as LLVM IR, alone or beside others.
+"""Rendering a :class:`~ostinato.backends.cpu.rules.gemm.Gemm` as LLVM IR, alone or beside others.
 
 An item of the parallel range runs in three steps. Register tiles leave their sums in scratch
 memory; where the output is contiguous along rows of ``a`` rather than along columns of ``b`` (a
@@ -30,15 +30,7 @@ from ostinato.backends.cpu.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import FLOAT32, INT64
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.nodes import (
-    Accumulator,
-    Load,
-    LoopNest,
-    Scalar,
-    Stage,
-    extent_of,
-    max_extent,
-)
+from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of, max_extent
 from ostinato.lower.loopir.rewrite import Rewriter
 from ostinato.lower.loopir.views import unravel
 from ostinato.records import dataclass, replace
@@ -60,8 +52,8 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.llvm import byte_tiles, transpose
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.lower.contraction import Contraction
-    from ostinato.lower.joint import JointProduct
+    from ostinato.backends.cpu.rules.gemm import Gemm
+    from ostinato.backends.cpu.rules.multi_gemm import MultiGemm
 else:
     byte_tiles = LazyModule("ostinato.backends.cpu.llvm.byte_tiles")
     transpose = LazyModule("ostinato.backends.cpu.llvm.transpose")
@@ -69,7 +61,7 @@ else:
 __all__ = ["render"]
 
 
-def render(product: Contraction | JointProduct, name: str, target: TargetSpec) -> ir.Module:
+def render(product: Gemm | MultiGemm, name: str, target: TargetSpec) -> ir.Module:
     """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
 
     The kernel's signature is that of :mod:`ostinato.backends.cpu.llvm.kernel`; its parallel range
@@ -96,13 +88,11 @@ class _Block:
 
 
 class _Renderer:
-    """Goes over the items, each of which is a block of rows by a panel of one stripe of columns."""
+    """Goes over the items, each of which is a block of rows by a panel of one output segment."""
 
-    def __init__(
-        self, whole: Contraction | JointProduct, name: str, kernel: KernelFunction
-    ) -> None:
+    def __init__(self, whole: Gemm | MultiGemm, name: str, kernel: KernelFunction) -> None:
         self.whole = whole
-        self.contraction = contraction = whole.stripes[0][0]
+        self.contraction = contraction = whole.segments[0][0]
         self.kernel = kernel
         self.builder = kernel.builder
         self.indices = Indices(kernel.builder)
@@ -118,9 +108,9 @@ class _Renderer:
         first = self.block * contraction.block
         block = _Block(first, minimum(contraction.block, self.rows - first))
         tiles = _Tiles(name, kernel)
-        self.stripes = [
-            _Stripe(products, number, kernel, tiles, block)
-            for number, products in enumerate(whole.stripes)
+        self.segments = [
+            _Segment(products, number, kernel, tiles, block)
+            for number, products in enumerate(whole.segments)
         ]
 
     def render(self) -> None:
@@ -162,16 +152,16 @@ class _Renderer:
             item.symbols[wheel] = self.indices.scalar(position, item)
 
     def _emit(self, item: Scope) -> None:
-        """Computes an item: what is done depends on the stripe that its panel is of."""
+        """Computes an item: what is done depends on the segment that its panel is of."""
         b, panel = self.builder, item.symbols[_symbol(self.panel)]
-        if len(self.stripes) == 1:
-            self.stripes[0].emit(item, panel)
+        if len(self.segments) == 1:
+            self.segments[0].emit(item, panel)
             return
-        for stripe in self.stripes:
-            # Unsigned: a panel of a stripe before this one is beyond its last.
-            with when(b, b.icmp_unsigned("<", panel, I64(stripe.panels))):
-                stripe.emit(item, panel)
-            panel = b.sub(panel, I64(stripe.panels))
+        for segment in self.segments:
+            # Unsigned: a panel of a segment before this one is beyond its last.
+            with when(b, b.icmp_unsigned("<", panel, I64(segment.panels))):
+                segment.emit(item, panel)
+            panel = b.sub(panel, I64(segment.panels))
 
 
 class _Tiles:
@@ -181,7 +171,7 @@ class _Tiles:
         self._name, self._kernel = name, kernel
         self._made: dict[object, dict[int, ir.Function]] = {}
 
-    def of(self, product: Contraction) -> dict[int, ir.Function]:
+    def of(self, product: Gemm) -> dict[int, ir.Function]:
         """The tiles for a product, by height."""
         form, scales = product.b_format, product.scales
         key = (form, None if scales is None else (scales.size, scales.b_dtype))
@@ -197,12 +187,12 @@ class _Tiles:
         return self._made[key]
 
 
-class _Stripe:
+class _Segment:
     """Some columns of a kernel: products whose sums one epilogue turns into results.
 
     Args:
         products: all of them; what is true of the first one's shape is true of the others'.
-        number: of the stripe.
+        number: of the segment.
         kernel: under construction.
         tiles: of the kernel.
         block: the rows of an item.
@@ -210,7 +200,7 @@ class _Stripe:
 
     def __init__(
         self,
-        products: Sequence[Contraction],
+        products: Sequence[Gemm],
         number: int,
         kernel: KernelFunction,
         tiles: _Tiles,
@@ -311,7 +301,7 @@ class _Stripe:
         counted_loop(b, I64(0), count, 1, note, name="row")
         return lambda row: [a, address(b, self.offsets, INT64, row)]
 
-    def _locate_scales(self, c: Contraction, item: Scope) -> Callable[[ir.Value], list[ir.Value]]:
+    def _locate_scales(self, c: Gemm, item: Scope) -> Callable[[ir.Value], list[ir.Value]]:
         """The same for the scales of blocks, where there are any: those of rows and of columns."""
         b, scales = self.builder, c.scales
         if scales is None:
@@ -329,7 +319,7 @@ class _Stripe:
 
         return at
 
-    def _panel_address(self, c: Contraction, item: Scope) -> ir.Value:
+    def _panel_address(self, c: Gemm, item: Scope) -> ir.Value:
         number = c.b_group * c.panels + self.panel
         element = self.indices.scalar(number * c.panel_size, item)
         return address(self.builder, self.kernel.buffers[c.b], c.b_dtype, element)
@@ -386,20 +376,20 @@ class _Stripe:
     ) -> None:
         """The stores at every ``loop``, with ``lane`` (at most ``capacity`` values) as lanes."""
         c, b = self.contraction, self.builder
-        loop_axis, lane_axis = _symbol(loop), _symbol(lane)
+        loop_axis, inner_axis = _symbol(loop), _symbol(lane)
         stage = Stage((loop_axis,), tuple(map(epilogue.statement, c.epilogue)))
-        dependences = Dependences(LoopNest(c.args, (), (stage,)))
+        dependences = Dependences((stage,))
         scalars = Scalars(b, LaneNamespace(), [*self.kernel.buffers, *sums], dependences)
         dtypes = [*(arg.dtype for arg in c.args), *(c.acc for _ in sums)]
         stages = StageEmitter(b, self.kernel.target, scalars, dtypes)
-        plan = plan_vectors(lane_axis, capacity, [stage], self.kernel.target, dependences)
+        plan = plan_vectors(inner_axis, capacity, [stage], self.kernel.target, dependences)
         # As many vectors at a time as divide a panel: none of a whole one is left over.
         vectors = max(1, capacity // plan.width)
         plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
-        count = extent_of(lane_axis)
+        count = extent_of(inner_axis)
         cut(
             b,
-            lane_axis,
+            inner_axis,
             (I64(0), self.indices.scalar(count, item)),
             count if isinstance(count, int) else None,
             plan,

@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.lower.grouping.Grouping` as LLVM IR: a counting sort."""
+"""Rendering the grouping of rows by expert as LLVM IR: a counting sort."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.lower.grouping import Grouping
+    from ostinato.backends.cpu.rules.group_rows import GroupRows
 
 __all__ = ["render"]
 
 
-def render(grouping: Grouping, name: str, target: TargetSpec) -> ir.Module:
+def render(grouping: GroupRows, name: str, target: TargetSpec) -> ir.Module:
     """A module with the kernel ``name``.
 
     The kernel's signature is that of :mod:`ostinato.backends.cpu.llvm.kernel`; it needs
-    :attr:`Grouping.scratch_bytes` of scratch.
+    :attr:`GroupRows.scratch_bytes` of scratch.
     """
     kernel = open_kernel(name, target, len(grouping.args), grouping.variables)
     b = kernel.builder
@@ -44,7 +44,7 @@ def render(grouping: Grouping, name: str, target: TargetSpec) -> ir.Module:
 class _Renderer:
     """Counts the rows of every expert, gives each its place in the list, then lists them."""
 
-    def __init__(self, grouping: Grouping, kernel: KernelFunction) -> None:
+    def __init__(self, grouping: GroupRows, kernel: KernelFunction) -> None:
         self.grouping = grouping
         self.builder = kernel.builder
         self.scalars = expression_scalars(kernel, grouping.args, [grouping.expert])

@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.lower.grouped.GroupedProduct` as LLVM IR.
+"""Rendering a :class:`~ostinato.backends.cpu.rules.grouped_gemm.GroupedGemm` as LLVM IR.
 
 An item, one panel by the rows of one part, runs tile by tile: the offsets of the tile's rows are
 noted in scratch memory, the register tile multiplies them with each matrix's panel, and the
@@ -22,14 +22,7 @@ from ostinato.backends.cpu.llvm.types import I8, I64
 from ostinato.backends.cpu.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import INT64
 from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.nodes import (
-    Accumulator,
-    Load,
-    LoopNest,
-    Scalar,
-    Stage,
-    extent_of,
-)
+from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of
 from ostinato.lower.loopir.rewrite import Rewriter
 from ostinato.variables import Dim, Expr, Symbol, axis, minimum, substitute, symbols
 
@@ -39,23 +32,23 @@ if TYPE_CHECKING:
     from llvmlite import ir
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.lower.grouped import GroupedProduct
+    from ostinato.backends.cpu.rules.grouped_gemm import GroupedGemm
 
 __all__ = ["render"]
 
 
-def render(product: GroupedProduct, name: str, target: TargetSpec) -> ir.Module:
+def render(product: GroupedGemm, name: str, target: TargetSpec) -> ir.Module:
     """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
 
     The kernel's signature is that of :mod:`ostinato.backends.cpu.llvm.kernel`; it needs
-    :attr:`GroupedProduct.scratch_bytes` of scratch. Of the matrices it reads only those of experts
+    :attr:`GroupedGemm.scratch_bytes` of scratch. Of the matrices it reads only those of experts
     that have rows.
     """
     return kernel_module(product, name, target, lambda k: _Renderer(product, name, k).render())
 
 
 class _Renderer:
-    def __init__(self, product: GroupedProduct, name: str, kernel: KernelFunction) -> None:
+    def __init__(self, product: GroupedGemm, name: str, kernel: KernelFunction) -> None:
         self.product = product
         self.kernel = kernel
         self.builder = kernel.builder
@@ -153,7 +146,7 @@ class _Epilogue:
     """
 
     def __init__(
-        self, product: GroupedProduct, kernel: KernelFunction, sums: list[ir.Value], panel: Expr
+        self, product: GroupedGemm, kernel: KernelFunction, sums: list[ir.Value], panel: Expr
     ) -> None:
         self.builder = kernel.builder
         first = panel * product.panel
@@ -164,7 +157,7 @@ class _Epilogue:
         loads = [Load(len(args) + i, place, product.acc) for i in range(len(sums))]
         moved = _Moved(loads, {product.n: first + column})
         self.stage = Stage((), tuple(map(moved.statement, product.epilogue)))
-        dependences = Dependences(LoopNest(args, (), (self.stage,)))
+        dependences = Dependences((self.stage,))
         self.scalars = Scalars(
             kernel.builder, LaneNamespace(), [*kernel.buffers, *sums], dependences
         )

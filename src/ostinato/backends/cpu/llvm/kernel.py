@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.lower.program import Kernel
+    from ostinato.backends.cpu.rules.kernel import CpuKernel
     from ostinato.variables import Dim, Symbol
 
 __all__ = [
@@ -83,7 +83,7 @@ def open_kernel(
 
 
 def kernel_module(
-    described: Kernel, name: str, target: TargetSpec, emit: Callable[[KernelFunction], None]
+    described: CpuKernel, name: str, target: TargetSpec, emit: Callable[[KernelFunction], None]
 ) -> ir.Module:
     """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.llvm.kernel import KernelFunction
     from ostinato.backends.cpu.llvm.scalars import Scalars
-    from ostinato.lower.attention import AttentionKernel
+    from ostinato.backends.cpu.rules.attention import AttentionKernel
     from ostinato.variables import Dim
 
 __all__ = ["KeyPanels", "first_lanes"]

@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.lower.loopir.nodes.LoopNest` as LLVM IR: the outer loops."""
+"""Rendering a :class:`~ostinato.lower.loopir.nest.LoopNest` as LLVM IR: the outer loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ostinato.backends.cpu.llvm.types import I64
 from ostinato.backends.cpu.llvm.vectors import cut, plan_vectors
 from ostinato.dtypes import UINT8
 from ostinato.lower.loopir.dependences import Dependence, Dependences, roots, written_buffers
-from ostinato.lower.loopir.nodes import LoopNest, Reduce, Stage, extent_of, max_extent
+from ostinato.lower.loopir.nodes import Reduce, Stage, extent_of, max_extent
 from ostinato.variables import Dim, Symbol, bounds, ceil_div, provably_less
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from llvmlite import ir
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+    from ostinato.backends.cpu.rules.kernel import CpuLoopNest
+    from ostinato.lower.loopir.nest import LoopNest
 
 __all__ = ["render"]
 
 
-def render(nest: LoopNest, name: str, target: TargetSpec) -> ir.Module:
+def render(nest: CpuLoopNest, name: str, target: TargetSpec) -> ir.Module:
     """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
 
     The kernel's signature is that of :mod:`ostinato.backends.cpu.llvm.kernel`; it reads and writes
@@ -50,7 +52,7 @@ class _NestRenderer:
         self.nest = nest
         self.kernel = kernel
         self.builder = kernel.builder
-        self.dependences = Dependences(nest)
+        self.dependences = Dependences(nest.stages)
         buffers = [*kernel.buffers, *_temps(nest, kernel)]
         self.scalars = Scalars(kernel.builder, LaneNamespace(), buffers, self.dependences)
         dtypes = [arg.dtype for arg in nest.args] + [temp.dtype for temp in nest.temps]
@@ -86,7 +88,7 @@ class _NestRenderer:
     def _wheels(self) -> list[tuple[Symbol, Dim]]:
         """The axes of the parallel range with their extents; blocks of lanes turn fastest."""
         wheels = [(axis, extent_of(axis)) for axis in self.nest.axes]
-        lane = self.nest.lane_axis
+        lane = self.nest.inner_axis
         if lane is not None:
             blocks = ceil_div(extent_of(lane), self.nest.block)
             wheels.append((_block_of(lane, blocks), blocks))
@@ -115,11 +117,11 @@ class _NestRenderer:
     # -- one point --------------------------------------------------------------------------
 
     def _point(self, point: Scope) -> None:
-        if self.nest.lane_axis is None:
+        if self.nest.inner_axis is None:
             for stage in self.nest.stages:
                 self.stages.row(stage, point)
         else:
-            self._lane_block(self.nest.lane_axis, point)
+            self._lane_block(self.nest.inner_axis, point)
 
     def _lane_block(self, lane: Symbol, point: Scope) -> None:
         """All stages for one vector of points after another, through a block of them."""
@@ -146,8 +148,8 @@ class _NestRenderer:
         """Computes in ``scope`` what depends on no axis in it, from stages that surely run."""
         nest = self.nest
         blocked: set[Dependence] = set(inner)
-        if nest.lane_axis is not None:
-            blocked.add(nest.lane_axis)
+        if nest.inner_axis is not None:
+            blocked.add(nest.inner_axis)
         blocked.update(range(len(nest.args), len(nest.args) + len(nest.temps)))
         for stage in nest.stages:
             blocked |= written_buffers(stage)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.lower.contraction import Contraction, SumAxis
+    from ostinato.backends.cpu.rules.gemm import Gemm, SumAxis
     from ostinato.variables import Dim
 
 __all__ = ["define_tile", "tile_dims", "tile_lanes"]
@@ -42,12 +42,12 @@ _MOST_STEPS = 8
 """Steps of the innermost axis per turn, at most."""
 
 
-def tile_lanes(contraction: Contraction, target: TargetSpec) -> int:
+def tile_lanes(contraction: Gemm, target: TargetSpec) -> int:
     """Lanes per vector: a whole register, or less where a panel is no multiple of that."""
     return math.gcd(contraction.panel, target.lanes(contraction.acc.itemsize))
 
 
-def tile_dims(contraction: Contraction) -> tuple[Dim, ...]:
+def tile_dims(contraction: Gemm) -> tuple[Dim, ...]:
     """The symbolic extents and steps that a tile's caller passes, in order."""
     dims = (dim for axis in contraction.sum_axes for dim in (axis.extent, axis.step))
     return tuple(dict.fromkeys(dim for dim in dims if not isinstance(dim, int)))
@@ -56,7 +56,7 @@ def tile_dims(contraction: Contraction) -> tuple[Dim, ...]:
 def define_tile(
     module: ir.Module,
     name: str,
-    contraction: Contraction,
+    contraction: Gemm,
     rows: int,
     target: TargetSpec,
     pitch: int | None = None,
@@ -64,7 +64,7 @@ def define_tile(
 ) -> ir.Function:
     """Adds the function ``void name(a, offsets, b, out, dims...)`` to ``module``.
 
-    ``a`` points at element 0 of the first row where :attr:`Contraction.row_stride` is known;
+    ``a`` points at element 0 of the first row where :attr:`Gemm.row_stride` is known;
     otherwise at the buffer's, with ``offsets`` the rows' element offsets. ``b`` is the panel and
     ``out`` receives ``rows`` x ``panel`` sums, densely. ``dims`` are those of :func:`tile_dims`.
 
@@ -102,7 +102,7 @@ class _Tile:
     """What the emitters of one tile share."""
 
     builder: ir.IRBuilder
-    contraction: Contraction
+    contraction: Gemm
     rows: Sequence[ir.Value]
     vectors: int
     lanes: int
@@ -140,7 +140,7 @@ class _Cursor:
 
 
 def _row_pointers(
-    builder: ir.IRBuilder, contraction: Contraction, rows: int, a: ir.Value, offsets: ir.Value
+    builder: ir.IRBuilder, contraction: Gemm, rows: int, a: ir.Value, offsets: ir.Value
 ) -> list[ir.Value]:
     stride = contraction.row_stride
     size = contraction.a_dtype.itemsize

@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.lower.recurrent.RecurrentKernel` as LLVM IR.
+"""Rendering a :class:`~ostinato.backends.cpu.rules.recurrent.RecurrentKernel` as LLVM IR.
 
 A block of sequences goes through all its steps before the next. At each step, panel by panel,
 register tiles multiply the state with every gate's weights, and the op's own rule makes the new
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from llvmlite import ir
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+    from ostinato.backends.cpu.rules.recurrent import RecurrentKernel
     from ostinato.lower.loopir.nodes import Scalar, Store
-    from ostinato.lower.recurrent import RecurrentKernel
 
 __all__ = ["render"]
 

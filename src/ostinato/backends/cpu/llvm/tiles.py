@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llvmlite import ir
 
     from ostinato.backends.cpu.llvm.kernel import KernelFunction
-    from ostinato.lower.contraction import Contraction
+    from ostinato.backends.cpu.rules.gemm import Gemm
 
 __all__ = ["Tiles"]
 
@@ -34,7 +34,7 @@ class Tiles:
         self,
         kernel: KernelFunction,
         name: str,
-        product: Contraction,
+        product: Gemm,
         heights: Sequence[int],
         pitch: int | None = None,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.lower.topk.TopK` as LLVM IR.
+"""Rendering a :class:`~ostinato.backends.cpu.rules.topk.TopK` as LLVM IR.
 
 An element and its position become one unsigned integer, an *entry*: the element's sort key above
 the complement of the position. Better elements are greater entries, ties included, and no two
@@ -38,7 +38,7 @@ from ostinato.lower.loopir.nodes import extent_of
 
 if TYPE_CHECKING:
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.lower.topk import TopK
+    from ostinato.backends.cpu.rules.topk import TopK
 
 __all__ = ["render"]
 

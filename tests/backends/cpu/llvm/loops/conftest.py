@@ -13,8 +13,9 @@ import pytest
 from ostinato.backends.cpu.llvm.kernel import extent_symbol
 from ostinato.backends.cpu.llvm.loops import render
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module, link
+from ostinato.backends.cpu.rules.kernel import CpuLoopNest
 from ostinato.errors import DeviceUnavailableError
-from ostinato.lower.loopir.nodes import LoopNest, parallel_extent
+from ostinato.lower.loopir.nest import LoopNest
 from ostinato.variables import evaluate
 
 Array = np.ndarray[Any, Any]
@@ -60,10 +61,10 @@ class CompiledNest:
     """Machine code of a nest: ``compiled(*arrays, S=5)`` gives all arrays as they are after it."""
 
     def __init__(self, nest: LoopNest, level: str) -> None:
-        self._nest = nest
+        self._nest = nest = CpuLoopNest.of(nest)
         target = TargetSpec.named(level)
         symbols = ["kernel"]
-        if not isinstance(parallel_extent(nest), int):
+        if not isinstance(nest.extent, int):
             symbols.append(extent_symbol("kernel"))
         self._code = link([(compile_module(render(nest, "kernel", target), target), symbols)])
 
@@ -90,8 +91,8 @@ class CompiledNest:
         values = (ctypes.c_int64 * max(1, len(nest.variables)))(
             *(variables[v.name] for v in nest.variables)
         )
-        steps = evaluate(parallel_extent(nest), variables)
-        if not isinstance(parallel_extent(nest), int):
+        steps = evaluate(nest.extent, variables)
+        if not isinstance(nest.extent, int):
             assert self.extent(values) == steps
         # Half of the runs hand out the range in three parts.
         cuts = [0, steps] if at_end else [0, steps // 3, steps // 2, steps]

@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 
 from ostinato.dtypes import ALL_DTYPES, BOOL, FLOAT32, INT32, INT64, DType
-from ostinato.lower.loopir.nodes import (
-    Apply,
-    Arg,
-    IndexValue,
-    Load,
-    LoopNest,
-    Number,
-    Scalar,
-    Stage,
-    Store,
-)
+from ostinato.lower.loopir.nest import LoopNest
+from ostinato.lower.loopir.nodes import Apply, Arg, IndexValue, Load, Number, Scalar, Stage, Store
 from ostinato.variables import Dim, Expr, Symbol, Variable, axis
 
 SIZES = (0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 101, 127, 128, 129, 191)
@@ -42,7 +33,7 @@ def pointwise(
     *outer, last = (symbol(a) for a in axes)
     if mode == "rows":
         return LoopNest(args, tuple(outer), (Stage((last,), stores),), **more)
-    return LoopNest(args, tuple(outer), (Stage((), stores),), lane_axis=last, block=64, **more)
+    return LoopNest(args, tuple(outer), (Stage((), stores),), inner_axis=last, block=64, **more)
 
 
 def add(x: Scalar, y: Scalar) -> Apply:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from ostinato.dtypes import BOOL, FLOAT16, FLOAT32, INT8, INT32, INT64
+from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import (
     Apply,
     Arg,
     Binding,
     Guard,
     Load,
-    LoopNest,
     Number,
     Reduce,
     Ref,
@@ -46,7 +46,7 @@ def nest_of(args, axes, stores, mode, **more) -> LoopNest:
     *outer, last = (symbol(a) for a in axes)
     if mode == "rows":
         return LoopNest(args, tuple(outer), (Stage((last,), stores),), **more)
-    return LoopNest(args, tuple(outer), (Stage((), stores),), lane_axis=last, block=64, **more)
+    return LoopNest(args, tuple(outer), (Stage((), stores),), inner_axis=last, block=64, **more)
 
 
 # -- guards ---------------------------------------------------------------------------------

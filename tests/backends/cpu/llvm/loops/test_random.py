@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ostinato.dtypes import INT32, INT64
+from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import (
     Apply,
     Arg,
@@ -20,7 +21,6 @@ from ostinato.lower.loopir.nodes import (
     Guard,
     IndexValue,
     Load,
-    LoopNest,
     Number,
     Reduce,
     Ref,
@@ -203,7 +203,7 @@ def make_case(seed: int) -> tuple[LoopNest, list[np.ndarray], np.ndarray, dict[s
         args,
         outer[:-1] if lane else outer,
         stages,
-        lane_axis=lane,
+        inner_axis=lane,
         block=choose.choice([64, 1024, 24]),
         variables=() if variable is None else (variable.symbol,),
     )

@@ -18,11 +18,11 @@ from ostinato.dtypes import (
     UINT32,
     DType,
 )
+from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import (
     Apply,
     Arg,
     Load,
-    LoopNest,
     Number,
     Reduce,
     Ref,
@@ -76,7 +76,7 @@ def reduction(op: str, dtype: DType, mode: str, size: Dim, variables=()) -> Loop
     store = Store(1, i, cast(Ref("r", result), out))
     stages = (Stage((symbol(k),), (reduce,)), Stage((), (store,)))
     axes = () if lane else (symbol(i),)
-    return LoopNest(args, axes, stages, lane_axis=lane, block=64, variables=variables)
+    return LoopNest(args, axes, stages, inner_axis=lane, block=64, variables=variables)
 
 
 @pytest.fixture(params=["rows", "columns"])
@@ -178,7 +178,7 @@ def test_two_axes_at_once(compile_nest, level, mode):
     if mode == "rows":
         nest = LoopNest(args, (symbol(j),), stages)
     else:
-        nest = LoopNest(args, (), stages, lane_axis=symbol(j))
+        nest = LoopNest(args, (), stages, inner_axis=symbol(j))
     x = random_values(FLOAT32, (a, n, c))
     result = compile_nest(nest, level)(x, np.zeros(n, np.float32))[1]
     np.testing.assert_allclose(result, x.sum((0, 2)), rtol=1e-4, atol=1e-5)
@@ -203,7 +203,7 @@ def softmax(size: Dim, dtype: DType, mode: str, variables=()) -> LoopNest:
     temps = (Temp(FLOAT32, 200),) if kept else ()
     if mode == "rows":
         return LoopNest(args, (symbol(i),), stages, temps, variables=variables)
-    return LoopNest(args, (), stages, temps, lane_axis=symbol(i), variables=variables)
+    return LoopNest(args, (), stages, temps, inner_axis=symbol(i), variables=variables)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16], ids=str)
@@ -261,7 +261,7 @@ def test_scans(compile_nest, level, mode, op, dtype, exclusive, reverse):
     stages = (Stage((symbol(j),), (scan,)),)
     args = (Arg(dtype), Arg(dtype, False, True))
     axes, lane = ((symbol(i),), None) if mode == "rows" else ((), symbol(i))
-    nest = LoopNest(args, axes, stages, lane_axis=lane, variables=(size.symbol,))
+    nest = LoopNest(args, axes, stages, inner_axis=lane, variables=(size.symbol,))
     compiled = compile_nest(nest, level)
     for n in (0, 1, 17, 50):
         shape, dim = ((count, n), 1) if mode == "rows" else ((n, count), 0)
