@@ -22,7 +22,7 @@ __all__ = ["Call", "Layout", "LoweredBuffer", "Program", "Role"]
 
 
 class Role(enum.Enum):
-    """Who owns a buffer's memory, and for how long."""
+    """The owner of a buffer's memory, and its lifetime."""
 
     INPUT = "input"  #: given at each run
     OUTPUT = "output"  #: handed to the user after each run
@@ -37,7 +37,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where a value's elements stand in memory, when that is not C order in memory of their own.
+    """The order of a value's elements in memory, when that is not C order in memory of their own.
 
     Attributes:
         order: the value's axes, outermost in memory first.
@@ -78,7 +78,7 @@ class LoweredBuffer:
     home: LoweredBuffer | None = None
 
     def offset(self, shape: Sequence[Dim], indices: Sequence[Dim]) -> Dim:
-        """Where in memory the element at ``indices`` of what it holds, of ``shape``, stands."""
+        """The offset of the element at ``indices`` of what it holds, which is of ``shape``."""
         if self.layout is None:
             return linear_index(shape, indices)
         return self.layout.offset(indices)

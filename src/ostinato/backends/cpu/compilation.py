@@ -76,7 +76,7 @@ class Compilation:
 
     @cached_property
     def image(self) -> Image:
-        """What a run needs of it."""
+        """The compiled program: all that a run needs."""
         program, layout = self.program, self.layout
         return Image(
             objects=tuple(ObjectCode(key, tuple(s)) for key, s in self.code.objects.items()),

@@ -27,7 +27,7 @@ __all__ = ["BuiltinKernel", "CompiledKernel", "KernelCompiler", "MachineCode"]
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Where a kernel's code is.
+    """The address of a kernel's code, and what it was compiled from.
 
     Attributes:
         name: its symbol.
@@ -47,7 +47,7 @@ class CompiledKernel:
 
     @cached_property
     def launch(self) -> tuple[int, int, int, int, bool]:
-        """How its rows are shared: what a step of the native core has after its arguments."""
+        """The launch: the part of a native step that follows its arguments."""
         kernel = self.kernel
         extent = kernel.extent if isinstance(kernel.extent, int) else 0
         return extent, self.extent_address, kernel.grain, kernel.scratch_bytes, kernel.parallel

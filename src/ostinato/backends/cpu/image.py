@@ -1,4 +1,4 @@
-"""What a run of a compiled graph needs, and nothing of how it came about.
+"""The compiled program: all that a run of a graph needs, without how it came about.
 
 An image is made of numbers, strings and bytes. So it can be kept beside the kernels that it names,
 and the next process starts from it without importing, let alone running, passes and lowering.
@@ -180,7 +180,7 @@ class Image(NamedTuple):
         )
 
     def note(self) -> object:
-        """What :meth:`of_note` takes."""
+        """The cache entry that :meth:`of_note` reads."""
         return _plain(self)
 
     def runs_like(self, other: Image) -> bool:

@@ -1,4 +1,4 @@
-"""Where the buffers of a program lie."""
+"""The addresses of a program's buffers: slots, and offsets in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Layout"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each buffer of a program lies.
+    """The slot and the offset of each buffer of a program.
 
     Attributes:
         places: by buffer, its slot and its offset there.

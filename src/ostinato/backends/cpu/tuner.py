@@ -71,7 +71,7 @@ class _Measured:
         return all(mine.tobytes() == theirs.tobytes() for mine, theirs in pairs)
 
     def seconds(self) -> float:
-        """How long a call takes."""
+        """The seconds that a call takes."""
         start = time.perf_counter()
         self.call()
         return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""What it costs to compute an element, in short instructions: whether to do so twice."""
+"""The cost of computing an element, in short instructions: whether to do so twice."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SHORT_OPS = frozenset((
 #: What an op that is not short counts as, in short ones.
 LONG = 12
 
-#: From here on, computing an element again is dearer than a trip through the cache.
+#: From here on, computing an element again is dearer than storing and loading it.
 COSTLY = 4
 
 
 def cost(node: Node) -> int:
-    """What an element of a pointwise node's result costs, its operands' elements given."""
+    """The cost of an element of a pointwise node's result, its operands' elements given."""
     if not isinstance(node.op, Elementwise):
         return COSTLY
     return 1 if node.op.name in SHORT_OPS else LONG

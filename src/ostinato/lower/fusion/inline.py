@@ -1,4 +1,4 @@
-"""Which regions are not worth a kernel: their one reader computes their elements itself."""
+"""Inlining of regions that are not worth a kernel: their readers compute their elements."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def inline_regions(
 
 
 class _Use(NamedTuple):
-    """How a node reads a computed one.
+    """A read of a computed node.
 
     Attributes:
         position: of the operand.

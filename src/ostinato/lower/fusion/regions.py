@@ -1,4 +1,4 @@
-"""What runs together: grouping the nodes of a graph into regions, one kernel each.
+"""Fusion: grouping the nodes of a graph into regions, one kernel each.
 
 Two nodes may share a kernel when the element that one reads of the other is the one that the
 kernel computes at that very point. There are two such relations, both blind to reshapes because
@@ -9,9 +9,9 @@ they compare positions in C order:
 
 A region therefore has ``rows`` rows of ``inner`` elements. Its members are *full* (an element per
 position) or *row* (an element per row); reductions along rows lead from full to row. At most one
-member is an *root*: a contraction, a window or a column reduction, whose result the other
-members take as it leaves the registers. Only of products of the same rows there may be several
-(:mod:`ostinato.lower.fusion.horizontal`): a gate, and what it lets through.
+member is a *root*: a matmul, a window or a column reduction, whose result the other members take
+before it is stored. Only of matmuls of the same rows there may be several
+(:mod:`ostinato.lower.fusion.siblings`): a gate and an up projection.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """Which fusions are on, and their limits.
+    """The fusions that are on, and their limits.
 
     Attributes:
         elementwise: join elementwise nodes with each other and inline them into readers.
@@ -52,7 +52,7 @@ class FusionOptions:
         products: compute products of the same rows with several weights in one kernel.
         max_members: nodes in one region, to bound a kernel's compile time.
         max_operands: buffers that one region reads.
-        max_row: elements of a row, when there are too few rows to share among threads.
+        max_row: elements of a row, when there are too few rows to run in parallel.
     """
 
     elementwise: bool = True
@@ -97,7 +97,7 @@ class Region:
 
 
 class _Edge(NamedTuple):
-    """How a node reads the value that a computed node produces."""
+    """A read of the value that a computed node produces."""
 
     producer: Node
     row: Dim | None  # the inner size of a row edge; None for a same edge
@@ -231,7 +231,7 @@ class _Former:
             self._region[member] = merged
 
     def _refusal(self, left: Region, right: Region, edge: _Edge, node: Node) -> str:
-        """Why the two regions stay apart; empty when they may merge."""
+        """The reason why two regions stay apart; empty when they may merge."""
         options = self.options
         if left.root is not None and not left.root.op.takes_epilogue:
             return "off"
@@ -254,7 +254,7 @@ class _Former:
         if merged.root is not None and merged.inner is not None:
             return "a row's statistic after a contraction"
         if merged.inner is not None and _too_few_rows(merged, options):
-            return "too few rows to share among threads"
+            return "too few rows to run in parallel"
         return self._order_refusal(merged)
 
     def _share_epilogue(self, roots: Sequence[Node]) -> bool:
@@ -320,7 +320,7 @@ def _through_views(value: Value) -> Node:
 
 
 def _edge(node: Node, operand: Value) -> _Edge | None:
-    """How ``node`` reads the computed node behind ``operand``; ``None`` if neither same nor row."""
+    """The edge to the computed node behind ``operand``; ``None`` if it is neither same nor row."""
     target = node.inputs[0].shape if not isinstance(node.op, Elementwise) else node.outputs[0].shape
     row = _broadcast_rows(operand.shape, target)
     if row is None:
@@ -340,7 +340,7 @@ def _edge(node: Node, operand: Value) -> _Edge | None:
 
 
 def _broadcast_rows(source: Sequence[Dim], target: Sequence[Dim]) -> Dim | None:
-    """How often each element of ``source`` repeats in a row when broadcast to ``target``.
+    """The number of times an element of ``source`` repeats in a row when broadcast to ``target``.
 
     1 when the shapes are the same; ``None`` when more than trailing dims are broadcast.
     """

@@ -67,7 +67,7 @@ class KernelBuilder:
     ) -> None:
         self.buffers: list[LoweredBuffer] = []
         self.temps: list[Temp] = []
-        #: reductions (and a contraction's accumulator) that are registers by now
+        #: reductions (and the sums of a matmul) that are scalars by now
         self.results: dict[Value, Scalar] = {}
         #: rows in temps, each with its temp and how a value's indices become an offset in the row
         self.kept: dict[Value, tuple[int, Callable[[Indices], Dim]]] = {}
@@ -112,7 +112,7 @@ class KernelBuilder:
         return tuple(self.axis(extent) for extent in shape)
 
     def temp(self, dtype: DType, elements: int) -> int:
-        """A new row private to the thread; negative until :meth:`finish` numbers it."""
+        """A new row private to an outer point; negative until :meth:`finish` numbers it."""
         self.temps.append(Temp(dtype, elements))
         return -len(self.temps)
 
@@ -139,7 +139,7 @@ class KernelBuilder:
         return scalar
 
     def bindings_of(self, *indices: Dim) -> tuple[Binding, ...]:
-        """What gives the data symbols in ``indices`` their values."""
+        """The bindings of the data symbols in ``indices``."""
         found = {s for index in indices for s in symbols(index) if s in self._bindings}
         return tuple(self._bindings[s] for s in sorted(found, key=lambda s: s.name))
 

@@ -97,7 +97,7 @@ class Dependences:
 
     @property
     def data(self) -> Mapping[Symbol, Scalar]:
-        """What gives each data symbol of the nest its value."""
+        """The scalar that gives each data symbol its value."""
         return self._data
 
     def of(self, scalar: Scalar) -> frozenset[Dependence]:
@@ -120,7 +120,7 @@ class Dependences:
         return frozenset(found)
 
     def value_of(self, symbol: Symbol) -> Scalar:
-        """What gives a data symbol its value.
+        """The scalar that gives a data symbol its value.
 
         Raises:
             OstinatoError: ``symbol`` is no axis, no Variable and bound nowhere: a bug of lowering.

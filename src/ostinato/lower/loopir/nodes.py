@@ -255,10 +255,10 @@ def values(scalar: Scalar) -> Iterator[Scalar]:
 
 
 def extent_of(symbol: Symbol) -> Dim:
-    """How many values an axis takes."""
+    """The number of values that an axis takes."""
     return symbol.max + 1 if symbol.extent is None else symbol.extent
 
 
 def max_extent(symbol: Symbol) -> int:
-    """How many values an axis takes at the largest value of every Variable."""
+    """The number of values that an axis takes at the largest value of every Variable."""
     return bounds(extent_of(symbol))[1]

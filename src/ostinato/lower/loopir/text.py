@@ -79,7 +79,7 @@ class KernelText:
         }
         self._numbers: dict[int, str] = {}
         self._bound: set[Symbol] = set()
-        self._registers: dict[str, str] = {}
+        self._reductions: dict[str, str] = {}
 
     # -- lines ------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class KernelText:
                 update = "" if statement.update == "set" else f"{statement.update} "
                 self.line(2, f"{target} = {update}{value}{self._if(statement.conditions)}")
             case Reduce():
-                name = self._register(statement.name)
+                name = self._reduction(statement.name)
                 at = f" at {self.dim(statement.index)}" if "arg" in statement.op else ""
                 self.line(2, f"{name} = {statement.op} {statement.dtype.short} {value}{at}")
             case Scan():
@@ -134,7 +134,7 @@ class KernelText:
             case Number():
                 return f"{scalar.value!r}:{scalar.dtype.short}"
             case Ref():
-                return self._register(scalar.name)
+                return self._reduction(scalar.name)
             case Accumulator():
                 return f"acc{scalar.number or ''}:{scalar.dtype.short}"
         if id(scalar) not in self._numbers:
@@ -171,8 +171,8 @@ class KernelText:
 
     # -- names ------------------------------------------------------------------------------
 
-    def _register(self, name: str) -> str:
-        return self._registers.setdefault(name, f"r{len(self._registers)}")
+    def _reduction(self, name: str) -> str:
+        return self._reductions.setdefault(name, f"r{len(self._reductions)}")
 
     def axis(self, symbol: Symbol, letter: str = "i") -> str:
         """An axis or data symbol with its range: ``i0: 0..479``, or ``i0: 0..511 < S``."""

@@ -50,7 +50,7 @@ def unravel(shape: Sequence[Dim], offset: Dim) -> Indices:
 
 
 def reshape_index(source: Sequence[Dim], target: Sequence[Dim], indices: Indices) -> Indices:
-    """Where the element at ``indices`` of the reshaped array stands in the array before.
+    """The indices, before a reshape, of the element at ``indices`` of the reshaped array.
 
     Dimensions are matched in the smallest groups of equal size, so that those which a reshape
     leaves alone keep their own index. In an array of none, any place will do.
@@ -106,7 +106,7 @@ def _matching_groups(
 
 
 def _smaller(a: Dim, b: Dim) -> bool:
-    """Which side to extend: the smaller product; a symbolic one counts as the larger."""
+    """Whether to extend the first side: the smaller; a symbolic one counts as the larger."""
     if isinstance(a, int) and isinstance(b, int):
         return a < b
     if isinstance(a, int) or isinstance(b, int):

@@ -54,7 +54,7 @@ class Subviews:
     _homes: dict[Value, LoweredBuffer] = field(default_factory=dict)
 
     def buffer(self, value: Value) -> LoweredBuffer:
-        """Where ``value`` is to be written."""
+        """The buffer that ``value`` is to be written to."""
         view = self._views.get(value)
         if view is None:
             return self._homes.get(value) or self.layouts.buffer(value)
@@ -179,7 +179,7 @@ def _places(node: Node) -> Iterator[tuple[Value, tuple[Dim, ...]]]:
 
 
 def _run(value: Value, node: Node, *, channels_last: bool) -> int:
-    """How many elements of ``value`` are consecutive where ``node`` puts it."""
+    """The number of elements of ``value`` that are consecutive where ``node`` puts it."""
     (whole,) = node.outputs
     order = [*range(value.ndim)]
     if channels_last:

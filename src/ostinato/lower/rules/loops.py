@@ -1,4 +1,4 @@
-"""Loop nests of regions without a contraction: elementwise, along rows, and over windows."""
+"""Loop nests of regions without a matmul: elementwise, along rows, and over windows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
 #: Bytes that a row kept between stages may take; longer rows are computed again.
 MAX_TEMP_BYTES = 1 << 18
 
-#: Elements of a lane axis per step of the parallel range.
+#: Points of an inner axis per step of the parallel range.
 BLOCK = 4096
 
 
@@ -61,16 +61,16 @@ def block_nest(
     *,
     parallel: bool = True,
 ) -> LoopNest:
-    """A nest that runs ``statements`` at every point of ``axes``, the last one as lanes."""
+    """A nest that runs ``statements`` at every point of ``axes``, the last one as inner axis."""
     merged, done = merge_axes(axes, build.finish(statements))
-    lane = merged[-1] if merged and parallel else None
-    outer = merged[:-1] if lane is not None else merged
+    inner = merged[-1] if merged and parallel else None
+    outer = merged[:-1] if inner is not None else merged
     return LoopNest(
         build.args,
         outer,
         (Stage((), done),),
         tuple(build.temps),
-        inner_axis=lane,
+        inner_axis=inner,
         block=BLOCK,
         variables=variables,
         parallel=parallel,
@@ -96,14 +96,14 @@ def column_nest(
     outer = in_memory_order(indices, outputs[0][1])
     everything = build.finish([*folds, *stores])
     axes, everything = merge_axes(outer, everything)
-    lane = None if by_rows or not axes else axes[-1]
+    last = None if by_rows or not axes else axes[-1]
     inner, folded = merge_axes(inner, everything[: len(folds)])
     return LoopNest(
         build.args,
-        axes if lane is None else axes[:-1],
+        axes if last is None else axes[:-1],
         (Stage(inner, folded), Stage((), everything[len(folds) :])),
         tuple(build.temps),
-        inner_axis=lane,
+        inner_axis=last,
         block=BLOCK if bounds(prod(map(extent_of, inner)))[1] < 64 else 256,
         variables=variables,
     )
@@ -120,7 +120,7 @@ def row_nest(
 
 
 def _fold(build: KernelBuilder, node: Node, name: str, value: Scalar, index: Dim = 0) -> Reduce:
-    """A reduction of ``node``'s kind, whose register becomes the node's result."""
+    """A reduction of ``node``'s kind, whose scalar becomes the node's result."""
     op: Reduction = node.op.name  # type: ignore[assignment]
     out = node.outputs[0]
     if op in ("argmax", "argmin"):
@@ -341,7 +341,7 @@ class _Rows:
         return (*self.outer, *self.inner)
 
     def _at(self, value: Value) -> Indices:
-        """Where the current position is in a value with an element per position."""
+        """The indices of the current position in a value with an element per position."""
         return reshape_index(value.shape, self._shape, self._indices)
 
     def _stage(self, number: int) -> list[Statement]:

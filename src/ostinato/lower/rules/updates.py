@@ -138,12 +138,12 @@ def scan_nest(
     index = linear_index(x.shape, indices)
     scan = Scan(op, value, acc, position, index, node.attrs["exclusive"])
     axes, statements = merge_axes(outer, build.finish([scan]))
-    lanes = axis != x.ndim - 1 and bool(axes)
+    inner_last = axis != x.ndim - 1 and bool(axes)
     return LoopNest(
         build.args,
-        axes[:-1] if lanes else axes,
+        axes[:-1] if inner_last else axes,
         (Stage(inner, statements),),
-        inner_axis=axes[-1] if lanes else None,
+        inner_axis=axes[-1] if inner_last else None,
         block=BLOCK,
         variables=variables,
     )

@@ -159,7 +159,7 @@ class _Renderer:
     def _locate(
         self, scope: Scope, first: ir.Value, count: ir.Value
     ) -> Callable[[ir.Value], list[ir.Value]]:
-        """What tells a tile where its queries are, by its first row in the block.
+        """A function that gives a tile's queries by its first row in the block.
 
         Rows that are not evenly spaced have their offsets noted in scratch memory first.
         """
@@ -311,7 +311,7 @@ class _Renderer:
         return score
 
     def _conditions(self) -> list[Dim]:
-        """What is not negative where ``causal`` and ``window`` let a row attend to a key."""
+        """Expressions ``>= 0`` where ``causal`` and ``window`` let a row attend to a key."""
         attention = self.attention
         key, m = _dim(attention.key), _dim(attention.m)
         position = remainder(m, attention.length) + extent_of(attention.key) - attention.length
@@ -373,7 +373,7 @@ class _Renderer:
             self._for_rows(item, lambda row: self._correct(row, number))
 
     def _value_panel(self, scope: Scope, keys: _Keys, number: int) -> ir.Value:
-        """Where tiles find a panel of features of all values at hand."""
+        """The address of a panel of features of all values at hand."""
         attention, v = self.attention, self.attention.v
         if attention.value_pitch is None:
             self._pack_values(scope, keys, number)
@@ -445,7 +445,7 @@ class _Renderer:
     # -- scratch memory ---------------------------------------------------------------------
 
     def _sums(self, number: int) -> ir.Value:
-        """Where the sums of a panel of features are."""
+        """The address of the sums of a panel of features."""
         tiles = self.attention.tiles
         start = I64(number * tiles.block * tiles.values[1])
         return address(self.builder, self.scratch["sums"], self.acc, start)

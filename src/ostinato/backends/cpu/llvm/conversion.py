@@ -20,7 +20,7 @@ __all__ = ["convert", "from_memory", "overload_suffix", "round_register", "to_me
 
 
 def overload_suffix(dtype: DType, lanes: int) -> str:
-    """How an overloaded intrinsic spells the register type of ``dtype``, such as ``v16f32``."""
+    """The suffix of overloaded intrinsics for the register type of ``dtype``: ``v16f32``."""
     held = register_dtype(dtype)
     element = f"f{held.bits}" if held.is_float else f"i{1 if held.is_bool else held.bits}"
     return element if lanes == 1 else f"v{lanes}{element}"
@@ -61,7 +61,7 @@ def round_register(builder: ir.IRBuilder, value: ir.Value, dtype: DType, lanes: 
 
 
 def from_memory(builder: ir.IRBuilder, stored: ir.Value, dtype: DType, lanes: int) -> ir.Value:
-    """What ``stored`` (of the memory type) is in a register."""
+    """``stored`` (of the memory type) in the form that registers have."""
     if dtype == BOOL:
         return builder.icmp_unsigned("!=", stored, stored.type(None))
     if dtype == FLOAT16:
@@ -75,7 +75,7 @@ def from_memory(builder: ir.IRBuilder, stored: ir.Value, dtype: DType, lanes: in
 
 
 def to_memory(builder: ir.IRBuilder, value: ir.Value, dtype: DType, lanes: int) -> ir.Value:
-    """What ``value`` is in memory, rounding 16-bit floats to nearest even."""
+    """``value`` in the form that memory has, 16-bit floats rounded to nearest even."""
     if dtype == BOOL:
         return builder.zext(value, vector_of(ir.IntType(8), lanes))
     if dtype == FLOAT16:

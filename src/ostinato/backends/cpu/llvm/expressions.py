@@ -30,7 +30,7 @@ def expression_scalars(
     values: Iterable[Scalar],
     stores: Iterable[Store] = (),
 ) -> Scalars:
-    """What emits ``values`` and ``stores``, which read and write the kernel's arguments.
+    """An emitter of ``values`` and ``stores``, which read and write the kernel's arguments.
 
     Where they are evaluated is the caller's business: their axes are known to its scopes.
     """

@@ -279,7 +279,7 @@ class _Segment:
         b.position_at_end(done)
 
     def _locate_rows(self, item: Scope, count: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
-        """What tells a tile where its rows of ``a`` are, as a function of its first row's number.
+        """A function that gives a tile's rows of ``a`` by its first row's number.
 
         Rows that are not evenly spaced have their offsets noted in scratch memory first.
         """

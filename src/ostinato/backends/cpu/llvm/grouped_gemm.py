@@ -138,7 +138,7 @@ class _Renderer:
 
 
 class _Epilogue:
-    """What becomes of the sums of a row: statements with the columns of a panel as lanes.
+    """The epilogue of a row's sums: statements with the columns of a panel as lanes.
 
     Args:
         sums: where the sums with each matrix are.

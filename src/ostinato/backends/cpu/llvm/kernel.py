@@ -1,4 +1,4 @@
-"""What all renderers share: the kernel's signature, its prologue, loops, and stack slots.
+"""Building blocks of all renderers: the kernel's signature, prologue, loops and stack slots.
 
 Every kernel is ``void name(ptr buffers, ptr vars, i64 begin, i64 end, ptr scratch)``; see
 :class:`KernelFunction` for what the five are. A kernel whose parallel extent is symbolic comes
@@ -125,7 +125,7 @@ def stack_slot(builder: ir.IRBuilder, typ: ir.Type) -> ir.Value:
 
 @contextmanager
 def when(builder: ir.IRBuilder, condition: ir.Value | bool) -> Iterator[None]:
-    """What is emitted inside runs only under ``condition``; ``True`` costs no branch."""
+    """Run what is emitted inside only under ``condition``; ``True`` costs no branch."""
     if condition is True:
         yield
     else:

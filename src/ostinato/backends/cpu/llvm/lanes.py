@@ -272,7 +272,7 @@ def intrinsic(name: str, first: Lane, *rest: Lane) -> Lane:
 
 
 def is_nan(x: Lane) -> Lane:
-    """Which lanes are NaN; none of an integer."""
+    """A mask of the lanes that are NaN; none of an integer."""
     if not x.dtype.is_float:
         return x.flags(constant(BOOL, False, x.lanes))
     return x.flags(x.builder.fcmp_unordered("uno", x.value, x.value))

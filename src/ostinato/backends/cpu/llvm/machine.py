@@ -1,4 +1,4 @@
-"""What LLVM says of this machine and of itself, remembered on disk.
+"""LLVM's description of this machine and of itself, remembered on disk.
 
 Asking LLVM means loading it, which takes longer than to load and run a small model whose kernels
 are in the cache.

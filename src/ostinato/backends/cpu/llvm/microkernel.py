@@ -99,7 +99,7 @@ def define_tile(
 
 @dataclass(frozen=True)
 class _Tile:
-    """What the emitters of one tile share."""
+    """State that the emitters of one tile share."""
 
     builder: ir.IRBuilder
     contraction: Gemm
@@ -132,7 +132,7 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _Cursor:
-    """How far the sum has come: offset into a row of ``a``, panel pointer, sums so far."""
+    """Progress of the sum: offset into a row of ``a``, panel pointer, sums so far."""
 
     offset: ir.Value
     b: ir.Value

@@ -95,7 +95,7 @@ class _Renderer:
         self._columns(first, scope, partial(self._leave, last))
 
     def _states(self, odd: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Where the old and where the new ``h`` is, at a step of this parity."""
+        """The addresses of the old and of the new ``h``, at a step of this parity."""
         b = self.builder
         is_odd = b.icmp_unsigned("!=", odd, I8(0))
         even_first, odd_first = self.scratch["h0"], self.scratch["h1"]
@@ -241,7 +241,7 @@ class _Renderer:
         self.scalars.store(target.buffer, dtype, target.index, lane, scope)
 
     def _place(self, row: ir.Value, scope: Scope) -> ir.Value:
-        """Where a vector is in a part of the state; there it may be whole, whatever the mask."""
+        """The address of a vector in a part of the state, where it may be whole despite the mask."""
         b = self.builder
         return b.add(b.mul(row, I64(self.recurrent.pitch)), self._column(scope))
 

@@ -65,7 +65,7 @@ class Fold:
         self._write(new)
 
     def state(self) -> State:
-        """What has been taken in so far."""
+        """The reduction of what has been taken in so far."""
         return tuple(
             Lane(
                 self.builder,
@@ -103,7 +103,7 @@ def finished(reduction: Reduce, state: State) -> Lane:
 
 
 def updated(update: Update, old: Lane, new: Lane) -> Lane:
-    """What a store with this update leaves in memory."""
+    """The value that a store with this update leaves in memory."""
     match update:
         case "set":
             return new

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which lanes are in use.
+    """The mask of lanes in use.
 
     Attributes:
         value: an ``i1`` per lane.

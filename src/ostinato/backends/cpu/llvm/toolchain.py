@@ -114,7 +114,7 @@ class TargetSpec:
         return self.triple.startswith("x86") and self.vector_bytes == 64
 
     def lanes(self, itemsize: int) -> int:
-        """How many elements of ``itemsize`` bytes fill a vector register."""
+        """The number of elements of ``itemsize`` bytes in a vector register."""
         return max(1, self.vector_bytes // itemsize)
 
     def decorate(self, function: ir.Function) -> None:
@@ -160,7 +160,7 @@ def compile_module(module: str | ir.Module, target: TargetSpec) -> bytes:
 
 
 def assembly(module: str | ir.Module, target: TargetSpec) -> str:
-    """What :func:`compile_module` would encode, as assembly text."""
+    """The assembly text of what :func:`compile_module` encodes."""
     with _workbench(target) as bench:
         text: str = bench.machine.emit_assembly(bench.optimized(module))
         return text
@@ -224,7 +224,7 @@ def _batches(
 
 
 class _Workbench:
-    """What modules are optimised and compiled with: for one thread at a time.
+    """The passes and the target machine that modules are compiled with, one thread at a time.
 
     Attributes:
         machine: LLVM's description of the target.

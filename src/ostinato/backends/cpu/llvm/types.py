@@ -1,4 +1,4 @@
-"""How element types look in LLVM: in registers and in memory.
+"""Element types in LLVM: in registers and in memory.
 
 float16 and bfloat16 are storage formats only. They are widened to float32 when loaded, computed
 on as float32, and rounded once per graph op, so fused and unfused code give the same bits.

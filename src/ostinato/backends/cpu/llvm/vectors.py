@@ -1,4 +1,4 @@
-"""How a run of elements is cut into vectors: how wide, how many at a time, what is left over."""
+"""Vectorising a run of elements: vector width, unrolling, and the remainder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class VectorPlan:
-    """How to run along an axis.
+    """The vectorisation of a loop along an axis.
 
     Attributes:
         width: lanes of a vector.

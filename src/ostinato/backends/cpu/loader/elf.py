@@ -177,7 +177,7 @@ class _Layout:
         return start
 
     def _target(self, symbol: _Symbol, places: Mapping[int, int], kind: int) -> int:
-        """Where a symbol is; for a function from outside, a jump to it."""
+        """The address of a symbol; for a function from outside, that of a jump to it."""
         if symbol.section in places:
             return places[symbol.section] + symbol.value
         if symbol.section != _UNDEFINED or kind != _PLT32:

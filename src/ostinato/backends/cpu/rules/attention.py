@@ -66,7 +66,7 @@ _CHUNK_FLOPS = 500_000
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """How the two products of an attention kernel are cut.
+    """The tile sizes of the two matmuls of an attention kernel.
 
     Attributes:
         scores: rows and keys of the register tile of ``q @ k^T``.
@@ -175,7 +175,7 @@ class AttentionKernel(CpuKernel):
 
     @property
     def grain(self) -> int:
-        """How many consecutive items are worth handing out together."""
+        """The number of consecutive items that are worth handing out together."""
         features = max_extent(self.depth) + max_extent(self.column)
         rows = min(self.tiles.block, max_extent(self.m))
         return max(1, _CHUNK_FLOPS // max(1, 2 * rows * max_extent(self.key) * features))
@@ -213,7 +213,7 @@ class AttentionKernel(CpuKernel):
 
     @cached_property
     def key_strides(self) -> tuple[Dim, Dim] | None:
-        """Where key 0 is, and how far it is from key to key, if features are side by side."""
+        """The offset of key 0 and the stride from key to key, if features are side by side."""
         if not isinstance(self.k, Load) or self.k.bindings:
             return None
         by_depth = coefficient(self.k.index, self.depth)
@@ -306,7 +306,7 @@ class AttentionKernel(CpuKernel):
 
     @cached_property
     def scratch_layout(self) -> dict[str, int]:
-        """Where everything starts in scratch memory, in bytes; ``end`` is how much it takes.
+        """Offsets in scratch memory, in bytes; ``end`` is its size.
 
         By row: ``offsets`` of the queries, the ``greatest`` score so far in each lane, the
         ``shift`` that was taken off the scores last, the ``total`` of the weights, and the
@@ -341,7 +341,7 @@ class AttentionKernel(CpuKernel):
 
 
 def _attention_tiles(node: Node, registers: RegisterFile) -> AttentionTiles:
-    """How the products of an ``attention`` node are cut."""
+    """The tile sizes of an ``attention`` node's matmuls."""
     q, k, v = node.inputs[:3]
     acc = q.dtype.accumulator
     group = floor_div(q.shape[1], k.shape[1])

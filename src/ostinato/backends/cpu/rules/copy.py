@@ -89,7 +89,7 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What goes where, in elements; see csrc/builtin_copy.h."""
+    """The strides of a copy, in elements; see csrc/copying.h."""
 
     axes: tuple[_Axis, ...]
     source_start: int
@@ -164,7 +164,7 @@ def _only_copy(nest: LoopNest) -> tuple[Store, Load, Guard | None] | None:
 
 
 def _plan(nest: LoopNest, store: Store, load: Load, conditions: Sequence[Dim]) -> _Plan | None:
-    """What goes where, if all of it is known and goes in even steps."""
+    """The plan of a copy, if all of it is known and goes in even steps."""
     symbols = [*nest.axes, *([nest.inner_axis] if nest.inner_axis is not None else [])]
     indices = [_affine(index, symbols) for index in (load.index, store.index, *conditions)]
     extents = [extent_of(symbol) for symbol in symbols]
@@ -201,7 +201,7 @@ def _rows_and_lanes(axes: list[_Axis]) -> list[_Axis]:
 
 
 def _affine(index: Dim, axes: Iterable[Symbol]) -> tuple[tuple[int, ...], int] | None:
-    """How much ``index`` grows with each axis, and where it begins; ``None``: not evenly."""
+    """The stride of ``index`` along each axis, and its start; ``None``: it is not affine."""
     factors = []
     for axis in axes:
         parts = coefficient(index, axis)

@@ -84,7 +84,7 @@ def _depthwise_nest(
 
 
 def _term(build: KernelBuilder, node: Node, indices: Indices, window: Indices) -> Scalar:
-    """What one position of the window adds to the result at ``indices``."""
+    """The product that one position of the window adds to the result at ``indices``."""
     x, w = node.inputs[:2]
     attrs, (out,) = node.attrs, node.outputs
     acc = out.dtype.accumulator

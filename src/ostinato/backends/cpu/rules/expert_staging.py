@@ -34,7 +34,7 @@ _PIECE_BYTES = 256 << 10
 
 @dataclass(frozen=True, eq=False)
 class PiecePacking:
-    """How the matrix of one expert is read, piece by piece, and brought into panels.
+    """The packing of one expert's matrix, which is read piece by piece, into panels.
 
     Attributes:
         nest: the kernel that packs a piece: argument 0 is the piece, argument 1 where its part of
@@ -67,7 +67,7 @@ class PiecePacking:
 def piece_packing(
     dtype: DType, matrix: tuple[int, int], packed: TensorType, *, transposed: bool
 ) -> PiecePacking:
-    """How to pack a matrix of a file.
+    """The packing of a matrix of a file.
 
     Args:
         dtype: of its elements.
@@ -117,7 +117,7 @@ def _rows_at_once(rows: int, row_bytes: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class SelectExperts(CpuKernel):
-    """Which experts a wave computes, out of all that have rows.
+    """Selects the experts of an offload round, out of all that have rows.
 
     Arguments: the choice ``[3]``, that is where the list of rows starts, the wave's number, and how
     many experts a wave has; the list of rows by expert; the place of each expert, or -1; then, to

@@ -40,7 +40,7 @@ ExpertStep: TypeAlias = tuple[str, RowMatmul, MakeKernel]
 
 
 class ExpertLayer:
-    """How an ``expert_mlp`` node becomes kernels.
+    """The kernels of an ``expert_mlp`` node.
 
     Attributes:
         node: the node.
@@ -98,7 +98,7 @@ class ExpertLayer:
         groups: LoweredBuffer,
         variables: tuple[Symbol, ...],
     ) -> GroupedGemm:
-        """What comes out of the expert, of every row."""
+        """The matmul out of the hidden units, of every row."""
         m, n, k = at = self.outer.axes()
         acc = self.outer.acc
         source = build.argument(self._hidden, reads=True)

@@ -211,7 +211,7 @@ class Gemm(CpuKernel):
 
     @cached_property
     def depth(self) -> Dim:
-        """How many products a sum has: the rows of a panel."""
+        """The number of products in a sum: the rows of a panel."""
         return prod(extent_of(symbol) for symbol in self.k)
 
     # -- how the work is cut ------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Gemm(CpuKernel):
         return prod(extent_of(symbol) for symbol in self.batch) * self.blocks * self.panels
 
     def computed_rows(self, wanted: Dim) -> Dim:
-        """How many rows are computed where the first ``wanted`` are wanted: whole tiles.
+        """The number of rows computed where the first ``wanted`` are wanted: whole tiles.
 
         A row comes from the same tile however many are wanted, so its sums are the same bits.
         """
@@ -324,7 +324,7 @@ class Gemm(CpuKernel):
 
     @cached_property
     def grain(self) -> int:
-        """How many consecutive items are worth handing out together."""
+        """The number of consecutive items that are worth handing out together."""
         rows = min(self.block, max_extent(self.m))
         work = max(2 * rows * self._panel_elements, _FLOPS_PER_BYTE * self._panel_bytes)
         return max(1, _ITEM_FLOPS // max(1, work))
@@ -335,7 +335,7 @@ class Gemm(CpuKernel):
         return self.sums_at(1)
 
     def sums_at(self, number: int) -> int:
-        """Where in scratch memory sums start that ``number`` others come before.
+        """The offset in scratch memory of sums that ``number`` others come before.
 
         First come the offsets of rows. The transpose of sums stands right behind them.
         """

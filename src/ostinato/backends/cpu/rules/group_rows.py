@@ -29,7 +29,7 @@ _PART_ROWS = 256
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """How the rows of every expert are listed in memory, as int64 numbers.
+    """The list of every expert's rows in memory, as int64 numbers.
 
     First the number of *parts*; then three numbers for each part: its expert, where its rows start
     in the list, how many there are; then, at :attr:`first_row`, the list: the numbers of all rows,
@@ -53,12 +53,12 @@ class GroupLayout:
 
     @cached_property
     def first_row(self) -> int:
-        """Where the list of rows starts."""
+        """The position at which the list of rows starts."""
         return 1 + 3 * bounds(self.most_parts)[1]
 
     @cached_property
     def type(self) -> TensorType:
-        """What the memory is."""
+        """The type of the memory."""
         return TensorType(INT64, (self.first_row + bounds(self.rows)[1],))
 
     def describe(self, text: KernelText) -> str:
@@ -69,7 +69,7 @@ class GroupLayout:
 
 @dataclass(frozen=True, eq=False)
 class Routing:
-    """Which rows of a node go to which experts, for whoever wants to know after a run.
+    """The assignment of a node's rows to experts, which can be read after a run.
 
     The memory keeps the list until the next run begins.
 

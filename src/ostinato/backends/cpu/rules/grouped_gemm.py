@@ -127,7 +127,7 @@ class GroupedGemm(CpuKernel):
 
     @property
     def grain(self) -> int:
-        """How many consecutive items are worth handing out together."""
+        """The number of consecutive items that are worth handing out together."""
         rows = max(1, bounds(self.layout.rows)[1] // self.layout.experts)
         work = max(2 * rows, _FLOPS_PER_BYTE * self.product.b_dtype.itemsize) * self.panel_elements
         return max(1, _ITEM_FLOPS // max(1, work * len(self.b)))
@@ -175,7 +175,7 @@ class GroupedGemm(CpuKernel):
 
     @cached_property
     def scratch_layout(self) -> tuple[int, ...]:
-        """Where in scratch memory the offsets of a tile's rows start, and each of its sums."""
+        """Offsets in scratch memory of a tile's row offsets, and of each of its sums."""
         sums = _whole_lines(self.rows * self.panel * self.acc.itemsize)
         first = _whole_lines(8 * self.rows)
         return (0, *(first + number * sums for number in range(len(self.b))))
@@ -216,7 +216,7 @@ class RowMatmul:
 
     @property
     def layout(self) -> GroupLayout:
-        """How rows are listed by expert."""
+        """The layout of the list of rows by expert."""
         experts = self.weights[0].shape[0]
         assert isinstance(experts, int)
         return GroupLayout(experts, self.rows)
@@ -232,7 +232,7 @@ class RowMatmul:
 
     @property
     def packings(self) -> list[PackedMatmul]:
-        """What brings the matrices into panels."""
+        """The matmuls that pack the matrices into panels."""
         return [_packing(self.node, self.rows, weight) for weight in self.weights]
 
     def axes(self) -> tuple[Dim, Dim, Dim]:

@@ -39,7 +39,7 @@ class CpuKernel(Kernel):
 
     @property
     def grain(self) -> int:
-        """How many steps are worth handing to a thread together."""
+        """The number of steps that are worth handing to a thread together."""
         return 1
 
     @property

@@ -112,7 +112,7 @@ class MultiGemm(CpuKernel):
 
     @cached_property
     def grain(self) -> int:
-        """How many consecutive items are worth handing out together."""
+        """The number of consecutive items that are worth handing out together."""
         return min(max(1, segment[0].grain // len(segment)) for segment in self.segments)
 
     @cached_property

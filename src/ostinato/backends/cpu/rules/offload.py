@@ -52,7 +52,7 @@ SOURCE_HEAD = 11
 
 @dataclass(frozen=True)
 class ExpertStore:
-    """Which params are in a file of experts, and how much memory their experts may take.
+    """The params in a file of experts, and the memory that their experts may take.
 
     Attributes:
         params: by name, whether the file has the matrices transposed.
@@ -104,7 +104,7 @@ class StoredExperts:
 
 @dataclass(frozen=True)
 class Share:
-    """What a node gets of the budget: places, and how many experts a wave fetches."""
+    """A node's share of the budget: resident experts, and experts staged in a round."""
 
     places: int
     staged: int
@@ -137,7 +137,7 @@ def repeated(pattern: Sequence[Call], wave: int, chosen: LoweredBuffer) -> list[
 
 @dataclass(frozen=True)
 class _Need:
-    """What a node's experts take.
+    """The memory that a node's experts take.
 
     Attributes:
         experts: how many there are.
@@ -159,7 +159,7 @@ class _Need:
 def shares(
     graph: BaseGraph, nodes: Sequence[Node], store: ExpertStore, registers: RegisterFile
 ) -> dict[Node, Share]:
-    """What each node with experts in the file gets of the budget.
+    """Each node's share of the budget, of nodes with experts in the file.
 
     Every layer gets as many places as every other one, or as many as it has experts.
 
@@ -196,7 +196,7 @@ def _staging(needs: Collection[_Need], staged: int) -> int:
 
 
 def _staged(needs: Collection[_Need], budget: int, everything: int) -> int:
-    """How many experts a wave fetches."""
+    """The number of experts that a round stages."""
     least = _staging(needs, 1)
     if least > budget:
         raise InputError(

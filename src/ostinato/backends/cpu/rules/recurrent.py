@@ -165,7 +165,7 @@ class RecurrentKernel(CpuKernel):
 
     @cached_property
     def scratch_layout(self) -> dict[str, int]:
-        """Where everything starts in scratch memory, in bytes; ``end`` is how much it takes.
+        """Offsets in scratch memory, in bytes; ``end`` is its size.
 
         ``h0`` and ``h1`` take turns as the old and the new state, ``c`` is an LSTM's cell,
         ``update`` and ``reset`` are what a GRU's first gates leave for its candidate, ``sums`` the

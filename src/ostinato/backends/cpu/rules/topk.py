@@ -64,7 +64,7 @@ class TopK(CpuKernel):
 
     @property
     def k(self) -> int:
-        """How many elements are chosen from each row."""
+        """The number of elements chosen from each row."""
         extent = extent_of(self.rank)
         assert isinstance(extent, int)
         return extent
@@ -76,7 +76,7 @@ class TopK(CpuKernel):
 
     @property
     def grain(self) -> int:
-        """How many rows are worth handing out together."""
+        """The number of rows that are worth handing out together."""
         return max(1, GRAIN_POINTS // max(1, max_extent(self.along)))
 
     @property

@@ -290,7 +290,7 @@ class Winograd:
         filter_: Dim,
         outputs: Outputs,
     ) -> list[Store]:
-        """What becomes of one result of a tile: nothing, where it lies beyond the end."""
+        """The stores of one result of a tile: nothing where it lies beyond the end."""
         (out,) = self.node.outputs
         image, *numbers = place
         ends = [extent - 1 for extent in out.shape[2:]]

@@ -1,4 +1,4 @@
-"""What an algorithm needs to know about a binary floating-point format."""
+"""Parameters of binary floating-point formats, for algorithms that serve several."""
 
 from __future__ import annotations
 
