@@ -111,7 +111,7 @@ def _other_positions(g: ost.Graph) -> ost.Value:
     return g.permute_dims(y, (1, 0)) + g.reshape(y, (64, 4))
 
 
-def _two_products(g: ost.Graph) -> ost.Value:
+def _two_matmuls(g: ost.Graph) -> ost.Value:
     x, y = g.input("x", (8, 8)), g.input("y", (8, 8))
     return g.matmul(x, g.param("w", (8, 8))) + g.matmul(y, g.param("v", (8, 8)))
 
@@ -138,13 +138,13 @@ def _cycle(g: ost.Graph) -> ost.Value:
     ("build", "calls", "why"),
     [
         (_other_positions, ["exp", "add"], "one reads the other at other positions"),
-        (_two_products, ["matmul", "matmul+add"], "two contractions"),
+        (_two_matmuls, ["matmul", "matmul+add"], "both need a kernel of their own"),
         (_long_rows, ["max", "subtract+exp", "sum", "divide"], "too few rows to share"),
         (_params_alone, ["add"], "one depends on params alone, and runs once"),
         (
             _product_sums,
             ["matmul", "sum+divide"],
-            "a row's statistic after a contraction",
+            "a row's statistic after a matmul or convolution",
         ),
         (_cycle, ["exp", "cumsum", "multiply"], "something outside runs between them"),
     ],

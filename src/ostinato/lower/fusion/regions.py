@@ -47,9 +47,9 @@ class FusionOptions:
 
     Attributes:
         elementwise: join elementwise nodes with each other and inline them into readers.
-        epilogue: join elementwise nodes with the contraction that they follow.
+        epilogue: join elementwise nodes with the matmul or convolution that they follow.
         rowwise: join reductions along rows with what surrounds them.
-        products: compute products of the same rows with several weights in one kernel.
+        products: compute matmuls of the same rows with several weights in one kernel.
         max_members: nodes in one region, to bound a kernel's compile time.
         max_operands: buffers that one region reads.
         max_row: elements of a row, when there are too few rows to run in parallel.
@@ -236,7 +236,7 @@ class _Former:
         if left.root is not None and not left.root.op.takes_epilogue:
             return "off"
         if left.roots and right.roots and not self._share_epilogue(left.roots + right.roots):
-            return "two contractions"
+            return "both need a kernel of their own"
         if left.root is not None and not options.epilogue:
             return "off"
         rowwise = edge.row is not None or left.inner is not None or right.inner is not None
@@ -252,19 +252,19 @@ class _Former:
         if left.fixed != right.fixed:
             return "one depends on params alone, and runs once"
         if merged.root is not None and merged.inner is not None:
-            return "a row's statistic after a contraction"
+            return "a row's statistic after a matmul or convolution"
         if merged.inner is not None and _too_few_rows(merged, options):
             return "too few rows to run in parallel"
         return self._order_refusal(merged)
 
     def _share_epilogue(self, roots: Sequence[Node]) -> bool:
-        """Whether one epilogue may take the sums of all these contractions."""
+        """Whether one epilogue may take the sums of all these matmuls."""
         return self.options.products and share_epilogue(roots, self._fixed)
 
     def _order_refusal(self, merged: Region) -> str:
         members = set(merged.members)
         if any(not members.isdisjoint(self._producers(root)) for root in merged.roots):
-            return "it feeds the contraction"
+            return "it feeds the matmul or convolution"
         if self._runs_between(members):
             return "something outside runs between them"
         return self._foreign_refusal(merged)

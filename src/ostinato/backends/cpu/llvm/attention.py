@@ -86,15 +86,15 @@ class _Renderer:
         read = [attention.k, attention.v, *([attention.mask] if attention.mask else [])]
         self.scalars = expression_scalars(kernel, attention.args, read)
         self.indices = self.scalars.indices
-        scores, values = attention.score_product, attention.value_product
+        scores, values = attention.score_gemm, attention.value_gemm
         # Dot products need no tiles, and each costs time to compile.
         heights = () if attention.by_dot_products else attention.heights(scores.rows)
         self.score_tiles = Tiles(kernel, f"{name}.scores", scores, heights)
         heights = attention.heights(values.rows)
         pitch = attention.value_pitch
         self.value_tiles = Tiles(kernel, f"{name}.values", values, heights, pitch)
-        self.score_lanes = tile_lanes(attention.score_product, kernel.target)
-        self.value_lanes = tile_lanes(attention.value_product, kernel.target)
+        self.score_lanes = tile_lanes(attention.score_gemm, kernel.target)
+        self.value_lanes = tile_lanes(attention.value_gemm, kernel.target)
         self.scratch = {
             part: kernel.builder.gep(kernel.scratch, [I64(start)], source_etype=I8)
             for part, start in attention.scratch_layout.items()
@@ -163,7 +163,7 @@ class _Renderer:
 
         Rows that are not evenly spaced have their offsets noted in scratch memory first.
         """
-        b, product, dtype = self.builder, self.attention.score_product, self.attention.q.dtype
+        b, product, dtype = self.builder, self.attention.score_gemm, self.attention.q.dtype
         q, offsets = self.kernel.buffers[self.attention.q.buffer], self.scratch["offsets"]
 
         def offset(row: ir.Value) -> ir.Value:
@@ -238,7 +238,7 @@ class _Renderer:
         self.key_panels.whole_or_partial(left, rows)
 
     def _multiply(self, item: _Item, first: ir.Value, left: ir.Value) -> None:
-        """Leaves the products of all rows and a panel of keys among the scores.
+        """Leave the scores of all rows and a panel of keys in scratch memory.
 
         Args:
             left: keys from the panel's ``first`` on.
@@ -249,7 +249,7 @@ class _Renderer:
             self.dot_products.panel(item.scope, first, left, item.count, query)
             return
         self.key_panels.pack(item.scope, first, left)
-        dims = [self.indices.scalar(d, item.scope) for d in tile_dims(attention.score_product)]
+        dims = [self.indices.scalar(d, item.scope) for d in tile_dims(attention.score_gemm)]
         panel = I64(attention.tiles.scores[1])
 
         def arguments(row: ir.Value) -> list[ir.Value]:
@@ -261,7 +261,7 @@ class _Renderer:
     def _query(self, item: _Item, row: ir.Value) -> ir.Value:
         """The address of a row's query."""
         q, offset = item.locate(row)
-        if self.attention.score_product.row_stride is not None:
+        if self.attention.score_gemm.row_stride is not None:
             return q
         element = self.builder.load(offset, align=8, typ=I64)
         return address(self.builder, q, self.attention.q.dtype, element)
@@ -359,7 +359,7 @@ class _Renderer:
         """Adds the weighted values of a panel of features to the sums."""
         b, attention = self.builder, self.attention
         place = self._value_panel(item.scope, keys, number)
-        counts = [keys.count for _ in tile_dims(attention.value_product)]
+        counts = [keys.count for _ in tile_dims(attention.value_gemm)]
         out = self._sums(number) if attention.single else self.scratch["last"]
         pitch, panel = I64(attention.weight_pitch), I64(attention.tiles.values[1])
 

@@ -1,4 +1,4 @@
-"""The register tile of a product of bytes: some rows of ``a`` times one packed panel of ``b``.
+"""The register tile of a GEMM of bytes: some rows of ``a`` times one packed panel of ``b``.
 
 Like :mod:`~ostinato.backends.cpu.llvm.microkernel`, in 32-bit integers. A row of a panel has
 several positions of ``k`` for each column, which :mod:`~ostinato.backends.cpu.llvm.byte_dots` adds
@@ -37,7 +37,7 @@ _CODE_ZERO = 8
 
 
 def define_byte_tile(
-    module: ir.Module, name: str, contraction: Gemm, rows: int, target: TargetSpec
+    module: ir.Module, name: str, gemm: Gemm, rows: int, target: TargetSpec
 ) -> ir.Function:
     """Adds the function ``void name(a, offsets, b, out, a_scales, b_scales)`` to ``module``.
 
@@ -45,7 +45,7 @@ def define_byte_tile(
     densely. ``offsets`` is not looked at: rows are evenly spaced. The scales are those of the first
     row and of the panel; without :attr:`Gemm.scales` there are no such arguments.
     """
-    pointers = 4 if contraction.scales is None else 6
+    pointers = 4 if gemm.scales is None else 6
     signature = ir.FunctionType(ir.VoidType(), [BYTE_POINTER] * pointers)
     function = ir.Function(module, signature, name)
     function.linkage = "internal"
@@ -53,8 +53,8 @@ def define_byte_tile(
     target.decorate(function)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     a, _, b, out, *scales = function.args
-    tile = _ByteTile(builder, contraction, target, rows, a, b)
-    if contraction.scales is None:
+    tile = _ByteTile(builder, gemm, target, rows, a, b)
+    if gemm.scales is None:
         sums = tile.zeros(tile.size)
         tile.multiply(sums, I64(0), tile.depth)
         tile.store(out, sums)
@@ -69,7 +69,7 @@ class _ByteTile:
     """A tile whose sums are in stack slots, which LLVM turns into registers."""
 
     builder: ir.IRBuilder
-    contraction: Gemm
+    gemm: Gemm
     target: TargetSpec
     rows: int
     a: ir.Value
@@ -81,7 +81,7 @@ class _ByteTile:
 
     @property
     def vectors(self) -> int:
-        return self.contraction.panel // self.lanes
+        return self.gemm.panel // self.lanes
 
     @property
     def size(self) -> int:
@@ -91,19 +91,19 @@ class _ByteTile:
     @property
     def depth(self) -> int:
         """Positions of ``k`` in all."""
-        return bounds(self.contraction.depth)[1]
+        return bounds(self.gemm.depth)[1]
 
     @property
     def steps(self) -> int:
         """Positions of ``k`` that one dot product adds up."""
-        assert self.contraction.b_format is not None
-        return self.contraction.b_format.steps
+        assert self.gemm.b_format is not None
+        return self.gemm.b_format.steps
 
     @property
     def halves(self) -> bool:
         """Whether a byte of a panel is two codes."""
-        assert self.contraction.b_format is not None
-        return self.contraction.b_format.halves
+        assert self.gemm.b_format is not None
+        return self.gemm.b_format.halves
 
     def zeros(self, count: int) -> list[ir.Value]:
         """Slots for that many vectors of 32-bit sums."""
@@ -162,7 +162,7 @@ class _ByteTile:
     ) -> None:
         """One row of the panel: the positions of ``k`` from ``k`` on, ``count`` if not in full."""
         b, steps, lanes = self.builder, self.steps, self.lanes
-        first = b.mul(b.udiv(k, I64(2)) if self.halves else k, I64(self.contraction.panel))
+        first = b.mul(b.udiv(k, I64(2)) if self.halves else k, I64(self.gemm.panel))
         loaded = []
         for vector in range(self.vectors):
             place = b.add(first, I64(vector * lanes * steps))
@@ -188,7 +188,7 @@ class _ByteTile:
         zeros: Sequence[ir.Value],
         count: int,
     ) -> None:
-        b, c = self.builder, self.contraction
+        b, c = self.builder, self.gemm
         dtypes = (c.a_dtype, c.b_dtype)
         kind = register_type(INT32, self.lanes)
 
@@ -206,7 +206,7 @@ class _ByteTile:
 
     def _repeated(self, row: int, k: ir.Value, count: int) -> ir.Value:
         """``steps`` bytes of a row of ``a``, for every column; zero beyond the first ``count``."""
-        b, stride = self.builder, self.contraction.row_stride
+        b, stride = self.builder, self.gemm.row_stride
         assert stride is not None
         together = ir.IntType(8 * self.steps)
         at = b.gep(self.a, [b.add(k, I64(row * stride))], source_etype=I8)
@@ -228,10 +228,10 @@ class _ScaledTile:
     """A tile of blocks with scales."""
 
     def __init__(self, tile: _ByteTile, a_scales: ir.Value, b_scales: ir.Value) -> None:
-        assert tile.contraction.scales is not None
+        assert tile.gemm.scales is not None
         self.tile = tile
         self.builder = tile.builder
-        self.scales = tile.contraction.scales
+        self.scales = tile.gemm.scales
         self.a_scales, self.b_scales = a_scales, b_scales
         self.kind = register_type(FLOAT32, tile.lanes)
         self.totals = [stack_slot(self.builder, self.kind) for _ in range(tile.size)]
@@ -258,7 +258,7 @@ class _ScaledTile:
     ) -> None:
         """Adds a block's sums, scaled, to the totals."""
         b, tile, lanes = self.builder, self.tile, self.tile.lanes
-        first = b.mul(number, I64(tile.contraction.panel))
+        first = b.mul(number, I64(tile.gemm.panel))
         columns = [
             load(b, self.b_scales, self.scales.b_dtype, b.add(first, I64(v * lanes)), lanes)
             for v in range(tile.vectors)
@@ -277,7 +277,7 @@ class _ScaledTile:
     @property
     def _row_step(self) -> int:
         """Elements from one row's scales to the next one's."""
-        parts = coefficient(self.scales.a_index, self.tile.contraction.m)
+        parts = coefficient(self.scales.a_index, self.tile.gemm.m)
         assert parts is not None and isinstance(parts[0], int)
         return parts[0]
 

@@ -61,17 +61,17 @@ else:
 __all__ = ["render"]
 
 
-def render(product: Gemm | MultiGemm, name: str, target: TargetSpec) -> ir.Module:
+def render(gemm: Gemm | MultiGemm, name: str, target: TargetSpec) -> ir.Module:
     """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
 
     The kernel's signature is that of :mod:`ostinato.backends.cpu.llvm.kernel`; its parallel range
-    is the ``extent`` of ``product`` and it needs ``scratch_bytes`` of scratch. Of ``a`` it reads
+    is the ``extent`` of ``gemm`` and it needs ``scratch_bytes`` of scratch. Of ``a`` it reads
     only the rows and positions that the sums are made of.
 
     Raises:
-        OstinatoError: indices are not of the form that the contraction promises.
+        OstinatoError: indices are not of the form that the gemm promises.
     """
-    return kernel_module(product, name, target, lambda k: _Renderer(product, name, k).render())
+    return kernel_module(gemm, name, target, lambda k: _Renderer(gemm, name, k).render())
 
 
 @dataclass(frozen=True)
@@ -92,32 +92,32 @@ class _Renderer:
 
     def __init__(self, whole: Gemm | MultiGemm, name: str, kernel: KernelFunction) -> None:
         self.whole = whole
-        self.contraction = contraction = whole.segments[0][0]
+        self.gemm = gemm = whole.segments[0][0]
         self.kernel = kernel
         self.builder = kernel.builder
         self.indices = Indices(kernel.builder)
         self.item = axis("range.item", whole.extent)
-        self.rows: Dim = extent_of(contraction.m)
-        self.blocks = contraction.blocks
-        if contraction.idle is not None:
-            self.rows = axis("m.computed", max_extent(contraction.m) + 1)
+        self.rows: Dim = extent_of(gemm.m)
+        self.blocks = gemm.blocks
+        if gemm.idle is not None:
+            self.rows = axis("m.computed", max_extent(gemm.m) + 1)
             if self.blocks != 1:
-                self.blocks = ceil_div(self.rows, contraction.block)
-        self.block = axis("m.block", contraction.blocks)
+                self.blocks = ceil_div(self.rows, gemm.block)
+        self.block = axis("m.block", gemm.blocks)
         self.panel = axis("n.panel", whole.panels)
-        first = self.block * contraction.block
-        block = _Block(first, minimum(contraction.block, self.rows - first))
+        first = self.block * gemm.block
+        block = _Block(first, minimum(gemm.block, self.rows - first))
         tiles = _Tiles(name, kernel)
         self.segments = [
-            _Segment(products, number, kernel, tiles, block)
-            for number, products in enumerate(whole.segments)
+            _Segment(gemms, number, kernel, tiles, block)
+            for number, gemms in enumerate(whole.segments)
         ]
 
     def render(self) -> None:
         kernel = self.kernel
         outermost = Scope(symbols=dict(kernel.variables))
         self._read_idle(outermost)
-        for dim in tile_dims(self.contraction):
+        for dim in tile_dims(self.gemm):
             self.indices.scalar(dim, outermost)
 
         def body(index: ir.Value) -> None:
@@ -130,7 +130,7 @@ class _Renderer:
 
     def _read_idle(self, scope: Scope) -> None:
         """Gives :attr:`rows` its value where an argument says how many are not wanted."""
-        c, b = self.contraction, self.builder
+        c, b = self.gemm, self.builder
         if c.idle is None:
             return
         most = max_extent(c.m)
@@ -141,7 +141,7 @@ class _Renderer:
 
     def _take_apart(self, item: Scope) -> None:
         """Finds the batch point, row block and panel of an item."""
-        c = self.contraction
+        c = self.gemm
         batch = [extent_of(symbol) for symbol in c.batch]
         inner = [(self.block, self.blocks), (self.panel, self.whole.panels)]
         if not self.whole.panels_innermost:
@@ -165,33 +165,33 @@ class _Renderer:
 
 
 class _Tiles:
-    """The register tiles of a kernel: products whose panels have one form share them."""
+    """The register tiles of a kernel: gemms whose panels have one form share them."""
 
     def __init__(self, name: str, kernel: KernelFunction) -> None:
         self._name, self._kernel = name, kernel
         self._made: dict[object, dict[int, ir.Function]] = {}
 
-    def of(self, product: Gemm) -> dict[int, ir.Function]:
-        """The tiles for a product, by height."""
-        form, scales = product.b_format, product.scales
+    def of(self, gemm: Gemm) -> dict[int, ir.Function]:
+        """The tiles for a gemm, by height."""
+        form, scales = gemm.b_format, gemm.scales
         key = (form, None if scales is None else (scales.size, scales.b_dtype))
         if key not in self._made:
             define = define_tile if form is None or form.steps == 1 else byte_tiles.define_byte_tile
             prefix = f"{self._name}.{len(self._made)}.tile"
             self._made[key] = {
                 rows: define(
-                    self._kernel.module, f"{prefix}{rows}", product, rows, self._kernel.target
+                    self._kernel.module, f"{prefix}{rows}", gemm, rows, self._kernel.target
                 )
-                for rows in (product.rows, *product.remainders)
+                for rows in (gemm.rows, *gemm.remainders)
             }
         return self._made[key]
 
 
 class _Segment:
-    """Some columns of a kernel: products whose sums one epilogue turns into results.
+    """Some columns of a kernel: gemms whose sums one epilogue turns into results.
 
     Args:
-        products: all of them; what is true of the first one's shape is true of the others'.
+        gemms: all of them; what is true of the first one's shape is true of the others'.
         number: of the segment.
         kernel: under construction.
         tiles: of the kernel.
@@ -200,30 +200,29 @@ class _Segment:
 
     def __init__(
         self,
-        products: Sequence[Gemm],
+        gemms: Sequence[Gemm],
         number: int,
         kernel: KernelFunction,
         tiles: _Tiles,
         block: _Block,
     ) -> None:
-        self.products = products
-        self.contraction = contraction = products[0]
+        self.gemms = gemms
+        self.gemm = gemm = gemms[0]
         self.kernel = kernel
         self.builder = kernel.builder
         self.indices = Indices(kernel.builder)
-        self.tiles = [tiles.of(product) for product in products]
+        self.tiles = [tiles.of(gemm) for gemm in gemms]
         self.block = block
-        self.panels = contraction.panels
+        self.panels = gemm.panels
         self.panel = axis(f"n.panel.{number}", self.panels)
-        self.first_column: Dim = self.panel * contraction.panel
-        left = extent_of(contraction.n) - self.first_column
-        self.column_count = minimum(contraction.panel, left)
-        starts = [contraction.sums_at(number) for number in range(len(products))]
+        self.first_column: Dim = self.panel * gemm.panel
+        left = extent_of(gemm.n) - self.first_column
+        self.column_count = minimum(gemm.panel, left)
+        starts = [gemm.sums_at(number) for number in range(len(gemms))]
         self.offsets = kernel.scratch
         self.sums = [self._bytes_after(kernel.scratch, I64(start)) for start in starts]
         self.turned = [
-            self._bytes_after(kernel.scratch, I64(start + contraction.sums_bytes))
-            for start in starts
+            self._bytes_after(kernel.scratch, I64(start + gemm.sums_bytes)) for start in starts
         ]
 
     def emit(self, item: Scope, panel: ir.Value) -> None:
@@ -236,11 +235,11 @@ class _Segment:
 
     def _multiply(self, item: Scope) -> None:
         """Leaves the sums of the item's rows and columns in scratch memory."""
-        c, b = self.contraction, self.builder
+        c, b = self.gemm, self.builder
         count = self.indices.scalar(self.block.count, item)
-        panels = [self._panel_address(product, item) for product in self.products]
+        panels = [self._panel_address(gemm, item) for gemm in self.gemms]
         locate = self._locate_rows(item, count)
-        scales = [self._locate_scales(product, item) for product in self.products]
+        scales = [self._locate_scales(gemm, item) for gemm in self.gemms]
         dims = [self.indices.scalar(dim, item) for dim in tile_dims(c)]
 
         def tile(height: int, row: ir.Value) -> None:
@@ -256,7 +255,7 @@ class _Segment:
 
     def _overlapping_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
         """Full tiles only; the last goes back over rows of the one before it if it must."""
-        b, rows = self.builder, self.contraction.rows
+        b, rows = self.builder, self.gemm.rows
         last = b.sub(count, I64(rows))
 
         def step(row: ir.Value) -> None:
@@ -266,7 +265,7 @@ class _Segment:
 
     def _separate_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
         """Full tiles, then one as high as there are rows left."""
-        c, b = self.contraction, self.builder
+        c, b = self.gemm, self.builder
         row = b.mul(b.udiv(count, I64(c.rows)), I64(c.rows))
         counted_loop(b, I64(0), row, c.rows, lambda row: tile(c.rows, row), name="tile")
         done = b.append_basic_block("tiles.done")
@@ -283,7 +282,7 @@ class _Segment:
 
         Rows that are not evenly spaced have their offsets noted in scratch memory first.
         """
-        c, b = self.contraction, self.builder
+        c, b = self.gemm, self.builder
         a = self.kernel.buffers[c.a]
         if c.row_stride is not None:
             start = substitute(c.row_offset, {c.m: self.block.first})
@@ -331,12 +330,12 @@ class _Segment:
 
     def _finish(self, item: Scope) -> None:
         """Runs the epilogue over the sums, the axis along which it stores as lanes."""
-        c = self.contraction
+        c = self.gemm
         row, column = axis("m.row", self.block.count), axis("n.column", self.column_count)
         position = {c.m: self.block.first + row, c.n: self.first_column + column}
 
         def epilogue(place: Dim) -> _Epilogue:
-            loads = [Load(len(c.args) + i, place, c.acc) for i in range(len(self.products))]
+            loads = [Load(len(c.args) + i, place, c.acc) for i in range(len(self.gemms))]
             return _Epilogue(loads, position)
 
         if c.stores_along_rows:
@@ -349,7 +348,7 @@ class _Segment:
             self._run(across, row, column, c.panel, self.sums, item)
 
     def _transpose(self, sums: ir.Value, turned: ir.Value, item: Scope) -> None:
-        c, b = self.contraction, self.builder
+        c, b = self.gemm, self.builder
         size = transpose.square_size(math.gcd(c.panel, c.padded_block))
         count = self.indices.scalar(self.block.count, item)
 
@@ -375,7 +374,7 @@ class _Segment:
         item: Scope,
     ) -> None:
         """The stores at every ``loop``, with ``lane`` (at most ``capacity`` values) as lanes."""
-        c, b = self.contraction, self.builder
+        c, b = self.gemm, self.builder
         loop_axis, inner_axis = _symbol(loop), _symbol(lane)
         stage = Stage((loop_axis,), tuple(map(epilogue.statement, c.epilogue)))
         dependences = Dependences((stage,))

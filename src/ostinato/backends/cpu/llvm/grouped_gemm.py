@@ -37,73 +37,73 @@ if TYPE_CHECKING:
 __all__ = ["render"]
 
 
-def render(product: GroupedGemm, name: str, target: TargetSpec) -> ir.Module:
+def render(grouped: GroupedGemm, name: str, target: TargetSpec) -> ir.Module:
     """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
 
     The kernel's signature is that of :mod:`ostinato.backends.cpu.llvm.kernel`; it needs
     :attr:`GroupedGemm.scratch_bytes` of scratch. Of the matrices it reads only those of experts
     that have rows.
     """
-    return kernel_module(product, name, target, lambda k: _Renderer(product, name, k).render())
+    return kernel_module(grouped, name, target, lambda k: _Renderer(grouped, name, k).render())
 
 
 class _Renderer:
-    def __init__(self, product: GroupedGemm, name: str, kernel: KernelFunction) -> None:
-        self.product = product
+    def __init__(self, grouped: GroupedGemm, name: str, kernel: KernelFunction) -> None:
+        self.grouped = grouped
         self.kernel = kernel
         self.builder = kernel.builder
         self.tiles = [
             define_tile(
-                kernel.module, f"{name}.tile{height}", product.product, height, kernel.target,
-                product.pitch, chains=1,
+                kernel.module, f"{name}.tile{height}", grouped.gemm, height, kernel.target,
+                grouped.pitch, chains=1,
             )
-            for height in product.heights
+            for height in grouped.heights
         ]  # fmt: skip
         self.offsets, *self.sums = (
             kernel.builder.gep(kernel.scratch, [I64(start)], source_etype=I8)
-            for start in product.scratch_layout
+            for start in grouped.scratch_layout
         )
-        self.groups = kernel.buffers[product.groups]
-        self.panel = axis("n.panel", product.panels)
-        self.epilogue = _Epilogue(product, kernel, self.sums, self.panel)
+        self.groups = kernel.buffers[grouped.groups]
+        self.panel = axis("n.panel", grouped.panels)
+        self.epilogue = _Epilogue(grouped, kernel, self.sums, self.panel)
 
     def render(self) -> None:
         b, kernel = self.builder, self.kernel
         outermost = Scope(symbols=dict(kernel.variables))
-        count = b.mul(self._listed(I64(0)), I64(self.product.panels))
+        count = b.mul(self._listed(I64(0)), I64(self.grouped.panels))
         end = b.select(b.icmp_signed("<", count, kernel.end), count, kernel.end)
         counted_loop(b, kernel.begin, end, 1, partial(self._item, outermost), name="item")
         b.ret_void()
 
     def _item(self, outermost: Scope, index: ir.Value) -> None:
         """One panel by the rows of one part."""
-        b, product = self.builder, self.product
-        part, panel = (op(index, I64(product.panels)) for op in (b.udiv, b.urem))
+        b, grouped = self.builder, self.grouped
+        part, panel = (op(index, I64(grouped.panels)) for op in (b.udiv, b.urem))
         at = b.add(b.mul(part, I64(3)), I64(1))
         expert, first, count = (self._listed(b.add(at, I64(field))) for field in range(3))
-        matrix = b.mul(expert, I64(product.panels * product.panel_elements))
-        start = b.add(matrix, b.mul(panel, I64(product.panel_step)))
-        dtype, buffers = product.product.b_dtype, self.kernel.buffers
-        matrices = [address(b, buffers[position], dtype, start) for position in product.b]
+        matrix = b.mul(expert, I64(grouped.panels * grouped.panel_elements))
+        start = b.add(matrix, b.mul(panel, I64(grouped.panel_step)))
+        dtype, buffers = grouped.gemm.b_dtype, self.kernel.buffers
+        matrices = [address(b, buffers[position], dtype, start) for position in grouped.b]
         item = outermost.child(symbols={_symbol(self.panel): panel})
-        listed = b.add(first, I64(product.layout.first_row))
+        listed = b.add(first, I64(grouped.layout.first_row))
 
         def tile(done: ir.Value) -> None:
             left = b.sub(count, done)
-            rows = b.select(b.icmp_signed("<", left, I64(product.rows)), left, I64(product.rows))
+            rows = b.select(b.icmp_signed("<", left, I64(grouped.rows)), left, I64(grouped.rows))
             self._tile(item, b.add(listed, done), rows, matrices)
 
-        counted_loop(b, I64(0), count, product.rows, tile, name="tile")
+        counted_loop(b, I64(0), count, grouped.rows, tile, name="tile")
 
     def _tile(
         self, item: Scope, listed: ir.Value, count: ir.Value, matrices: list[ir.Value]
     ) -> None:
         """``count`` rows, the first of which is number ``listed`` of the list."""
-        b, product = self.builder, self.product
-        offset = substitute(product.a_index, {product.k: 0})
+        b, grouped = self.builder, self.grouped
+        offset = substitute(grouped.a_index, {grouped.k: 0})
 
         def note(number: ir.Value) -> None:
-            inside = item.child(symbols={product.m: self._listed(b.add(listed, number))})
+            inside = item.child(symbols={grouped.m: self._listed(b.add(listed, number))})
             place = address(b, self.offsets, INT64, number)
             b.store(self.epilogue.scalars.indices.scalar(offset, inside), place, align=8)
 
@@ -112,17 +112,17 @@ class _Renderer:
 
         def finish(number: ir.Value) -> None:
             row = self._listed(b.add(listed, number))
-            self.epilogue.emit(item.child(symbols={product.m: row}), number)
+            self.epilogue.emit(item.child(symbols={grouped.m: row}), number)
 
         counted_loop(b, I64(0), count, 1, finish, name="finish")
 
     def _multiply(self, count: ir.Value, matrices: list[ir.Value]) -> None:
         """Leaves the sums of ``count`` rows with every matrix in scratch memory."""
-        b, product = self.builder, self.product
-        a = self.kernel.buffers[product.a]
+        b, grouped = self.builder, self.grouped
+        a = self.kernel.buffers[grouped.a]
         done = b.append_basic_block("multiplied")
         switch = b.switch(count, done)
-        for height, function in zip(product.heights, self.tiles, strict=True):
+        for height, function in zip(grouped.heights, self.tiles, strict=True):
             block = b.append_basic_block(f"rows{height}")
             switch.add_case(I64(height), block)
             b.position_at_end(block)
@@ -146,25 +146,25 @@ class _Epilogue:
     """
 
     def __init__(
-        self, product: GroupedGemm, kernel: KernelFunction, sums: list[ir.Value], panel: Expr
+        self, grouped: GroupedGemm, kernel: KernelFunction, sums: list[ir.Value], panel: Expr
     ) -> None:
         self.builder = kernel.builder
-        first = panel * product.panel
-        row = axis("tile.row", product.rows)
-        column = axis("n.column", minimum(product.panel, extent_of(product.n) - first))
+        first = panel * grouped.panel
+        row = axis("tile.row", grouped.rows)
+        column = axis("n.column", minimum(grouped.panel, extent_of(grouped.n) - first))
         self.row, self.column = _symbol(row), _symbol(column)
-        place, args = row * product.panel + column, product.args
-        loads = [Load(len(args) + i, place, product.acc) for i in range(len(sums))]
-        moved = _Moved(loads, {product.n: first + column})
-        self.stage = Stage((), tuple(map(moved.statement, product.epilogue)))
+        place, args = row * grouped.panel + column, grouped.args
+        loads = [Load(len(args) + i, place, grouped.acc) for i in range(len(sums))]
+        moved = _Moved(loads, {grouped.n: first + column})
+        self.stage = Stage((), tuple(map(moved.statement, grouped.epilogue)))
         dependences = Dependences((self.stage,))
         self.scalars = Scalars(
             kernel.builder, LaneNamespace(), [*kernel.buffers, *sums], dependences
         )
-        dtypes = [*(arg.dtype for arg in args), *(product.acc for _ in sums)]
+        dtypes = [*(arg.dtype for arg in args), *(grouped.acc for _ in sums)]
         self.stages = StageEmitter(kernel.builder, kernel.target, self.scalars, dtypes)
         self.plan = plan_vectors(
-            self.column, product.panel, [self.stage], kernel.target, dependences
+            self.column, grouped.panel, [self.stage], kernel.target, dependences
         )
 
     def emit(self, scope: Scope, number: ir.Value) -> None:

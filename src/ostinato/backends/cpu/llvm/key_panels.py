@@ -46,7 +46,7 @@ class KeyPanels:
         self.kernel = kernel
         self.scalars = scalars
         self.target = target
-        self.width = tile_lanes(attention.score_product, kernel.target)
+        self.width = tile_lanes(attention.score_gemm, kernel.target)
         self.size = attention.tiles.scores[1]
         self.square = min(square_size(self.size), self.width)
 

@@ -1,4 +1,4 @@
-"""The register tile of a contraction: some rows of ``a`` times one packed panel of ``b``.
+"""The register tile of a GEMM: some rows of ``a`` times one packed panel of ``b``.
 
 A tile is an internal function of its own, so that its loop has the registers to itself. All sums
 stay in registers for the whole of ``k``: every step reads one panel row as vectors, repeats one
@@ -42,21 +42,21 @@ _MOST_STEPS = 8
 """Steps of the innermost axis per turn, at most."""
 
 
-def tile_lanes(contraction: Gemm, target: TargetSpec) -> int:
+def tile_lanes(gemm: Gemm, target: TargetSpec) -> int:
     """Lanes per vector: a whole register, or less where a panel is no multiple of that."""
-    return math.gcd(contraction.panel, target.lanes(contraction.acc.itemsize))
+    return math.gcd(gemm.panel, target.lanes(gemm.acc.itemsize))
 
 
-def tile_dims(contraction: Gemm) -> tuple[Dim, ...]:
+def tile_dims(gemm: Gemm) -> tuple[Dim, ...]:
     """The symbolic extents and steps that a tile's caller passes, in order."""
-    dims = (dim for axis in contraction.sum_axes for dim in (axis.extent, axis.step))
+    dims = (dim for axis in gemm.sum_axes for dim in (axis.extent, axis.step))
     return tuple(dict.fromkeys(dim for dim in dims if not isinstance(dim, int)))
 
 
 def define_tile(
     module: ir.Module,
     name: str,
-    contraction: Gemm,
+    gemm: Gemm,
     rows: int,
     target: TargetSpec,
     pitch: int | None = None,
@@ -73,7 +73,7 @@ def define_tile(
         chains: partial sums per element, where tiles of all heights must sum in one order; as many
             as hide latency unless given.
     """
-    dims = tile_dims(contraction)
+    dims = tile_dims(gemm)
     arguments = [BYTE_POINTER] * 4 + [I64] * len(dims)
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
     function.linkage = "internal"
@@ -81,14 +81,14 @@ def define_tile(
     target.decorate(function)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     a, offsets, b, out, *values = function.args
-    lanes = tile_lanes(contraction, target)
+    lanes = tile_lanes(gemm, target)
     tile = _Tile(
         builder,
-        contraction,
-        rows=_row_pointers(builder, contraction, rows, a, offsets),
-        vectors=contraction.panel // lanes,
+        gemm,
+        rows=_row_pointers(builder, gemm, rows, a, offsets),
+        vectors=gemm.panel // lanes,
         lanes=lanes,
-        pitch=pitch or contraction.panel,
+        pitch=pitch or gemm.panel,
         dims=dict(zip(dims, values, strict=True)),
         given_chains=chains,
     )
@@ -102,7 +102,7 @@ class _Tile:
     """State that the emitters of one tile share."""
 
     builder: ir.IRBuilder
-    contraction: Gemm
+    gemm: Gemm
     rows: Sequence[ir.Value]
     vectors: int
     lanes: int
@@ -140,10 +140,10 @@ class _Cursor:
 
 
 def _row_pointers(
-    builder: ir.IRBuilder, contraction: Gemm, rows: int, a: ir.Value, offsets: ir.Value
+    builder: ir.IRBuilder, gemm: Gemm, rows: int, a: ir.Value, offsets: ir.Value
 ) -> list[ir.Value]:
-    stride = contraction.row_stride
-    size = contraction.a_dtype.itemsize
+    stride = gemm.row_stride
+    size = gemm.a_dtype.itemsize
     pointers = []
     for row in range(rows):
         if stride is not None:
@@ -157,9 +157,9 @@ def _row_pointers(
 
 
 def _accumulate(tile: _Tile, b: ir.Value) -> list[ir.Value]:
-    zero = constant(tile.contraction.acc, 0, tile.lanes)
+    zero = constant(tile.gemm.acc, 0, tile.lanes)
     sums = [zero] * (tile.chains * tile.size)
-    return _run(tile, tile.contraction.sum_axes, _Cursor(I64(0), b, sums)).sums
+    return _run(tile, tile.gemm.sum_axes, _Cursor(I64(0), b, sums)).sums
 
 
 def _run(tile: _Tile, axes: Sequence[SumAxis], cursor: _Cursor) -> _Cursor:
@@ -237,13 +237,13 @@ def _join(
 
 def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
     """``count`` consecutive products along the innermost axis."""
-    builder, stored, pitch = tile.builder, tile.contraction.b_dtype, tile.pitch
+    builder, stored, pitch = tile.builder, tile.gemm.b_dtype, tile.pitch
     sums, stride = list(cursor.sums), tile.value(step)
     for number in range(count):
         columns = [
             load(
                 builder, cursor.b, stored, I64(number * pitch + vector * tile.lanes), tile.lanes
-            ).astype(tile.contraction.acc)
+            ).astype(tile.gemm.acc)
             for vector in range(tile.vectors)
         ]
         at = builder.add(cursor.offset, builder.mul(stride, I64(number)))
@@ -260,7 +260,7 @@ def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
 
 def _repeated(tile: _Tile, row: ir.Value, offset: ir.Value) -> Lane:
     """One element of ``a`` in every lane, as the accumulator's dtype."""
-    builder, dtype, acc = tile.builder, tile.contraction.a_dtype, tile.contraction.acc
+    builder, dtype, acc = tile.builder, tile.gemm.a_dtype, tile.gemm.acc
     if dtype not in (FLOAT16, BFLOAT16):
         return broadcast(load(builder, row, dtype, offset).astype(acc), tile.lanes)
     # Repeated as 16 bits and widened as a vector: scalar conversions would cross register files.
@@ -277,7 +277,7 @@ def _multiply_add(x: Lane, y: Lane, total: ir.Value) -> ir.Value:
 
 
 def _store_sums(tile: _Tile, sums: Sequence[ir.Value], out: ir.Value) -> None:
-    acc = tile.contraction.acc
+    acc = tile.gemm.acc
     for place in range(tile.size):
         total = Lane(tile.builder, sums[place], acc, tile.lanes)
         for chain in range(1, tile.chains):

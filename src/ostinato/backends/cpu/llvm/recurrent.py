@@ -56,7 +56,7 @@ class _Renderer:
         self.kernel = kernel
         self.builder = kernel.builder
         self.scalars = expression_scalars(kernel, recurrent.args, _expressions(recurrent))
-        self.tiles = Tiles(kernel, f"{name}.tile", recurrent.product, recurrent.heights)
+        self.tiles = Tiles(kernel, f"{name}.tile", recurrent.gemm, recurrent.heights)
         self.scratch = {
             part: kernel.builder.gep(kernel.scratch, [I64(start)], source_etype=I8)
             for part, start in recurrent.scratch_layout.items()
@@ -172,7 +172,7 @@ class _Renderer:
         if recurrent.y is not None:
             self._write(recurrent.y, y, scope)
 
-    # -- products and columns ---------------------------------------------------------------
+    # -- matmuls and columns ----------------------------------------------------------------
 
     def _panels(
         self, first: ir.Value, scope: Scope, a: ir.Value, gates: Sequence[int], body: _Body
@@ -228,7 +228,7 @@ class _Renderer:
     def _plan(self) -> VectorPlan:
         target = self.kernel.target
         masks = target.vector_bytes >= 64 or (target.vector_bytes >= 32 and min(self.sizes) >= 4)
-        return VectorPlan(tile_lanes(self.recurrent.product, target), 1, masks)
+        return VectorPlan(tile_lanes(self.recurrent.gemm, target), 1, masks)
 
     # -- memory -----------------------------------------------------------------------------
 

@@ -20,12 +20,12 @@ __all__ = ["Tiles"]
 
 
 class Tiles:
-    """The tile functions of one product.
+    """The tile functions of one GEMM.
 
     Args:
         kernel: the kernel that calls them.
         name: what their names start with.
-        product: see :func:`~ostinato.backends.cpu.llvm.microkernel.define_tile`.
+        gemm: see :func:`~ostinato.backends.cpu.llvm.microkernel.define_tile`.
         heights: rows of each function, greatest first.
         pitch: elements between rows of the right operand, if it is not packed.
     """
@@ -34,7 +34,7 @@ class Tiles:
         self,
         kernel: KernelFunction,
         name: str,
-        product: Gemm,
+        gemm: Gemm,
         heights: Sequence[int],
         pitch: int | None = None,
     ) -> None:
@@ -42,7 +42,7 @@ class Tiles:
         self.heights = tuple(heights)
         self._functions = {
             height: define_tile(
-                kernel.module, f"{name}{height}", product, height, kernel.target, pitch
+                kernel.module, f"{name}{height}", gemm, height, kernel.target, pitch
             )
             for height in heights
         }

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionKernel", "AttentionTiles", "lower_attention"]
 
-#: Rows of an item: many enough that packing a panel of keys costs little beside its products.
+#: Rows of an item: many enough that packing a panel of keys costs little next to its matmuls.
 _BLOCK_ROWS = 64
 
 #: The same where there are so many rows that threads still find enough blocks: 3% faster with 512
@@ -102,7 +102,7 @@ class AttentionKernel(CpuKernel):
         length: positions of a query head: row ``m`` stands at ``m % length``.
         causal, window: see the op.
         store: over ``batch``, ``m`` and ``column``; ``Accumulator`` is the result.
-        tiles: how the products are cut.
+        tiles: the tile sizes of the two matmuls.
         acc: the dtype of scores, weights and sums.
         variables: the graph's Variables in the order of ``vars``.
     """
@@ -181,19 +181,19 @@ class AttentionKernel(CpuKernel):
         return max(1, _CHUNK_FLOPS // max(1, 2 * rows * max_extent(self.key) * features))
 
     @cached_property
-    def score_product(self) -> Gemm:
-        """The product of query rows and one panel of keys, for its register tiles."""
+    def score_gemm(self) -> Gemm:
+        """The GEMM of query rows and one panel of keys, for its register tiles."""
         rows, panel = self.tiles.scores
-        return self._product(self.m, self.depth, self.q.dtype, self.q.index, rows, panel)
+        return self._gemm(self.m, self.depth, self.q.dtype, self.q.index, rows, panel)
 
     @cached_property
-    def value_product(self) -> Gemm:
-        """The product of rows of weights and one panel of values, over the keys at hand."""
+    def value_gemm(self) -> Gemm:
+        """The GEMM of rows of weights and one panel of values, over the keys at hand."""
         rows, panel = self.tiles.values
         row, key = axis("row", self.tiles.block), axis("k", self.key_count)
         row_symbol, key_symbol = symbols_of((row, key))
         index = row * self.weight_pitch + key
-        return self._product(row_symbol, key_symbol, self.acc, index, rows, panel)
+        return self._gemm(row_symbol, key_symbol, self.acc, index, rows, panel)
 
     @cached_property
     def key_count(self) -> Dim:
@@ -265,7 +265,7 @@ class AttentionKernel(CpuKernel):
             found = {rows, *(1 << bit for bit in range(rows.bit_length()))}
         return tuple(sorted(found - {0}, reverse=True)) or (rows,)
 
-    def _product(
+    def _gemm(
         self, row: Symbol, inner: Symbol, dtype: DType, index: Dim, rows: int, panel: int
     ) -> Gemm:
         return Gemm(

@@ -35,7 +35,7 @@ __all__ = ["ExpertLayer", "ExpertStep", "MakeKernel"]
 #: Makes a kernel with a builder, the matrices, the rows by expert, and the Variables.
 MakeKernel: TypeAlias = Callable[..., GroupedGemm]
 
-#: A product of a layer: what it is called, what it is, and what makes its kernel.
+#: A matmul of a layer: its name, itself, and the function that makes its kernel.
 ExpertStep: TypeAlias = tuple[str, RowMatmul, MakeKernel]
 
 
@@ -44,8 +44,8 @@ class ExpertLayer:
 
     Attributes:
         node: the node.
-        inner: the products of tokens with the gate and up matrices.
-        outer: the product of hidden units with the down matrices.
+        inner: the matmuls of tokens with the gate and up matrices.
+        outer: the matmul of hidden units with the down matrices.
 
     Args:
         packed: whether to pack the matrices; see :func:`row_matmul`.
@@ -65,7 +65,7 @@ class ExpertLayer:
 
     @property
     def matmuls(self) -> tuple[ExpertStep, ...]:
-        """The products in order: what they are called, and what makes their kernels."""
+        """The matmuls in order."""
         return (
             ("experts in", self.inner, self.inner_kernel),
             ("experts out", self.outer, self.outer_kernel),

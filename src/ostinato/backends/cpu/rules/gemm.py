@@ -77,7 +77,7 @@ class Gemm(CpuKernel):
 
     Attributes:
         args: the buffers, in the order of the kernel's ``buffers``.
-        batch: outer axes, each an independent product; outermost first.
+        batch: outer axes, each an independent matmul; outermost first.
         m: the row axis: of the output, and of ``a``.
         n: the column axis: vector lanes.
         k: the axes summed over, outermost first (matmul has one; a convolution has channel and
@@ -252,7 +252,7 @@ class Gemm(CpuKernel):
 
         None where every block of rows has at least a full tile's: the last tile of a block then
         goes back over rows of the one before it, which costs little time and no code. A symbolic
-        count gets all heights, so that a product of a few rows reads each panel just once, as one
+        count gets all heights, so that a matmul of a few rows reads each panel just once, as one
         compiled for that count does; panels are most of what it has to read.
         """
         m = extent_of(self.m)

@@ -1,4 +1,4 @@
-"""Products of rows with the matrix of the expert that each row goes to.
+"""Grouped GEMM: rows times the matrix of the expert that each row goes to.
 
 The rows of an expert are worked on together, so that its matrix is read once; where a row stands
 among them makes no difference to its sums, nor does it matter whether the matrix is packed. A work
@@ -49,7 +49,7 @@ _ITEM_FLOPS, _FLOPS_PER_BYTE = 2_000_000, 5
 
 
 class _AnyRows(Gemm):
-    """A product whose rows of ``a`` may be anywhere."""
+    """A GEMM whose rows of ``a`` may be anywhere."""
 
     @property
     def row_stride(self) -> None:
@@ -129,7 +129,7 @@ class GroupedGemm(CpuKernel):
     def grain(self) -> int:
         """The number of consecutive items that are worth handing out together."""
         rows = max(1, bounds(self.layout.rows)[1] // self.layout.experts)
-        work = max(2 * rows, _FLOPS_PER_BYTE * self.product.b_dtype.itemsize) * self.panel_elements
+        work = max(2 * rows, _FLOPS_PER_BYTE * self.gemm.b_dtype.itemsize) * self.panel_elements
         return max(1, _ITEM_FLOPS // max(1, work * len(self.b)))
 
     @property
@@ -148,8 +148,8 @@ class GroupedGemm(CpuKernel):
         return self.panel if self.packed else max_extent(self.n)
 
     @cached_property
-    def product(self) -> Gemm:
-        """The product of some rows with one panel, for its register tiles."""
+    def gemm(self) -> Gemm:
+        """The GEMM of some rows with one panel, for its register tiles."""
         return _AnyRows(
             args=(),
             batch=(),
@@ -196,7 +196,7 @@ class GroupedGemm(CpuKernel):
 
 @dataclass(frozen=True, eq=False)
 class RowMatmul:
-    """A grouped product before its kernel is built.
+    """A grouped matmul before its kernel is built.
 
     Attributes:
         node: the graph's node.
@@ -269,7 +269,7 @@ def row_matmul(
     *,
     packed: bool = True,
 ) -> RowMatmul:
-    """The product of ``rows`` rows with their experts' ``weights``, as ``node`` needs it.
+    """The matmul of ``rows`` rows with their experts' ``weights``, as ``node`` needs it.
 
     Args:
         packed: whether to pack the weights; if not, they are read where they are if their dtype
@@ -333,20 +333,20 @@ def rows_in_place(build: KernelBuilder, x: Value) -> bool:
 
 def grouped_matmul_kernel(
     build: KernelBuilder,
-    product: RowMatmul,
+    matmul: RowMatmul,
     matrices: Sequence[LoweredBuffer],
     groups: LoweredBuffer,
     outputs: Outputs,
     variables: tuple[Symbol, ...],
 ) -> GroupedGemm:
     """The kernel of a ``grouped_matmul`` node, with its region's other members as epilogue."""
-    x, (result,) = product.node.inputs[0], product.node.outputs
-    m, n, k = at = product.axes()
+    x, (result,) = matmul.node.inputs[0], matmul.node.outputs
+    m, n, k = at = matmul.axes()
     left = build.at(x, (m, k))
     assert isinstance(left, Load)
-    build.results[result] = cast(Accumulator(product.acc), result.dtype)
+    build.results[result] = cast(Accumulator(matmul.acc), result.dtype)
     stores = [store_at(build, value, buffer, result.shape, (m, n)) for value, buffer in outputs]
-    return product.kernel(build, matrices, groups, left, at, stores, variables)
+    return matmul.kernel(build, matrices, groups, left, at, stores, variables)
 
 
 def _whole_lines(size: int) -> int:

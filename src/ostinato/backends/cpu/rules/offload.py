@@ -223,19 +223,19 @@ def _reads_stored(node: Node, store: ExpertStore) -> bool:
 def _need(node: Node, registers: RegisterFile) -> _Need:
     if node.op is EXPERT_MLP:
         layer = ExpertLayer(node, registers, packed=True)
-        products: tuple[RowMatmul, ...] = (layer.inner, layer.outer)
+        matmuls: tuple[RowMatmul, ...] = (layer.inner, layer.outer)
     else:
         x, w, _ = node.inputs
-        products = (row_matmul(node, x.shape[0], (w,), registers),)
+        matmuls = (row_matmul(node, x.shape[0], (w,), registers),)
     parts = [
         sum(
-            for_experts(p, 1).packed_buffer(product.tile[1], Role.TEMP, product.form).nbytes
-            for p in product.packings
+            for_experts(p, 1).packed_buffer(matmul.tile[1], Role.TEMP, matmul.form).nbytes
+            for p in matmul.packings
         )
-        for product in products
+        for matmul in matmuls
     ]
-    experts = products[0].layout.experts
-    used = max(1, min(experts, bounds(products[0].rows)[1]))
+    experts = matmuls[0].layout.experts
+    used = max(1, min(experts, bounds(matmuls[0].rows)[1]))
     return _Need(experts, used, sum(parts), max(parts))
 
 

@@ -65,7 +65,7 @@ class PanelFormat:
 class BlockScales:
     """Operands that come in blocks along ``k``, each block with a scale of its own.
 
-    The product of a block is summed on its own, in int32, and counts as often as the product of
+    The products of a block are summed on their own, in int32, and count as often as the product of
     the scales says. 4-bit codes stand for themselves less 8.
 
     Attributes:

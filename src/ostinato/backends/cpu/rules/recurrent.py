@@ -125,8 +125,8 @@ class RecurrentKernel(CpuKernel):
         return -(-self.hidden // self.panel)
 
     @cached_property
-    def product(self) -> Gemm:
-        """The product of a block of states and one gate's panels, for its register tiles."""
+    def gemm(self) -> Gemm:
+        """The GEMM of a block of states and one gate's panels, for its register tiles."""
         row, inner = axis("row", self.rows), axis("k", self.hidden)
         row_symbols, inner_symbols = symbols_of([row]), symbols_of([inner])
         return Gemm(
@@ -169,7 +169,7 @@ class RecurrentKernel(CpuKernel):
 
         ``h0`` and ``h1`` take turns as the old and the new state, ``c`` is an LSTM's cell,
         ``update`` and ``reset`` are what a GRU's first gates leave for its candidate, ``sums`` the
-        products of all gates with one panel.
+        sums of all gates with one panel.
         """
         state = self.rows * self.pitch
         parts = {"h0": state, "h1": state}

@@ -57,17 +57,17 @@ class TileSizes:
 
 
 def tile_for(vector_bytes: int, registers: int, acc: DType, m: Dim, *n: Dim) -> tuple[int, int]:
-    """The register tile, ``(rows, panel)``, for products of ``m`` x ``n``.
+    """The register tile, ``(rows, panel)``, for matmuls of ``m`` x ``n``.
 
-    Where a size is symbolic, the tile takes the least time for products of several sizes, from the
+    Where a size is symbolic, the tile takes the least time for matmuls of several sizes, from the
     least to the greatest, each twice the one before.
 
     Args:
         vector_bytes: the width of a vector register.
         registers: how many vector registers there are.
         acc: the accumulator's dtype.
-        m: rows of the product.
-        n: columns of the product; of each one, if several are cut alike.
+        m: rows of the matmul.
+        n: columns of the matmul; of each one, if several share a tile.
     """
     return tile_choices(vector_bytes, registers, acc, m, *n)[0]
 
@@ -120,7 +120,7 @@ def _samples(size: Dim) -> list[int]:
 
 
 def _cost(shape: tuple[int, int], size: tuple[int, int], m: Dim, n: Dim) -> int:
-    """Time per step of ``k`` over a whole product of ``size``: rows, and vectors of columns.
+    """Time per step of ``k`` over a whole matmul of ``size``: rows, and vectors of columns.
 
     A symbolic ``m`` has a tile of every height for the last rows. A symbolic ``n`` has panels that
     are packed at each run, the last one in full.

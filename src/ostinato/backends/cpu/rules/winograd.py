@@ -4,7 +4,7 @@
 Both the elements and the weights are transformed, multiplied point by point, and the sums over
 channels, of which there is one per point, transformed back: ``(m + 2)^2 / m^2`` multiplications for
 a result instead of 9, so 2.25 for ``m = 4`` and 4 for ``m = 2``. The multiplications are
-``(m + 2)^2`` matrix products, of tiles by filters, over panels that are made once per write of the
+``(m + 2)^2`` matmuls, of tiles by filters, over panels that are made once per write of the
 weights. Every step is exact in real numbers; how it rounds is told in ``docs/convolutions.md``.
 """
 
@@ -126,7 +126,7 @@ class Winograd:
         return self._buffer((self.points, self.tiles * self.channels + _APART), "tiles")
 
     def sums_buffer(self) -> LoweredBuffer:
-        """Memory for the products: for each point a matrix, tiles by filters."""
+        """Memory for the sums: for each point a matrix, tiles by filters."""
         return self._buffer((self.points, self.tiles * self.filters + _APART), "sums")
 
     def _buffer(self, shape: tuple[Dim, ...], name: str) -> LoweredBuffer:
@@ -142,12 +142,12 @@ class Winograd:
         registers: RegisterFile,
         variables: tuple[Symbol, ...],
     ) -> Iterator[Step]:
-        """The kernels before :meth:`results`: what of the weights, of ``x``, and the products.
+        """The kernels before :meth:`results`: those of the weights, of ``x``, and the matmuls.
 
         Args:
             stored: what is in memory; ``x`` with its channels last.
             inlined: the nodes that the packing of the weights computes on the spot.
-            sums: receives the products.
+            sums: receives the sums.
         """
         tile = tile_for(registers.vector_bytes, registers.count, FLOAT32, self.tiles, self.filters)
         packed, elements = self.packed_buffer(tile[1]), self.elements_buffer()
@@ -222,7 +222,7 @@ class Winograd:
         tile: tuple[int, int],
         variables: tuple[Symbol, ...],
     ) -> Gemm:
-        """The matrix products, one per point: of ``buffers``, the first two into the third."""
+        """The matmuls, one per point: of ``buffers``, the first two into the third."""
         elements, packed, sums = buffers
         rows, panel = tile
         point, m, n, k = (
@@ -332,7 +332,7 @@ class Winograd:
 # -- when ------------------------------------------------------------------------------------------
 
 _PER_PRODUCT = 2.4
-"""Time of a multiplication and addition in small products; in a plain convolution it is 2."""
+"""Time of a multiplication and addition in small matmuls; in a plain convolution it is 2."""
 
 _PER_POINT = 25
 """Time to transform one element there or back, in the same terms."""
