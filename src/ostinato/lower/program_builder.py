@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.lower.loopir.builder import KernelBuilder
-from ostinato.lower.loopir.views import MAX_TANGLES, VIEWS, is_tangled
+from ostinato.lower.loopir.views import MAX_NON_AFFINE, VIEWS, is_non_affine
 from ostinato.lower.program import Call, LoweredBuffer, Role
 from ostinato.lower.rules.updates import copy_nest
 
@@ -122,12 +122,12 @@ class ProgramBuilder:
         while value.node.op.name in VIEWS and value not in self.stored:
             chain.append(value)
             (value,) = value.node.inputs
-        tangles = 0
+        non_affine = 0
         for view in reversed(chain):
-            tangles += is_tangled(view.node)
-            if tangles > MAX_TANGLES:
+            non_affine += is_non_affine(view.node)
+            if non_affine > MAX_NON_AFFINE:
                 self.copy(view)
-                tangles = 0
+                non_affine = 0
 
     def copy(self, value: Value) -> None:
         """Bring ``value``, a view of something, into memory of its own."""

@@ -1,8 +1,8 @@
-"""Choosing by measurement how matrix products are cut.
+"""Choosing the tile sizes of matmuls by measurement.
 
-Each product of a graph is measured on its own: a small graph of several like it, so that weights
-are as cold as in a network, is compiled for every candidate; then the candidates take turns. The
-rule of thumb keeps its choice unless another is clearly faster.
+Each matmul of a graph is measured on its own: a small graph of several like it, so that weights are
+as cold as in a network, is compiled for every candidate; then the candidates take turns. The
+heuristic keeps its choice unless another is clearly faster.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = ["Tuner"]
 
 Array = np.ndarray[Any, Any]
 
-#: Tiles that are measured, the rule of thumb's first.
+#: Tiles that are measured, the heuristic's first.
 _MOST_TILES = 6
 
-#: Another cut is taken if it needs less than this share of the time of the rule of thumb's.
+#: Other tile sizes are taken if they need less than this share of the time of the heuristic's.
 _CLEARLY_FASTER = 0.97
 
 #: Weights of the products that are measured together: more than second-level caches hold.

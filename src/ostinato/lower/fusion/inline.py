@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ostinato.lower.fusion.cost import COSTLY, cost
 from ostinato.lower.fusion.reads import computed_behind, is_transparent
 from ostinato.lower.loopir.builder import is_pointwise
-from ostinato.lower.loopir.views import MAX_TANGLES, is_tangled
+from ostinato.lower.loopir.views import MAX_NON_AFFINE, is_non_affine
 from ostinato.ops.base import Elementwise
 from ostinato.variables import prod
 
@@ -53,8 +53,8 @@ def inline_regions(
         targets = {id(region_of[use.reader]): use for use in uses}
         if any(len(carried[t]) + len(members) > max_members for t in targets):
             continue
-        deepest = depth[id(region)] + max(use.tangles for use in uses)
-        if deepest > MAX_TANGLES:
+        deepest = depth[id(region)] + max(use.non_affine for use in uses)
+        if deepest > MAX_NON_AFFINE:
             continue
         single = len(uses) == 1 and _reads_once(uses[0], region_of)
         if region.fixed:
@@ -73,13 +73,13 @@ class _Use(NamedTuple):
     Attributes:
         position: of the operand.
         larger: whether views in between enlarge it.
-        tangles: how many views in between take indices apart.
+        non_affine: how many views in between take indices apart.
     """
 
     reader: Node
     position: int
     larger: bool
-    tangles: int
+    non_affine: int
 
 
 def _readers(nodes: Sequence[Node]) -> dict[Node, list[_Use]]:
@@ -91,14 +91,14 @@ def _readers(nodes: Sequence[Node]) -> dict[Node, list[_Use]]:
         for position, operand in enumerate(reader.inputs):
             stack = [(operand, 0)]
             while stack:
-                value, tangles = stack.pop()
+                value, non_affine = stack.pop()
                 if not is_transparent(value.node):
                     larger = prod(operand.shape) != prod(value.shape)
-                    use = _Use(reader, position, larger, tangles)
+                    use = _Use(reader, position, larger, non_affine)
                     found.setdefault(value.node, []).append(use)
                 else:
-                    tangles += is_tangled(value.node)
-                    stack.extend((source, tangles) for source in value.node.inputs)
+                    non_affine += is_non_affine(value.node)
+                    stack.extend((source, non_affine) for source in value.node.inputs)
     return found
 
 

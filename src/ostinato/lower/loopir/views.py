@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
 
 __all__ = [
-    "MAX_TANGLES",
+    "MAX_NON_AFFINE",
     "VIEWS",
     "Indices",
     "broadcast_index",
-    "is_tangled",
+    "is_non_affine",
     "linear_index",
     "reshape_index",
     "source_index",
@@ -28,8 +28,8 @@ __all__ = [
 
 Indices: TypeAlias = tuple[Dim, ...]
 
-#: How many views of the kind that :func:`is_tangled` describes are read through at most.
-MAX_TANGLES = 3
+#: The most non-affine views (see :func:`is_non_affine`) that are read through in a row.
+MAX_NON_AFFINE = 3
 
 
 def linear_index(shape: Sequence[Dim], indices: Sequence[Dim]) -> Dim:
@@ -65,7 +65,7 @@ def reshape_index(source: Sequence[Dim], target: Sequence[Dim], indices: Indices
     return tuple(result)
 
 
-def is_tangled(node: Node) -> bool:
+def is_non_affine(node: Node) -> bool:
     """Whether a view takes an index apart, by quotients and remainders: a reshape that merges dims.
 
     A few in a row are cheap; of many, each wraps the expressions of the one before.

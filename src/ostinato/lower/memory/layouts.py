@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.ir.leaves import Leaf
 from ostinato.lazy import LazyModule
-from ostinato.lower.loopir.views import MAX_TANGLES, VIEWS, Indices, is_tangled, source_index
+from ostinato.lower.loopir.views import MAX_NON_AFFINE, VIEWS, Indices, is_non_affine, source_index
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.ops.base import Elementwise
 from ostinato.records import dataclass
@@ -207,12 +207,12 @@ def _relate_convolution(families: _Families, node: Node, gains: LayoutGains) -> 
 
 def _relate_view(families: _Families, value: Value, gains: LayoutGains) -> None:
     """A view that only exchanges channels moves elements less far with channels last."""
-    source, tangles = value, 0
+    source, non_affine = value, 0
     while source.node.op.name in VIEWS:
-        tangles += is_tangled(source.node)
+        non_affine += is_non_affine(source.node)
         (source,) = source.node.inputs
     alike = families.is_able(value) and source.shape == value.shape
-    if alike and tangles <= MAX_TANGLES and _exchanges_channels(value):
+    if alike and non_affine <= MAX_NON_AFFINE and _exchanges_channels(value):
         families.relate([source, value])
         families.gain(source, gains.shuffled)
     else:

@@ -91,17 +91,17 @@ def column_nest(
     """The nest of a reduction or window whose result is stored point by point."""
     shape = root.outputs[0].shape
     indices = build.axes(shape)
-    folds, inner, by_rows = _FOLDS.get(root.op.name, _fold_reduction)(build, root, indices)
+    reductions, inner, by_rows = _WINDOWS.get(root.op.name, _reduce_axes)(build, root, indices)
     stores = [store_at(build, value, buffer, shape, indices) for value, buffer in outputs]
     outer = in_memory_order(indices, outputs[0][1])
-    everything = build.finish([*folds, *stores])
+    everything = build.finish([*reductions, *stores])
     axes, everything = merge_axes(outer, everything)
     last = None if by_rows or not axes else axes[-1]
-    inner, folded = merge_axes(inner, everything[: len(folds)])
+    inner, reduced = merge_axes(inner, everything[: len(reductions)])
     return LoopNest(
         build.args,
         axes if last is None else axes[:-1],
-        (Stage(inner, folded), Stage((), everything[len(folds) :])),
+        (Stage(inner, reduced), Stage((), everything[len(reductions) :])),
         tuple(build.temps),
         inner_axis=last,
         block=BLOCK if bounds(prod(map(extent_of, inner)))[1] < 64 else 256,
@@ -119,7 +119,7 @@ def row_nest(
 # -- reductions and windows ----------------------------------------------------------------------
 
 
-def _fold(build: KernelBuilder, node: Node, name: str, value: Scalar, index: Dim = 0) -> Reduce:
+def _reduce(build: KernelBuilder, node: Node, name: str, value: Scalar, index: Dim = 0) -> Reduce:
     """A reduction of ``node``'s kind, whose scalar becomes the node's result."""
     op: Reduction = node.op.name  # type: ignore[assignment]
     out = node.outputs[0]
@@ -135,10 +135,10 @@ def _as_bool(value: Scalar) -> Scalar:
     return cast(value, BOOL)
 
 
-_Folds = tuple[list[Statement], tuple[Symbol, ...], bool]
+_Reduced = tuple[list[Statement], tuple[Symbol, ...], bool]
 
 
-def _fold_reduction(build: KernelBuilder, node: Node, indices: Indices) -> _Folds:
+def _reduce_axes(build: KernelBuilder, node: Node, indices: Indices) -> _Reduced:
     (x,) = node.inputs
     axes = reduced_axes(node)
     kept = iter(indices)
@@ -153,11 +153,11 @@ def _fold_reduction(build: KernelBuilder, node: Node, indices: Indices) -> _Fold
         else:
             full.append(next(kept))
     value = build.at(x, tuple(full))
-    fold = _fold(build, node, "r0", value, linear_index([x.shape[a] for a in axes], inner))
-    return [fold], symbols_of(inner), x.ndim - 1 in axes
+    reduction = _reduce(build, node, "r0", value, linear_index([x.shape[a] for a in axes], inner))
+    return [reduction], symbols_of(inner), x.ndim - 1 in axes
 
 
-def _fold_window(build: KernelBuilder, node: Node, indices: Indices) -> _Folds:
+def _reduce_window(build: KernelBuilder, node: Node, indices: Indices) -> _Reduced:
     (x,) = node.inputs
     attrs, out = node.attrs, node.outputs[0]
     spatial = x.ndim - 2
@@ -178,19 +178,19 @@ def _fold_window(build: KernelBuilder, node: Node, indices: Indices) -> _Folds:
     if conditions:
         least = _least(dtype) if maximum else Number(0, dtype)
         value = Guard(tuple(conditions), value, least, dtype)
-    folds: list[Statement] = [Reduce("r0", "max" if maximum else "sum", value, dtype)]
+    reductions: list[Statement] = [Reduce("r0", "max" if maximum else "sum", value, dtype)]
     result: Scalar = Ref("r0", dtype)
     if not maximum:
         count: Scalar = Number(float(prod(kernel)), FLOAT32)  # type: ignore[arg-type]
         counted = _counted_conditions(node, window, indices, conditions)
         if counted:
             one, zero = Number(1.0, FLOAT32), Number(0.0, FLOAT32)
-            folds.append(Reduce("r1", "sum", Guard(counted, one, zero, FLOAT32), FLOAT32))
+            reductions.append(Reduce("r1", "sum", Guard(counted, one, zero, FLOAT32), FLOAT32))
             seen = Ref("r1", FLOAT32)
             count = Apply("maximum", (seen, Number(1.0, FLOAT32)), FLOAT32)
         result = Apply("divide", (result, cast(count, dtype)), dtype)
     build.results[out] = cast(result, out.dtype)
-    return folds, symbols_of(window), False
+    return reductions, symbols_of(window), False
 
 
 def _counted_conditions(
@@ -218,9 +218,9 @@ def _least(dtype: DType) -> Number:
     return Number(-(1 << dtype.bits - 1) if dtype.is_signed else 0, dtype)
 
 
-_FOLDS: dict[str, Callable[[KernelBuilder, Node, Indices], _Folds]] = {
-    "max_pool": _fold_window,
-    "avg_pool": _fold_window,
+_WINDOWS: dict[str, Callable[[KernelBuilder, Node, Indices], _Reduced]] = {
+    "max_pool": _reduce_window,
+    "avg_pool": _reduce_window,
 }
 
 
@@ -361,7 +361,7 @@ class _Rows:
                 (x,) = node.inputs
                 index = linear_index(self.inner_shape, self.inner)
                 scalar = build.at(x, self._at(x))
-                statements.append(_fold(build, node, f"r{len(build.results)}", scalar, index))
+                statements.append(_reduce(build, node, f"r{len(build.results)}", scalar, index))
         for value, buffer in self.outputs:
             if not self._is_row(value) and self.stage_of[value.node] == number:
                 statements.append(store_at(build, value, buffer, self._shape, self._indices))

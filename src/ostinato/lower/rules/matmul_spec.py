@@ -128,11 +128,11 @@ class MatmulSpec:
             cast(build.at(self.a, self.a_at(batch, m, k)), self.acc),
             cast(build.at(self.b, self.b_at(self.group_of(batch), k, 0)), self.acc),
         )
-        fold = Reduce("r0", "sum", Apply("multiply", terms, self.acc), self.acc)
+        total = Reduce("r0", "sum", Apply("multiply", terms, self.acc), self.acc)
         stores = self.stores(build, Ref("r0", self.acc), self.out_at(batch, m, 0), outputs)
-        outer, statements = merge_axes(symbols_of((*batch, m)), build.finish([fold, *stores]))
-        inner, folded = merge_axes(symbols_of(k), statements[:1])
-        stages = (Stage(inner, folded), Stage((), statements[1:]))
+        outer, statements = merge_axes(symbols_of((*batch, m)), build.finish([total, *stores]))
+        inner, summed = merge_axes(symbols_of(k), statements[:1])
+        stages = (Stage(inner, summed), Stage((), statements[1:]))
         return LoopNest(build.args, outer, stages, variables=variables)
 
 

@@ -241,7 +241,7 @@ class _Renderer:
         self.scalars.store(target.buffer, dtype, target.index, lane, scope)
 
     def _place(self, row: ir.Value, scope: Scope) -> ir.Value:
-        """The address of a vector in a part of the state, where it may be whole despite the mask."""
+        """The address of a vector in a part of the state, where it may be whole."""
         b = self.builder
         return b.add(b.mul(row, I64(self.recurrent.pitch)), self._column(scope))
 

@@ -19,7 +19,7 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Reduce, Update
 
-__all__ = ["Fold", "State", "finished", "folded", "updated"]
+__all__ = ["RunningReduction", "State", "across_vectors", "finished", "updated"]
 
 _BEYOND = {INT32: (1 << 31) - 1, INT64: (1 << 63) - 1}
 """Where nothing was found yet: any element that was really there has a lower index."""
@@ -29,7 +29,7 @@ State: TypeAlias = tuple[Lane, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Fold:
+class RunningReduction:
     """The state of one reduction in one vector, kept in stack slots that become registers."""
 
     builder: ir.IRBuilder
@@ -38,21 +38,21 @@ class Fold:
     slots: tuple[ir.Value, ...]
 
     @staticmethod
-    def start(builder: ir.IRBuilder, reduction: Reduce, width: int) -> Fold:
-        """A fold of nothing yet."""
-        fold = Fold(
+    def start(builder: ir.IRBuilder, reduction: Reduce, width: int) -> RunningReduction:
+        """A reduction of nothing yet."""
+        made = RunningReduction(
             builder,
             reduction,
             width,
             tuple(stack_slot(builder, register_type(t, width)) for t in _dtypes(reduction)),
         )
-        fold._write(
+        made._write(
             tuple(
                 splat(builder, value, dtype, width)
                 for value, dtype in zip(_neutral(reduction), _dtypes(reduction), strict=True)
             )
         )
-        return fold
+        return made
 
     def add(self, state: State, mask: ir.Value | None) -> None:
         """Takes another element per lane in, where the mask allows."""
@@ -81,10 +81,10 @@ class Fold:
             self.builder.store(lane.value, slot)
 
 
-def folded(folds: list[Fold]) -> State:
-    """All lanes of several folds of one reduction as a single value."""
-    reduction = folds[0].reduction
-    vectors = [f.state() for f in folds if f.width == max(f.width for f in folds)]
+def across_vectors(running: list[RunningReduction]) -> State:
+    """One value of all lanes of a reduction that runs in several vectors."""
+    reduction = running[0].reduction
+    vectors = [f.state() for f in running if f.width == max(f.width for f in running)]
     while len(vectors) > 1:
         half = (len(vectors) + 1) // 2
         pairs = [_combined(reduction, a, b) for a, b in zip(vectors, vectors[half:], strict=False)]
@@ -93,7 +93,7 @@ def folded(folds: list[Fold]) -> State:
     while state[0].lanes > 1:
         low, high = (tuple(_half(x, part) for x in state) for part in (0, 1))
         state = _combined(reduction, low, high)
-    singles = [f.state() for f in folds if f.width == 1 and max(g.width for g in folds) > 1]
+    singles = [f.state() for f in running if f.width == 1 and max(g.width for g in running) > 1]
     return reduce(lambda x, y: _combined(reduction, x, y), singles, state)
 
 

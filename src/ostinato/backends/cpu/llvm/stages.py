@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot, when
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast
 from ostinato.backends.cpu.llvm.memory import splat
-from ostinato.backends.cpu.llvm.reductions import Fold, State, finished, folded, updated
+from ostinato.backends.cpu.llvm.reductions import (
+    RunningReduction,
+    State,
+    across_vectors,
+    finished,
+    updated,
+)
 from ostinato.backends.cpu.llvm.scalars import Scalars, condition_mask
 from ostinato.backends.cpu.llvm.types import I64, register_type
 from ostinato.backends.cpu.llvm.vectors import VectorPlan, cut, plan_vectors
@@ -43,13 +49,13 @@ class _Run:
 
     Attributes:
         rows: how its last axis becomes vectors; ``None`` where it is a plain loop.
-        folds: the state of each reduction, by lanes of a vector and number of the vector.
+        running: the state of each reduction, by lanes of a vector and number of the vector.
         sums: the state of each scan, by number of the vector.
     """
 
     stage: Stage
     rows: VectorPlan | None
-    folds: dict[tuple[Reduce, int, int], Fold] = field(default_factory=dict)
+    running: dict[tuple[Reduce, int, int], RunningReduction] = field(default_factory=dict)
     sums: dict[tuple[Scan, int], ir.Value] = field(default_factory=dict)
 
     @property
@@ -93,10 +99,10 @@ class StageEmitter:
                     self._start_fold(run, reduction, strip.width, vector)
         self._loops(run, stage.axes, point, [])
         for reduction in _reductions(stage):
-            folds = [f for (r, _, _), f in run.folds.items() if r is reduction]
-            if not folds:
-                folds = [Fold.start(self.builder, reduction, 1)]
-            point.refs[reduction.name] = finished(reduction, folded(folds))
+            running = [f for (r, _, _), f in run.running.items() if r is reduction]
+            if not running:
+                running = [RunningReduction.start(self.builder, reduction, 1)]
+            point.refs[reduction.name] = finished(reduction, across_vectors(running))
 
     def columns(self, stage: Stage, shared: Scope, vectors: Sequence[Scope]) -> None:
         """A stage that each of ``vectors`` runs on its own; so do its reductions' refs."""
@@ -105,13 +111,13 @@ class StageEmitter:
             for number, vector in enumerate(vectors):
                 self._start_fold(run, reduction, vector.width, number)
         self._loops(run, stage.axes, shared, vectors)
-        for (reduction, _, number), fold in run.folds.items():
-            vectors[number].refs[reduction.name] = finished(reduction, fold.state())
+        for (reduction, _, number), reduced in run.running.items():
+            vectors[number].refs[reduction.name] = finished(reduction, reduced.state())
 
     def _start_fold(self, run: _Run, reduction: Reduce, width: int, vector: int) -> None:
         key = (reduction, width, vector)
-        if key not in run.folds:
-            run.folds[key] = Fold.start(self.builder, reduction, width)
+        if key not in run.running:
+            run.running[key] = RunningReduction.start(self.builder, reduction, width)
 
     # -- loops ------------------------------------------------------------------------------
 
@@ -240,7 +246,7 @@ class StageEmitter:
         if statement.op in ("argmax", "argmin"):
             state += (self.scalars.indices.vector(statement.index, scope),)
         mask = None if scope.mask is None else scope.mask.value
-        run.folds[statement, scope.width, vector].add(state, mask)
+        run.running[statement, scope.width, vector].add(state, mask)
 
     # -- scans ------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Copy", "builtin_copy"]
 
-#: As in csrc/builtin_copy.h.
+#: As in csrc/copying.h.
 _MAX_AXES = 8
 
 #: Elements of a block; more make no difference to how long a block takes, fewer do.
@@ -47,7 +47,7 @@ _FEWEST_LANES = 8
 class Copy(CpuKernel):
     """Moves elements of one buffer to another.
 
-    Arguments: the source; the target; the plan, made of constants, as csrc/builtin_copy.h has it.
+    Arguments: the source; the target; the plan, made of constants, as csrc/copying.h has it.
 
     Attributes:
         nest: the same as loops.
@@ -119,7 +119,7 @@ class _Plan:
 
 
 def builtin_copy(call: Call) -> Call:
-    """The call as a :class:`Copy`, if builtin_copy is all it does; else the call itself."""
+    """The call as a :class:`Copy`, if copying is all it does; else the call itself."""
     nest = call.kernel
     found = _only_copy(nest) if isinstance(nest, LoopNest) else None
     if found is None:

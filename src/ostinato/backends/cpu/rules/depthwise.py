@@ -54,7 +54,7 @@ def _depthwise_nest(
     acc = out.dtype.accumulator
     indices = build.axes(out.shape)
     kernel = [bounds(extent)[1] for extent in w.shape[2:]]
-    folds: list[Statement] = []
+    sums: list[Statement] = []
     taps: tuple[Symbol, ...] = ()
     total: Scalar
     if math.prod(kernel) <= _MOST_WRITTEN_OUT:
@@ -62,20 +62,20 @@ def _depthwise_nest(
     else:
         window = build.axes(kernel)
         taps = symbols_of(window)
-        folds.append(Reduce("r0", "sum", _term(build, node, indices, window), acc))
+        sums.append(Reduce("r0", "sum", _term(build, node, indices, window), acc))
         total = Ref("r0", acc)
     if bias:
         total = Apply("add", (total, cast(build.at(bias[0], (indices[1],)), acc)), acc)
     build.results[out] = cast(total, out.dtype)
     stores = [store_at(build, value, buffer, out.shape, indices) for value, buffer in outputs]
-    statements = build.finish([*folds, *stores])
+    statements = build.finish([*sums, *stores])
     axes, statements = merge_axes(in_memory_order(indices, outputs[0][1]), statements)
-    inner, folded = merge_axes(taps, statements[: len(folds)])
-    stages = [Stage(inner, folded)] if folds else []
+    inner, summed = merge_axes(taps, statements[: len(sums)])
+    stages = [Stage(inner, summed)] if sums else []
     return LoopNest(
         build.args,
         axes[:-1],
-        (*stages, Stage((), statements[len(folds) :])),
+        (*stages, Stage((), statements[len(sums) :])),
         tuple(build.temps),
         inner_axis=axes[-1] if axes else None,
         block=BLOCK,

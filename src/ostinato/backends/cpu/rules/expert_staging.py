@@ -1,7 +1,7 @@
-"""Kernels of experts whose matrices are in a file: which are needed, and bringing them into panels.
+"""Expert selection and staging: kernels for experts whose matrices are in a file.
 
-Their code is not generated: it reads files, which is for a device's runtime to do. Generated is the
-kernel that packs a piece of a matrix, so that experts end up in panels like any others.
+Their code is not generated: they read files, which the native core does. Generated is the kernel
+that packs a piece of a matrix, so that experts end up in panels like any others.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ def _rows_at_once(rows: int, row_bytes: int) -> int:
 class SelectExperts(CpuKernel):
     """Selects the experts of an offload round, out of all that have rows.
 
-    Arguments: the choice ``[3]``, that is where the list of rows starts, the wave's number, and how
-    many experts a wave has; the list of rows by expert; the place of each expert, or -1; then, to
-    be written, the list of the wave, with places instead of experts; and the experts to be fetched,
-    those of places 0, 1 and so on, -1 beyond the last. Wave 0 is of experts that have a place and
-    fetches none; later ones are of those that have none.
+    Arguments: the choice ``[3]``, that is where the list of rows starts, the round's number, and
+    how many experts a round has; the list of rows by expert; the slot of each expert, or -1; then, to
+    be written, the list of the round, with slots instead of experts; and the experts to be staged,
+    those of slots 0, 1 and so on, -1 beyond the last. Round 0 is of resident experts and stages
+    none; later ones are of the others.
     """
 
     args: tuple[Arg, ...]

@@ -120,16 +120,16 @@ class ExpertLayer:
         weight = cast(build.at(self.weights, (token, choice)), acc)
         term = Apply("multiply", (Load(source, index, acc), weight), acc)
         build.results[result] = cast(Ref("r0", acc), result.dtype)
-        fold = Reduce("r0", "sum", term, acc)
+        total = Reduce("r0", "sum", term, acc)
         stores = [
             store_at(build, value, buffer, result.shape, indices) for value, buffer in outputs
         ]
-        axes, statements = merge_axes(symbols_of(indices), build.finish([fold, *stores]))
-        inner, folded = merge_axes(symbols_of([choice]), statements[:1])
+        axes, statements = merge_axes(symbols_of(indices), build.finish([total, *stores]))
+        inner, summed = merge_axes(symbols_of([choice]), statements[:1])
         return LoopNest(
             build.args,
             axes[:-1],
-            (Stage(inner, folded), Stage((), statements[1:])),
+            (Stage(inner, summed), Stage((), statements[1:])),
             tuple(build.temps),
             inner_axis=axes[-1] if axes else None,
             block=BLOCK,

@@ -1,9 +1,9 @@
-"""Experts that do not all fit into memory: some have places there, the others are in a file.
+"""Offload: experts that do not all fit into memory; some are resident, the others are in a file.
 
-A layer's experts are computed in waves. The first is of those that have a place; each later one
-fetches a few of the others into room that it shares with all else that lives within a run. Waves
-that have nothing to do cost next to nothing. All waves run the same kernels on the same panels, and
-every row is computed in one of them, so results do not depend on who has a place.
+A layer's experts are computed in rounds. The first is of resident experts; each later one stages a
+few of the others in memory that it shares with all else that lives within a run. Rounds that have
+nothing to do cost next to nothing. All rounds run the same kernels on the same panels, and every
+row is computed in one of them, so results do not depend on which experts are resident.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StoredMatrix:
         param: the name of the param.
         packing: how a matrix of the file is packed.
         source: a table for the device's runtime: where the matrices are.
-        slots: the panels of experts that have places.
+        slots: the panels of resident experts.
     """
 
     param: str
@@ -82,13 +82,13 @@ class StoredMatrix:
 
 @dataclass(frozen=True, eq=False)
 class StoredExperts:
-    """The experts of a layer, some of which have places in memory.
+    """The experts of a layer, some of which are resident.
 
     Attributes:
         routing: of the layer.
-        places: how many there are.
-        table: the place of each expert, or -1.
-        matrices: what each expert consists of.
+        places: how many slots there are.
+        table: the slot of each expert, or -1.
+        matrices: those that each expert consists of.
     """
 
     routing: Routing
@@ -104,16 +104,21 @@ class StoredExperts:
 
 @dataclass(frozen=True)
 class Share:
-    """A node's share of the budget: resident experts, and experts staged in a round."""
+    """A node's share of the budget.
+
+    Attributes:
+        places: slots of resident experts.
+        staged: experts that a round stages.
+    """
 
     places: int
     staged: int
 
 
-def repeated(pattern: Sequence[Call], wave: int, chosen: LoweredBuffer) -> list[Call]:
-    """The calls of a wave that fetches experts, by those of another one.
+def repeated(pattern: Sequence[Call], number: int, chosen: LoweredBuffer) -> list[Call]:
+    """The calls of another round that stages experts, by those of one.
 
-    They share kernels, but not the room that experts are fetched into: so that each piece of it is
+    They share kernels, but not the memory that experts are staged in: so that each piece of it is
     in use only as long as it must be.
     """
     fresh: dict[LoweredBuffer, LoweredBuffer] = {}
@@ -122,7 +127,7 @@ def repeated(pattern: Sequence[Call], wave: int, chosen: LoweredBuffer) -> list[
             choice = call.buffers[0]
             assert choice.data is not None
             first_row, _, size = choice.data
-            numbers = np.array([first_row, wave, size], np.int64)
+            numbers = np.array([first_row, number, size], np.int64)
             fresh[choice] = replace(choice, data=numbers)
         if isinstance(call.kernel, SelectExperts | StageExperts):
             fresh.update((room, replace(room)) for room in call.writes() if room is not chosen)
@@ -191,7 +196,7 @@ def shares(
 
 
 def _staging(needs: Collection[_Need], staged: int) -> int:
-    """Bytes of room for that many fetched experts; layers use it one after the other."""
+    """Bytes for that many staged experts; layers use them one after the other."""
     return max((min(n.used, staged) * n.at_once for n in needs), default=0)
 
 
