@@ -120,10 +120,10 @@ class SelectExperts(CpuKernel):
     """Selects the experts of an offload round, out of all that have rows.
 
     Arguments: the choice ``[3]``, that is where the list of rows starts, the round's number, and
-    how many experts a round has; the list of rows by expert; the slot of each expert, or -1; then, to
-    be written, the list of the round, with slots instead of experts; and the experts to be staged,
-    those of slots 0, 1 and so on, -1 beyond the last. Round 0 is of resident experts and stages
-    none; later ones are of the others.
+    how many experts a round has; the list of rows by expert; the slot of each expert, or -1; then,
+    to be written, the list of the round, with slots instead of experts; and the experts to be
+    staged, those of slots 0, 1 and so on, -1 beyond the last. Round 0 is of resident experts and
+    stages none; later ones are of the others.
     """
 
     args: tuple[Arg, ...]
