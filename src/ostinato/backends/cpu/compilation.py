@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.backends.cpu.capabilities import CAPABILITIES
-from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
-from ostinato.backends.cpu.image import (
+from ostinato.backends.common.buffer_layout import BufferLayout
+from ostinato.backends.common.program_image import (
     External,
-    Image,
     ObjectCode,
     ParamPlace,
-    Preparation,
     RoutingPlace,
     StatePlace,
-    Step,
 )
-from ostinato.backends.cpu.layout import Layout
+from ostinato.backends.common.slots import Slot
+from ostinato.backends.cpu.capabilities import CAPABILITIES
+from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
+from ostinato.backends.cpu.image import Image, Preparation, Step
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-from ostinato.backends.cpu.memory import Slot
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.codegen.object_cache import process_cache
 from ostinato.ir.leaves import LEAVES
@@ -63,7 +61,7 @@ class Compilation:
 
     program: CpuProgram
     code: MachineCode
-    layout: Layout
+    layout: BufferLayout
     passing: frozenset[LoweredBuffer]
     origin: Origin
     report: CompileReport
@@ -186,7 +184,9 @@ def compile_graph(
     _describe(lowered, program, code, report)
     with report.timed("memory"):
         passing = passing_params(program)
-        layout = Layout.of(program, passing, apart=options.keep_intermediates)
+        experts = [b for layer in program.stored_experts for b in layer.buffers]
+        apart = options.keep_intermediates
+        layout = BufferLayout.of(program, passing, experts, apart=apart)
     origin = Origin(graph if built is None else built, lowered)
     return Compilation(program, code, layout, passing, origin, report)
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.base import Executable
+from ostinato.backends.common.slots import Slot
 from ostinato.backends.cpu import _core
-from ostinato.backends.cpu.memory import Slot, Tenancy
+from ostinato.backends.cpu.memory import Tenancy
 from ostinato.backends.cpu.originals import Originals, batches
 from ostinato.backends.cpu.routing import RoutingLog
 from ostinato.backends.cpu.submission import RELEASED, copy_step, discard_step
@@ -23,9 +24,10 @@ from ostinato.plan.buffer import HostMemory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ostinato.backends.common.program_image import RoutingPlace
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.context import CpuContext
-    from ostinato.backends.cpu.image import Image, Preparation, RoutingPlace
+    from ostinato.backends.cpu.image import Image, Preparation
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode
     from ostinato.backends.cpu.partial_launch import Cut, LeadingRows
     from ostinato.backends.cpu.rules.offload import StoredExperts

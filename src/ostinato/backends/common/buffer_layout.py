@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.memory import Slot
+from ostinato.backends.common.slots import Slot
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.plan.memory import ALIGNMENT, Placement, arena_placement
 from ostinato.records import dataclass
@@ -12,13 +12,13 @@ from ostinato.records import dataclass
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from ostinato.backends.cpu.rules.table import CpuProgram
+    from ostinato.lower.program import Program
 
-__all__ = ["Layout"]
+__all__ = ["BufferLayout"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class BufferLayout:
     """The slot and the offset of each buffer of a program.
 
     Attributes:
@@ -35,13 +35,18 @@ class Layout:
 
     @staticmethod
     def of(
-        program: CpuProgram, passing: Collection[LoweredBuffer] = (), *, apart: bool = False
-    ) -> Layout:
+        program: Program,
+        passing: Collection[LoweredBuffer] = (),
+        resident: Iterable[LoweredBuffer] = (),
+        *,
+        apart: bool = False,
+    ) -> BufferLayout:
         """The layout of a program. Buffers start on cache lines.
 
         Args:
             program: the buffers.
             passing: params that have no place here.
+            resident: buffers that live as long as the program, whether or not calls use them.
             apart: let no two buffers share memory.
         """
         placement, temps = arena_placement(program, apart=apart)
@@ -53,8 +58,7 @@ class Layout:
         results, arena_bytes = _side_by_side(outputs, placement.arena_bytes)
         sizes = [arena_bytes]
         used = [b for call in (*program.prepare, *program.calls) for b in call.buffers]
-        placed = [buffer for layer in program.stored_experts for buffer in layer.buffers]
-        lasting = [*program.params.values(), *program.states.values(), *placed]
+        lasting = [*program.params.values(), *program.states.values(), *resident]
         owned = dict.fromkeys([*lasting, *used])
         for slot, roles in (
             (Slot.CONSTANTS, (Role.CONSTANT,)),
@@ -69,7 +73,7 @@ class Layout:
             sizes.append(size)
         for number, buffer in enumerate((*program.inputs.values(), *outputs), len(Slot)):
             places[buffer] = (number, 0)
-        return Layout(places, tuple(sizes), tuple(results), placement)
+        return BufferLayout(places, tuple(sizes), tuple(results), placement)
 
     def members(self, slot: Slot) -> list[tuple[LoweredBuffer, int]]:
         """The buffers of a fixed slot, with their offsets."""
