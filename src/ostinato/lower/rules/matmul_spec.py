@@ -14,6 +14,7 @@ from ostinato.lower.loopir.merge_axes import merge_axes
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import Apply, Load, Reduce, Ref, Scalar, Stage, Store
 from ostinato.lower.loopir.views import Indices, linear_index, reshape_index, unravel
+from ostinato.lower.rules.loops import BLOCK
 from ostinato.ops.base import broadcast_shapes
 from ostinato.records import dataclass
 from ostinato.variables import Dim, Expr, Symbol, axis, coefficient, prod, symbols
@@ -119,21 +120,29 @@ class MatmulSpec:
         build.results[out] = cast(total, out.dtype)
         return tuple(store_at(build, value, buffer, out.shape, at) for value, buffer in outputs)
 
-    def column_nest(
+    def loop_nest(
         self, build: KernelBuilder, outputs: Outputs, variables: tuple[Symbol, ...]
     ) -> LoopNest:
-        """The loop nest of a matmul with one column: a dot product per row."""
-        batch, m, k = build.axes(self.batch), build.axis(self.m), build.axes(self.k)
+        """The matmul as loops: a dot product for each element, columns side by side."""
+        batch, m, n = build.axes(self.batch), build.axis(self.m), build.axis(self.n)
+        k = build.axes(self.k)
         terms = (
             cast(build.at(self.a, self.a_at(batch, m, k)), self.acc),
-            cast(build.at(self.b, self.b_at(self.group_of(batch), k, 0)), self.acc),
+            cast(build.at(self.b, self.b_at(self.group_of(batch), k, n)), self.acc),
         )
         total = Reduce("r0", "sum", Apply("multiply", terms, self.acc), self.acc)
-        stores = self.stores(build, Ref("r0", self.acc), self.out_at(batch, m, 0), outputs)
-        outer, statements = merge_axes(symbols_of((*batch, m)), build.finish([total, *stores]))
+        stores = self.stores(build, Ref("r0", self.acc), self.out_at(batch, m, n), outputs)
+        outer, statements = merge_axes(symbols_of((*batch, m, n)), build.finish([total, *stores]))
         inner, summed = merge_axes(symbols_of(k), statements[:1])
-        stages = (Stage(inner, summed), Stage((), statements[1:]))
-        return LoopNest(build.args, outer, stages, variables=variables)
+        columns = bool(symbols_of([n]))
+        return LoopNest(
+            build.args,
+            outer[:-1] if columns else outer,
+            (Stage(inner, summed), Stage((), statements[1:])),
+            inner_axis=outer[-1] if columns else None,
+            block=BLOCK,
+            variables=variables,
+        )
 
 
 # -- matmul ----------------------------------------------------------------------------------------

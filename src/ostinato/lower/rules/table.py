@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.lower.rules.loops import column_nest, map_nest, row_nest
+from ostinato.lower.rules.matmul_spec import MatmulSpec, conv_spec, matmul_spec, row_spec
 from ostinato.lower.rules.updates import (
     border_nest,
     concat_nest,
@@ -109,6 +110,22 @@ def _lower_scan(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     lowering.helper_call(root, root.op.name, build, nest)
 
 
+def _lower_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    integers = root.op.name == "integer_matmul"
+    spec = row_spec(root, *root.inputs) if integers else matmul_spec(root)
+    _lower_spec(lowering, region, spec)
+
+
+def _lower_convolution(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    _lower_spec(lowering, region, conv_spec(root, lowering.layout(root.inputs[0])))
+
+
+def _lower_spec(lowering: ProgramBuilder, region: Region, spec: MatmulSpec) -> None:
+    build = lowering.builder(region)
+    outputs = lowering.region_outputs(region)
+    lowering.call(region, build, spec.loop_nest(build, outputs, lowering.variables), outputs)
+
+
 _COLUMNS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "max_pool", "avg_pool")
 
 #: The rules that every device has, by the op of a region's root.
@@ -116,5 +133,7 @@ SHARED_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_COLUMNS, _lower_column),
     **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter_nd"), _lower_update),
     **dict.fromkeys(("cumsum", "cumprod"), _lower_scan),
+    **dict.fromkeys(("matmul", "integer_matmul"), _lower_matmul),
+    "conv": _lower_convolution,
     "concat": _lower_concat,
 }

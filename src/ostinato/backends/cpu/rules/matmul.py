@@ -42,7 +42,7 @@ class MatmulRules:
         if matmul.spec.n == 1 and root.op.name == "matmul":
             build = lowering.builder(region)
             outputs = lowering.region_outputs(region)
-            nest = matmul.spec.column_nest(build, outputs, lowering.variables)
+            nest = matmul.spec.loop_nest(build, outputs, lowering.variables)
             lowering.call(region, build, nest, outputs)
         else:
             self._lower(lowering, [(region, [matmul])])
