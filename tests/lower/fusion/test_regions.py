@@ -139,7 +139,7 @@ def _cycle(g: ost.Graph) -> ost.Value:
     [
         (_other_positions, ["exp", "add"], "one reads the other at other positions"),
         (_two_matmuls, ["matmul", "matmul+add"], "both need a kernel of their own"),
-        (_long_rows, ["max", "subtract+exp", "sum", "divide"], "too few rows to share"),
+        (_long_rows, ["max", "subtract+exp", "sum", "divide"], "too few rows to run in parallel"),
         (_params_alone, ["add"], "one depends on params alone, and runs once"),
         (
             _product_sums,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.slots import Slot
+from ostinato.backends.common.program_image import Slot
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.plan.memory import ALIGNMENT, Placement, arena_placement
 from ostinato.records import dataclass

@@ -6,6 +6,7 @@ and the next process starts from it without importing, let alone running, passes
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ProgramImage",
     "ProgramPreparation",
     "RoutingPlace",
+    "Slot",
     "StatePlace",
 ]
 
@@ -22,6 +24,17 @@ S = TypeVar("S", bound=tuple[Any, ...])
 
 #: Elements of a tensor.
 Elements: TypeAlias = "bytes | memoryview"
+
+
+class Slot(IntEnum):
+    """The fixed slots of a program's memory; those of inputs and outputs come after them."""
+
+    ARENA = 0  #: what lives within a run, and results without an array of the caller's
+    CONSTANTS = 1  #: shared by clones for good
+    WEIGHTS = 2  #: params and what is prepared from them; shared by clones until one writes
+    STATES = 3  #: what lives from run to run
+    IDLE = 4  #: how many rows kernels may leave out
+    PLACED = 5  #: resident experts, and their slots
 
 
 class ProgramPreparation(NamedTuple, Generic[S]):
@@ -91,7 +104,7 @@ class ProgramImage(NamedTuple, Generic[S]):
         objects: the kernels' code.
         steps: of a run, in order.
         preparations: what runs when params are written.
-        sizes: bytes by :class:`~ostinato.backends.common.slots.Slot`.
+        sizes: bytes by :class:`Slot`.
         results: by output, where in the arena there is room for it.
         intermediate_bytes: how much of the arena lives within a run.
         constants: where in their slot, and what.

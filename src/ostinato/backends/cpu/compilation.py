@@ -13,9 +13,9 @@ from ostinato.backends.common.program_image import (
     ObjectCode,
     ParamPlace,
     RoutingPlace,
+    Slot,
     StatePlace,
 )
-from ostinato.backends.common.slots import Slot
 from ostinato.backends.cpu.capabilities import CAPABILITIES
 from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
 from ostinato.backends.cpu.image import Image, Preparation, Step

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.base import Executable
-from ostinato.backends.common.slots import Slot
+from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.memory import Tenancy
 from ostinato.backends.cpu.originals import Originals, batches

@@ -5,18 +5,21 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import accesses_of_statements
 from ostinato.lower.loopir.kernel import Access, Kernel
 from ostinato.lower.loopir.nodes import Arg, Stage, Temp, extent_of
 from ostinato.lower.loopir.rewrite import index_expressions
-from ostinato.lower.loopir.traffic import Reach
 from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, ceil_div, prod, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ostinato.lower.loopir import traffic
     from ostinato.lower.loopir.text import KernelText
+else:
+    traffic = LazyModule("ostinato.lower.loopir.traffic")
 
 __all__ = ["LoopNest"]
 
@@ -84,6 +87,8 @@ class LoopNest(Kernel):
 
     def variable_free(self) -> bool:
         known = set(self.variables)
+        if not known:
+            return True
         dims = [symbol.extent for symbol in self.outer_axes]
         for stage in self.stages:
             dims += [symbol.extent for symbol in stage.axes]
@@ -98,5 +103,5 @@ class LoopNest(Kernel):
         return axes[0]
 
     @cached_property
-    def _reach(self) -> Reach:
-        return Reach(self.stages, self.variables)
+    def _reach(self) -> traffic.Reach:
+        return traffic.Reach(self.stages, self.variables)

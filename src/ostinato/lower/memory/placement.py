@@ -6,7 +6,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ostinato.lower.fusion.reads import is_transparent
-from ostinato.lower.memory.in_place import update_chain
 from ostinato.lower.memory.layouts import Layouts
 from ostinato.lower.memory.subviews import Subviews
 from ostinato.lower.program import LoweredBuffer, Role
@@ -90,8 +89,19 @@ def _in_place_updates(
     readers.update(graph.assignments.values())
     for name, value in graph.assignments.items():
         state = graph.states[name]
-        chain = update_chain(value, state)
+        chain = _update_chain(value, state)
         links = [node.inputs[0] for node in chain]
         if all(readers[link] == 1 for link in links) and value not in claimed:
             found.update(dict.fromkeys(chain, stored[state]))
     return found
+
+
+def _update_chain(value: Value, state: Value) -> list[Node]:
+    """The updates that make ``value`` of ``state``, each of the one before; empty if others do."""
+    chain: list[Node] = []
+    while value is not state:
+        if not value.node.op.updates_operand:
+            return []
+        chain.append(value.node)
+        value = value.node.inputs[0]
+    return chain

@@ -101,11 +101,15 @@ class MatmulSpec:
         """The number of the right operand that serves a batch point."""
         return linear_index(self.groups, self.group_of(batch))
 
-    def counts_leading_rows(self, at: MatmulAxes) -> bool:
-        """Whether row ``m`` of the matmul is row ``m`` of the result, of a known number."""
+    def counts_leading_rows(self, m: Symbol, at: Indices) -> bool:
+        """Whether row ``m`` of the matmul is row ``m`` of the result, of a known number.
+
+        Args:
+            m: the axis of rows.
+            at: the indices into the result.
+        """
         (out,) = self.node.outputs
-        (m,) = symbols_of([at.m])
-        parts = coefficient(linear_index(out.shape, self.out_at(at.batch, at.m, at.n)), m)
+        parts = coefficient(linear_index(out.shape, at), m)
         known = isinstance(self.m, int) and self.m > 1
         return known and parts is not None and parts[0] * self.m == out.type.size
 

@@ -219,7 +219,7 @@ def test_rows_that_are_not_evenly_spaced(lowered: Lowered, level: str, length: i
     k, v = (g.input(name, (2, 2, 40, 16), FLOAT32) for name in "kv")
     g.set_outputs([g.attention(q, k, v, causal=True)])
     (kernel,) = check(lowered, level, g).kernels
-    assert (kernel.score_product.row_stride is None) == (length > 1)
+    assert (kernel.score_gemm.row_stride is None) == (length > 1)
 
 
 def test_text_tells_kernels_apart(lowered: Lowered) -> None:

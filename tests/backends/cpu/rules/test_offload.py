@@ -91,9 +91,9 @@ def test_there_are_waves_for_all_that_can_be_called():
 def test_kernels_as_text():
     lowered = program(4 * EXPERT, tokens=1)
     choosing, fetching = kernels(lowered, SelectExperts)[0], kernels(lowered, StageExperts)[0]
-    assert kernel_text(choosing).startswith("choose experts of a wave\n")
+    assert kernel_text(choosing).startswith("select the experts of an offload round\n")
     text = kernel_text(fetching)
-    assert text.startswith("fetch up to 1 experts\n")
+    assert text.startswith("stage up to 1 experts\n")
     assert f"in {fetching.packing.pieces} pieces of {fetching.packing.piece_bytes} bytes" in text
 
 

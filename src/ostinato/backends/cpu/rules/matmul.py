@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.rules.multi_gemm import multi_gemm, segment_of
-from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul, pack_operands, tile_sizes
+from ostinato.backends.cpu.rules.packed_matmul import (
+    PackedMatmul,
+    pack_operands,
+    segment_of,
+    tile_sizes,
+)
 from ostinato.lazy import LazyModule
 from ostinato.lower.fusion.regions import Region
 from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
@@ -13,13 +17,15 @@ from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.backends.cpu.rules import int_gemm
+    from ostinato.backends.cpu.rules import int_gemm, multi_gemm
+    from ostinato.backends.cpu.rules.kernel import CpuKernel
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.graph import Node
     from ostinato.lower.program_builder import ProgramBuilder
 else:
     int_gemm = LazyModule("ostinato.backends.cpu.rules.int_gemm")
+    multi_gemm = LazyModule("ostinato.backends.cpu.rules.multi_gemm")
 
 __all__ = ["MatmulRules"]
 
@@ -70,8 +76,9 @@ class MatmulRules:
             segment_of(build, some, panels, sizes, results, lowering.variables, registers)
             for (_, some), results in zip(segments, outputs, strict=True)
         ]
-        alone = len(matmuls) == 1
-        kernel = made[0][0] if alone else multi_gemm(made, build.args, lowering.variables)
+        kernel: CpuKernel = made[0][0]
+        if len(matmuls) > 1:
+            kernel = multi_gemm.multi_gemm(made, build.args, lowering.variables)
         lowering.call(whole, build, kernel, [pair for results in outputs for pair in results])
 
 

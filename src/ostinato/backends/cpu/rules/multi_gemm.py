@@ -16,19 +16,15 @@ from ostinato.lower.loopir.nodes import extent_of
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ostinato.backends.cpu.rules.gemm import Gemm
-    from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
-    from ostinato.backends.cpu.rules.tiles import RegisterFile, TileSizes
-    from ostinato.lower.loopir.builder import KernelBuilder, Outputs
     from ostinato.lower.loopir.kernel import Access
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
-    from ostinato.lower.program import LoweredBuffer
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["MultiGemm", "multi_gemm", "segment_of"]
+__all__ = ["MultiGemm", "multi_gemm"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,36 +115,6 @@ class MultiGemm(CpuKernel):
     def scratch_bytes(self) -> int:
         """Bytes of scratch that the kernel needs."""
         return max(segment[0].sums_at(len(segment)) for segment in self.segments)
-
-
-def segment_of(
-    build: KernelBuilder,
-    matmuls: Sequence[PackedMatmul],
-    panels: Mapping[PackedMatmul, Sequence[LoweredBuffer]],
-    sizes: TileSizes,
-    outputs: Outputs,
-    variables: tuple[Symbol, ...],
-    registers: RegisterFile,
-) -> tuple[Gemm, ...]:
-    """The GEMMs of matmuls that share one epilogue, the first one's.
-
-    Args:
-        build: of the kernel; its members are all that the epilogue computes.
-        matmuls: in the order of their sums' numbers.
-        panels: the packed operands of each.
-        sizes: the blocking of all.
-        outputs: what the epilogue stores.
-        variables: the graph's Variables.
-        registers: what the matmuls are tiled for.
-    """
-    made: list[Gemm] = []
-    # The first one comes last: its epilogue takes the others' sums.
-    for number, matmul in reversed([*enumerate(matmuls)]):
-        results = () if number else outputs
-        form = matmul.panel_format(registers)
-        kernel = matmul.kernel(build, panels[matmul], sizes.tile, results, variables, form, number)
-        made.insert(0, replace(kernel, item_rows=sizes.item_rows))
-    return tuple(made)
 
 
 def multi_gemm(

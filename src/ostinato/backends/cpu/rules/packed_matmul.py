@@ -12,11 +12,11 @@ from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.nodes import Accumulator, Load
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 from ostinato.variables import bounds, ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ostinato.lower.rules.matmul_spec import MatmulSpec
     from ostinato.variables import Symbol
 
-__all__ = ["ChooseTiles", "PackedMatmul", "pack", "pack_operands", "tile_sizes"]
+__all__ = ["ChooseTiles", "PackedMatmul", "pack", "pack_operands", "segment_of", "tile_sizes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class PackedMatmul:
         epilogue = spec.stores(build, Accumulator(spec.acc, number), result, outputs)
         (m_symbol,), (n_symbol,) = symbols_of([at.m]), symbols_of([at.n])
         idle = None
-        if not symbols_of(at.batch) and spec.counts_leading_rows(at):
+        if not symbols_of(at.batch) and spec.counts_leading_rows(m_symbol, result):
             idle = build.argument(self._idle_buffer(build), reads=True)
         return Gemm(
             build.args,
@@ -155,6 +155,36 @@ def tile_sizes(
     widest = max(matmuls, key=lambda matmul: bounds(matmul.spec.n)[1])
     sizes = choose(widest) if choose and widest.tile(registers) == tile else None
     return sizes or TileSizes(tile)
+
+
+def segment_of(
+    build: KernelBuilder,
+    matmuls: Sequence[PackedMatmul],
+    panels: Mapping[PackedMatmul, Sequence[LoweredBuffer]],
+    sizes: TileSizes,
+    outputs: Outputs,
+    variables: tuple[Symbol, ...],
+    registers: RegisterFile,
+) -> tuple[Gemm, ...]:
+    """The GEMMs of matmuls that share one epilogue, the first one's.
+
+    Args:
+        build: of the kernel; its members are all that the epilogue computes.
+        matmuls: in the order of their sums' numbers.
+        panels: the packed operands of each.
+        sizes: the blocking of all.
+        outputs: what the epilogue stores.
+        variables: the graph's Variables.
+        registers: what the matmuls are tiled for.
+    """
+    made: list[Gemm] = []
+    # The first one comes last: its epilogue takes the others' sums.
+    for number, matmul in reversed([*enumerate(matmuls)]):
+        results = () if number else outputs
+        form = matmul.panel_format(registers)
+        kernel = matmul.kernel(build, panels[matmul], sizes.tile, results, variables, form, number)
+        made.insert(0, replace(kernel, item_rows=sizes.item_rows))
+    return tuple(made)
 
 
 def pack(
