@@ -12,7 +12,7 @@ from ostinato.backends.cpu.llvm.lanes import Lane
 from ostinato.backends.cpu.llvm.scopes import Mask, Scope
 from ostinato.backends.cpu.llvm.types import I64, register_dtype, vector_of
 from ostinato.dtypes import INT64, DType
-from ostinato.lower.fusion.cost import LONG, SHORT_OPS
+from ostinato.lower.fusion.cost import LONG, instructions
 from ostinato.lower.loopir.dependences import Dependences, reached, roots
 from ostinato.lower.loopir.nodes import (
     Apply,
@@ -25,6 +25,7 @@ from ostinato.lower.loopir.nodes import (
     Store,
     values,
 )
+from ostinato.ops.elementwise import ELEMENTWISE
 from ostinato.records import dataclass
 from ostinato.variables import Symbol, symbols
 
@@ -238,7 +239,7 @@ def _unroll(statements: Sequence[Statement], *, columns: bool) -> int:
     vectors at a time, 160 µs with eight).
     """
     ops = [scalar.op for scalar in _values(statements) if isinstance(scalar, Apply)]
-    cost = sum(1 if op in SHORT_OPS else LONG for op in ops)
+    cost = sum(instructions(ELEMENTWISE[op]) for op in ops)
     reduces = any(isinstance(statement, Reduce) for statement in statements)
     if cost < LONG:
         return (8 if columns else 4) if reduces else 2
