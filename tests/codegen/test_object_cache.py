@@ -6,11 +6,16 @@ import os
 import stat
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+import ostinato
+from ostinato.backends.cpu.llvm import render
+from ostinato.backends.cpu.rules.kernel import CpuLoopNest
 from ostinato.codegen import object_cache
 from ostinato.codegen.object_cache import ObjectCache, default_directory, object_key
+from ostinato.lower.loopir.nest import LoopNest
 
 
 def never():
@@ -189,3 +194,16 @@ def test_keys_depend_on_every_part(monkeypatch):
     assert object_key("a", "b") in keys
     monkeypatch.setattr(object_cache, "_generator_digest", lambda: "another generator")
     assert object_key("a", "b") not in keys
+
+
+@pytest.mark.parametrize("folder", object_cache._SOURCES_THAT_SHAPE_CODE)
+def test_folders_that_shape_code_have_modules(folder):
+    package = Path(ostinato.__file__).parent
+    assert any((package / folder).rglob("*.py"))
+
+
+def test_renderers_and_kernels_shape_code():
+    folders = object_cache._SOURCES_THAT_SHAPE_CODE
+    for kind in (LoopNest, CpuLoopNest, render):
+        module = kind.__module__.removeprefix("ostinato.").replace(".", "/")
+        assert module.startswith(folders)
