@@ -1,4 +1,4 @@
-"""The way of a graph through passes, lowering and code generation, and what comes out."""
+"""Compilation of a graph: passes, lowering, code generation and memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Choosing the tile sizes of matmuls by measurement.
 
 Each matmul of a graph is measured on its own: a small graph of several like it, so that weights are
-as cold as in a network, is compiled for every candidate; then the candidates take turns. The
+as cold as in a network, is compiled for every candidate; then the candidates run alternately. The
 heuristic keeps its choice unless another is clearly faster.
 """
 
@@ -49,7 +49,7 @@ _CLEARLY_FASTER = 0.97
 _WEIGHT_BYTES = 12 << 20
 _MOST_PRODUCTS = 12
 
-#: Seconds that each candidate runs, and the least number of turns.
+#: Seconds that each candidate runs, and the least number of rounds.
 _SECONDS, _TURNS = 0.04, 5
 
 

@@ -83,7 +83,7 @@ class _Use(NamedTuple):
 
 
 def _readers(nodes: Sequence[Node]) -> dict[Node, list[_Use]]:
-    """By computed node, who reads it, through views."""
+    """By computed node, its readers, through views."""
     found: dict[Node, list[_Use]] = {}
     for reader in nodes:
         if is_transparent(reader):

@@ -143,7 +143,7 @@ def form_regions(
 def values_between(
     regions: Iterable[Region], nodes: Iterable[Node], results: Iterable[Value]
 ) -> set[Value]:
-    """The computed values that someone outside their region reads, results included."""
+    """The computed values that are read outside their region, results included."""
     region_of = {node: region for region in regions for node in region.members}
     found = set(computed_behind(results))
     for node in nodes:

@@ -226,7 +226,7 @@ class _Renderer:
     # -- scores -----------------------------------------------------------------------------
 
     def _scores(self, item: _Item, keys: _Keys, at: ir.Value) -> None:
-        """Leaves the scores of the panel of keys from ``at`` on among the weights."""
+        """Leave the scores of the panel of keys from ``at`` on among the weights."""
         b = self.builder
         left = b.sub(keys.count, at)
         self._multiply(item, b.add(keys.first, at), left)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["define_byte_tile"]
 
 _TURN = 48
-"""Dot products per turn of a loop, about: enough to outweigh the loop itself."""
+"""Dot products per iteration of a loop, about: enough to outweigh the loop itself."""
 
 _CODE_ZERO = 8
 """The 4-bit code that stands for zero."""
@@ -144,14 +144,14 @@ class _ByteTile:
         row = self.steps * (2 if self.halves else 1)
         unroll = max(1, _TURN // (self.size * (2 if self.halves else 1)))
         whole = count // row
-        turns, rest = divmod(whole, unroll)
+        iterations, rest = divmod(whole, unroll)
 
-        def turn(k: ir.Value) -> None:
+        def iteration(k: ir.Value) -> None:
             for number in range(unroll):
                 self._row(sums, b.add(k, I64(number * row)), zeros, self.steps)
 
-        end = b.add(start, I64(turns * unroll * row))
-        counted_loop(b, start, end, unroll * row, turn, trips=turns, name="k")
+        end = b.add(start, I64(iterations * unroll * row))
+        counted_loop(b, start, end, unroll * row, iteration, trips=iterations, name="k")
         for number in range(rest):
             self._row(sums, b.add(end, I64(number * row)), zeros, self.steps)
         if count % row:
@@ -237,7 +237,7 @@ class _ScaledTile:
         self.totals = [stack_slot(self.builder, self.kind) for _ in range(tile.size)]
 
     def run(self, out: ir.Value) -> None:
-        """Leaves the totals at ``out``."""
+        """Leave the totals at ``out``."""
         b, tile, size = self.builder, self.tile, self.scales.size
         for slot in self.totals:
             b.store(constant(FLOAT32, 0.0, tile.lanes), slot)

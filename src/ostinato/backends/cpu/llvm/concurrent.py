@@ -15,12 +15,12 @@ __all__ = ["emit_object", "run_passes"]
 
 
 def run_passes(passes: Any, module: Any, builder: Any) -> None:
-    """``passes.run(module, builder)``. Nobody else may be using the module's context."""
+    """``passes.run(module, builder)``. No other thread may be using the module's context."""
     _function("LLVMPY_RunNewModulePassManager")(passes, module, builder)
 
 
 def emit_object(machine: Any, module: Any) -> bytes:
-    """``machine.emit_object(module)``. Nobody else may be using either, or the module's context."""
+    """``machine.emit_object(module)``. No other thread may be using them, or their context."""
     from llvmlite.binding import ffi
 
     with ffi.OutputString() as message:

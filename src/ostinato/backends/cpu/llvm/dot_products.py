@@ -54,7 +54,7 @@ class DotProducts:
         count: ir.Value,
         query: Callable[[ir.Value], ir.Value],
     ) -> None:
-        """Leaves the scores of a panel of keys in the first ``count`` rows.
+        """Leave the scores of a panel of keys in the first ``count`` rows.
 
         Args:
             first: the panel's first key.

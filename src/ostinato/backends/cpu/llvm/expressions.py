@@ -45,7 +45,7 @@ def enter_point(
     wheels: Sequence[tuple[Symbol, Dim]],
     step: ir.Value,
 ) -> Scope:
-    """The scope of one step of a parallel range over ``wheels``, the last of which turns fastest.
+    """The scope of one step of a parallel range over ``wheels``, the last of them fastest.
 
     Args:
         wheels: axes with their extents.

@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.backends.cpu.rules.gemm.Gemm` as LLVM IR, alone or beside others.
+"""Rendering a :class:`~ostinato.backends.cpu.rules.gemm.Gemm` as LLVM IR, alone or fused.
 
 An item of the parallel range runs in three steps. Register tiles leave their sums in scratch
 memory; where the output is contiguous along rows of ``a`` rather than along columns of ``b`` (a
@@ -188,7 +188,7 @@ class _Tiles:
 
 
 class _Segment:
-    """Some columns of a kernel: gemms whose sums one epilogue turns into results.
+    """An output segment: the columns of GEMMs that share an epilogue.
 
     Args:
         gemms: all of them; what is true of the first one's shape is true of the others'.
@@ -234,7 +234,7 @@ class _Segment:
     # -- sums -------------------------------------------------------------------------------
 
     def _multiply(self, item: Scope) -> None:
-        """Leaves the sums of the item's rows and columns in scratch memory."""
+        """Leave the sums of the item's rows and columns in scratch memory."""
         c, b = self.gemm, self.builder
         count = self.indices.scalar(self.block.count, item)
         panels = [self._panel_address(gemm, item) for gemm in self.gemms]

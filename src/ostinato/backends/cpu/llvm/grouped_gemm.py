@@ -117,7 +117,7 @@ class _Renderer:
         counted_loop(b, I64(0), count, 1, finish, name="finish")
 
     def _multiply(self, count: ir.Value, matrices: list[ir.Value]) -> None:
-        """Leaves the sums of ``count`` rows with every matrix in scratch memory."""
+        """Leave the sums of ``count`` rows with every matrix in scratch memory."""
         b, grouped = self.builder, self.grouped
         a = self.kernel.buffers[grouped.a]
         done = b.append_basic_block("multiplied")

@@ -55,7 +55,7 @@ class KeyPanels:
 
         Args:
             left: keys from the panel's first on.
-            emit: is told whether the panel may be partial.
+            emit: takes whether the panel may be partial.
         """
         b, keys = self.builder, self.attention.key_count
         if isinstance(keys, int) and keys % self.size == 0:

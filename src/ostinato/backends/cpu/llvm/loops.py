@@ -86,7 +86,7 @@ class _NestRenderer:
         counted_loop(self.builder, self.kernel.begin, self.kernel.end, 1, body, name="point")
 
     def _wheels(self) -> list[tuple[Symbol, Dim]]:
-        """The axes of the parallel range with their extents; blocks of lanes turn fastest."""
+        """The axes of the parallel range with their extents, blocks of the inner axis last."""
         wheels = [(axis, extent_of(axis)) for axis in self.nest.axes]
         lane = self.nest.inner_axis
         if lane is not None:

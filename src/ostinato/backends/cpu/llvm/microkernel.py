@@ -36,10 +36,10 @@ _STRAIGHT_LINE = 8
 """The longest innermost axis written out without a loop (a convolution's kernel width)."""
 
 _TURN = 48
-"""Multiply-adds per turn of the innermost loop, about: enough to outweigh the loop itself."""
+"""Multiply-adds per iteration of the innermost loop, about: enough to outweigh the loop itself."""
 
 _MOST_STEPS = 8
-"""Steps of the innermost axis per turn, at most."""
+"""Steps of the innermost axis per iteration, at most."""
 
 
 def tile_lanes(gemm: Gemm, target: TargetSpec) -> int:
@@ -122,7 +122,7 @@ class _Tile:
 
     @property
     def steps(self) -> int:
-        """Steps of the innermost axis per turn of its loop, a multiple of ``chains``."""
+        """Steps of the innermost axis per iteration of its loop, a multiple of ``chains``."""
         steps = max(1, min(_MOST_STEPS, _TURN // self.size))
         return max(1, steps // self.chains) * self.chains
 
@@ -181,13 +181,13 @@ def _run_innermost(tile: _Tile, axis: SumAxis, cursor: _Cursor) -> _Cursor:
     builder, extent, steps = tile.builder, axis.extent, tile.steps
     if isinstance(extent, int):
         if extent > _STRAIGHT_LINE:
-            turns = I64(extent // steps)
-            cursor = _loop(tile, turns, cursor, lambda at: _steps(tile, at, steps, axis.step))
+            iterations = I64(extent // steps)
+            cursor = _loop(tile, iterations, cursor, lambda at: _steps(tile, at, steps, axis.step))
             extent %= steps
         return _steps(tile, cursor, extent, axis.step)
     count = tile.value(extent)
-    turns, rest = builder.udiv(count, I64(steps)), builder.urem(count, I64(steps))
-    cursor = _loop(tile, turns, cursor, lambda at: _steps(tile, at, steps, axis.step))
+    iterations, rest = builder.udiv(count, I64(steps)), builder.urem(count, I64(steps))
+    cursor = _loop(tile, iterations, cursor, lambda at: _steps(tile, at, steps, axis.step))
     return _loop(tile, rest, cursor, lambda at: _steps(tile, at, 1, axis.step))
 
 
@@ -197,14 +197,14 @@ def _loop(
     """Repeats ``body`` ``count`` times, which may be none."""
     builder = tile.builder
     before = builder.block
-    turn, done = builder.append_basic_block("k"), builder.append_basic_block("k.done")
+    loop, done = builder.append_basic_block("k"), builder.append_basic_block("k.done")
     surely = isinstance(count, ir.Constant) and count.constant > 0
     if surely:
-        builder.branch(turn)
+        builder.branch(loop)
     else:
-        builder.cbranch(builder.icmp_signed(">", count, I64(0)), turn, done)
+        builder.cbranch(builder.icmp_signed(">", count, I64(0)), loop, done)
 
-    builder.position_at_end(turn)
+    builder.position_at_end(loop)
     index = builder.phi(I64)
     initial = [start.offset, start.b, *start.sums]
     state = [builder.phi(value.type) for value in initial]
@@ -212,7 +212,7 @@ def _loop(
     final = [end.offset, end.b, *end.sums]
     following = builder.add(index, I64(1))
     last = builder.block
-    builder.cbranch(builder.icmp_signed("<", following, count), turn, done)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
     _join([index, *state], before, [I64(0), *initial], last, [following, *final])
 
     builder.position_at_end(done)

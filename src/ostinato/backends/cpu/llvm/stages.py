@@ -194,7 +194,7 @@ class StageEmitter:
     def _body(self, run: _Run, vectors: Sequence[Scope]) -> None:
         """All statements in all vectors: everything is read before anything is written.
 
-        Only a statement that reads what one before it wrote makes them take turns.
+        Only a statement that reads what one before it wrote makes them alternate.
         """
         statements = run.stage.statements
         scopes = [vector.child() for vector in vectors]

@@ -153,7 +153,7 @@ def compile_module(module: str | ir.Module, target: TargetSpec) -> bytes:
     """Object code, ready for :func:`link`, of a module or its text.
 
     Raises:
-        OstinatoError: the IR is malformed, which is a bug in whoever emitted it.
+        OstinatoError: the IR is malformed, which is a bug in its emitter.
     """
     with _workbench(target) as bench:
         return emit_object(bench.machine, bench.optimized(module))
@@ -313,7 +313,7 @@ def _workbench(target: TargetSpec) -> Iterator[_Workbench]:
 
 @functools.cache
 def _idle_workbenches(target: TargetSpec) -> deque[_Workbench]:
-    """Those made earlier that nobody uses now."""
+    """Those made earlier that are not in use now."""
     return deque()
 
 

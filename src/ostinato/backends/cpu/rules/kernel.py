@@ -1,4 +1,4 @@
-"""The CPU's kernels: what launching and rendering one takes, beside what every kernel has."""
+"""The CPU's kernels: the interface of all kernels, plus launching and rendering."""
 
 from __future__ import annotations
 

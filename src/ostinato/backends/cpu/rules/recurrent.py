@@ -58,7 +58,7 @@ class RecurrentKernel(CpuKernel):
         weights: the parts of the op's optional weights, by name.
         length: how many steps a sequence has, an int64; ``None`` for all of them.
         y: stores ``h`` of every step.
-        last: stores the last state, part by part; ``None`` for one that nobody reads.
+        last: stores the last state, part by part; ``None`` for one that is not read.
         r: the argument that holds the packed recurrent weights, a panel group for each gate.
         panel: elements per row of a panel.
         rows: sequences per block, and rows of the register tile.
@@ -167,7 +167,7 @@ class RecurrentKernel(CpuKernel):
     def scratch_layout(self) -> dict[str, int]:
         """Offsets in scratch memory, in bytes; ``end`` is its size.
 
-        ``h0`` and ``h1`` take turns as the old and the new state, ``c`` is an LSTM's cell,
+        ``h0`` and ``h1`` alternate as the old and the new state, ``c`` is an LSTM's cell,
         ``update`` and ``reset`` are what a GRU's first gates leave for its candidate, ``sums`` the
         sums of all gates with one panel.
         """

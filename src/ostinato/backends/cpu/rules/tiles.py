@@ -137,7 +137,7 @@ def _cost(shape: tuple[int, int], size: tuple[int, int], m: Dim, n: Dim) -> int:
 
 
 def _most_rows(registers: int, vectors: int) -> int:
-    """Rows whose sums fit beside a panel row and two temporaries."""
+    """Rows whose sums fit in registers along with a panel row and two temporaries."""
     return max(1, min(_MAX_ROWS, (registers - vectors - 2) // vectors))
 
 

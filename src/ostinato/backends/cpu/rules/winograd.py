@@ -5,7 +5,7 @@ Both the elements and the weights are transformed, multiplied point by point, an
 channels, of which there is one per point, transformed back: ``(m + 2)^2 / m^2`` multiplications for
 a result instead of 9, so 2.25 for ``m = 4`` and 4 for ``m = 2``. The multiplications are
 ``(m + 2)^2`` matmuls, of tiles by filters, over panels that are made once per write of the
-weights. Every step is exact in real numbers; how it rounds is told in ``docs/convolutions.md``.
+weights. Every step is exact in real numbers; ``docs/convolutions.md`` says how it rounds.
 """
 
 from __future__ import annotations
