@@ -22,7 +22,7 @@ from rich.table import Table
 
 import ostinato as ost
 from ostinato import reference
-from ostinato.lower import toom_cook
+from ostinato.lower.rules import winograd_transforms
 
 Array = np.ndarray[Any, Any]
 
@@ -75,7 +75,7 @@ def scan() -> Iterator[tuple[str, float]]:
     eighths = [Fraction(n, 8) for n in range(4, 17)]
     pairs = [(a, b) for a, b in product(eighths, repeat=2) if a <= Fraction(3, 4) and a < b]
     for a, b in [(Fraction(1), Fraction(2)), *pairs]:
-        found = toom_cook.make_transforms((Fraction(0), a, -a, b, -b), 4)
+        found = winograd_transforms.make_transforms((Fraction(0), a, -a, b, -b), 4)
         down, kernel, up = (
             np.array([[float(c) for c in row] for row in part])
             for part in (found.x, found.w, found.y)

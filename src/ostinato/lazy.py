@@ -5,9 +5,9 @@ runs it once should not have to import the rest. Where a module is of use to few
 the two kinds of readers need it::
 
     if TYPE_CHECKING:
-        from ostinato.lower import topk
+        from ostinato.backends.cpu.rules import topk
     else:
-        topk = LazyModule("ostinato.lower.topk")
+        topk = LazyModule("ostinato.backends.cpu.rules.topk")
 """
 
 from __future__ import annotations

@@ -461,7 +461,7 @@ x, w = g.input("x", (4, 64)), g.param("w", (64, 32), value=np.ones((64, 32), np.
 g.set_outputs([g.relu(x @ w)])
 compiled = ost.Session("cpu").compile(g)
 assert (compiled.run({"x": np.ones((4, 64), np.float32)})[0] == 64).all()
-parts = ("passes", "lower", "codegen.llvm.", "reference", "tools")
+parts = ("passes", "lower", "backends.cpu.llvm.", "backends.cpu.rules", "reference", "tools")
 loaded = [n for n in sys.modules if n.startswith(tuple(f"ostinato.{part}" for part in parts))]
 loaded += [n for n in sys.modules if n.startswith("llvmlite.")]
 print(*loaded)
@@ -474,9 +474,9 @@ def test_a_warm_start_imports_no_compiler(tmp_path):
         command = [sys.executable, "-c", START]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     allowed = {
-        "ostinato.codegen.llvm.toolchain",
-        "ostinato.codegen.llvm.machine",
-        "ostinato.codegen.llvm.unlocked",
+        "ostinato.backends.cpu.llvm.toolchain",
+        "ostinato.backends.cpu.llvm.machine",
+        "ostinato.backends.cpu.llvm.concurrent",
         "llvmlite._version",
     }
     assert set(done.stdout.split()) <= allowed

@@ -18,10 +18,10 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cpu import compilation, stored
 from ostinato.backends.cpu.compiler import KernelCompiler
+from ostinato.backends.cpu.llvm.machine import machine
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.cache.fingerprint import object_key
 from ostinato.cache.objects import ObjectCache
-from ostinato.codegen.llvm.machine import machine
-from ostinato.codegen.llvm.toolchain import TargetSpec
 
 X = np.linspace(-1, 1, 3 * 37, dtype=np.float32).reshape(3, 37)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.lower.leading_rows import LeadingRows
+from ostinato.backends.cpu.partial_launch import LeadingRows
 
 UPPER = 24
 

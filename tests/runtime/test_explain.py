@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.lower.regions import Refusal
+from ostinato.lower.fusion.regions import Refusal
 from ostinato.passes.base import Event
 from ostinato.plan.report import CompileReport, KernelNote, NodeNote
 

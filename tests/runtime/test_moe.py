@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu.choices import CAPABILITIES
+from ostinato.backends.cpu.capabilities import CAPABILITIES
 from ostinato.passes.pipeline import run_passes
 
 Array = np.ndarray[Any, Any]

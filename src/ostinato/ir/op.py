@@ -25,9 +25,25 @@ class Op(ABC):
 
     Attributes:
         name: the canonical name in the IR and in the text form.
+        weight_operands: positions of the operands that are usually weights, which kernels may
+            bring into a form of their own, element by element, before they use them.
+        fuses_horizontally: whether nodes with the same other operands may share a kernel.
+        takes_epilogue: whether elementwise readers may be computed where the result is stored.
+        writes_subviews: whether a kernel can store the result within a larger one.
+        reads_once: whether a kernel reads each element of its operands about once, in whatever
+            order, so that it may as well compute them.
+        updates_operand: whether the result is the first operand with some elements changed.
+        reduces: whether the result is made of all elements along the axes ``axis``.
     """
 
     name: ClassVar[str]
+    weight_operands: ClassVar[tuple[int, ...]] = ()
+    fuses_horizontally: ClassVar[bool] = False
+    takes_epilogue: ClassVar[bool] = False
+    writes_subviews: ClassVar[bool] = False
+    reads_once: ClassVar[bool] = False
+    updates_operand: ClassVar[bool] = False
+    reduces: ClassVar[bool] = False
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:

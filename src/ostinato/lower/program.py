@@ -1,11 +1,11 @@
-"""What lowering gives: kernels, the buffers they use, and the order in which they run."""
+"""The result of lowering: kernels, the buffers they use, and the order in which they run."""
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from ostinato.lower.views import linear_index
+from ostinato.lower.loopir.views import linear_index
 from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
-    from ostinato.lower.grouping import Routing
-    from ostinato.lower.loops import Arg
-    from ostinato.lower.waves import StoredExperts
+    from ostinato.lower.loopir.kernel import Kernel
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["Call", "Kernel", "Layout", "LoweredBuffer", "Program", "Role"]
+__all__ = ["Call", "Layout", "LoweredBuffer", "Program", "Role"]
 
 
 class Role(enum.Enum):
-    """Who owns a buffer's memory, and for how long."""
+    """The owner of a buffer's memory, and its lifetime."""
 
     INPUT = "input"  #: given at each run
     OUTPUT = "output"  #: handed to the user after each run
@@ -39,7 +37,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where a value's elements stand in memory, when that is not C order in memory of their own.
+    """The order of a value's elements in memory, when that is not C order in memory of their own.
 
     Attributes:
         order: the value's axes, outermost in memory first.
@@ -80,7 +78,7 @@ class LoweredBuffer:
     home: LoweredBuffer | None = None
 
     def offset(self, shape: Sequence[Dim], indices: Sequence[Dim]) -> Dim:
-        """Where in memory the element at ``indices`` of what it holds, of ``shape``, stands."""
+        """The offset of the element at ``indices`` of what it holds, which is of ``shape``."""
         if self.layout is None:
             return linear_index(shape, indices)
         return self.layout.offset(indices)
@@ -93,40 +91,12 @@ class LoweredBuffer:
         return f"<{self.role.value} {self.name} {self.type}>"
 
 
-class Kernel(Protocol):
-    """What every kind of kernel says of itself; what it computes is for its renderer to read."""
-
-    @property
-    def args(self) -> tuple[Arg, ...]:
-        """The buffers, in the order of the kernel's ``buffers``."""
-
-    @property
-    def variables(self) -> tuple[Symbol, ...]:
-        """The graph's Variables, in the order of the kernel's ``vars``."""
-
-    @property
-    def extent(self) -> Dim:
-        """How many steps its parallel range has."""
-
-    @property
-    def grain(self) -> int:
-        """How many of them are worth handing to a thread together."""
-
-    @property
-    def parallel(self) -> bool:
-        """Whether they may run at the same time and in any order."""
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Memory that it needs for each thread."""
-
-
 @dataclass(eq=False)
 class Call:
     """One kernel applied to buffers.
 
     Attributes:
-        kernel: what to compute.
+        kernel: the computation.
         buffers: one per kernel argument; ``kernel.args`` says which are read and written.
         nodes: labels of the graph nodes that it computes.
         title: what it does, in a word or two (``"matmul+gelu"``).
@@ -159,8 +129,7 @@ class Program:
         next_states: by state name, the buffer that holds the state's next value; the state's own
             buffer where it is updated in place.
         variables: the graph's Variables, in the order of the kernels' ``vars``.
-        routings: where runs leave which rows went to which experts.
-        stored_experts: the layers whose experts are in a file.
+        kept: buffers of a run that every run writes, and that keep their contents until the next.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -171,5 +140,4 @@ class Program:
     outputs: dict[str, LoweredBuffer] = field(default_factory=dict)
     next_states: dict[str, LoweredBuffer] = field(default_factory=dict)
     variables: tuple[Symbol, ...] = ()
-    routings: list[Routing] = field(default_factory=list)
-    stored_experts: list[StoredExperts] = field(default_factory=list)
+    kept: frozenset[LoweredBuffer] = frozenset()

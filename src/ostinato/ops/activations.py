@@ -48,6 +48,7 @@ class Relu(Elementwise):
     """``max(x, 0)``, of integers too."""
 
     name = "relu"
+    short = True
     domain = "numeric"
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
@@ -68,6 +69,7 @@ class LeakyRelu(Activation):
     """``x`` above zero, ``alpha * x`` below."""
 
     name = "leaky_relu"
+    short = True
     parameters = ("alpha",)
     cost = 2
 

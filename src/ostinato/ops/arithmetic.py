@@ -35,12 +35,14 @@ class Neg(Primitive):
     """``-x``; unsigned integers wrap."""
 
     name = "neg"
+    short = True
 
 
 class Abs(Primitive):
     """The absolute value; the least signed integer wraps to itself."""
 
     name = "abs"
+    short = True
 
 
 class Sign(Primitive):
@@ -53,6 +55,7 @@ class Square(Primitive):
     """``x * x``."""
 
     name = "square"
+    short = True
 
 
 class Reciprocal(FloatFunction):
@@ -107,12 +110,14 @@ class Sqrt(FloatFunction):
     """The square root; NaN below zero."""
 
     name = "sqrt"
+    short = True
 
 
 class Rsqrt(FloatFunction):
     """``1 / sqrt(x)``."""
 
     name = "rsqrt"
+    short = True
 
 
 class Sin(FloatFunction):
@@ -203,24 +208,28 @@ class Floor(Rounding):
     """The greatest whole number that is not above ``x``."""
 
     name = "floor"
+    short = True
 
 
 class Ceil(Rounding):
     """The least whole number that is not below ``x``."""
 
     name = "ceil"
+    short = True
 
 
 class Round(Rounding):
     """The nearest whole number, halves to even."""
 
     name = "round"
+    short = True
 
 
 class Trunc(Rounding):
     """The whole number next to ``x`` towards zero."""
 
     name = "trunc"
+    short = True
 
 
 class Binary(Primitive):
@@ -239,24 +248,28 @@ class Add(Binary):
     """``x + y``."""
 
     name = "add"
+    short = True
 
 
 class Subtract(Binary):
     """``x - y``."""
 
     name = "subtract"
+    short = True
 
 
 class Multiply(Binary):
     """``x * y``."""
 
     name = "multiply"
+    short = True
 
 
 class Divide(FloatBinary):
     """True division: integers give float32."""
 
     name = "divide"
+    short = True
 
 
 class FloorDivide(Binary):
@@ -287,12 +300,14 @@ class Maximum(Binary):
     """The greater of two; NaN where either is NaN."""
 
     name = "maximum"
+    short = True
 
 
 class Minimum(Binary):
     """The lesser of two; NaN where either is NaN."""
 
     name = "minimum"
+    short = True
 
 
 class Atan2(FloatBinary):

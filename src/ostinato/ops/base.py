@@ -119,6 +119,7 @@ class Elementwise(Op):
             ``"bool"``, or ``"float"`` (integers are computed as float32).
         domain: which operand kinds are accepted.
         cost: floating point operations per element, for reports.
+        short: whether it takes a few instructions; others are polynomials and the like.
         parameters: the names of the op's attributes, all of which are numbers unless
             ``check_attrs`` says otherwise.
     """
@@ -127,6 +128,7 @@ class Elementwise(Op):
     result: ClassVar[Literal["same", "bool", "float"]] = "same"
     domain: ClassVar[Domain] = "any"
     cost: ClassVar[int] = 1
+    short: ClassVar[bool] = False
     parameters: ClassVar[tuple[str, ...]] = ()
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:

@@ -36,6 +36,9 @@ class Conv(Op):
     """
 
     name = "conv"
+    weight_operands = (1,)
+    takes_epilogue = True
+    writes_subviews = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         x, w = _check_operands(self, operands, attrs)

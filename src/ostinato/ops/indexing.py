@@ -43,6 +43,7 @@ class Take(Op):
     """The slices of ``x`` along ``axis`` at ``indices``, whose shape replaces that axis."""
 
     name = "take"
+    reads_once = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 2)
@@ -161,6 +162,7 @@ class DynamicUpdateSlice(Op):
     """``x`` with the block that starts where the integer scalars say replaced by ``update``."""
 
     name = "dynamic_update_slice"
+    updates_operand = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect(len(operands) >= 2, "takes a tensor, an update, and the start of each axis")
@@ -195,6 +197,7 @@ class Scatter(Op):
     """
 
     name = "scatter"
+    updates_operand = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 3)
@@ -226,6 +229,7 @@ class ScatterNd(Op):
     """``x`` with slices ``updates`` combined in at the index vectors of ``indices``' last axis."""
 
     name = "scatter_nd"
+    updates_operand = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 3)

@@ -24,6 +24,9 @@ class Matmul(Op):
     """
 
     name = "matmul"
+    weight_operands = (1,)
+    fuses_horizontally = True
+    takes_epilogue = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 2)

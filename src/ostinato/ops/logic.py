@@ -26,36 +26,42 @@ class Equal(Comparison):
     """``x == y``."""
 
     name = "equal"
+    short = True
 
 
 class NotEqual(Comparison):
     """``x != y``."""
 
     name = "not_equal"
+    short = True
 
 
 class Less(Comparison):
     """``x < y``."""
 
     name = "less"
+    short = True
 
 
 class LessEqual(Comparison):
     """``x <= y``."""
 
     name = "less_equal"
+    short = True
 
 
 class Greater(Comparison):
     """``x > y``."""
 
     name = "greater"
+    short = True
 
 
 class GreaterEqual(Comparison):
     """``x >= y``."""
 
     name = "greater_equal"
+    short = True
 
 
 class FloatTest(Primitive):
@@ -69,6 +75,7 @@ class IsNan(FloatTest):
     """Whether ``x`` is NaN."""
 
     name = "isnan"
+    short = True
 
 
 class IsInf(FloatTest):
@@ -94,12 +101,14 @@ class LogicalNot(Logical):
     """``not x``."""
 
     name = "logical_not"
+    short = True
 
 
 class LogicalAnd(Logical):
     """``x and y``."""
 
     name = "logical_and"
+    short = True
     arity = 2
 
 
@@ -107,6 +116,7 @@ class LogicalOr(Logical):
     """``x or y``."""
 
     name = "logical_or"
+    short = True
     arity = 2
 
 
@@ -114,6 +124,7 @@ class LogicalXor(Logical):
     """``x != y``, for truth values."""
 
     name = "logical_xor"
+    short = True
     arity = 2
 
 
@@ -127,12 +138,14 @@ class BitwiseInvert(Bitwise):
     """Every bit flipped."""
 
     name = "bitwise_invert"
+    short = True
 
 
 class BitwiseAnd(Bitwise):
     """Bits set in both."""
 
     name = "bitwise_and"
+    short = True
     arity = 2
 
 
@@ -140,6 +153,7 @@ class BitwiseOr(Bitwise):
     """Bits set in either."""
 
     name = "bitwise_or"
+    short = True
     arity = 2
 
 
@@ -147,6 +161,7 @@ class BitwiseXor(Bitwise):
     """Bits set in one alone."""
 
     name = "bitwise_xor"
+    short = True
     arity = 2
 
 
@@ -173,6 +188,7 @@ class Where(Elementwise):
     """``x`` where a bool condition holds, else ``y``."""
 
     name = "where"
+    short = True
     arity = 3
 
     def common_dtype(self, *dtypes: DType) -> DType:
@@ -198,6 +214,7 @@ class Cast(Primitive):
     """
 
     name = "cast"
+    short = True
     parameters = ("dtype",)
     domain = "any"
 
@@ -213,6 +230,7 @@ class Clip(Elementwise):
     """``x`` limited to ``min..max``, either of which may be ``None``; NaN stays NaN."""
 
     name = "clip"
+    short = True
     parameters = ("min", "max")
     domain = "numeric"
     cost = 2

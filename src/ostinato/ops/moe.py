@@ -63,6 +63,7 @@ class GroupedMatmul(Composite):
     """
 
     name = "grouped_matmul"
+    takes_epilogue = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 3)
@@ -105,6 +106,7 @@ class ExpertMlp(Op):
     """
 
     name = "expert_mlp"
+    takes_epilogue = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 5, 6)

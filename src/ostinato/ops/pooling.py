@@ -33,6 +33,9 @@ class Pool(Op):
     ``(low, high)``, ``dilation``; and ``ceil_mode``: whether a last window may hang over the end.
     """
 
+    takes_epilogue = True
+    writes_subviews = True
+
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 1)
         (x,) = operands

@@ -64,6 +64,9 @@ class IntegerMatmul(Op):
     """
 
     name = "integer_matmul"
+    weight_operands = (1,)
+    fuses_horizontally = True
+    takes_epilogue = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 2)
@@ -130,6 +133,9 @@ class BlockwiseMatmul(Op):
     """
 
     name = "blockwise_matmul"
+    weight_operands = (2, 3)
+    fuses_horizontally = True
+    takes_epilogue = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 4)

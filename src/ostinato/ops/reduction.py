@@ -73,6 +73,11 @@ class Reduces(Op):
 class Reduction(Reduces):
     """A reduction that every array namespace has under the op's own name."""
 
+    takes_epilogue = True
+    writes_subviews = True
+    reads_once = True
+    reduces = True
+
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         reduce = getattr(xp, self.name)
         return reduce(operands[0], axis=attrs["axis"], keepdims=attrs["keepdims"])
@@ -144,6 +149,10 @@ class AllTrue(Truth):
 
 class Arg(Op):
     """The int64 index along ``axis`` of the first extreme element; the first NaN wins."""
+
+    takes_epilogue = True
+    writes_subviews = True
+    reduces = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 1)

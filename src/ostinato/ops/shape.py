@@ -154,6 +154,8 @@ class Concat(Op):
     """Operands of one dtype, end to end along ``axis``."""
 
     name = "concat"
+    reads_once = True
+    writes_subviews = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect(bool(operands), "takes at least one operand")
@@ -179,6 +181,7 @@ class Pad(Op):
     """``before`` and ``after`` elements of ``value`` added around each axis."""
 
     name = "pad"
+    reads_once = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 1)

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.ir.graph import BaseGraph, Value
-    from ostinato.lower.program import Call, Kernel, LoweredBuffer, Program
+    from ostinato.lower.loopir.kernel import Kernel
+    from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.plan.buffer import Buffer
     from ostinato.plan.prepared import KernelCode, PreparedOp
     from ostinato.plan.values import Origin

@@ -124,9 +124,9 @@ def arena_placement(
             if buffer.role is Role.TEMP:
                 first.setdefault(buffer, step)
                 last[buffer] = step
-    for routing in program.routings:  # to be read after the run
-        if routing.groups in last:
-            last[routing.groups] = len(program.calls) - 1
+    for buffer in program.kept:
+        if buffer in last:
+            last[buffer] = len(program.calls) - 1
     buffers = list(first)
     lifetimes = [Lifetime(b.nbytes, first[b], last[b]) for b in buffers]
     return place(lifetimes, apart=apart), buffers

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ostinato.errors import InputError, PlanError
 from ostinato.lazy import LazyModule
-from ostinato.lower.directing import directing_arguments, listed_rows
 from ostinato.plan.buffer import Buffer
 from ostinato.plan.hazards import overlap
 from ostinato.records import dataclass, field
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.ir.types import TensorType
-    from ostinato.lower import text, traffic
-    from ostinato.lower.grouping import GroupLayout
-    from ostinato.lower.program import Call, Kernel, LoweredBuffer
+    from ostinato.lower.loopir import text, traffic
+    from ostinato.lower.loopir.kernel import Kernel
+    from ostinato.lower.program import Call, LoweredBuffer
     from ostinato.variables import Dim, Symbol
 else:
-    text = LazyModule("ostinato.lower.text")
-    traffic = LazyModule("ostinato.lower.traffic")
+    text = LazyModule("ostinato.lower.loopir.text")
+    traffic = LazyModule("ostinato.lower.loopir.traffic")
 
 __all__ = [
     "Argument",
@@ -212,7 +211,7 @@ class KernelCall(PreparedOp):
 
     @cached_property
     def bytes(self) -> Dim:
-        """Bytes that it reads and writes; see :func:`ostinato.lower.traffic.traffic`."""
+        """Bytes that it reads and writes; see :func:`ostinato.lower.loopir.traffic.traffic`."""
         return traffic.traffic(self.kernel.kernel, [buffer.type for buffer in self.buffers])
 
     def work(self, sizes: Mapping[str, int]) -> tuple[int, int]:
@@ -293,9 +292,9 @@ def check_ops(ops: Sequence[PreparedOp], variables: Sequence[Symbol]) -> None:
     Raises:
         PlanError: an op writes a buffer that is not for ops to write; or a kernel takes other
             Variables, or more values of one than its code was compiled for; or it is directed
-            (:mod:`ostinato.lower.directing`) by a buffer that may hold anything.
+            (see :attr:`Kernel.directing`) by a buffer that may hold anything.
     """
-    lists: list[tuple[Buffer, GroupLayout]] = []
+    lists: list[tuple[Buffer, object]] = []
     for op in ops:
         for buffer in op.writes:
             try:
@@ -307,13 +306,13 @@ def check_ops(ops: Sequence[PreparedOp], variables: Sequence[Symbol]) -> None:
             _check_directing(op, lists)
         if lists:
             lists = [known for known in lists if not any(overlap(known[0], w) for w in op.writes)]
-        if isinstance(op, KernelCall) and (found := listed_rows(op.kernel.kernel)):
+        if isinstance(op, KernelCall) and (found := op.kernel.kernel.listing):
             lists.append((op.buffers[found[0]], found[1]))
 
 
-def _check_directing(op: KernelCall, lists: Sequence[tuple[Buffer, GroupLayout]]) -> None:
+def _check_directing(op: KernelCall, lists: Sequence[tuple[Buffer, object]]) -> None:
     """Check what directs a kernel: the buffer that it was compiled with, or a list just written."""
-    for position, layout in directing_arguments(op.kernel.kernel).items():
+    for position, layout in op.kernel.kernel.directing.items():
         buffer = op.buffers[position]
         fixed = op.kernel.fixed.get(position)
         if fixed is not None and _start(buffer) == _start(fixed):

@@ -12,7 +12,7 @@ from ostinato.records import dataclass, field
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ostinato.lower.regions import Refusal
+    from ostinato.lower.fusion.regions import Refusal
     from ostinato.passes.base import Event
 
 __all__ = ["CompileReport", "KernelNote", "NodeNote", "and_more"]

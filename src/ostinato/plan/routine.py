@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.ir.types import TensorType
-    from ostinato.lower.program import Kernel, LoweredBuffer, Program
+    from ostinato.lower.loopir.kernel import Kernel
+    from ostinato.lower.program import LoweredBuffer, Program
     from ostinato.plan.buffer import Buffer
     from ostinato.plan.prepared import KernelCode
     from ostinato.variables import Dim

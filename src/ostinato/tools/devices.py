@@ -37,8 +37,8 @@ def _why_not(device: Device) -> str:
 def _cpu() -> dict[str, Any]:
     import llvmlite
 
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.cache.store import default_directory
-    from ostinato.codegen.llvm.toolchain import TargetSpec
 
     target = TargetSpec.host()
     features = [f[1:] for f in target.features.split(",") if f.startswith("+")]

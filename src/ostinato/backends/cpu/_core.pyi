@@ -90,17 +90,17 @@ Argument 0 is memory of an :class:`Arena`; it takes pages again when it is writt
 """
 
 copy_kernel: int
-"""Address of the kernel of :class:`~ostinato.lower.copying.Copying`.
+"""Address of the kernel of :class:`~ostinato.backends.cpu.rules.copy.Copying`.
 
 Its plan is described in ``csrc/copying.h``; that it stays within the buffers is the caller's
 promise.
 """
 
 choose_experts_kernel: int
-"""Address of the kernel of :class:`~ostinato.lower.fetching.Choosing`."""
+"""Address of the kernel of :class:`~ostinato.backends.cpu.rules.expert_staging.Choosing`."""
 
 fetch_experts_kernel: int
-"""Address of the kernel of :class:`~ostinato.lower.fetching.Fetching`.
+"""Address of the kernel of :class:`~ostinato.backends.cpu.rules.expert_staging.Fetching`.
 
 Its source is described in ``csrc/experts.h``: the file, and where in it the matrices are, are the
 caller's promise; what can not be read is counted there.

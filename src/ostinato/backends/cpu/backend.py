@@ -10,22 +10,22 @@ from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
 from ostinato.backends.cpu.host import usable_processors
+from ostinato.backends.cpu.llvm.machine import load_ahead
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.stored import StoredProgram
-from ostinato.codegen.llvm.machine import load_ahead
-from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.base import Capabilities
+    from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
+    from ostinato.backends.cpu.rules.table import CpuLowering
     from ostinato.backends.device import Device
     from ostinato.backends.experts import ExpertsInFile
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import ExpertTensor, ParamSource
-    from ostinato.lower.lowering import LoweringOptions
-    from ostinato.lower.products import Tiling
     from ostinato.ops.builder import Graph
 
 __all__ = ["CpuBackend"]
@@ -51,7 +51,7 @@ class CpuBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:
-        from ostinato.backends.cpu.choices import CAPABILITIES
+        from ostinato.backends.cpu.capabilities import CAPABILITIES
 
         return CAPABILITIES
 
@@ -95,13 +95,13 @@ class CpuBackend(Backend):
         experts: ExpertsInFile | None = None,
     ) -> CpuExecutable:
         """Compile, wherever that leads."""
-        from ostinato.backends.cpu.choices import lowering_options
+        from ostinato.backends.cpu.capabilities import lowering_options
 
         target = TargetSpec.named(options.target)
         lowering = lowering_options(options, target, self._tuner(options, target))
         tensors: Mapping[str, ExpertTensor] = {}
         if experts is not None:
-            from ostinato.lower.waves import ExpertStore
+            from ostinato.backends.cpu.rules.offload import ExpertStore
 
             tensors = experts.tensors
             transposed = {name: tensor.transposed for name, tensor in tensors.items()}
@@ -109,12 +109,12 @@ class CpuBackend(Backend):
             lowering = replace(lowering, experts=store)
         return self._executable(graph, params, options, lowering, progress, tensors)
 
-    def _tuner(self, options: CompileOptions, target: TargetSpec) -> Tiling | None:
+    def _tuner(self, options: CompileOptions, target: TargetSpec) -> ChooseTiles | None:
         if not options.tune:
             return None
-        from ostinato.backends.cpu.tuning import Tuner
+        from ostinato.backends.cpu.tuner import Tuner
 
-        def build(graph: Graph, lowering: LoweringOptions) -> CpuExecutable:
+        def build(graph: Graph, lowering: CpuLowering) -> CpuExecutable:
             return self._executable(graph, graph.param_values.sources, options, lowering)
 
         return Tuner(build, options, target, self.threads)
@@ -124,7 +124,7 @@ class CpuBackend(Backend):
         graph: BaseGraph,
         params: Mapping[str, ParamSource],
         options: CompileOptions,
-        lowering: LoweringOptions,
+        lowering: CpuLowering,
         progress: Progress | None = None,
         experts: Mapping[str, ExpertTensor] | None = None,
     ) -> CpuExecutable:

@@ -1,4 +1,4 @@
-"""The way of a graph through passes, lowering and code generation, and what comes out."""
+"""Compilation of a graph: passes, lowering, code generation and memory."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.backends.cpu.choices import CAPABILITIES
-from ostinato.backends.cpu.compiler import KernelCompiler, MachineCode, ReadyKernel
-from ostinato.backends.cpu.image import (
+from ostinato.backends.common.buffer_layout import BufferLayout
+from ostinato.backends.common.program_image import (
     External,
-    Image,
     ObjectCode,
     ParamPlace,
-    Preparation,
     RoutingPlace,
+    Slot,
     StatePlace,
-    Step,
 )
-from ostinato.backends.cpu.layout import Layout
-from ostinato.backends.cpu.memory import Slot
+from ostinato.backends.cpu.capabilities import CAPABILITIES
+from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
+from ostinato.backends.cpu.image import Image, Preparation, Step
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.cache.objects import process_cache
-from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.ir.facts import graph_facts, least_values
 from ostinato.ir.leaves import LEAVES
-from ostinato.lower.lowering import lower
 from ostinato.lower.program import Role
 from ostinato.passes.decompose import REWROTE
 from ostinato.passes.pipeline import run_passes
@@ -39,12 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ostinato.backends.base import Progress
+    from ostinato.backends.cpu.rules.offload import StoredExperts
+    from ostinato.backends.cpu.rules.table import CpuLowering, CpuProgram
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
-    from ostinato.lower.lowering import LoweringOptions
-    from ostinato.lower.program import Call, LoweredBuffer, Program
-    from ostinato.lower.waves import StoredExperts
+    from ostinato.lower.program import Call, LoweredBuffer
 
 __all__ = ["Compilation", "compile_graph"]
 
@@ -63,9 +61,9 @@ class Compilation:
         least: by Variable, the least value that the graph can do with, where that is known.
     """
 
-    program: Program
+    program: CpuProgram
     code: MachineCode
-    layout: Layout
+    layout: BufferLayout
     passing: frozenset[LoweredBuffer]
     origin: Origin
     report: CompileReport
@@ -79,7 +77,7 @@ class Compilation:
 
     @cached_property
     def image(self) -> Image:
-        """What a run needs of it."""
+        """The compiled program: all that a run needs."""
         program, layout = self.program, self.layout
         return Image(
             objects=tuple(ObjectCode(key, tuple(s)) for key, s in self.code.objects.items()),
@@ -110,11 +108,11 @@ class Compilation:
 
     def _step(self, call: Call) -> Step:
         code = self.code.kernel(call.kernel)
-        ready = isinstance(code, ReadyKernel)
+        builtin = isinstance(code, BuiltinKernel)
         extent, extent_address, grain, scratch_bytes, parallel = code.launch
         return Step(
-            f"{code.name}_kernel" if ready else code.name,
-            ready,
+            f"{code.name}_kernel" if builtin else code.name,
+            builtin,
             tuple(self._place(buffer) for buffer in call.buffers),
             extent,
             extent_address != 0,
@@ -161,7 +159,7 @@ class Compilation:
 def compile_graph(
     graph: BaseGraph,
     options: CompileOptions,
-    lowering: LoweringOptions,
+    lowering: CpuLowering,
     device: Device,
     progress: Progress | None = None,
     *,
@@ -186,29 +184,30 @@ def compile_graph(
             verify=options.verify,
         )
     with report.timed("lowering"):
-        program, report.refused = lower(lowered, lowering)
+        program, report.refused = lower_for_cpu(lowered, lowering)
     with report.timed("code"):
         code = _compile_kernels(program, target, report, progress)
     _describe(lowered, program, code, report)
     with report.timed("memory"):
         passing = passing_params(program)
-        layout = Layout.of(program, passing, apart=options.keep_intermediates)
+        experts = [b for layer in program.stored_experts for b in layer.buffers]
+        apart = options.keep_intermediates
+        layout = BufferLayout.of(program, passing, experts, apart=apart)
     origin = Origin(graph if built is None else built, lowered)
     least = least_values(graph_facts(graph))
     return Compilation(program, code, layout, passing, origin, report, least)
 
 
 def _compile_kernels(
-    program: Program,
+    program: CpuProgram,
     target: TargetSpec,
     report: CompileReport,
     progress: Progress | None,
 ) -> MachineCode:
     cache = process_cache()
     before = replace(cache.counters)
-    kernels = [call.kernel for call in (*program.prepare, *program.calls)]
     matrices = [m for layer in program.stored_experts for m in layer.matrices]
-    kernels += [matrix.packing.nest for matrix in matrices]
+    kernels = [*program.kernels, *(matrix.packing.nest for matrix in matrices)]
     externals = [*program.inputs.values(), *program.outputs.values()]
     sizes = [b.type.size * b.type.dtype.itemsize for b in externals]
     compiler = KernelCompiler(target, cache)
@@ -219,7 +218,9 @@ def _compile_kernels(
     return code
 
 
-def _describe(graph: BaseGraph, program: Program, code: MachineCode, report: CompileReport) -> None:
+def _describe(
+    graph: BaseGraph, program: CpuProgram, code: MachineCode, report: CompileReport
+) -> None:
     """Note which nodes of the final graph are in which kernel."""
     rewritten = {
         label: event.what.removeprefix(REWROTE)

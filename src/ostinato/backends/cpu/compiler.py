@@ -7,26 +7,27 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.host import usable_processors
+from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.cache.builds import build_all
 from ostinato.cache.fingerprint import object_key
-from ostinato.lower.text import kernel_text
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.base import Progress
+    from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec
     from ostinato.cache.objects import ObjectCache
-    from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
-    from ostinato.lower.program import Kernel
+    from ostinato.lower.loopir.kernel import Kernel
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["CompiledKernel", "KernelCompiler", "MachineCode", "ReadyKernel"]
+__all__ = ["BuiltinKernel", "CompiledKernel", "KernelCompiler", "MachineCode"]
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Where a kernel's code is.
+    """The address of a kernel's code, and what it was compiled from.
 
     Attributes:
         name: its symbol.
@@ -40,13 +41,13 @@ class CompiledKernel:
     name: str
     address: int
     extent_address: int
-    kernel: Kernel
+    kernel: CpuKernel
     target: TargetSpec
     linked: LinkedCode
 
     @cached_property
     def launch(self) -> tuple[int, int, int, int, bool]:
-        """How its rows are shared: what a step of the native core has after its arguments."""
+        """The launch: the part of a native step that follows its arguments."""
         kernel = self.kernel
         extent = kernel.extent if isinstance(kernel.extent, int) else 0
         return extent, self.extent_address, kernel.grain, kernel.scratch_bytes, kernel.parallel
@@ -54,20 +55,20 @@ class CompiledKernel:
     @property
     def source(self) -> str:
         """Its LLVM IR, before optimisation, rendered once more: objects are all that is kept."""
-        from ostinato.codegen.llvm import render
+        from ostinato.backends.cpu.llvm import render
 
         return str(render(self.kernel, self.name, self.target))
 
     @property
     def assembly(self) -> str:
         """Its machine code as text, compiled once more."""
-        from ostinato.codegen.llvm.toolchain import assembly
+        from ostinato.backends.cpu.llvm.toolchain import assembly
 
         return assembly(self.source, self.target)
 
 
 @dataclass(frozen=True)
-class ReadyKernel:
+class BuiltinKernel:
     """A kernel of the native core: nothing is generated for it.
 
     Attributes:
@@ -78,7 +79,7 @@ class ReadyKernel:
 
     name: str
     address: int
-    kernel: Kernel
+    kernel: CpuKernel
 
     @property
     def launch(self) -> tuple[int, int, int, int, bool]:
@@ -95,19 +96,10 @@ class ReadyKernel:
     assembly = None
 
 
-#: The native core's kernels by the name of the class that describes them, which may well never be
-#: imported: what they do, and their code.
-_READY = {
-    "Choosing": ("choose_experts", _core.choose_experts_kernel),
-    "Copying": ("copy", _core.copy_kernel),
-    "Fetching": ("fetch_experts", _core.fetch_experts_kernel),
-}
-
-
-def ready_kernel(kernel: Kernel) -> ReadyKernel | None:
+def builtin_kernel(kernel: CpuKernel) -> BuiltinKernel | None:
     """The code of a kernel that the native core has; ``None``: it has to be generated."""
-    found = _READY.get(type(kernel).__name__)
-    return None if found is None else ReadyKernel(*found, kernel)
+    name = kernel.builtin
+    return None if name is None else BuiltinKernel(name, getattr(_core, f"{name}_kernel"), kernel)
 
 
 class MachineCode:
@@ -122,7 +114,7 @@ class MachineCode:
         self,
         linked: LinkedCode | None,
         objects: Mapping[str, Sequence[str]],
-        names: dict[Kernel, str],
+        names: dict[CpuKernel, str],
         sizes: dict[Dim, str],
         target: TargetSpec,
     ) -> None:
@@ -132,10 +124,11 @@ class MachineCode:
         self._names = names
         self._sizes = sizes
 
-    def kernel(self, kernel: Kernel) -> CompiledKernel | ReadyKernel:
+    def kernel(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel:
         """The code of a kernel that was compiled, or that the core has."""
-        if ready := ready_kernel(kernel):
-            return ready
+        assert isinstance(kernel, CpuKernel)
+        if builtin := builtin_kernel(kernel):
+            return builtin
         assert self.linked is not None
         name = self._names[kernel]
         symbolic = not isinstance(kernel.extent, int)
@@ -162,17 +155,17 @@ class KernelCompiler:
 
     def compile(
         self,
-        kernels: Sequence[Kernel],
+        kernels: Sequence[CpuKernel],
         sizes: Sequence[Dim],
         variables: tuple[Symbol, ...],
         progress: Progress | None = None,
     ) -> MachineCode:
         """Machine code for every kernel, and a function for every symbolic size."""
-        from ostinato.backends.cpu.loading import load
+        from ostinato.backends.cpu.loader.link import load
 
-        names: dict[Kernel, str] = {}
-        builds: dict[str, tuple[str, Kernel]] = {}
-        generated = [kernel for kernel in dict.fromkeys(kernels) if ready_kernel(kernel) is None]
+        names: dict[CpuKernel, str] = {}
+        builds: dict[str, tuple[str, CpuKernel]] = {}
+        generated = [kernel for kernel in dict.fromkeys(kernels) if builtin_kernel(kernel) is None]
         for kernel in generated:
             text = kernel_text(kernel)
             names[kernel] = name = self._symbol(text)
@@ -184,7 +177,7 @@ class KernelCompiler:
         return MachineCode(linked, symbols, names, size_names, self.target)
 
     def _objects(
-        self, builds: dict[str, tuple[str, Kernel]], progress: Progress | None
+        self, builds: dict[str, tuple[str, CpuKernel]], progress: Progress | None
     ) -> dict[str, tuple[bytes, list[str]]]:
         """By symbol, a kernel's object, and all symbols in it."""
         # What takes long to describe takes long to compile: that comes first.
@@ -204,10 +197,10 @@ class KernelCompiler:
     def _symbol(self, text: str) -> str:
         return "k" + object_key(text, self.target.identity)
 
-    def _build(self, kernel: Kernel, name: str) -> Callable[[], bytes]:
+    def _build(self, kernel: CpuKernel, name: str) -> Callable[[], bytes]:
         """Render a kernel, which is Python's work; what is given compiles it, which is LLVM's."""
-        from ostinato.codegen.llvm import render
-        from ostinato.codegen.llvm.toolchain import compile_module
+        from ostinato.backends.cpu.llvm import render
+        from ostinato.backends.cpu.llvm.toolchain import compile_module
 
         text = str(render(kernel, name, self.target))
         return partial(compile_module, text, self.target)
@@ -229,8 +222,8 @@ class KernelCompiler:
         def build() -> bytes:
             from llvmlite import ir
 
-            from ostinato.codegen.llvm.kernel import define_extent
-            from ostinato.codegen.llvm.toolchain import compile_module
+            from ostinato.backends.cpu.llvm.kernel import define_extent
+            from ostinato.backends.cpu.llvm.toolchain import compile_module
 
             module = ir.Module(name)
             for size, symbol in names.items():

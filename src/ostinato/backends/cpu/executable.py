@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.base import Executable
+from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
-from ostinato.backends.cpu.memory import Slot, Tenancy
+from ostinato.backends.cpu.memory import Tenancy
 from ostinato.backends.cpu.originals import Originals, batches
 from ostinato.backends.cpu.routing import RoutingLog
 from ostinato.backends.cpu.submission import RELEASED, copy_step, discard_step
@@ -25,15 +26,16 @@ from ostinato.plan.order import ORDER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ostinato.backends.common.program_image import RoutingPlace
     from ostinato.backends.context import Context
     from ostinato.backends.cpu.compilation import Compilation
-    from ostinato.backends.cpu.image import Image, Preparation, RoutingPlace
-    from ostinato.codegen.llvm.toolchain import LinkedCode
+    from ostinato.backends.cpu.image import Image, Preparation
+    from ostinato.backends.cpu.llvm.toolchain import LinkedCode
+    from ostinato.backends.cpu.partial_launch import LeadingRows
+    from ostinato.backends.cpu.rules.offload import StoredExperts
     from ostinato.ir.facts import Fact
     from ostinato.ir.stored import ExpertTensor, ParamSource
-    from ostinato.lower.leading_rows import LeadingRows
     from ostinato.lower.program import LoweredBuffer
-    from ostinato.lower.waves import StoredExperts
     from ostinato.plan.buffer import Buffer, Storage
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.order import Accesses
@@ -482,7 +484,7 @@ class CpuExecutable(Executable):
         """For each step how far it runs, and what kernels read of that, as the core takes it."""
         if extent is None or extent[0] == extent[1]:
             return None
-        from ostinato.lower.leading_rows import LeadingRows
+        from ostinato.backends.cpu.partial_launch import LeadingRows
 
         actual, upper = extent
         if upper not in self._leading_rows:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.rules.offload import SOURCE_HEAD
 from ostinato.backends.cpu.submission import copy_step
 from ostinato.backends.experts import ExpertTransfers
-from ostinato.lower.waves import SOURCE_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.cpu.compiler import MachineCode
+    from ostinato.backends.cpu.rules.expert_staging import PiecePacking
+    from ostinato.backends.cpu.rules.offload import StoredExperts, StoredMatrix
     from ostinato.ir.stored import ExpertTensor
-    from ostinato.lower.fetching import PiecePacking
     from ostinato.lower.program import LoweredBuffer
-    from ostinato.lower.waves import StoredExperts, StoredMatrix
 
 __all__ = ["ExpertTier"]
 

@@ -1,33 +1,18 @@
-"""A compiled graph, reduced to the parts that a run needs.
-
-An image is made of numbers, strings and bytes. So it can be kept beside the kernels that it names,
-and the next process starts from it without importing, let alone running, passes and lowering.
-"""
+"""The CPU's compiled program: its steps are launches of the native core."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
 from ostinato.backends.cpu import _core
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.codegen.llvm.toolchain import LinkedCode
+    from ostinato.backends.cpu.llvm.toolchain import LinkedCode
 
-__all__ = [
-    "External",
-    "Image",
-    "ObjectCode",
-    "ParamPlace",
-    "Preparation",
-    "RoutingPlace",
-    "StatePlace",
-    "Step",
-]
-
-#: Elements of a tensor.
-Elements: TypeAlias = "bytes | memoryview"
+__all__ = ["Image", "Preparation", "Step"]
 
 
 class Step(NamedTuple):
@@ -38,7 +23,8 @@ class Step(NamedTuple):
         ready: whether it is one of the core's.
         arguments: ``(slot, offset)`` of each; of a param that has no place, ``(-1 - n, 0)``, where
             ``n`` is its position among the params.
-        extent, grain, scratch_bytes, parallel: see :class:`~ostinato.lower.program.Kernel`;
+        extent, grain, scratch_bytes, parallel: see
+            :class:`~ostinato.backends.cpu.rules.kernel.CpuKernel`;
             the extent is 0 where the code has a function that gives it.
         symbolic: whether it has.
     """
@@ -72,133 +58,15 @@ class Step(NamedTuple):
         return (address, arguments, *launch)
 
 
-class Preparation(NamedTuple):
-    """Steps that run, all of them or none, when one of these params was written."""
-
-    params: tuple[str, ...]
-    steps: tuple[Step, ...]
+#: Steps that run, all of them or none, when one of some params was written.
+Preparation: TypeAlias = ProgramPreparation[Step]
 
 
-class ParamPlace(NamedTuple):
-    """A param: how large it is, and where it lies; ``None``: it is not kept in its own form."""
+class Image(ProgramImage[Step]):
+    """A graph compiled for the CPU."""
 
-    nbytes: int
-    place: tuple[int, int] | None
-
-
-class StatePlace(NamedTuple):
-    """A state: its type, where it lies, and its elements before the first run.
-
-    Where all elements are the same, ``initial`` has one.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    place: tuple[int, int]
-    initial: Elements
-
-
-class External(NamedTuple):
-    """An input or an output: how large it may be, and the symbol of what gives its live size."""
-
-    nbytes: int
-    written: bool
-    size: str
-
-
-class RoutingPlace(NamedTuple):
-    """The place of the list of rows by expert after a run; see :mod:`ostinato.lower.grouping`.
-
-    Attributes:
-        node: the label of the layer.
-        per_token: the shape of the expert ids, without its first axis.
-        experts: how many there are.
-        first_row: where in the memory the list of rows starts.
-        offset, nbytes: of the memory, in the arena; its last two numbers are the extent.
-    """
-
-    node: str
-    per_token: tuple[int, ...]
-    experts: int
-    first_row: int
-    offset: int
-    nbytes: int
-
-
-class ObjectCode(NamedTuple):
-    """The key of an object in the cache, and the symbols wanted from it."""
-
-    key: str
-    symbols: tuple[str, ...]
-
-
-class Image(NamedTuple):
-    """A compiled graph.
-
-    Attributes:
-        objects: the kernels' code.
-        steps: of a run, in order.
-        preparations: what runs when params are written.
-        sizes: bytes by :class:`~ostinato.backends.cpu.memory.Slot`.
-        results: by output, where in the arena there is room for it.
-        intermediate_bytes: how much of the arena lives within a run.
-        constants: where in their slot, and what.
-        params, states: by name.
-        externals: inputs, then outputs.
-        variables: name and bounds of the Variables, in the order of the kernels' ``vars``.
-        routings: of the layers that choose experts, in order.
-    """
-
-    objects: tuple[ObjectCode, ...]
-    steps: tuple[Step, ...]
-    preparations: tuple[Preparation, ...]
-    sizes: tuple[int, ...]
-    results: tuple[int, ...]
-    intermediate_bytes: int
-    constants: tuple[tuple[int, Elements], ...]
-    params: dict[str, ParamPlace]
-    states: dict[str, StatePlace]
-    externals: tuple[External, ...]
-    variables: tuple[tuple[str, int, int], ...]
-    routings: tuple[RoutingPlace, ...]
+    __slots__ = ()
 
     @classmethod
-    def from_entry(cls, entry: tuple[object, ...]) -> Image:
-        """An image from what it was written as: tuples that have forgotten their names."""
-        image = cls(*entry)  # type: ignore[arg-type]
-        return image._replace(
-            objects=tuple(ObjectCode(*code) for code in image.objects),
-            steps=tuple(Step(*step) for step in image.steps),
-            preparations=tuple(
-                Preparation(params, tuple(Step(*step) for step in steps))
-                for params, steps in image.preparations
-            ),
-            params={name: ParamPlace(*place) for name, place in image.params.items()},
-            states={name: StatePlace(*place) for name, place in image.states.items()},
-            externals=tuple(External(*external) for external in image.externals),
-            routings=tuple(RoutingPlace(*place) for place in image.routings),
-        )
-
-    def entry(self) -> object:
-        """The tuples that :meth:`from_entry` takes."""
-        return _plain(self)
-
-    def runs_like(self, other: Image) -> bool:
-        """Whether a run of the other does the same, but for what constants hold.
-
-        Labels of layers do not matter: the text of a graph leaves some out.
-        """
-        return self._unlabelled() == other._unlabelled()
-
-    def _unlabelled(self) -> Image:
-        routings = tuple(place._replace(node="") for place in self.routings)
-        return self._replace(constants=(), routings=routings)
-
-
-def _plain(part: object) -> object:
-    """The same in tuples and bytes, which every process can read."""
-    if isinstance(part, tuple):
-        return tuple([_plain(item) for item in part])
-    if isinstance(part, dict):
-        return {key: _plain(item) for key, item in part.items()}
-    return bytes(part) if isinstance(part, memoryview) else part
+    def step_of(cls, entry: tuple[Any, ...]) -> Step:
+        return Step(*entry)

@@ -1,25 +1,13 @@
-"""The kinds of memory of a compiled graph, and that which clones share until one writes it."""
+"""Copy-on-write memory, which clones of a compiled graph share until one writes it."""
 
 from __future__ import annotations
 
 import weakref
-from enum import IntEnum
 
 from ostinato.backends.cpu import _core
 from ostinato.backends.turns import Turn
 
-__all__ = ["Slot", "Tenancy"]
-
-
-class Slot(IntEnum):
-    """The fixed slots of a native program; those of inputs and outputs come after them."""
-
-    ARENA = 0  #: what lives within a run, and results that nobody brought an array for
-    CONSTANTS = 1  #: shared by clones for good
-    WEIGHTS = 2  #: params and what is prepared from them; shared by clones until one writes
-    STATES = 3  #: what lives from run to run
-    IDLE = 4  #: how many rows kernels may leave out
-    PLACED = 5  #: experts that have places, and where
+__all__ = ["Tenancy"]
 
 
 class _Block:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.context import DECODE_VARIABLES
-from ostinato.backends.cpu.choices import CAPABILITIES, lowering_options
+from ostinato.backends.cpu.capabilities import CAPABILITIES, lowering_options
 from ostinato.backends.cpu.compiler import KernelCompiler
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.backends.options import CompileOptions
 from ostinato.cache.objects import process_cache
-from ostinato.codegen.llvm.toolchain import TargetSpec
-from ostinato.lower.lowering import lower
 from ostinato.passes.pipeline import run_passes
 from ostinato.plan.routine import Routine
 from ostinato.variables import Symbol
@@ -43,8 +43,9 @@ def compile_formula(formula: Formula, upload: Callable[[np.ndarray[Any, Any]], B
     graph, _ = run_passes(
         formula.graph(), capabilities=CAPABILITIES, optimize=not formula.elementwise
     )
-    program, _ = lower(graph, lowering_options(options, target), _kernel_variables(formula))
-    kernels = [call.kernel for call in (*program.prepare, *program.calls)]
+    settings = lowering_options(options, target)
+    program, _ = lower_for_cpu(graph, settings, _kernel_variables(formula))
+    kernels = program.kernels
     code = KernelCompiler(target, process_cache()).compile(kernels, (), program.variables)
     results = 0 if formula.in_place else len(formula.results)
     return Routine.of(program, len(formula.operands), results, code.kernel, upload)

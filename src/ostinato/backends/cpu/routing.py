@@ -12,8 +12,8 @@ from ostinato.backends.cpu.submission import copy_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ostinato.backends.common.program_image import RoutingPlace
     from ostinato.backends.cpu import _core
-    from ostinato.backends.cpu.image import RoutingPlace
 
 __all__ = ["RoutingLog"]
 

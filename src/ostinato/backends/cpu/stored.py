@@ -7,10 +7,10 @@ import weakref
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.image import Image
-from ostinato.backends.cpu.loading import load
+from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec
+from ostinato.backends.cpu.loader.link import load
 from ostinato.cache.fingerprint import entry_key
 from ostinato.cache.objects import process_cache
-from ostinato.codegen.llvm.toolchain import LinkedCode, TargetSpec
 from ostinato.errors import OstinatoError
 from ostinato.ir.deferred import deferred
 from ostinato.ir.record import GraphRecord
@@ -74,7 +74,7 @@ class StoredProgram:
 
     @functools.cached_property
     def _compiled(self) -> Compilation:
-        from ostinato.backends.cpu.choices import lowering_options
+        from ostinato.backends.cpu.capabilities import lowering_options
         from ostinato.backends.cpu.compilation import compile_graph
         from ostinato.ops.parser import parse_graph
 

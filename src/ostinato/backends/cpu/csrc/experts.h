@@ -29,7 +29,7 @@ typedef struct {
 } expert_source;
 
 /* choose_experts(choice, groups, places, chosen, fetched): of the parts in `groups`, laid out as
- * ostinato.lower.grouping.GroupLayout says, leaves in `chosen` those of one wave, with numbers of
+ * ostinato.backends.cpu.rules.group_rows.GroupLayout says, leaves in `chosen` those of one wave, with numbers of
  * places instead of experts. `places` has the place of every expert, or -1. In a wave of experts
  * without places, these are numbered from 0, and `fetched` lists them, -1 beyond the last. */
 void choose_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,

@@ -1,0 +1,1 @@
+"""Parts of a backend that are not one device's alone."""

@@ -1,0 +1,89 @@
+"""The addresses of a program's buffers: slots, and offsets in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.program_image import Slot
+from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.plan.memory import ALIGNMENT, Placement, arena_placement
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from ostinato.lower.program import Program
+
+__all__ = ["BufferLayout"]
+
+
+@dataclass(frozen=True)
+class BufferLayout:
+    """The slot and the offset of each buffer of a program.
+
+    Attributes:
+        places: by buffer, its slot and its offset there.
+        sizes: by fixed slot, its bytes.
+        results: by output, the offset in the arena of the place for a result that is not asked for.
+        placement: how buffers that live within a run share the arena.
+    """
+
+    places: Mapping[LoweredBuffer, tuple[int, int]]
+    sizes: tuple[int, ...]
+    results: tuple[int, ...]
+    placement: Placement
+
+    @staticmethod
+    def of(
+        program: Program,
+        passing: Collection[LoweredBuffer] = (),
+        resident: Iterable[LoweredBuffer] = (),
+        *,
+        apart: bool = False,
+    ) -> BufferLayout:
+        """The layout of a program. Buffers start on cache lines.
+
+        Args:
+            program: the buffers.
+            passing: params that have no place here.
+            resident: buffers that live as long as the program, whether or not calls use them.
+            apart: let no two buffers share memory.
+        """
+        placement, temps = arena_placement(program, apart=apart)
+        places = {
+            buffer: (int(Slot.ARENA), offset)
+            for buffer, offset in zip(temps, placement.offsets, strict=True)
+        }
+        outputs = program.outputs.values()
+        results, arena_bytes = _side_by_side(outputs, placement.arena_bytes)
+        sizes = [arena_bytes]
+        used = [b for call in (*program.prepare, *program.calls) for b in call.buffers]
+        lasting = [*program.params.values(), *program.states.values(), *resident]
+        owned = dict.fromkeys([*lasting, *used])
+        for slot, roles in (
+            (Slot.CONSTANTS, (Role.CONSTANT,)),
+            (Slot.WEIGHTS, (Role.PARAM, Role.PREPARED)),
+            (Slot.STATES, (Role.STATE,)),
+            (Slot.IDLE, (Role.IDLE,)),
+            (Slot.PLACED, (Role.PLACED,)),
+        ):
+            members = [b for b in owned if b.role in roles and b not in passing]
+            offsets, size = _side_by_side(members)
+            places.update((b, (int(slot), o)) for b, o in zip(members, offsets, strict=True))
+            sizes.append(size)
+        for number, buffer in enumerate((*program.inputs.values(), *outputs), len(Slot)):
+            places[buffer] = (number, 0)
+        return BufferLayout(places, tuple(sizes), tuple(results), placement)
+
+    def members(self, slot: Slot) -> list[tuple[LoweredBuffer, int]]:
+        """The buffers of a fixed slot, with their offsets."""
+        return [(b, offset) for b, (number, offset) in self.places.items() if number == slot]
+
+
+def _side_by_side(buffers: Iterable[LoweredBuffer], start: int = 0) -> tuple[list[int], int]:
+    """Offsets from ``start`` on, and where the last buffer ends."""
+    offsets = []
+    for buffer in buffers:
+        offsets.append(start)
+        start += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
+    return offsets, start

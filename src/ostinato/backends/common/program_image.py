@@ -1,0 +1,174 @@
+"""The compiled program: all that a run of a graph needs, without how it came about.
+
+An image is made of numbers, strings and bytes. So it can be kept beside the kernels that it names,
+and the next process starts from it without importing, let alone running, passes and lowering.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
+
+__all__ = [
+    "External",
+    "ObjectCode",
+    "ParamPlace",
+    "ProgramImage",
+    "ProgramPreparation",
+    "RoutingPlace",
+    "Slot",
+    "StatePlace",
+]
+
+S = TypeVar("S", bound=tuple[Any, ...])
+
+#: Elements of a tensor.
+Elements: TypeAlias = "bytes | memoryview"
+
+
+class Slot(IntEnum):
+    """The fixed slots of a program's memory; those of inputs and outputs come after them."""
+
+    ARENA = 0  #: what lives within a run, and results without an array of the caller's
+    CONSTANTS = 1  #: shared by clones for good
+    WEIGHTS = 2  #: params and what is prepared from them; shared by clones until one writes
+    STATES = 3  #: what lives from run to run
+    IDLE = 4  #: how many rows kernels may leave out
+    PLACED = 5  #: resident experts, and their slots
+
+
+class ProgramPreparation(NamedTuple, Generic[S]):
+    """Steps that run, all of them or none, when one of these params was written."""
+
+    params: tuple[str, ...]
+    steps: tuple[S, ...]
+
+
+class ParamPlace(NamedTuple):
+    """A param: how large it is, and where it lies; ``None``: it is not kept in its own form."""
+
+    nbytes: int
+    place: tuple[int, int] | None
+
+
+class StatePlace(NamedTuple):
+    """A state: its type, where it lies, and its elements before the first run.
+
+    Where all elements are the same, ``initial`` has one.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    place: tuple[int, int]
+    initial: Elements
+
+
+class External(NamedTuple):
+    """An input or an output: how large it may be, and the symbol of what gives its live size."""
+
+    nbytes: int
+    written: bool
+    size: str
+
+
+class RoutingPlace(NamedTuple):
+    """The place where a run leaves its routing: the list of rows by expert.
+
+    Attributes:
+        node: the label of the layer.
+        per_token: the shape of the expert ids, without its first axis.
+        experts: how many there are.
+        first_row: where in the memory the list of rows starts.
+        offset, nbytes: of the memory, in the arena; its last two numbers are the extent.
+    """
+
+    node: str
+    per_token: tuple[int, ...]
+    experts: int
+    first_row: int
+    offset: int
+    nbytes: int
+
+
+class ObjectCode(NamedTuple):
+    """The key of an object in the cache, and the symbols wanted from it."""
+
+    key: str
+    symbols: tuple[str, ...]
+
+
+class ProgramImage(NamedTuple, Generic[S]):
+    """A compiled graph, whose steps are of a device's own kind.
+
+    Attributes:
+        objects: the kernels' code.
+        steps: of a run, in order.
+        preparations: what runs when params are written.
+        sizes: bytes by :class:`Slot`.
+        results: by output, where in the arena there is room for it.
+        intermediate_bytes: how much of the arena lives within a run.
+        constants: where in their slot, and what.
+        params, states: by name.
+        externals: inputs, then outputs.
+        variables: name and bounds of the Variables, in the order of the kernels' ``vars``.
+        routings: of the layers that choose experts, in order.
+    """
+
+    objects: tuple[ObjectCode, ...]
+    steps: tuple[S, ...]
+    preparations: tuple[ProgramPreparation[S], ...]
+    sizes: tuple[int, ...]
+    results: tuple[int, ...]
+    intermediate_bytes: int
+    constants: tuple[tuple[int, Elements], ...]
+    params: dict[str, ParamPlace]
+    states: dict[str, StatePlace]
+    externals: tuple[External, ...]
+    variables: tuple[tuple[str, int, int], ...]
+    routings: tuple[RoutingPlace, ...]
+
+    @classmethod
+    def step_of(cls, entry: tuple[Any, ...]) -> S:
+        """A step from the plain tuple that it was written as."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_entry(cls, entry: tuple[object, ...]) -> Self:
+        """An image from its cache entry: tuples without names."""
+        image = cls(*entry)  # type: ignore[arg-type]
+        return image._replace(
+            objects=tuple(ObjectCode(*code) for code in image.objects),
+            steps=tuple(map(cls.step_of, image.steps)),
+            preparations=tuple(
+                ProgramPreparation(params, tuple(map(cls.step_of, steps)))
+                for params, steps in image.preparations
+            ),
+            params={name: ParamPlace(*place) for name, place in image.params.items()},
+            states={name: StatePlace(*place) for name, place in image.states.items()},
+            externals=tuple(External(*external) for external in image.externals),
+            routings=tuple(RoutingPlace(*place) for place in image.routings),
+        )
+
+    def entry(self) -> object:
+        """The cache entry that :meth:`from_entry` takes."""
+        return _plain(self)
+
+    def runs_like(self, other: Self) -> bool:
+        """Whether a run of the other does the same, but for what constants hold.
+
+        Labels of layers do not matter: the text of a graph leaves some out.
+        """
+        return self._unlabelled() == other._unlabelled()
+
+    def _unlabelled(self) -> Self:
+        routings = tuple(place._replace(node="") for place in self.routings)
+        return self._replace(constants=(), routings=routings)
+
+
+def _plain(part: object) -> object:
+    """The same in tuples and bytes, which every process can read."""
+    if isinstance(part, tuple):
+        return tuple([_plain(item) for item in part])
+    if isinstance(part, dict):
+        return {key: _plain(item) for key, item in part.items()}
+    return bytes(part) if isinstance(part, memoryview) else part

@@ -1,0 +1,71 @@
+"""The ops and dtypes that the CPU takes as they are, and the settings of its lowering."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.base import Capabilities
+from ostinato.backends.cpu.rules.table import LOWERED_OPS, CpuLowering
+from ostinato.backends.cpu.rules.tiles import RegisterFile
+from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16
+from ostinato.ir.leaves import LEAVES
+from ostinato.lower.fusion.regions import FusionOptions
+from ostinato.lower.loopir.builder import INDEX_OPS, POINTWISE
+from ostinato.lower.loopir.views import VIEWS
+from ostinato.lower.lowering import LoweringOptions
+from ostinato.ops.elementwise import ELEMENTWISE
+
+if TYPE_CHECKING:
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+    from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
+    from ostinato.backends.options import CompileOptions
+
+__all__ = ["CAPABILITIES", "lowering_options"]
+
+CAPABILITIES = Capabilities(
+    ops=frozenset({*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS}),
+    dtypes=frozenset(ALL_DTYPES),
+    padded_conv=False,
+    experts_in_file=True,
+)
+
+
+def lowering_options(
+    options: CompileOptions, target: TargetSpec, choose_tiles: ChooseTiles | None = None
+) -> CpuLowering:
+    """The settings of lowering for ``target`` under these switches.
+
+    Args:
+        choose_tiles: see :class:`~ostinato.backends.cpu.rules.table.CpuLowering`.
+    """
+    on = options.optimize
+    fusion = FusionOptions(
+        elementwise=on and options.elementwise_fusion,
+        epilogue=on and options.epilogue_fusion,
+        rowwise=on and options.rowwise_fusion,
+        products=on and options.product_fusion,
+    )
+    apart = options.keep_intermediates
+    return CpuLowering(
+        _registers(options, target),
+        LoweringOptions(
+            fusion,
+            channels_last=on and options.channels_last and not apart,
+            in_place=on and options.in_place and not apart,
+        ),
+        winograd=on and options.winograd,
+        builtin_copies=on,
+        choose_tiles=choose_tiles,
+    )
+
+
+def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
+    narrow = {BFLOAT16, *([FLOAT16] if target.has_half_conversions else [])}
+    wanted = frozenset(narrow) if options.narrow_weights else frozenset()
+    count = _vector_registers(target)
+    return RegisterFile(target.vector_bytes, count, wanted, target.has_byte_dots)
+
+
+def _vector_registers(target: TargetSpec) -> int:
+    """AVX-512 and 64-bit Arm have 32 vector registers, older x86 levels 16."""
+    return 16 if target.triple.startswith("x86") and target.vector_bytes < 64 else 32

@@ -1,0 +1,70 @@
+"""Sums of products of bytes, as the processor has them.
+
+``total[i] + Σ_j left[steps * i + j] * right[steps * i + j]`` in 32 bits, exactly, wrapping. Four at
+a time need AVX-512 VNNI or AVX-VNNI, whose instruction takes unsigned by signed bytes. Two at a
+time any x86 does, after widening to 16 bits; elsewhere they are multiplied one by one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llvmlite import ir
+
+from ostinato.backends.cpu.llvm.types import I16, I32, call_intrinsic
+
+if TYPE_CHECKING:
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+    from ostinato.dtypes import DType
+
+__all__ = ["add_products"]
+
+_MULTIPLY_PAIRS = {
+    4: "llvm.x86.sse2.pmadd.wd",
+    8: "llvm.x86.avx2.pmadd.wd",
+    16: "llvm.x86.avx512.pmaddw.d.512",
+}
+"""By lanes of the sum."""
+
+
+def add_products(
+    builder: ir.IRBuilder,
+    target: TargetSpec,
+    total: ir.Value,
+    factors: tuple[ir.Value, ir.Value],
+    dtypes: tuple[DType, DType],
+    steps: int,
+) -> ir.Value:
+    """``total``, a vector of i32, plus the products of ``steps`` bytes for each of its lanes.
+
+    Args:
+        factors: two vectors of ``steps`` times as many bytes.
+        dtypes: int8 or uint8 each.
+        steps: 4 only where the target has the instruction, and for unlike dtypes.
+    """
+    lanes = total.type.count
+    if steps == 4:
+        left, right = factors if dtypes[1].is_signed else reversed(factors)
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+        return call_intrinsic(builder, name, total.type, [total, left, right])
+    if target.triple.startswith("x86") and lanes in _MULTIPLY_PAIRS:
+        wide = [_widened(builder, f, d, I16) for f, d in zip(factors, dtypes, strict=True)]
+        pairs = call_intrinsic(builder, _MULTIPLY_PAIRS[lanes], total.type, wide)
+        return builder.add(total, pairs)
+    for step in range(steps):
+        parts = (_every(builder, factor, steps, step) for factor in factors)
+        wide = [_widened(builder, p, d, I32) for p, d in zip(parts, dtypes, strict=True)]
+        total = builder.add(total, builder.mul(*wide))
+    return total
+
+
+def _every(builder: ir.IRBuilder, value: ir.Value, steps: int, first: int) -> ir.Value:
+    """Every ``steps``-th byte, from ``first`` on."""
+    places = list(range(first, value.type.count, steps))
+    selector = ir.Constant(ir.VectorType(I32, len(places)), places)
+    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), selector)
+
+
+def _widened(builder: ir.IRBuilder, value: ir.Value, dtype: DType, element: ir.Type) -> ir.Value:
+    to = ir.VectorType(element, value.type.count)
+    return builder.sext(value, to) if dtype.is_signed else builder.zext(value, to)

@@ -1,0 +1,286 @@
+"""The register tile of a GEMM of bytes: some rows of ``a`` times one packed panel of ``b``.
+
+Like :mod:`~ostinato.backends.cpu.llvm.microkernel`, in 32-bit integers. A row of a panel has
+several positions of ``k`` for each column, which :mod:`~ostinato.backends.cpu.llvm.byte_dots` adds
+up at once. Where both sides come in blocks with scales, the sums of a block are integers, and those
+of all blocks are float32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llvmlite import ir
+
+from ostinato.backends.cpu.llvm.byte_dots import add_products
+from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot
+from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
+from ostinato.backends.cpu.llvm.memory import load, store
+from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I8, I32, I64, constant, register_type
+from ostinato.dtypes import FLOAT32, INT32
+from ostinato.records import dataclass
+from ostinato.variables import bounds, coefficient
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+    from ostinato.backends.cpu.rules.gemm import Gemm
+
+__all__ = ["define_byte_tile"]
+
+_TURN = 48
+"""Dot products per iteration of a loop, about: enough to outweigh the loop itself."""
+
+_CODE_ZERO = 8
+"""The 4-bit code that stands for zero."""
+
+
+def define_byte_tile(
+    module: ir.Module, name: str, gemm: Gemm, rows: int, target: TargetSpec
+) -> ir.Function:
+    """Adds the function ``void name(a, offsets, b, out, a_scales, b_scales)`` to ``module``.
+
+    ``a`` points at the first row, ``b`` is the panel, ``out`` receives ``rows`` x ``panel`` sums,
+    densely. ``offsets`` is not looked at: rows are evenly spaced. The scales are those of the first
+    row and of the panel; without :attr:`Gemm.scales` there are no such arguments.
+    """
+    pointers = 4 if gemm.scales is None else 6
+    signature = ir.FunctionType(ir.VoidType(), [BYTE_POINTER] * pointers)
+    function = ir.Function(module, signature, name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    target.decorate(function)
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    a, _, b, out, *scales = function.args
+    tile = _ByteTile(builder, gemm, target, rows, a, b)
+    if gemm.scales is None:
+        sums = tile.zeros(tile.size)
+        tile.multiply(sums, I64(0), tile.depth)
+        tile.store(out, sums)
+    else:
+        _ScaledTile(tile, *scales).run(out)
+    builder.ret_void()
+    return function
+
+
+@dataclass(frozen=True)
+class _ByteTile:
+    """A tile whose sums are in stack slots, which LLVM turns into registers."""
+
+    builder: ir.IRBuilder
+    gemm: Gemm
+    target: TargetSpec
+    rows: int
+    a: ir.Value
+    b: ir.Value
+
+    @property
+    def lanes(self) -> int:
+        return self.target.lanes(INT32.itemsize)
+
+    @property
+    def vectors(self) -> int:
+        return self.gemm.panel // self.lanes
+
+    @property
+    def size(self) -> int:
+        """Vectors of sums."""
+        return self.rows * self.vectors
+
+    @property
+    def depth(self) -> int:
+        """Positions of ``k`` in all."""
+        return bounds(self.gemm.depth)[1]
+
+    @property
+    def steps(self) -> int:
+        """Positions of ``k`` that one dot product adds up."""
+        assert self.gemm.b_format is not None
+        return self.gemm.b_format.steps
+
+    @property
+    def halves(self) -> bool:
+        """Whether a byte of a panel is two codes."""
+        assert self.gemm.b_format is not None
+        return self.gemm.b_format.halves
+
+    def zeros(self, count: int) -> list[ir.Value]:
+        """Slots for that many vectors of 32-bit sums."""
+        kind = register_type(INT32, self.lanes)
+        slots = [stack_slot(self.builder, kind) for _ in range(count)]
+        self.clear(slots)
+        return slots
+
+    def clear(self, slots: Sequence[ir.Value]) -> None:
+        for slot in slots:
+            self.builder.store(constant(INT32, 0, self.lanes), slot)
+
+    def total(self, slot: ir.Value) -> Lane:
+        """The sums in a slot."""
+        value = self.builder.load(slot, typ=register_type(INT32, self.lanes))
+        return Lane(self.builder, value, INT32, self.lanes)
+
+    def store(self, out: ir.Value, slots: Sequence[ir.Value]) -> None:
+        for place, slot in enumerate(slots):
+            store(self.builder, out, INT32, I64(place * self.lanes), self.total(slot))
+
+    # -- sums of products -------------------------------------------------------------------
+
+    def multiply(
+        self,
+        sums: Sequence[ir.Value],
+        start: ir.Value,
+        count: int,
+        zeros: Sequence[ir.Value] = (),
+    ) -> None:
+        """Adds the products of ``count`` positions of ``k`` from ``start`` on to ``sums``.
+
+        Args:
+            start: a multiple of the positions that a row of a panel holds.
+            zeros: receives, for each row, what codes of zero would come to.
+        """
+        b = self.builder
+        row = self.steps * (2 if self.halves else 1)
+        unroll = max(1, _TURN // (self.size * (2 if self.halves else 1)))
+        whole = count // row
+        iterations, rest = divmod(whole, unroll)
+
+        def iteration(k: ir.Value) -> None:
+            for number in range(unroll):
+                self._row(sums, b.add(k, I64(number * row)), zeros, self.steps)
+
+        end = b.add(start, I64(iterations * unroll * row))
+        counted_loop(b, start, end, unroll * row, iteration, trips=iterations, name="k")
+        for number in range(rest):
+            self._row(sums, b.add(end, I64(number * row)), zeros, self.steps)
+        if count % row:
+            self._row(sums, b.add(end, I64(rest * row)), zeros, count % row)
+
+    def _row(
+        self, sums: Sequence[ir.Value], k: ir.Value, zeros: Sequence[ir.Value], count: int
+    ) -> None:
+        """One row of the panel: the positions of ``k`` from ``k`` on, ``count`` if not in full."""
+        b, steps, lanes = self.builder, self.steps, self.lanes
+        first = b.mul(b.udiv(k, I64(2)) if self.halves else k, I64(self.gemm.panel))
+        loaded = []
+        for vector in range(self.vectors):
+            place = b.add(first, I64(vector * lanes * steps))
+            loaded.append(b.load(b.gep(self.b, [place], source_etype=I8), align=1, typ=self._bytes))
+        if not self.halves:
+            self._add(sums, loaded, k, (), count)
+            return
+        mask = ir.Constant(self._bytes, [15] * (lanes * steps))
+        four = ir.Constant(self._bytes, [4] * (lanes * steps))
+        self._add(sums, [b.and_(pair, mask) for pair in loaded], k, zeros, steps)
+        high = [b.lshr(pair, four) for pair in loaded]
+        self._add(sums, high, b.add(k, I64(steps)), zeros, steps)
+
+    @property
+    def _bytes(self) -> ir.Type:
+        return ir.VectorType(I8, self.lanes * self.steps)
+
+    def _add(
+        self,
+        sums: Sequence[ir.Value],
+        columns: Sequence[ir.Value],
+        k: ir.Value,
+        zeros: Sequence[ir.Value],
+        count: int,
+    ) -> None:
+        b, c = self.builder, self.gemm
+        dtypes = (c.a_dtype, c.b_dtype)
+        kind = register_type(INT32, self.lanes)
+
+        def accumulate(slot: ir.Value, left: ir.Value, right: ir.Value) -> None:
+            total = b.load(slot, typ=kind)
+            b.store(add_products(b, self.target, total, (left, right), dtypes, self.steps), slot)
+
+        eight = ir.Constant(self._bytes, [_CODE_ZERO] * (self.lanes * self.steps))
+        for row in range(self.rows):
+            left = self._repeated(row, k, count)
+            for vector, column in enumerate(columns):
+                accumulate(sums[row * self.vectors + vector], left, column)
+            if zeros:
+                accumulate(zeros[row], left, eight)
+
+    def _repeated(self, row: int, k: ir.Value, count: int) -> ir.Value:
+        """``steps`` bytes of a row of ``a``, for every column; zero beyond the first ``count``."""
+        b, stride = self.builder, self.gemm.row_stride
+        assert stride is not None
+        together = ir.IntType(8 * self.steps)
+        at = b.gep(self.a, [b.add(k, I64(row * stride))], source_etype=I8)
+        if count == self.steps:
+            word = b.load(at, align=1, typ=together)
+        else:
+            word = together(0)
+            for number in range(count):
+                byte = b.load(b.gep(at, [I64(number)], source_etype=I8), align=1, typ=I8)
+                word = b.or_(word, b.shl(b.zext(byte, together), together(8 * number)))
+        vector = ir.VectorType(together, self.lanes)
+        undefined = ir.Constant(vector, ir.Undefined)
+        first = b.insert_element(undefined, word, I32(0))
+        everywhere = ir.Constant(ir.VectorType(I32, self.lanes), None)
+        return b.bitcast(b.shuffle_vector(first, undefined, everywhere), self._bytes)
+
+
+class _ScaledTile:
+    """A tile of blocks with scales."""
+
+    def __init__(self, tile: _ByteTile, a_scales: ir.Value, b_scales: ir.Value) -> None:
+        assert tile.gemm.scales is not None
+        self.tile = tile
+        self.builder = tile.builder
+        self.scales = tile.gemm.scales
+        self.a_scales, self.b_scales = a_scales, b_scales
+        self.kind = register_type(FLOAT32, tile.lanes)
+        self.totals = [stack_slot(self.builder, self.kind) for _ in range(tile.size)]
+
+    def run(self, out: ir.Value) -> None:
+        """Leave the totals at ``out``."""
+        b, tile, size = self.builder, self.tile, self.scales.size
+        for slot in self.totals:
+            b.store(constant(FLOAT32, 0.0, tile.lanes), slot)
+        sums, zeros = tile.zeros(tile.size), tile.zeros(tile.rows)
+
+        def block(number: ir.Value) -> None:
+            tile.clear([*sums, *zeros])
+            tile.multiply(sums, b.mul(number, I64(size)), size, zeros)
+            self._add_block(number, sums, zeros)
+
+        blocks = tile.depth // size
+        counted_loop(b, I64(0), I64(blocks), 1, block, trips=blocks, name="block")
+        for place, slot in enumerate(self.totals):
+            store(b, out, FLOAT32, I64(place * tile.lanes), self._total(slot))
+
+    def _add_block(
+        self, number: ir.Value, sums: Sequence[ir.Value], zeros: Sequence[ir.Value]
+    ) -> None:
+        """Adds a block's sums, scaled, to the totals."""
+        b, tile, lanes = self.builder, self.tile, self.tile.lanes
+        first = b.mul(number, I64(tile.gemm.panel))
+        columns = [
+            load(b, self.b_scales, self.scales.b_dtype, b.add(first, I64(v * lanes)), lanes)
+            for v in range(tile.vectors)
+        ]
+        for row in range(tile.rows):
+            at = b.add(number, I64(row * self._row_step))
+            left = broadcast(load(b, self.a_scales, FLOAT32, at), lanes)
+            offset = tile.total(zeros[row])
+            for vector, column in enumerate(columns):
+                place = row * tile.vectors + vector
+                exact = (tile.total(sums[place]) - offset).astype(FLOAT32)
+                weight = left * column.astype(FLOAT32)
+                total = intrinsic("fmuladd", exact, weight, self._total(self.totals[place]))
+                b.store(total.value, self.totals[place])
+
+    @property
+    def _row_step(self) -> int:
+        """Elements from one row's scales to the next one's."""
+        parts = coefficient(self.scales.a_index, self.tile.gemm.m)
+        assert parts is not None and isinstance(parts[0], int)
+        return parts[0]
+
+    def _total(self, slot: ir.Value) -> Lane:
+        value = self.builder.load(slot, typ=self.kind)
+        return Lane(self.builder, value, FLOAT32, self.tile.lanes)

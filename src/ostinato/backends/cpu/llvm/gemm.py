@@ -1,0 +1,416 @@
+"""Rendering a :class:`~ostinato.backends.cpu.rules.gemm.Gemm` as LLVM IR, alone or fused.
+
+An item of the parallel range runs in three steps. Register tiles leave their sums in scratch
+memory; where the output is contiguous along rows of ``a`` rather than along columns of ``b`` (a
+convolution with channels first), the sums are transposed; then the epilogue runs over them as a
+stage like any other, with the contiguous axis as lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cpu.llvm.indices import Indices
+from ostinato.backends.cpu.llvm.kernel import (
+    KernelFunction,
+    counted_loop,
+    kernel_module,
+    when,
+)
+from ostinato.backends.cpu.llvm.memory import address
+from ostinato.backends.cpu.llvm.microkernel import define_tile, tile_dims
+from ostinato.backends.cpu.llvm.namespace import LaneNamespace
+from ostinato.backends.cpu.llvm.scalars import Scalars
+from ostinato.backends.cpu.llvm.scopes import Scope
+from ostinato.backends.cpu.llvm.stages import StageEmitter
+from ostinato.backends.cpu.llvm.types import I8, I64
+from ostinato.backends.cpu.llvm.vectors import cut, plan_vectors
+from ostinato.dtypes import FLOAT32, INT64
+from ostinato.lazy import LazyModule
+from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of, max_extent
+from ostinato.lower.loopir.rewrite import Rewriter
+from ostinato.lower.loopir.views import unravel
+from ostinato.records import dataclass, replace
+from ostinato.variables import (
+    Dim,
+    Expr,
+    Symbol,
+    axis,
+    ceil_div,
+    minimum,
+    substitute,
+    symbols,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from llvmlite import ir
+
+    from ostinato.backends.cpu.llvm import byte_tiles, transpose
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+    from ostinato.backends.cpu.rules.gemm import Gemm
+    from ostinato.backends.cpu.rules.multi_gemm import MultiGemm
+else:
+    byte_tiles = LazyModule("ostinato.backends.cpu.llvm.byte_tiles")
+    transpose = LazyModule("ostinato.backends.cpu.llvm.transpose")
+
+__all__ = ["render"]
+
+
+def render(gemm: Gemm | MultiGemm, name: str, target: TargetSpec) -> ir.Module:
+    """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
+
+    The kernel's signature is that of :mod:`ostinato.backends.cpu.llvm.kernel`; its parallel range
+    is the ``extent`` of ``gemm`` and it needs ``scratch_bytes`` of scratch. Of ``a`` it reads
+    only the rows and positions that the sums are made of.
+
+    Raises:
+        OstinatoError: indices are not of the form that the gemm promises.
+    """
+    return kernel_module(gemm, name, target, lambda k: _Renderer(gemm, name, k).render())
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The rows of an item.
+
+    Attributes:
+        first: the first one's number.
+        count: how many there are.
+    """
+
+    first: Dim
+    count: Dim
+
+
+class _Renderer:
+    """Goes over the items, each of which is a block of rows by a panel of one output segment."""
+
+    def __init__(self, whole: Gemm | MultiGemm, name: str, kernel: KernelFunction) -> None:
+        self.whole = whole
+        self.gemm = gemm = whole.segments[0][0]
+        self.kernel = kernel
+        self.builder = kernel.builder
+        self.indices = Indices(kernel.builder)
+        self.item = axis("range.item", whole.extent)
+        self.rows: Dim = extent_of(gemm.m)
+        self.blocks = gemm.blocks
+        if gemm.idle is not None:
+            self.rows = axis("m.computed", max_extent(gemm.m) + 1)
+            if self.blocks != 1:
+                self.blocks = ceil_div(self.rows, gemm.block)
+        self.block = axis("m.block", gemm.blocks)
+        self.panel = axis("n.panel", whole.panels)
+        first = self.block * gemm.block
+        block = _Block(first, minimum(gemm.block, self.rows - first))
+        tiles = _Tiles(name, kernel)
+        self.segments = [
+            _Segment(gemms, number, kernel, tiles, block)
+            for number, gemms in enumerate(whole.segments)
+        ]
+
+    def render(self) -> None:
+        kernel = self.kernel
+        outermost = Scope(symbols=dict(kernel.variables))
+        self._read_idle(outermost)
+        for dim in tile_dims(self.gemm):
+            self.indices.scalar(dim, outermost)
+
+        def body(index: ir.Value) -> None:
+            item = outermost.child(symbols={_symbol(self.item): index})
+            self._take_apart(item)
+            self._emit(item)
+
+        counted_loop(self.builder, kernel.begin, kernel.end, 1, body, name="item")
+        self.builder.ret_void()
+
+    def _read_idle(self, scope: Scope) -> None:
+        """Gives :attr:`rows` its value where an argument says how many are not wanted."""
+        c, b = self.gemm, self.builder
+        if c.idle is None:
+            return
+        most = max_extent(c.m)
+        wanted = axis("m.wanted", most + 1)
+        idle = b.load(self.kernel.buffers[c.idle], align=8, typ=I64)
+        scope.symbols[_symbol(wanted)] = b.sub(I64(most), idle)
+        scope.symbols[_symbol(self.rows)] = self.indices.scalar(c.computed_rows(wanted), scope)
+
+    def _take_apart(self, item: Scope) -> None:
+        """Finds the batch point, row block and panel of an item."""
+        c = self.gemm
+        batch = [extent_of(symbol) for symbol in c.batch]
+        inner = [(self.block, self.blocks), (self.panel, self.whole.panels)]
+        if not self.whole.panels_innermost:
+            inner.reverse()
+        wheels = [*c.batch, *(_symbol(wheel) for wheel, _ in inner)]
+        positions = unravel([*batch, *(extent for _, extent in inner)], self.item)
+        for wheel, position in zip(wheels, positions, strict=True):
+            item.symbols[wheel] = self.indices.scalar(position, item)
+
+    def _emit(self, item: Scope) -> None:
+        """Computes an item: what is done depends on the segment that its panel is of."""
+        b, panel = self.builder, item.symbols[_symbol(self.panel)]
+        if len(self.segments) == 1:
+            self.segments[0].emit(item, panel)
+            return
+        for segment in self.segments:
+            # Unsigned: a panel of a segment before this one is beyond its last.
+            with when(b, b.icmp_unsigned("<", panel, I64(segment.panels))):
+                segment.emit(item, panel)
+            panel = b.sub(panel, I64(segment.panels))
+
+
+class _Tiles:
+    """The register tiles of a kernel: gemms whose panels have one form share them."""
+
+    def __init__(self, name: str, kernel: KernelFunction) -> None:
+        self._name, self._kernel = name, kernel
+        self._made: dict[object, dict[int, ir.Function]] = {}
+
+    def of(self, gemm: Gemm) -> dict[int, ir.Function]:
+        """The tiles for a gemm, by height."""
+        form, scales = gemm.b_format, gemm.scales
+        key = (form, None if scales is None else (scales.size, scales.b_dtype))
+        if key not in self._made:
+            define = define_tile if form is None or form.steps == 1 else byte_tiles.define_byte_tile
+            prefix = f"{self._name}.{len(self._made)}.tile"
+            self._made[key] = {
+                rows: define(
+                    self._kernel.module, f"{prefix}{rows}", gemm, rows, self._kernel.target
+                )
+                for rows in (gemm.rows, *gemm.remainders)
+            }
+        return self._made[key]
+
+
+class _Segment:
+    """An output segment: the columns of GEMMs that share an epilogue.
+
+    Args:
+        gemms: all of them; what is true of the first one's shape is true of the others'.
+        number: of the segment.
+        kernel: under construction.
+        tiles: of the kernel.
+        block: the rows of an item.
+    """
+
+    def __init__(
+        self,
+        gemms: Sequence[Gemm],
+        number: int,
+        kernel: KernelFunction,
+        tiles: _Tiles,
+        block: _Block,
+    ) -> None:
+        self.gemms = gemms
+        self.gemm = gemm = gemms[0]
+        self.kernel = kernel
+        self.builder = kernel.builder
+        self.indices = Indices(kernel.builder)
+        self.tiles = [tiles.of(gemm) for gemm in gemms]
+        self.block = block
+        self.panels = gemm.panels
+        self.panel = axis(f"n.panel.{number}", self.panels)
+        self.first_column: Dim = self.panel * gemm.panel
+        left = extent_of(gemm.n) - self.first_column
+        self.column_count = minimum(gemm.panel, left)
+        starts = [gemm.sums_at(number) for number in range(len(gemms))]
+        self.offsets = kernel.scratch
+        self.sums = [self._bytes_after(kernel.scratch, I64(start)) for start in starts]
+        self.turned = [
+            self._bytes_after(kernel.scratch, I64(start + gemm.sums_bytes)) for start in starts
+        ]
+
+    def emit(self, item: Scope, panel: ir.Value) -> None:
+        """Computes the item's rows of a panel."""
+        inside = item.child(symbols={_symbol(self.panel): panel})
+        self._multiply(inside)
+        self._finish(inside)
+
+    # -- sums -------------------------------------------------------------------------------
+
+    def _multiply(self, item: Scope) -> None:
+        """Leave the sums of the item's rows and columns in scratch memory."""
+        c, b = self.gemm, self.builder
+        count = self.indices.scalar(self.block.count, item)
+        panels = [self._panel_address(gemm, item) for gemm in self.gemms]
+        locate = self._locate_rows(item, count)
+        scales = [self._locate_scales(gemm, item) for gemm in self.gemms]
+        dims = [self.indices.scalar(dim, item) for dim in tile_dims(c)]
+
+        def tile(height: int, row: ir.Value) -> None:
+            left, place = locate(row), b.mul(row, I64(c.panel))
+            for tiles, panel, sums, more in zip(self.tiles, panels, self.sums, scales, strict=True):
+                out = address(b, sums, c.acc, place)
+                b.call(tiles[height], [*left, panel, out, *dims, *more(row)])
+
+        if c.remainders:
+            self._separate_tiles(count, tile)
+        else:
+            self._overlapping_tiles(count, tile)
+
+    def _overlapping_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
+        """Full tiles only; the last goes back over rows of the one before it if it must."""
+        b, rows = self.builder, self.gemm.rows
+        last = b.sub(count, I64(rows))
+
+        def step(row: ir.Value) -> None:
+            tile(rows, b.select(b.icmp_signed("<", row, last), row, last))
+
+        counted_loop(b, I64(0), count, rows, step, name="tile")
+
+    def _separate_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
+        """Full tiles, then one as high as there are rows left."""
+        c, b = self.gemm, self.builder
+        row = b.mul(b.udiv(count, I64(c.rows)), I64(c.rows))
+        counted_loop(b, I64(0), row, c.rows, lambda row: tile(c.rows, row), name="tile")
+        done = b.append_basic_block("tiles.done")
+        switch = b.switch(b.sub(count, row), done)
+        for height in c.remainders:
+            switch.add_case(I64(height), b.append_basic_block(f"rows{height}"))
+            b.position_at_end(b.function.basic_blocks[-1])
+            tile(height, row)
+            b.branch(done)
+        b.position_at_end(done)
+
+    def _locate_rows(self, item: Scope, count: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
+        """A function that gives a tile's rows of ``a`` by its first row's number.
+
+        Rows that are not evenly spaced have their offsets noted in scratch memory first.
+        """
+        c, b = self.gemm, self.builder
+        a = self.kernel.buffers[c.a]
+        if c.row_stride is not None:
+            start = substitute(c.row_offset, {c.m: self.block.first})
+            first = address(b, a, c.a_dtype, self.indices.scalar(start, item))
+            stride = I64(c.row_stride)
+            return lambda row: [address(b, first, c.a_dtype, b.mul(row, stride)), self.offsets]
+
+        number = axis("m.row", c.block)
+        offset = substitute(c.row_offset, {c.m: self.block.first + number})
+
+        def note(row: ir.Value) -> None:
+            inside = item.child(symbols={_symbol(number): row})
+            b.store(self.indices.scalar(offset, inside), address(b, self.offsets, INT64, row))
+
+        counted_loop(b, I64(0), count, 1, note, name="row")
+        return lambda row: [a, address(b, self.offsets, INT64, row)]
+
+    def _locate_scales(self, c: Gemm, item: Scope) -> Callable[[ir.Value], list[ir.Value]]:
+        """The same for the scales of blocks, where there are any: those of rows and of columns."""
+        b, scales = self.builder, c.scales
+        if scales is None:
+            return lambda row: []
+        number, buffers = axis("m.scaled", c.block), self.kernel.buffers
+        start = substitute(scales.a_index, {c.m: self.block.first + number})
+        blocks = c.depth // scales.size
+        element = self.indices.scalar(self.panel * blocks * c.panel, item)
+        columns = address(b, buffers[scales.b], scales.b_dtype, element)
+
+        def at(row: ir.Value) -> list[ir.Value]:
+            inside = item.child(symbols={_symbol(number): row})
+            first = self.indices.scalar(start, inside)
+            return [address(b, buffers[scales.a], FLOAT32, first), columns]
+
+        return at
+
+    def _panel_address(self, c: Gemm, item: Scope) -> ir.Value:
+        number = c.b_group * c.panels + self.panel
+        element = self.indices.scalar(number * c.panel_size, item)
+        return address(self.builder, self.kernel.buffers[c.b], c.b_dtype, element)
+
+    def _bytes_after(self, base: ir.Value, distance: ir.Value) -> ir.Value:
+        return self.builder.gep(base, [distance], source_etype=I8)
+
+    # -- epilogue ---------------------------------------------------------------------------
+
+    def _finish(self, item: Scope) -> None:
+        """Runs the epilogue over the sums, the axis along which it stores as lanes."""
+        c = self.gemm
+        row, column = axis("m.row", self.block.count), axis("n.column", self.column_count)
+        position = {c.m: self.block.first + row, c.n: self.first_column + column}
+
+        def epilogue(place: Dim) -> _Epilogue:
+            loads = [Load(len(c.args) + i, place, c.acc) for i in range(len(self.gemms))]
+            return _Epilogue(loads, position)
+
+        if c.stores_along_rows:
+            for sums, turned in zip(self.sums, self.turned, strict=True):
+                self._transpose(sums, turned, item)
+            along = epilogue(column * c.padded_block + row)
+            self._run(along, column, row, c.block, self.turned, item)
+        else:
+            across = epilogue(row * c.panel + column)
+            self._run(across, row, column, c.panel, self.sums, item)
+
+    def _transpose(self, sums: ir.Value, turned: ir.Value, item: Scope) -> None:
+        c, b = self.gemm, self.builder
+        size = transpose.square_size(math.gcd(c.panel, c.padded_block))
+        count = self.indices.scalar(self.block.count, item)
+
+        def square(row: ir.Value, column: ir.Value) -> None:
+            source = address(b, sums, c.acc, b.add(b.mul(row, I64(c.panel)), column))
+            end = address(b, turned, c.acc, b.add(b.mul(column, I64(c.padded_block)), row))
+            transpose.transpose_square(b, c.acc, size, (source, c.panel), (end, c.padded_block))
+
+        def squares(row: ir.Value) -> None:
+            trips = c.panel // size
+            across = partial(square, row)
+            counted_loop(b, I64(0), I64(c.panel), size, across, trips=trips, name="square")
+
+        counted_loop(b, I64(0), count, size, squares, name="squares")
+
+    def _run(
+        self,
+        epilogue: _Epilogue,
+        loop: Expr,
+        lane: Expr,
+        capacity: int,
+        sums: Sequence[ir.Value],
+        item: Scope,
+    ) -> None:
+        """The stores at every ``loop``, with ``lane`` (at most ``capacity`` values) as lanes."""
+        c, b = self.gemm, self.builder
+        loop_axis, inner_axis = _symbol(loop), _symbol(lane)
+        stage = Stage((loop_axis,), tuple(map(epilogue.statement, c.epilogue)))
+        dependences = Dependences((stage,))
+        scalars = Scalars(b, LaneNamespace(), [*self.kernel.buffers, *sums], dependences)
+        dtypes = [*(arg.dtype for arg in c.args), *(c.acc for _ in sums)]
+        stages = StageEmitter(b, self.kernel.target, scalars, dtypes)
+        plan = plan_vectors(inner_axis, capacity, [stage], self.kernel.target, dependences)
+        # As many vectors at a time as divide a panel: none of a whole one is left over.
+        vectors = max(1, capacity // plan.width)
+        plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
+        count = extent_of(inner_axis)
+        cut(
+            b,
+            inner_axis,
+            (I64(0), self.indices.scalar(count, item)),
+            count if isinstance(count, int) else None,
+            plan,
+            item,
+            lambda shared, vectors: stages.columns(stage, shared, vectors),
+        )
+
+
+class _Epilogue(Rewriter):
+    """Moves statements to an item's place, and puts its sums where the accumulators were."""
+
+    def __init__(self, sums: Sequence[Load], position: Mapping[Symbol, Dim]) -> None:
+        super().__init__(lambda dim: substitute(dim, position))
+        self._sums = sums
+
+    def scalar(self, scalar: Scalar) -> Scalar:
+        if isinstance(scalar, Accumulator):
+            return self._sums[scalar.number]
+        return super().scalar(scalar)
+
+
+def _symbol(dim: Dim) -> Symbol:
+    """The symbol that an axis consists of."""
+    (symbol,) = symbols(dim)
+    return symbol

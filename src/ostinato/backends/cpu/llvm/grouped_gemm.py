@@ -1,0 +1,201 @@
+"""Rendering a :class:`~ostinato.backends.cpu.rules.grouped_gemm.GroupedGemm` as LLVM IR.
+
+An item, one panel by the rows of one part, runs tile by tile: the offsets of the tile's rows are
+noted in scratch memory, the register tile multiplies them with each matrix's panel, and the
+epilogue runs over the sums. All tiles sum in the same order, whatever their height, so a row's
+result is the same bits whichever rows it shares a tile with.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cpu.llvm.kernel import KernelFunction, counted_loop, kernel_module
+from ostinato.backends.cpu.llvm.memory import address
+from ostinato.backends.cpu.llvm.microkernel import define_tile
+from ostinato.backends.cpu.llvm.namespace import LaneNamespace
+from ostinato.backends.cpu.llvm.scalars import Scalars
+from ostinato.backends.cpu.llvm.scopes import Scope
+from ostinato.backends.cpu.llvm.stages import StageEmitter
+from ostinato.backends.cpu.llvm.types import I8, I64
+from ostinato.backends.cpu.llvm.vectors import cut, plan_vectors
+from ostinato.dtypes import INT64
+from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of
+from ostinato.lower.loopir.rewrite import Rewriter
+from ostinato.variables import Dim, Expr, Symbol, axis, minimum, substitute, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llvmlite import ir
+
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+    from ostinato.backends.cpu.rules.grouped_gemm import GroupedGemm
+
+__all__ = ["render"]
+
+
+def render(grouped: GroupedGemm, name: str, target: TargetSpec) -> ir.Module:
+    """A module with the kernel ``name``, and ``name_extent`` if its extent is symbolic.
+
+    The kernel's signature is that of :mod:`ostinato.backends.cpu.llvm.kernel`; it needs
+    :attr:`GroupedGemm.scratch_bytes` of scratch. Of the matrices it reads only those of experts
+    that have rows.
+    """
+    return kernel_module(grouped, name, target, lambda k: _Renderer(grouped, name, k).render())
+
+
+class _Renderer:
+    def __init__(self, grouped: GroupedGemm, name: str, kernel: KernelFunction) -> None:
+        self.grouped = grouped
+        self.kernel = kernel
+        self.builder = kernel.builder
+        self.tiles = [
+            define_tile(
+                kernel.module, f"{name}.tile{height}", grouped.gemm, height, kernel.target,
+                grouped.pitch, chains=1,
+            )
+            for height in grouped.heights
+        ]  # fmt: skip
+        self.offsets, *self.sums = (
+            kernel.builder.gep(kernel.scratch, [I64(start)], source_etype=I8)
+            for start in grouped.scratch_layout
+        )
+        self.groups = kernel.buffers[grouped.groups]
+        self.panel = axis("n.panel", grouped.panels)
+        self.epilogue = _Epilogue(grouped, kernel, self.sums, self.panel)
+
+    def render(self) -> None:
+        b, kernel = self.builder, self.kernel
+        outermost = Scope(symbols=dict(kernel.variables))
+        count = b.mul(self._listed(I64(0)), I64(self.grouped.panels))
+        end = b.select(b.icmp_signed("<", count, kernel.end), count, kernel.end)
+        counted_loop(b, kernel.begin, end, 1, partial(self._item, outermost), name="item")
+        b.ret_void()
+
+    def _item(self, outermost: Scope, index: ir.Value) -> None:
+        """One panel by the rows of one part."""
+        b, grouped = self.builder, self.grouped
+        part, panel = (op(index, I64(grouped.panels)) for op in (b.udiv, b.urem))
+        at = b.add(b.mul(part, I64(3)), I64(1))
+        expert, first, count = (self._listed(b.add(at, I64(field))) for field in range(3))
+        matrix = b.mul(expert, I64(grouped.panels * grouped.panel_elements))
+        start = b.add(matrix, b.mul(panel, I64(grouped.panel_step)))
+        dtype, buffers = grouped.gemm.b_dtype, self.kernel.buffers
+        matrices = [address(b, buffers[position], dtype, start) for position in grouped.b]
+        item = outermost.child(symbols={_symbol(self.panel): panel})
+        listed = b.add(first, I64(grouped.layout.first_row))
+
+        def tile(done: ir.Value) -> None:
+            left = b.sub(count, done)
+            rows = b.select(b.icmp_signed("<", left, I64(grouped.rows)), left, I64(grouped.rows))
+            self._tile(item, b.add(listed, done), rows, matrices)
+
+        counted_loop(b, I64(0), count, grouped.rows, tile, name="tile")
+
+    def _tile(
+        self, item: Scope, listed: ir.Value, count: ir.Value, matrices: list[ir.Value]
+    ) -> None:
+        """``count`` rows, the first of which is number ``listed`` of the list."""
+        b, grouped = self.builder, self.grouped
+        offset = substitute(grouped.a_index, {grouped.k: 0})
+
+        def note(number: ir.Value) -> None:
+            inside = item.child(symbols={grouped.m: self._listed(b.add(listed, number))})
+            place = address(b, self.offsets, INT64, number)
+            b.store(self.epilogue.scalars.indices.scalar(offset, inside), place, align=8)
+
+        counted_loop(b, I64(0), count, 1, note, name="note")
+        self._multiply(count, matrices)
+
+        def finish(number: ir.Value) -> None:
+            row = self._listed(b.add(listed, number))
+            self.epilogue.emit(item.child(symbols={grouped.m: row}), number)
+
+        counted_loop(b, I64(0), count, 1, finish, name="finish")
+
+    def _multiply(self, count: ir.Value, matrices: list[ir.Value]) -> None:
+        """Leave the sums of ``count`` rows with every matrix in scratch memory."""
+        b, grouped = self.builder, self.grouped
+        a = self.kernel.buffers[grouped.a]
+        done = b.append_basic_block("multiplied")
+        switch = b.switch(count, done)
+        for height, function in zip(grouped.heights, self.tiles, strict=True):
+            block = b.append_basic_block(f"rows{height}")
+            switch.add_case(I64(height), block)
+            b.position_at_end(block)
+            for matrix, sums in zip(matrices, self.sums, strict=True):
+                b.call(function, [a, self.offsets, matrix, sums])
+            b.branch(done)
+        b.position_at_end(done)
+
+    def _listed(self, index: ir.Value) -> ir.Value:
+        """A number of the list of rows by expert."""
+        place = address(self.builder, self.groups, INT64, index)
+        return self.builder.load(place, align=8, typ=I64)
+
+
+class _Epilogue:
+    """The epilogue of a row's sums: statements with the columns of a panel as lanes.
+
+    Args:
+        sums: where the sums with each matrix are.
+        panel: the axis of panels.
+    """
+
+    def __init__(
+        self, grouped: GroupedGemm, kernel: KernelFunction, sums: list[ir.Value], panel: Expr
+    ) -> None:
+        self.builder = kernel.builder
+        first = panel * grouped.panel
+        row = axis("tile.row", grouped.rows)
+        column = axis("n.column", minimum(grouped.panel, extent_of(grouped.n) - first))
+        self.row, self.column = _symbol(row), _symbol(column)
+        place, args = row * grouped.panel + column, grouped.args
+        loads = [Load(len(args) + i, place, grouped.acc) for i in range(len(sums))]
+        moved = _Moved(loads, {grouped.n: first + column})
+        self.stage = Stage((), tuple(map(moved.statement, grouped.epilogue)))
+        dependences = Dependences((self.stage,))
+        self.scalars = Scalars(
+            kernel.builder, LaneNamespace(), [*kernel.buffers, *sums], dependences
+        )
+        dtypes = [*(arg.dtype for arg in args), *(grouped.acc for _ in sums)]
+        self.stages = StageEmitter(kernel.builder, kernel.target, self.scalars, dtypes)
+        self.plan = plan_vectors(
+            self.column, grouped.panel, [self.stage], kernel.target, dependences
+        )
+
+    def emit(self, scope: Scope, number: ir.Value) -> None:
+        """Runs the statements over row ``number`` of the sums."""
+        scope.symbols[self.row] = number
+        count = extent_of(self.column)
+        cut(
+            self.builder,
+            self.column,
+            (I64(0), self.scalars.indices.scalar(count, scope)),
+            count if isinstance(count, int) else None,
+            self.plan,
+            scope,
+            lambda shared, vectors: self.stages.columns(self.stage, shared, vectors),
+        )
+
+
+class _Moved(Rewriter):
+    """Moves statements to an item's columns, and puts its sums where the accumulators were."""
+
+    def __init__(self, sums: list[Load], position: Mapping[Symbol, Dim]) -> None:
+        super().__init__(lambda dim: substitute(dim, position))
+        self._sums = sums
+
+    def scalar(self, scalar: Scalar) -> Scalar:
+        if isinstance(scalar, Accumulator):
+            return self._sums[scalar.number]
+        return super().scalar(scalar)
+
+
+def _symbol(dim: Dim) -> Symbol:
+    """The symbol that an axis consists of."""
+    (symbol,) = symbols(dim)
+    return symbol

@@ -1,0 +1,285 @@
+"""The register tile of a GEMM: some rows of ``a`` times one packed panel of ``b``.
+
+A tile is an internal function of its own, so that its loop has the registers to itself. All sums
+stay in registers for the whole of ``k``: every step reads one panel row as vectors, repeats one
+element of each row of ``a``, and multiplies and adds. The shape (rows and vectors) is all that
+tells one instruction set from another.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from llvmlite import ir
+
+from ostinato.backends.cpu.llvm.conversion import convert, from_memory
+from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
+from ostinato.backends.cpu.llvm.memory import load, store
+from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I64, constant
+from ostinato.dtypes import BFLOAT16, FLOAT16, INT16
+from ostinato.records import dataclass, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+    from ostinato.backends.cpu.rules.gemm import Gemm, SumAxis
+    from ostinato.variables import Dim
+
+__all__ = ["define_tile", "tile_dims", "tile_lanes"]
+
+_LATENCY_HIDING = 12
+"""Sums in flight that keep the multiply-add units busy: latency 4, two a cycle, and a few more."""
+
+_STRAIGHT_LINE = 8
+"""The longest innermost axis written out without a loop (a convolution's kernel width)."""
+
+_TURN = 48
+"""Multiply-adds per iteration of the innermost loop, about: enough to outweigh the loop itself."""
+
+_MOST_STEPS = 8
+"""Steps of the innermost axis per iteration, at most."""
+
+
+def tile_lanes(gemm: Gemm, target: TargetSpec) -> int:
+    """Lanes per vector: a whole register, or less where a panel is no multiple of that."""
+    return math.gcd(gemm.panel, target.lanes(gemm.acc.itemsize))
+
+
+def tile_dims(gemm: Gemm) -> tuple[Dim, ...]:
+    """The symbolic extents and steps that a tile's caller passes, in order."""
+    dims = (dim for axis in gemm.sum_axes for dim in (axis.extent, axis.step))
+    return tuple(dict.fromkeys(dim for dim in dims if not isinstance(dim, int)))
+
+
+def define_tile(
+    module: ir.Module,
+    name: str,
+    gemm: Gemm,
+    rows: int,
+    target: TargetSpec,
+    pitch: int | None = None,
+    chains: int | None = None,
+) -> ir.Function:
+    """Adds the function ``void name(a, offsets, b, out, dims...)`` to ``module``.
+
+    ``a`` points at element 0 of the first row where :attr:`Gemm.row_stride` is known;
+    otherwise at the buffer's, with ``offsets`` the rows' element offsets. ``b`` is the panel and
+    ``out`` receives ``rows`` x ``panel`` sums, densely. ``dims`` are those of :func:`tile_dims`.
+
+    Args:
+        pitch: elements from one row of ``b`` to the next, if they are not packed.
+        chains: partial sums per element, where tiles of all heights must sum in one order; as many
+            as hide latency unless given.
+    """
+    dims = tile_dims(gemm)
+    arguments = [BYTE_POINTER] * 4 + [I64] * len(dims)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    target.decorate(function)
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    a, offsets, b, out, *values = function.args
+    lanes = tile_lanes(gemm, target)
+    tile = _Tile(
+        builder,
+        gemm,
+        rows=_row_pointers(builder, gemm, rows, a, offsets),
+        vectors=gemm.panel // lanes,
+        lanes=lanes,
+        pitch=pitch or gemm.panel,
+        dims=dict(zip(dims, values, strict=True)),
+        given_chains=chains,
+    )
+    _store_sums(tile, _accumulate(tile, b), out)
+    builder.ret_void()
+    return function
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """State that the emitters of one tile share."""
+
+    builder: ir.IRBuilder
+    gemm: Gemm
+    rows: Sequence[ir.Value]
+    vectors: int
+    lanes: int
+    pitch: int
+    dims: dict[Dim, ir.Value]
+    given_chains: int | None
+
+    @property
+    def size(self) -> int:
+        """Vectors of sums."""
+        return len(self.rows) * self.vectors
+
+    @property
+    def chains(self) -> int:
+        """Sums per element: a tile too small to hide latency splits ``k`` among several."""
+        return self.given_chains or max(1, min(4, _LATENCY_HIDING // self.size))
+
+    @property
+    def steps(self) -> int:
+        """Steps of the innermost axis per iteration of its loop, a multiple of ``chains``."""
+        steps = max(1, min(_MOST_STEPS, _TURN // self.size))
+        return max(1, steps // self.chains) * self.chains
+
+    def value(self, dim: Dim) -> ir.Value:
+        return I64(dim) if isinstance(dim, int) else self.dims[dim]
+
+
+@dataclass(frozen=True)
+class _Cursor:
+    """Progress of the sum: offset into a row of ``a``, panel pointer, sums so far."""
+
+    offset: ir.Value
+    b: ir.Value
+    sums: list[ir.Value]
+
+
+def _row_pointers(
+    builder: ir.IRBuilder, gemm: Gemm, rows: int, a: ir.Value, offsets: ir.Value
+) -> list[ir.Value]:
+    stride = gemm.row_stride
+    size = gemm.a_dtype.itemsize
+    pointers = []
+    for row in range(rows):
+        if stride is not None:
+            # One register and a constant displacement per row.
+            distance = I64(row * stride * size)
+        else:
+            slot = builder.gep(offsets, [I64(row)], source_etype=I64)
+            distance = builder.mul(builder.load(slot, typ=I64), I64(size))
+        pointers.append(builder.gep(a, [distance], source_etype=ir.IntType(8)))
+    return pointers
+
+
+def _accumulate(tile: _Tile, b: ir.Value) -> list[ir.Value]:
+    zero = constant(tile.gemm.acc, 0, tile.lanes)
+    sums = [zero] * (tile.chains * tile.size)
+    return _run(tile, tile.gemm.sum_axes, _Cursor(I64(0), b, sums)).sums
+
+
+def _run(tile: _Tile, axes: Sequence[SumAxis], cursor: _Cursor) -> _Cursor:
+    """Adds all products over ``axes``; the offset comes back unchanged."""
+    if not axes:
+        return _steps(tile, cursor, 1, 0)
+    axis, inner = axes[0], axes[1:]
+    if not inner:
+        return replace(_run_innermost(tile, axis, cursor), offset=cursor.offset)
+
+    def body(at: _Cursor) -> _Cursor:
+        after = _run(tile, inner, at)
+        return replace(after, offset=tile.builder.add(at.offset, tile.value(axis.step)))
+
+    return replace(_loop(tile, tile.value(axis.extent), cursor, body), offset=cursor.offset)
+
+
+def _run_innermost(tile: _Tile, axis: SumAxis, cursor: _Cursor) -> _Cursor:
+    builder, extent, steps = tile.builder, axis.extent, tile.steps
+    if isinstance(extent, int):
+        if extent > _STRAIGHT_LINE:
+            iterations = I64(extent // steps)
+            cursor = _loop(tile, iterations, cursor, lambda at: _steps(tile, at, steps, axis.step))
+            extent %= steps
+        return _steps(tile, cursor, extent, axis.step)
+    count = tile.value(extent)
+    iterations, rest = builder.udiv(count, I64(steps)), builder.urem(count, I64(steps))
+    cursor = _loop(tile, iterations, cursor, lambda at: _steps(tile, at, steps, axis.step))
+    return _loop(tile, rest, cursor, lambda at: _steps(tile, at, 1, axis.step))
+
+
+def _loop(
+    tile: _Tile, count: ir.Value, start: _Cursor, body: Callable[[_Cursor], _Cursor]
+) -> _Cursor:
+    """Repeats ``body`` ``count`` times, which may be none."""
+    builder = tile.builder
+    before = builder.block
+    loop, done = builder.append_basic_block("k"), builder.append_basic_block("k.done")
+    surely = isinstance(count, ir.Constant) and count.constant > 0
+    if surely:
+        builder.branch(loop)
+    else:
+        builder.cbranch(builder.icmp_signed(">", count, I64(0)), loop, done)
+
+    builder.position_at_end(loop)
+    index = builder.phi(I64)
+    initial = [start.offset, start.b, *start.sums]
+    state = [builder.phi(value.type) for value in initial]
+    end = body(_Cursor(state[0], state[1], list(state[2:])))
+    final = [end.offset, end.b, *end.sums]
+    following = builder.add(index, I64(1))
+    last = builder.block
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
+    _join([index, *state], before, [I64(0), *initial], last, [following, *final])
+
+    builder.position_at_end(done)
+    if surely:
+        return end
+    results = [builder.phi(value.type) for value in initial]
+    _join(results, before, initial, last, final)
+    return _Cursor(results[0], results[1], list(results[2:]))
+
+
+def _join(
+    phis: Sequence[ir.PhiInstr],
+    first: ir.Block,
+    initial: Sequence[ir.Value],
+    second: ir.Block,
+    final: Sequence[ir.Value],
+) -> None:
+    for phi, start, end in zip(phis, initial, final, strict=True):
+        phi.add_incoming(start, first)
+        phi.add_incoming(end, second)
+
+
+def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
+    """``count`` consecutive products along the innermost axis."""
+    builder, stored, pitch = tile.builder, tile.gemm.b_dtype, tile.pitch
+    sums, stride = list(cursor.sums), tile.value(step)
+    for number in range(count):
+        columns = [
+            load(
+                builder, cursor.b, stored, I64(number * pitch + vector * tile.lanes), tile.lanes
+            ).astype(tile.gemm.acc)
+            for vector in range(tile.vectors)
+        ]
+        at = builder.add(cursor.offset, builder.mul(stride, I64(number)))
+        chain = (number % tile.chains) * tile.size
+        for row, pointer in enumerate(tile.rows):
+            factor = _repeated(tile, pointer, at)
+            for vector, column in enumerate(columns):
+                place = chain + row * tile.vectors + vector
+                sums[place] = _multiply_add(factor, column, sums[place])
+    offset = builder.add(cursor.offset, builder.mul(stride, I64(count)))
+    b = builder.gep(cursor.b, [I64(count * pitch * stored.itemsize)], source_etype=ir.IntType(8))
+    return _Cursor(offset, b, sums)
+
+
+def _repeated(tile: _Tile, row: ir.Value, offset: ir.Value) -> Lane:
+    """One element of ``a`` in every lane, as the accumulator's dtype."""
+    builder, dtype, acc = tile.builder, tile.gemm.a_dtype, tile.gemm.acc
+    if dtype not in (FLOAT16, BFLOAT16):
+        return broadcast(load(builder, row, dtype, offset).astype(acc), tile.lanes)
+    # Repeated as 16 bits and widened as a vector: scalar conversions would cross register files.
+    bits = broadcast(load(builder, row, INT16, offset), tile.lanes)
+    wide = from_memory(builder, bits.value, dtype, tile.lanes)
+    return Lane(builder, convert(builder, wide, dtype, acc, tile.lanes), acc, tile.lanes)
+
+
+def _multiply_add(x: Lane, y: Lane, total: ir.Value) -> ir.Value:
+    if x.dtype.is_float:
+        # fmuladd, not fma: without the instruction, fma would be a library call.
+        return intrinsic("fmuladd", x, y, x.like(total)).value
+    return (x * y + x.like(total)).value
+
+
+def _store_sums(tile: _Tile, sums: Sequence[ir.Value], out: ir.Value) -> None:
+    acc = tile.gemm.acc
+    for place in range(tile.size):
+        total = Lane(tile.builder, sums[place], acc, tile.lanes)
+        for chain in range(1, tile.chains):
+            total = total + total.like(sums[chain * tile.size + place])
+        store(tile.builder, out, acc, I64(place * tile.lanes), total)

@@ -1,0 +1,239 @@
+"""Scalar expressions as code: one value, or one per lane, at a point of a kernel."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from llvmlite import ir
+
+from ostinato.backends.cpu.llvm.indices import IndexLanes, Indices
+from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, round_to, where
+from ostinato.backends.cpu.llvm.memory import address, gather, load, scatter, splat, store
+from ostinato.backends.cpu.llvm.scopes import Mask, Scope
+from ostinato.backends.cpu.llvm.types import I1, I32, I64, call_intrinsic, register_type
+from ostinato.dtypes import BOOL, DType
+from ostinato.errors import OstinatoError
+from ostinato.lower.loopir.nodes import (
+    Apply,
+    Guard,
+    IndexValue,
+    Load,
+    Number,
+    Ref,
+    Scalar,
+    operands,
+)
+from ostinato.ops.elementwise import ELEMENTWISE
+from ostinato.variables import Dim, Symbol, bounds, provably_nonnegative
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ostinato.lower.loopir.dependences import Dependence, Dependences
+
+__all__ = ["Scalars", "condition_mask"]
+
+
+class Scalars:
+    """Emits scalar expressions and the memory accesses of statements.
+
+    Args:
+        builder: emits at its current position.
+        namespace: the ``xp`` of the ops' rules.
+        buffers: the addresses of the arguments, then of the temps.
+        dependences: of the nest that the expressions belong to.
+    """
+
+    def __init__(
+        self,
+        builder: ir.IRBuilder,
+        namespace: Any,
+        buffers: Sequence[ir.Value],
+        dependences: Dependences,
+    ) -> None:
+        self.builder = builder
+        self.dependences = dependences
+        self.indices = Indices(builder, self)
+        self._namespace = namespace
+        self._buffers = buffers
+
+    # -- values -----------------------------------------------------------------------------
+
+    def value(self, scalar: Scalar, scope: Scope) -> Lane:
+        """``scalar`` in ``scope``: ``scope.width`` lanes, or one where all lanes agree.
+
+        Computed once per scope, and found again in the scopes beneath.
+        """
+        known = scope.find(lambda s: s.values.get(id(scalar)))
+        if known is None:
+            known = scope.values[id(scalar)] = self._compute(scalar, scope)
+        return known
+
+    def hoist(
+        self, scalars: Iterable[Scalar], scope: Scope, blocked: frozenset[Dependence]
+    ) -> None:
+        """Computes in ``scope`` all parts of ``scalars`` that depend on nothing in ``blocked``.
+
+        What stands under a guard that cannot move as a whole stays where it is: it may be
+        readable only there.
+        """
+        seen: set[int] = set()
+        waiting = list(scalars)[::-1]
+        while waiting:
+            scalar = waiting.pop()
+            if id(scalar) in seen or isinstance(scalar, Number | Ref):
+                continue
+            seen.add(id(scalar))
+            if self.dependences.of(scalar).isdisjoint(blocked):
+                self.value(scalar, scope)
+            elif not isinstance(scalar, Guard):
+                waiting.extend(list(operands(scalar))[::-1])
+
+    def _compute(self, scalar: Scalar, scope: Scope) -> Lane:
+        match scalar:
+            case Number():
+                return splat(self.builder, scalar.value, scalar.dtype, 1)
+            case Load():
+                return self.load(scalar.buffer, scalar.dtype, scalar.index, scope)
+            case Apply():
+                return self._apply(scalar, scope)
+            case Guard():
+                return self._guard(scalar, scope)
+            case IndexValue():
+                return self.indices.vector(scalar.index, scope).astype(scalar.dtype)
+            case Ref():
+                known = scope.find(lambda s: s.refs.get(scalar.name))
+                if known is not None:
+                    return known
+        raise OstinatoError(f"{scalar} has no value at this point of the kernel")
+
+    def _apply(self, scalar: Apply, scope: Scope) -> Lane:
+        lanes = [self.value(operand, scope) for operand in scalar.operands]
+        result = ELEMENTWISE[scalar.op].evaluate(self._namespace, *lanes, **dict(scalar.attrs))
+        if not isinstance(result, Lane):
+            return splat(self.builder, result, scalar.dtype, 1)
+        return round_to(result, scalar.dtype)
+
+    def data(self, symbol: Symbol, scope: Scope) -> Lane:
+        """The value of a data symbol: one lane, or ``scope.width``."""
+        return self.value(self.dependences.value_of(symbol), scope)
+
+    def data_varies(self, symbol: Symbol, scope: Scope) -> bool:
+        """Whether a data symbol differs from lane to lane."""
+        return scope.lane in self.dependences.of(self.dependences.value_of(symbol))
+
+    # -- guards -----------------------------------------------------------------------------
+
+    def _guard(self, guard: Guard, scope: Scope) -> Lane:
+        conditions = [c for c in guard.conditions if not provably_nonnegative(c)]
+        if not conditions:
+            return self.value(guard.body, scope)
+        if any(bounds(c)[1] < 0 for c in conditions):
+            return self.value(guard.otherwise, scope)
+        shared = [c for c in conditions if self.indices.stride(c, scope) == 0]
+        moving = [c for c in conditions if c not in shared]
+        if not shared:
+            return self._guard_lanes(guard, moving, scope)
+        holds = condition_mask(self.indices, shared, scope)
+        return self._guard_branch(guard, holds, moving, scope)
+
+    def _guard_branch(self, guard: Guard, holds: ir.Value, moving: list[Dim], scope: Scope) -> Lane:
+        """A branch on a condition that all lanes share."""
+        b = self.builder
+        width = scope.width if scope.lane in self.dependences.of(guard) else 1
+        with b.if_else(holds) as (then, otherwise):
+            with then:
+                inner = scope.child()
+                chosen = (
+                    self._guard_lanes(guard, moving, inner)
+                    if moving
+                    else self.value(guard.body, inner)
+                )
+                chosen = broadcast(chosen.astype(guard.dtype), width)
+                then_block = b.block
+            with otherwise:
+                other = self.value(guard.otherwise, scope.child()).astype(guard.dtype)
+                other = broadcast(other, width)
+                else_block = b.block
+        result = b.phi(register_type(guard.dtype, width))
+        result.add_incoming(chosen.value, then_block)
+        result.add_incoming(other.value, else_block)
+        return Lane(b, result, guard.dtype, width)
+
+    def _guard_lanes(self, guard: Guard, moving: list[Dim], scope: Scope) -> Lane:
+        """A select between lanes, each side computed under the mask of its own lanes."""
+        holds = condition_mask(self.indices, moving, scope)
+        inside = self.under(scope, holds)
+        outside = self.under(scope, self.builder.not_(holds))
+        body, other = self.value(guard.body, inside), self.value(guard.otherwise, outside)
+        return where(Lane(self.builder, holds, BOOL, scope.width), body, other)
+
+    def under(self, scope: Scope, holds: ir.Value) -> Scope:
+        """A scope inside ``scope`` for the lanes in which ``holds`` is set."""
+        if scope.mask is not None:
+            holds = self.builder.and_(scope.mask.value, holds)
+        return scope.child(mask=Mask(holds, nonempty=False))
+
+    # -- memory -----------------------------------------------------------------------------
+
+    def load(self, buffer: int, dtype: DType, index_: Dim, scope: Scope) -> Lane:
+        """The elements at ``index_``; zero in the lanes that the scope's mask leaves out."""
+        base, b = self._buffers[buffer], self.builder
+        index = self.indices.lanes(index_, scope)
+        mask = None if scope.mask is None else scope.mask.value
+        if index.stride == 0:
+            return load(b, base, dtype, index.base, 1, self._any(scope))
+        if index.stride == 1:
+            return load(b, base, dtype, index.base, scope.width, mask)
+        if index.stride == -1:
+            mask = None if mask is None else _reversed(b, mask)
+            last = b.sub(index.base, I64(scope.width - 1))
+            lane = load(b, base, dtype, last, scope.width, mask)
+            return lane.like(_reversed(b, lane.value))
+        pointer = address(b, base, dtype, index.base)
+        return gather(b, pointer, dtype, index.offsets, mask)
+
+    def store(self, buffer: int, dtype: DType, index: Dim, lane: Lane, scope: Scope) -> None:
+        """Writes ``lane`` at ``index``, in the lanes of the scope's mask."""
+        base, b = self._buffers[buffer], self.builder
+        where_to = self.indices.lanes(index, scope)
+        mask = None if scope.mask is None else scope.mask.value
+        lane = broadcast(lane, scope.width)
+        if scope.width == 1 or where_to.stride == 1:
+            store(b, base, dtype, where_to.base, lane, mask)
+        elif where_to.stride == -1:
+            mask = None if mask is None else _reversed(b, mask)
+            last = b.sub(where_to.base, I64(scope.width - 1))
+            store(b, base, dtype, last, lane.like(_reversed(b, lane.value)), mask)
+        else:
+            pointer = address(b, base, dtype, where_to.base)
+            scatter(b, pointer, dtype, _offsets(where_to), lane, mask)
+
+    def _any(self, scope: Scope) -> ir.Value | None:
+        """Whether what all lanes share may be read; ``None`` when it may in any case."""
+        mask = scope.mask
+        if mask is None or mask.nonempty:
+            return None
+        if scope.width == 1:
+            return mask.value
+        name = f"llvm.vector.reduce.or.v{scope.width}i1"
+        return call_intrinsic(self.builder, name, I1, [mask.value])
+
+
+def condition_mask(indices: Indices, conditions: Sequence[Dim], scope: Scope) -> ir.Value:
+    """Whether all conditions are ``>= 0``: per lane, or one ``i1`` where all lanes agree."""
+    flags = [indices.vector(condition, scope) >= 0 for condition in conditions]
+    return reduce(lambda x, y: x & y, flags).value
+
+
+def _offsets(index: IndexLanes) -> ir.Value:
+    if index.offsets is None:
+        raise OstinatoError("several lanes store to one element at once")
+    return index.offsets
+
+
+def _reversed(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    lanes = vector.type.count
+    order = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes - 1, -1, -1)))
+    return builder.shuffle_vector(vector, vector, order)

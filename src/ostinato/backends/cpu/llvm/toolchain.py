@@ -1,0 +1,327 @@
+"""From LLVM IR to executable code: targets, compilation, linking.
+
+Compiling and linking are separate, so that objects can be cached on disk: a fresh process links
+what an earlier one compiled. ``llvmlite.binding`` is imported by the functions that need it, since
+loading LLVM takes a fifth of a second.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ostinato.backends.cpu.llvm.concurrent import emit_object, run_passes
+from ostinato.backends.cpu.llvm.machine import machine
+from ostinato.errors import DeviceUnavailableError, OstinatoError
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from llvmlite import ir
+
+__all__ = ["LEVELS", "LinkedCode", "TargetSpec", "assembly", "compile_module", "link", "optimized"]
+
+LEVELS = ("host", "avx512", "avx2", "sse2")
+"""The instruction set levels that :meth:`TargetSpec.named` knows."""
+
+_X86_CPUS = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "sse2": "x86-64"}
+_X86_VECTOR_BYTES = {"avx512": 64, "avx2": 32, "sse2": 16}
+_PREFER_512_BITS = "-prefer-256-bit"
+
+_PASSES = (
+    "always_inliner",
+    "sroa",
+    "simplify_cfg",
+    "instruction_combine",
+    "global_dead_code_eliminate",
+)
+"""What pays on kernels, which arrive as explicit vectors with their loops as they should be.
+
+Softmax, layer norm, matmul and elementwise kernels run as fast as after LLVM's whole O1 pipeline,
+in half the compile time (7 instead of 13 ms for bias and tanh, 17 instead of 31 for a softmax).
+Without "sroa", accumulators would live on the stack; the code generator itself removes common
+subexpressions and hoists constants.
+"""
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """The processor that code is generated for.
+
+    Attributes:
+        triple: LLVM's name of architecture, vendor and system.
+        cpu: LLVM's name of the processor or level.
+        features: LLVM's comma-separated feature list; part of every cache key.
+        vector_bytes: the width of the widest vector register worth using.
+    """
+
+    triple: str
+    cpu: str
+    features: str
+    vector_bytes: int
+
+    @staticmethod
+    def host() -> TargetSpec:
+        """The processor that this process runs on, with everything it offers."""
+        return _host()
+
+    @staticmethod
+    def named(level: str) -> TargetSpec:
+        """One of :data:`LEVELS`: the host, or an x86 level at or below it.
+
+        Raises:
+            DeviceUnavailableError: no such level, or this machine cannot run it.
+        """
+        if level not in LEVELS:
+            raise DeviceUnavailableError(
+                f"unknown CPU level {level!r}; the levels are {', '.join(LEVELS)}"
+            )
+        host = _host()
+        if level == "host":
+            return host
+        if not host.triple.startswith("x86_64") or host.vector_bytes < _X86_VECTOR_BYTES[level]:
+            raise DeviceUnavailableError(f"this machine ({host.cpu}) cannot run {level} code")
+        features = _PREFER_512_BITS if level == "avx512" else ""
+        return TargetSpec(host.triple, _X86_CPUS[level], features, _X86_VECTOR_BYTES[level])
+
+    @property
+    def identity(self) -> str:
+        """All that makes code for this target differ from code for another: a cache key."""
+        compiler = machine()["compiler"]
+        return f"{self.triple} {self.cpu} {self.features} {self.vector_bytes} {compiler}"
+
+    @property
+    def has_half_conversions(self) -> bool:
+        """Whether float16 converts in hardware."""
+        if not self.triple.startswith("x86"):
+            return True
+        return "+f16c" in self.features.split(",") or self.cpu in ("x86-64-v3", "x86-64-v4")
+
+    @property
+    def has_byte_dots(self) -> bool:
+        """Whether one instruction adds four products of bytes to a 32-bit sum (VNNI)."""
+        features = self.features.split(",")
+        wanted = "+avx512vnni" if self.vector_bytes == 64 else "+avxvnni"
+        return self.triple.startswith("x86") and wanted in features
+
+    @property
+    def has_avx512(self) -> bool:
+        """Whether AVX-512 (F, BW, DQ and VL) is there."""
+        return self.triple.startswith("x86") and self.vector_bytes == 64
+
+    def lanes(self, itemsize: int) -> int:
+        """The number of elements of ``itemsize`` bytes in a vector register."""
+        return max(1, self.vector_bytes // itemsize)
+
+    def decorate(self, function: ir.Function) -> None:
+        """Gives a function the attributes that make LLVM use this target's full vectors."""
+        function.attributes.add("nounwind")
+        # Past llvmlite's own check, which knows no string attributes.
+        width = f'"prefer-vector-width"="{8 * self.vector_bytes}"'
+        set.add(function.attributes, width)
+
+
+class LinkedCode:
+    """Executable code and the addresses of its symbols, valid as long as this object lives."""
+
+    def __init__(self, addresses: Mapping[str, int], owners: Sequence[object]) -> None:
+        self._addresses = dict(addresses)
+        self._owners = owners
+
+    def address(self, symbol: str) -> int:
+        """The address of ``symbol``.
+
+        Raises:
+            OstinatoError: nothing of that name was linked.
+        """
+        try:
+            return self._addresses[symbol]
+        except KeyError:
+            raise OstinatoError(f"no symbol {symbol!r} was linked") from None
+
+    @property
+    def addresses(self) -> Mapping[str, int]:
+        """All exported symbols."""
+        return dict(self._addresses)
+
+
+def compile_module(module: str | ir.Module, target: TargetSpec) -> bytes:
+    """Object code, ready for :func:`link`, of a module or its text.
+
+    Raises:
+        OstinatoError: the IR is malformed, which is a bug in its emitter.
+    """
+    with _workbench(target) as bench:
+        return emit_object(bench.machine, bench.optimized(module))
+
+
+def assembly(module: str | ir.Module, target: TargetSpec) -> str:
+    """The assembly text of what :func:`compile_module` encodes."""
+    with _workbench(target) as bench:
+        text: str = bench.machine.emit_assembly(bench.optimized(module))
+        return text
+
+
+def optimized(module: str | ir.Module, target: TargetSpec) -> str:
+    """The IR text after the optimisation passes."""
+    with _workbench(target) as bench:
+        return str(bench.optimized(module))
+
+
+def link(objects: Iterable[tuple[bytes, Sequence[str]]]) -> LinkedCode:
+    """Makes objects executable; each comes with the symbols wanted from it.
+
+    Twenty objects take about 3 ms. Objects that export a name already taken by another are
+    linked apart, so they do not clash; the first one's address stands for the name.
+
+    Raises:
+        OstinatoError: an object is damaged or refers to symbols that do not exist.
+    """
+    import llvmlite.binding as llvm
+
+    machine = _new_target_machine(_host())
+    engine = llvm.create_lljit_compiler(machine, use_jit_link=not _is_x86(_host().triple))
+    addresses: dict[str, int] = {}
+    owners: list[object] = [machine, engine]
+    for number, batch in enumerate(_batches(objects)):
+        builder = llvm.JITLibraryBuilder().add_current_process()
+        for code, names in batch:
+            builder.add_object_img(code)
+            for name in names:
+                builder.export_symbol(name)
+        try:
+            tracker = builder.link(engine, f"ostinato{number}")
+        except RuntimeError as error:
+            raise OstinatoError(f"cannot link compiled kernels: {error}") from error
+        owners.append(tracker)
+        for name in itertools.chain.from_iterable(names for _, names in batch):
+            addresses.setdefault(name, tracker[name])
+    return LinkedCode(addresses, owners)
+
+
+def _batches(
+    objects: Iterable[tuple[bytes, Sequence[str]]],
+) -> list[list[tuple[bytes, Sequence[str]]]]:
+    """Objects grouped so that no group holds a symbol twice; repeated objects are dropped."""
+    batches: list[tuple[list[tuple[bytes, Sequence[str]]], set[str]]] = []
+    seen: set[bytes] = set()
+    for code, names in objects:
+        if code in seen:
+            continue
+        seen.add(code)
+        for members, taken in batches:
+            if taken.isdisjoint(names):
+                members.append((code, names))
+                taken.update(names)
+                break
+        else:
+            batches.append(([(code, names)], set(names)))
+    return [members for members, _ in batches]
+
+
+class _Workbench:
+    """The passes and the target machine that modules are compiled with, one thread at a time.
+
+    Attributes:
+        machine: LLVM's description of the target.
+    """
+
+    def __init__(self, target: TargetSpec) -> None:
+        import llvmlite.binding as llvm
+
+        self.machine = _new_target_machine(target)
+        self._target = target
+        self._layout = str(self.machine.target_data)
+        tuning = llvm.create_pipeline_tuning_options(speed_level=1)
+        self._builder = llvm.create_pass_builder(self.machine, tuning)
+        self._passes = llvm.create_new_module_pass_manager()
+        for name in _PASSES:
+            getattr(self._passes, f"add_{name}_pass")()
+
+    def optimized(self, module: str | ir.Module) -> Any:
+        """The module, parsed and optimised, in a context of its own."""
+        import llvmlite.binding as llvm
+
+        context = llvm.create_context()
+        try:
+            text = str(module)
+            parsed = llvm.parse_assembly(text, context)
+            parsed.triple, parsed.data_layout = self._target.triple, self._layout
+            if "ostinato.scale" in text or not self._target.has_half_conversions:
+                _supply_library(parsed, self._target, context)
+            parsed.verify()
+        except RuntimeError as error:
+            raise OstinatoError(f"malformed LLVM IR: {error}") from error
+        run_passes(self._passes, parsed, self._builder)
+        return parsed
+
+
+def _supply_library(parsed: Any, target: TargetSpec, context: Any) -> None:
+    """Links in what the module calls of :mod:`ostinato.backends.cpu.llvm.target_library`."""
+    import llvmlite.binding as llvm
+    from llvmlite import ir
+
+    from ostinato.backends.cpu.llvm import target_library
+
+    library = ir.Module("library")
+    declared = [function.name for function in parsed.functions if function.is_declaration]
+    target_library.define_scaling(library, declared, avx512=target.has_avx512)
+    if not target.has_half_conversions:
+        target_library.define_half_conversions(library)
+    if not library.globals:
+        return
+    definitions = llvm.parse_assembly(str(library), context)
+    definitions.triple, definitions.data_layout = parsed.triple, parsed.data_layout
+    parsed.link_in(definitions)
+
+
+@functools.cache
+def _host() -> TargetSpec:
+    known = machine()
+    triple, features = known["triple"], known["features"]
+    if not _is_x86(triple):
+        return TargetSpec(triple, known["cpu"], features, 16)
+    flags = frozenset(features.split(","))
+    wide = all(f"+avx512{part}" in flags for part in ("f", "bw", "dq", "vl"))
+    if wide:
+        features = f"{features},{_PREFER_512_BITS}"
+    vector_bytes = 64 if wide else 32 if "+avx2" in flags else 16
+    return TargetSpec(triple, known["cpu"], features, vector_bytes)
+
+
+def _is_x86(triple: str) -> bool:
+    return triple.startswith(("x86_64", "i686"))
+
+
+@contextmanager
+def _workbench(target: TargetSpec) -> Iterator[_Workbench]:
+    """A workbench, which until the end is this thread's alone."""
+    idle = _idle_workbenches(target)
+    try:
+        bench = idle.pop()
+    except IndexError:
+        bench = _Workbench(target)
+    try:
+        yield bench
+    finally:
+        idle.append(bench)
+
+
+@functools.cache
+def _idle_workbenches(target: TargetSpec) -> deque[_Workbench]:
+    """Those made earlier that are not in use now."""
+    return deque()
+
+
+def _new_target_machine(target: TargetSpec) -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small", jit=True
+    )

@@ -1,0 +1,1 @@
+"""Loading objects: sections laid out in memory, symbols resolved, without a linker."""

@@ -1,0 +1,78 @@
+"""Launching a program on the first rows alone: how far each of its kernels runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cpu.rules.group_rows import GroupRows
+from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.lower.extent import RowwiseCalls
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from ostinato.lower.program import Program
+
+__all__ = ["Cut", "LeadingRows"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The part of a kernel that runs.
+
+    Attributes:
+        extent: steps of its parallel range.
+        idle: what its :attr:`~ostinato.backends.cpu.rules.gemm.Gemm.idle` is to hold.
+        parts: the second number of a :attr:`~.GroupRows.idle`; 0: it has one.
+    """
+
+    extent: int
+    idle: int
+    parts: int = 0
+
+
+class LeadingRows:
+    """The launches of one program for one number of rows.
+
+    Args:
+        program: see :class:`~ostinato.lower.extent.RowwiseCalls`.
+        upper: how many rows it was compiled for.
+    """
+
+    def __init__(self, program: Program, upper: int) -> None:
+        self._kernels = [call.kernel for call in program.calls]
+        self._rowwise = RowwiseCalls(program, upper)
+        self._listings = _padded_listings(program, upper)
+        self._upper = upper
+
+    def cuts(self, actual: int) -> list[Cut | None]:
+        """For each call, how far it must run to give ``actual`` rows; ``None``: in full.
+
+        A list of rows is made in full; its kernel takes the extent and stores it with the list.
+        """
+        found: list[Cut | None] = []
+        steps_of_all = self._rowwise.steps(actual)
+        for position, (kernel, steps) in enumerate(zip(self._kernels, steps_of_all, strict=True)):
+            if isinstance(kernel, GroupRows) and position in self._listings:
+                found.append(Cut(kernel.extent, self._upper - actual, self._upper))
+                continue
+            if steps is None:
+                found.append(None)
+                continue
+            wanted, size = steps
+            assert isinstance(kernel, CpuKernel)
+            extent = kernel.extent_for(wanted)
+            assert isinstance(extent, int)
+            found.append(Cut(extent, size - wanted))
+        return found
+
+
+def _padded_listings(program: Program, upper: int) -> set[int]:
+    """The calls that list rows which derive, in any way, from inputs of ``upper`` rows."""
+    padded = {b for b in program.inputs.values() if b.type.shape[:1] == (upper,)}
+    found: set[int] = set()
+    for position, call in enumerate(program.calls):
+        if not padded.isdisjoint(call.reads()):
+            padded.update(call.writes())
+            if call.kernel.listing is not None:
+                found.add(position)
+    return found

@@ -1,0 +1,376 @@
+"""The GEMM kernel: a matmul over packed panels, with a fused epilogue.
+
+``acc[batch, m, n] = Σ_k a[batch, m, k] · b[batch, k, n]``, then the epilogue's stores at every
+``(batch, m, n)``. Matmuls and convolutions are both this kernel: they differ only in the index
+expressions of ``a`` and in how ``b`` was packed.
+
+The work is cut into *items*: one panel of ``b`` by one block of rows, for one batch point. A block
+is a few register tiles, so that a panel stays in cache while tiles pass over it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.errors import OstinatoError
+from ostinato.lower.loopir.dependences import accesses_of_statements
+from ostinato.lower.loopir.kernel import Access
+from ostinato.lower.loopir.nodes import Arg, Store, extent_of, max_extent
+from ostinato.records import dataclass
+from ostinato.variables import (
+    Dim,
+    Symbol,
+    axis,
+    bounds,
+    ceil_div,
+    coefficient,
+    minimum,
+    prod,
+    substitute,
+    symbols,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ostinato.backends.cpu.rules.packing import BlockScales, PanelFormat
+    from ostinato.dtypes import DType
+    from ostinato.lower.loopir.text import KernelText
+
+__all__ = ["Gemm", "SumAxis", "fits_cache"]
+
+_ITEM_FLOPS = 2_000_000
+"""About 20 µs of one core's work: long against the cost of handing an item out."""
+
+_FLOPS_PER_BYTE = 5
+"""What a core computes in the time in which it reads a byte of a panel for the first time."""
+
+_BLOCK_BYTES = 12 << 10
+"""Room for the sums of one item: they and their transpose fit a first-level cache."""
+
+_RESIDENT_BYTES = 256 << 10
+"""Panels of up to this many bytes together stay in the second-level cache."""
+
+_CACHE_BYTES = 1 << 20
+"""What a second-level cache holds, about."""
+
+_MANY_ROWS = 512
+"""Rows that make many blocks."""
+
+_RUN = 16
+"""Consecutive elements that are worth storing along rows; what is transposed is a multiple."""
+
+
+@dataclass(frozen=True)
+class SumAxis:
+    """A loop of the sum: ``extent`` values, ``step`` elements of ``a`` apart."""
+
+    extent: Dim
+    step: Dim
+
+
+@dataclass(frozen=True, eq=False)
+class Gemm(CpuKernel):
+    """A matmul or convolution whose right operand is in packed panels.
+
+    Attributes:
+        args: the buffers, in the order of the kernel's ``buffers``.
+        batch: outer axes, each an independent matmul; outermost first.
+        m: the row axis: of the output, and of ``a``.
+        n: the column axis: vector lanes.
+        k: the axes summed over, outermost first (matmul has one; a convolution has channel and
+            kernel positions). Their order is the order of rows in the packed panels.
+        a: the argument that holds ``a``; ``a_dtype`` its element type.
+        a_index: element offset over ``batch``, ``m`` and ``k``: ``f(batch, m) + g(k)`` with ``g``
+            affine in each ``k`` axis.
+        b: the argument that holds the packed panels: for each panel group, ``ceil(n / panel)``
+            panels of ``prod(k)`` rows of ``panel`` elements, zero beyond ``n``.
+        b_group: which panel group serves a batch point; an expression over ``batch``.
+        panel: elements per row of a panel, a multiple of the vector length or a power of two.
+        rows: how many rows of ``a`` a register tile holds.
+        acc: the accumulator's dtype.
+        epilogue: stores over ``batch``, ``m`` and ``n``, in which ``Accumulator`` is the sum.
+        variables: the graph's Variables in the order of ``vars``.
+        idle: the argument that holds one int64, within ``0..m``: how many of the last rows are not
+            wanted, and what is stored for them undefined; ``None`` where all are wanted. It needs
+            an ``m`` of known size and no ``batch``.
+        b_format: how panels hold their elements; ``None``: as the accumulator does.
+        scales: what weighs the products of each block of ``k``, if anything does.
+        item_rows: rows of an item, a multiple of ``rows``; ``None``: as many as are worth it.
+    """
+
+    args: tuple[Arg, ...]
+    batch: tuple[Symbol, ...]
+    m: Symbol
+    n: Symbol
+    k: tuple[Symbol, ...]
+    a: int
+    a_dtype: DType
+    a_index: Dim
+    b: int
+    b_group: Dim
+    panel: int
+    rows: int
+    acc: DType
+    epilogue: tuple[Store, ...]
+    variables: tuple[Symbol, ...] = ()
+    idle: int | None = None
+    b_format: PanelFormat | None = None
+    scales: BlockScales | None = None
+    item_rows: int | None = None
+
+    renderer: ClassVar[str] = "gemm"
+
+    # -- text and accesses --------------------------------------------------------------------
+
+    @property
+    def directing(self) -> Mapping[int, object]:
+        return {} if self.idle is None else {self.idle: None}
+
+    def describe(self, text: KernelText) -> None:
+        text.line(0, "gemm")
+        text.head(self.args)
+        self.describe_sums(text)
+        for store in self.epilogue:
+            text.statement(store)
+
+    def describe_sums(self, text: KernelText) -> None:
+        """Everything but the epilogue."""
+        for symbol in self.batch:
+            text.line(1, f"for {text.axis(symbol)}")
+        items = "" if self.item_rows is None else f" in items of {self.item_rows}"
+        text.line(1, f"rows {text.axis(self.m)} by {self.rows}{items}")
+        text.line(1, f"columns {text.axis(self.n)} by {self.panel}")
+        for symbol in self.k:
+            text.line(1, f"sum over {text.axis(symbol)}")
+        left = f"{self.a_dtype.short} b{self.a}[{text.dim(self.a_index)}]"
+        kind = "" if self.b_format is None else f"{self.b_format} "
+        right = f"{kind}b{self.b}.group[{text.dim(self.b_group)}]"
+        text.line(1, f"accumulate {self.acc.short} {left} * {right}")
+        if (scales := self.scales) is not None:
+            left = f"f32 b{scales.a}[{text.dim(scales.a_index)}]"
+            right = f"{scales.b_dtype.short} b{scales.b}"
+            text.line(1, f"blocks of {scales.size} scaled by {left} and {right}")
+        if self.idle is not None:
+            text.line(1, f"without the last b{self.idle}[0] rows")
+
+    def accesses(self) -> Iterator[Access]:
+        yield Access(self.a, self.a_index, writes=False)
+        group = prod((self.panels, self.panel_size))
+        element = axis("panel.element", group)
+        yield Access(self.b, self.b_group * group + element, writes=False)
+        if (scales := self.scales) is not None:
+            block = axis("block", self.depth // scales.size)
+            yield Access(scales.a, scales.a_index + block, writes=False)
+        yield from accesses_of_statements(self.epilogue)
+
+    @property
+    def row_axis(self) -> Symbol | None:
+        axes = self.batch or ((self.m,) if self.idle is not None else ())
+        known = all(isinstance(extent_of(symbol), int) for symbol in axes)
+        return axes[0] if axes and known and isinstance(self.extent, int) else None
+
+    # -- how ``a`` is read --------------------------------------------------------------------
+
+    @cached_property
+    def row_offset(self) -> Dim:
+        """``f(batch, m)``: where a row of ``a`` starts, in elements."""
+        return substitute(self.a_index, dict.fromkeys(self.k, 0))
+
+    @cached_property
+    def row_stride(self) -> int | None:
+        """Elements from one row of ``a`` to the next, where that is one known number."""
+        split = coefficient(self.row_offset, self.m)
+        return split[0] if split is not None and isinstance(split[0], int) else None
+
+    @cached_property
+    def sum_axes(self) -> tuple[SumAxis, ...]:
+        """``k`` as loops, outermost first; axes that one loop can walk are merged.
+
+        Raises:
+            OstinatoError: ``a_index`` is not affine in ``k``, which is a bug in its maker.
+        """
+        merged: list[SumAxis] = []
+        for symbol in self.k:
+            loop = SumAxis(extent_of(symbol), _step(self.a_index, symbol, self.k))
+            if loop.extent == 1:
+                continue
+            if merged and merged[-1].step == loop.extent * loop.step:
+                loop = SumAxis(merged.pop().extent * loop.extent, loop.step)
+            merged.append(loop)
+        return tuple(merged)
+
+    @property
+    def b_dtype(self) -> DType:
+        """The element type of the panels."""
+        return self.acc if self.b_format is None else self.b_format.dtype
+
+    @cached_property
+    def panel_size(self) -> Dim:
+        """Elements in memory of one panel."""
+        form = self.b_format
+        return self.depth * self.panel if form is None else form.size(self.depth, self.panel)
+
+    @cached_property
+    def depth(self) -> Dim:
+        """The number of products in a sum: the rows of a panel."""
+        return prod(extent_of(symbol) for symbol in self.k)
+
+    # -- how the work is cut ------------------------------------------------------------------
+
+    @property
+    def segments(self) -> tuple[tuple[Gemm, ...], ...]:
+        """Itself alone, as :class:`~ostinato.backends.cpu.rules.multi_gemm.MultiGemm` has many."""
+        return ((self,),)
+
+    @cached_property
+    def panels(self) -> Dim:
+        """Panels per group."""
+        return ceil_div(extent_of(self.n), self.panel)
+
+    @cached_property
+    def block(self) -> int:
+        """Rows of an item: a multiple of ``rows``, sized to be worth handing out."""
+        if self.item_rows is not None:
+            return self.item_rows
+        tiles = max(1, -(-max_extent(self.m) // self.rows))
+        worthwhile = -(-_ITEM_FLOPS // max(1, 2 * self.rows * self._panel_elements))
+        fitting = _BLOCK_BYTES // (self.rows * self.panel * self.acc.itemsize)
+        if self.stores_along_rows:
+            worthwhile = max(worthwhile, -(-_RUN // self.rows))
+        if self.streams_rows:
+            worthwhile = fitting
+        per_block = max(1, min(tiles, worthwhile, fitting))
+        return self.rows * -(-tiles // -(-tiles // per_block))
+
+    @property
+    def padded_block(self) -> int:
+        """Rows of an item with those that only transposing touches."""
+        return -(-self.block // _RUN) * _RUN
+
+    @cached_property
+    def remainders(self) -> tuple[int, ...]:
+        """Heights of the tiles for the rows that full tiles leave: one for each possible count.
+
+        None where every block of rows has at least a full tile's: the last tile of a block then
+        goes back over rows of the one before it, which costs little time and no code. A symbolic
+        count gets all heights, so that a matmul of a few rows reads each panel just once, as one
+        compiled for that count does; panels are most of what it has to read.
+        """
+        m = extent_of(self.m)
+        if isinstance(m, int):
+            last = m % self.block
+            return (last,) if 0 < last < self.rows else ()
+        return tuple(range(1, min(self.rows, max_extent(self.m) + 1)))
+
+    @cached_property
+    def stores_along_rows(self) -> bool:
+        """Whether the first store is contiguous along ``m`` rather than along ``n``."""
+        index = self.epilogue[0].index
+        along_m, along_n = coefficient(index, self.m), coefficient(index, self.n)
+        if along_m is None or along_m[0] != 1:
+            return False
+        return max_extent(self.n) == 1 or along_n is None or along_n[0] != 1
+
+    @cached_property
+    def blocks(self) -> Dim:
+        """Row blocks per batch point."""
+        return ceil_div(extent_of(self.m), self.block)
+
+    @cached_property
+    def extent(self) -> Dim:
+        """The parallel range: batch points x row blocks x panels."""
+        return prod(extent_of(symbol) for symbol in self.batch) * self.blocks * self.panels
+
+    def computed_rows(self, wanted: Dim) -> Dim:
+        """The number of rows computed where the first ``wanted`` are wanted: whole tiles.
+
+        A row comes from the same tile however many are wanted, so its sums are the same bits.
+        """
+        return minimum(ceil_div(wanted, self.rows) * self.rows, extent_of(self.m))
+
+    def extent_for(self, wanted: int) -> Dim:
+        if self.batch:
+            return super().extent_for(wanted)
+        return self.blocks_for(wanted) * self.panels
+
+    def blocks_for(self, wanted: int) -> Dim:
+        """Row blocks where the first ``wanted`` rows are wanted."""
+        return ceil_div(self.computed_rows(wanted), self.block)
+
+    @cached_property
+    def panels_innermost(self) -> bool:
+        """Whether consecutive items share rows of ``a`` rather than a panel.
+
+        They do where all panels fit a cache, and where the rows do not.
+        """
+        return fits_cache(self.panels_bytes) or self.streams_rows
+
+    @property
+    def panels_bytes(self) -> int:
+        """Bytes of all panels of a group, at most."""
+        return self._panel_bytes * bounds(self.panels)[1]
+
+    @cached_property
+    def streams_rows(self) -> bool:
+        """Whether rows are too many for the second-level cache to hold all of them.
+
+        Then a block of them stays there while all panels pass by, which are read line by line.
+        (Two threads, ``[1024, 768] x [768, 768]``: 224 GFLOP/s so, 222 panel by panel.)
+        """
+        rows, depth = extent_of(self.m), self.depth
+        if not isinstance(rows, int) or not isinstance(depth, int) or self.batch:
+            return False
+        nbytes = rows * depth * self.a_dtype.itemsize
+        return self.row_stride is not None and rows >= _MANY_ROWS and nbytes > _CACHE_BYTES
+
+    @cached_property
+    def grain(self) -> int:
+        """The number of consecutive items that are worth handing out together."""
+        rows = min(self.block, max_extent(self.m))
+        work = max(2 * rows * self._panel_elements, _FLOPS_PER_BYTE * self._panel_bytes)
+        return max(1, _ITEM_FLOPS // max(1, work))
+
+    @cached_property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch that the kernel needs."""
+        return self.sums_at(1)
+
+    def sums_at(self, number: int) -> int:
+        """The offset in scratch memory of sums that ``number`` others come before.
+
+        First come the offsets of rows. The transpose of sums stands right behind them.
+        """
+        turned = self.sums_bytes if self.stores_along_rows else 0
+        return _whole_lines(8 * self.block) + number * (self.sums_bytes + turned)
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes that the sums of an item take."""
+        return _whole_lines(self.padded_block * self.panel * self.acc.itemsize)
+
+    @property
+    def _panel_bytes(self) -> int:
+        return bounds(self.panel_size)[1] * self.b_dtype.itemsize
+
+    @property
+    def _panel_elements(self) -> int:
+        return self.panel * bounds(self.depth)[1]
+
+
+def fits_cache(nbytes: int) -> bool:
+    """Whether panels of so many bytes together stay in the second-level cache."""
+    return nbytes <= _RESIDENT_BYTES
+
+
+def _step(index: Dim, symbol: Symbol, k: tuple[Symbol, ...]) -> Dim:
+    split = coefficient(index, symbol)
+    if split is None or not symbols(split[0]).isdisjoint(k):
+        raise OstinatoError(f"gemm: {index} is not affine in {symbol.name}")
+    return split[0]
+
+
+def _whole_lines(size: int) -> int:
+    return -(-size // 64) * 64

@@ -1,0 +1,357 @@
+"""Grouped GEMM: rows times the matrix of the expert that each row goes to.
+
+The rows of an expert are worked on together, so that its matrix is read once; where a row stands
+among them makes no difference to its sums, nor does it matter whether the matrix is packed. A work
+item is one panel of one expert's matrix by all rows of a part
+(:class:`~ostinato.backends.cpu.rules.group_rows.GroupLayout`).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.backends.cpu.rules.gemm import Gemm
+from ostinato.backends.cpu.rules.group_rows import GroupLayout
+from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
+from ostinato.backends.cpu.rules.tiles import RegisterFile, tile_for
+from ostinato.lower.loopir.builder import Outputs, cast, store_at, symbols_of
+from ostinato.lower.loopir.nodes import Accumulator, Load, Store, max_extent
+from ostinato.lower.rules.matmul_spec import MatmulSpec, separable
+from ostinato.records import dataclass
+from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, minimum, prod
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ostinato.backends.cpu.rules.packing import PanelFormat
+    from ostinato.dtypes import DType
+    from ostinato.ir.graph import Node, Value
+    from ostinato.lower.loopir.builder import KernelBuilder
+    from ostinato.lower.loopir.nodes import Arg
+    from ostinato.lower.loopir.text import KernelText
+    from ostinato.lower.program import LoweredBuffer
+
+__all__ = ["GroupedGemm", "RowMatmul", "grouped_matmul_kernel", "row_matmul", "rows_in_place"]
+
+#: Rows of a tile where an expert's share may be more than the average: a panel is then read less
+#: often from where it was left.
+_FEW_ROWS = 4
+
+#: A panel of up to this many bytes is still in the second-level cache when tiles go over it again:
+#: with 64 tokens at 2 of 8 experts of 1024 x 3584, 5% faster than panels of 920 kB. Narrower than
+#: three vectors panels cost more than they save.
+_PANEL_BYTES, _LEAST_VECTORS = 768 << 10, 3
+
+#: About 20 µs of one core's work, and what it computes while it reads a byte of a panel.
+_ITEM_FLOPS, _FLOPS_PER_BYTE = 2_000_000, 5
+
+
+class _AnyRows(Gemm):
+    """A GEMM whose rows of ``a`` may be anywhere."""
+
+    @property
+    def row_stride(self) -> None:
+        """None: rows are found one by one."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedGemm(CpuKernel):
+    """``acc_i[m, n] = Σ_k a[m, k] · b_i[expert of m, k, n]``, then stores at every ``(m, n)``.
+
+    Attributes:
+        args: the buffers, in the order of the kernel's ``buffers``.
+        m: the axis of rows: of the result, and of ``a``.
+        n: the axis of columns: vector lanes.
+        k: the axis summed over.
+        a: the argument that holds ``a``; ``a_dtype`` its element type.
+        a_index: element offset over ``m`` and ``k``: ``f(m) + g(k)`` with ``g`` affine.
+        b: the arguments that hold the matrices of all experts, in panels or as they are.
+        groups: the argument that lists the rows of every expert.
+        layout: how it does.
+        panel: elements per row of a panel; it divides the columns of matrices that are not packed.
+        rows: how many rows of ``a`` a register tile holds.
+        acc: the accumulator's dtype.
+        epilogue: stores over ``m`` and ``n``, in which ``Accumulator`` ``i`` is ``acc_i``.
+        variables: the graph's Variables in the order of ``vars``.
+        b_format: how matrices hold their elements; ``None``: as the accumulator does.
+        packed: whether they are in panels, rather than in C order.
+    """
+
+    args: tuple[Arg, ...]
+    m: Symbol
+    n: Symbol
+    k: Symbol
+    a: int
+    a_dtype: DType
+    a_index: Dim
+    b: tuple[int, ...]
+    groups: int
+    layout: GroupLayout
+    panel: int
+    rows: int
+    acc: DType
+    epilogue: tuple[Store, ...]
+    variables: tuple[Symbol, ...] = ()
+    b_format: PanelFormat | None = None
+    packed: bool = True
+
+    renderer: ClassVar[str] = "grouped_gemm"
+
+    @property
+    def directing(self) -> Mapping[int, object]:
+        return {self.groups: self.layout}
+
+    def describe(self, text: KernelText) -> None:
+        text.line(0, "grouped gemm")
+        text.head(self.args)
+        text.line(1, f"rows {text.axis(self.m)} by {self.rows}")
+        text.line(1, f"columns {text.axis(self.n)} by {self.panel}")
+        text.line(1, f"sum over {text.axis(self.k)}")
+        text.line(1, f"listed in b{self.groups}: {self.layout.describe(text)}")
+        left = f"{self.a_dtype.short} b{self.a}[{text.dim(self.a_index)}]"
+        kind = "" if self.b_format is None else f"{self.b_format} "
+        for b in self.b:
+            packed = "" if self.packed else ", not packed"
+            text.line(1, f"accumulate {self.acc.short} {left} * {kind}b{b}[expert]{packed}")
+        for store in self.epilogue:
+            text.statement(store)
+
+    @property
+    def panels(self) -> int:
+        """Panels of each matrix."""
+        return -(-max_extent(self.n) // self.panel)
+
+    @property
+    def extent(self) -> Dim:
+        """The parallel range: parts, most of which there may be, by panels."""
+        return self.layout.most_parts * self.panels
+
+    @property
+    def grain(self) -> int:
+        """The number of consecutive items that are worth handing out together."""
+        rows = max(1, bounds(self.layout.rows)[1] // self.layout.experts)
+        work = max(2 * rows, _FLOPS_PER_BYTE * self.gemm.b_dtype.itemsize) * self.panel_elements
+        return max(1, _ITEM_FLOPS // max(1, work * len(self.b)))
+
+    @property
+    def panel_elements(self) -> int:
+        """Elements of a panel."""
+        return self.panel * max_extent(self.k)
+
+    @property
+    def panel_step(self) -> int:
+        """Elements from one panel of a matrix to the next."""
+        return self.panel_elements if self.packed else self.panel
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of a panel to the next."""
+        return self.panel if self.packed else max_extent(self.n)
+
+    @cached_property
+    def gemm(self) -> Gemm:
+        """The GEMM of some rows with one panel, for its register tiles."""
+        return _AnyRows(
+            args=(),
+            batch=(),
+            m=self.m,
+            n=self.n,
+            k=(self.k,),
+            a=self.a,
+            a_dtype=self.a_dtype,
+            a_index=self.a_index,
+            b=self.b[0],
+            b_group=0,
+            panel=self.panel,
+            rows=self.rows,
+            acc=self.acc,
+            epilogue=(),
+            b_format=self.b_format,
+        )
+
+    @cached_property
+    def heights(self) -> tuple[int, ...]:
+        """Heights of register tiles, one for any number of rows that is left, least first."""
+        return tuple(range(1, min(self.rows, max(1, max_extent(self.m))) + 1))
+
+    @cached_property
+    def scratch_layout(self) -> tuple[int, ...]:
+        """Offsets in scratch memory of a tile's row offsets, and of each of its sums."""
+        sums = _whole_lines(self.rows * self.panel * self.acc.itemsize)
+        first = _whole_lines(8 * self.rows)
+        return (0, *(first + number * sums for number in range(len(self.b))))
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch that the kernel needs."""
+        sums = _whole_lines(self.rows * self.panel * self.acc.itemsize)
+        return self.scratch_layout[-1] + sums
+
+    def elements(self, position: int, *, writes: bool) -> Dim | None:
+        """At most how many elements of an argument are touched; ``None``: all there are."""
+        if position not in self.b or writes:
+            return None
+        used = minimum(self.layout.experts, self.layout.rows)
+        return used * self.panels * self.panel_elements
+
+
+@dataclass(frozen=True, eq=False)
+class RowMatmul:
+    """A grouped matmul before its kernel is built.
+
+    Attributes:
+        node: the graph's node.
+        rows: how many rows.
+        weights: the matrices of all experts, ``[E, K, N]`` each.
+        tile: rows and columns of the register tile.
+        form: how the matrices' elements are held; ``None``: as the accumulator does.
+        packed: whether the matrices are brought into panels.
+    """
+
+    node: Node
+    rows: Dim
+    weights: tuple[Value, ...]
+    tile: tuple[int, int]
+    form: PanelFormat | None
+    packed: bool
+
+    @property
+    def layout(self) -> GroupLayout:
+        """The layout of the list of rows by expert."""
+        experts = self.weights[0].shape[0]
+        assert isinstance(experts, int)
+        return GroupLayout(experts, self.rows)
+
+    @property
+    def acc(self) -> DType:
+        return self.weights[0].dtype.accumulator
+
+    @property
+    def flops(self) -> Dim:
+        """Operations of all rows with their matrices."""
+        return 2 * self.rows * sum(prod(weight.shape[1:]) for weight in self.weights)
+
+    @property
+    def packings(self) -> list[PackedMatmul]:
+        """The matmuls that pack the matrices into panels."""
+        return [_packing(self.node, self.rows, weight) for weight in self.weights]
+
+    def axes(self) -> tuple[Dim, Dim, Dim]:
+        """Rows, columns and what is summed over."""
+        _, depth, columns = self.weights[0].shape
+        return axis("m", self.rows), axis("n", columns), axis("k", depth)
+
+    def kernel(
+        self,
+        build: KernelBuilder,
+        matrices: Sequence[LoweredBuffer],
+        groups: LoweredBuffer,
+        left: Load,
+        at: tuple[Dim, Dim, Dim],
+        epilogue: Sequence[Store],
+        variables: tuple[Symbol, ...],
+    ) -> GroupedGemm:
+        """The kernel, whose axes are ``at`` and whose element of ``a`` there is ``left``."""
+        b = tuple(build.argument(buffer, reads=True) for buffer in matrices)
+        listed = build.argument(groups, reads=True)
+        m, n, k = symbols_of(at)
+        return GroupedGemm(
+            build.args, m, n, k, left.buffer, left.dtype, left.index, b, listed, self.layout,
+            self.tile[1], self.tile[0], self.acc, tuple(epilogue), variables, self.form,
+            self.packed,
+        )  # fmt: skip
+
+
+def row_matmul(
+    node: Node,
+    rows: Dim,
+    weights: Sequence[Value],
+    registers: RegisterFile,
+    *,
+    packed: bool = True,
+) -> RowMatmul:
+    """The matmul of ``rows`` rows with their experts' ``weights``, as ``node`` needs it.
+
+    Args:
+        packed: whether to pack the weights; if not, they are read where they are if their dtype
+            and their number of columns allow it.
+    """
+    share = bounds(ceil_div(rows, weights[0].shape[0]))[1]
+    expected = max(share, min(_FEW_ROWS, bounds(rows)[1]), 1)
+    tile = _tile(weights[0], expected, registers)
+    forms = {_packing(node, rows, weight).panel_format(registers) for weight in weights}
+    form = forms.pop() if len(forms) == 1 else None
+    if not packed:
+        acc = weights[0].dtype.accumulator
+        held = acc if form is None else form.dtype
+        lanes = max(1, registers.vector_bytes // acc.itemsize)
+        panel = _dividing(weights[0].shape[2], tile[1], lanes)
+        if panel and all(weight.dtype == held for weight in weights):
+            return RowMatmul(node, rows, tuple(weights), (tile[0], panel), form, packed=False)
+    return RowMatmul(node, rows, tuple(weights), tile, form, packed=True)
+
+
+def _dividing(columns: Dim, widest: int, lanes: int) -> int:
+    """The widest panel of whole vectors, up to ``widest``, that divides ``columns``; 0: none."""
+    choices = range(widest // lanes * lanes, 0, -lanes)
+    return next((panel for panel in choices if columns % panel == 0), 0)
+
+
+def _tile(weight: Value, rows: int, registers: RegisterFile) -> tuple[int, int]:
+    """The register tile where an expert has about ``rows`` rows."""
+    _, depth, columns = weight.shape
+    assert isinstance(depth, int)
+    acc = weight.dtype.accumulator
+    vector_bytes, count = registers.vector_bytes, registers.count
+    tile = tile_for(vector_bytes, count, acc, rows, columns)
+    lanes = max(1, vector_bytes // acc.itemsize)
+    widest = max(_LEAST_VECTORS, _PANEL_BYTES // max(1, depth * vector_bytes)) * lanes
+    if rows > tile[0] and tile[1] > widest:  # panels are gone over again
+        tile = tile_for(vector_bytes, count, acc, rows, widest)
+    return tile
+
+
+def _packing(node: Node, rows: Dim, weight: Value) -> PackedMatmul:
+    """The packing of one matrix of each expert; its left operand is found by others."""
+    experts, depth, columns = weight.shape
+    spec = MatmulSpec(
+        node, (experts,), rows, columns, (depth,), (experts,),
+        weight, lambda group, row, k: (*group, row, *k),
+        weight, lambda group, k, column: (*group, *k, column),
+        lambda group: group, lambda group, row, column: (*group, row, column),
+    )  # fmt: skip
+    return PackedMatmul(spec)
+
+
+def rows_in_place(build: KernelBuilder, x: Value) -> bool:
+    """Whether the rows of ``x`` are in memory in a form that tiles can walk over."""
+    row, k = build.axes(x.shape)
+    element = build.at(x, (row, k))
+    if not isinstance(element, Load) or element.bindings:
+        return False
+    return separable(element.index, symbols_of([k]))
+
+
+def grouped_matmul_kernel(
+    build: KernelBuilder,
+    matmul: RowMatmul,
+    matrices: Sequence[LoweredBuffer],
+    groups: LoweredBuffer,
+    outputs: Outputs,
+    variables: tuple[Symbol, ...],
+) -> GroupedGemm:
+    """The kernel of a ``grouped_matmul`` node, with its region's other members as epilogue."""
+    x, (result,) = matmul.node.inputs[0], matmul.node.outputs
+    m, n, k = at = matmul.axes()
+    left = build.at(x, (m, k))
+    assert isinstance(left, Load)
+    build.results[result] = cast(Accumulator(matmul.acc), result.dtype)
+    stores = [store_at(build, value, buffer, result.shape, (m, n)) for value, buffer in outputs]
+    return matmul.kernel(build, matrices, groups, left, at, stores, variables)
+
+
+def _whole_lines(size: int) -> int:
+    return -(-size // 64) * 64

@@ -1,0 +1,222 @@
+"""Matmuls of 8-bit integers with packed weights of 8 or 4 bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
+from ostinato.backends.cpu.rules.packing import BlockScales, PanelFormat
+from ostinato.backends.cpu.rules.tiles import tile_for
+from ostinato.dtypes import INT32, UINT8
+from ostinato.ir.types import TensorType
+from ostinato.lower.loopir.builder import symbols_of
+from ostinato.lower.loopir.nodes import (
+    Apply,
+    Guard,
+    IndexValue,
+    Load,
+    Number,
+    Scalar,
+    Store,
+    max_extent,
+)
+from ostinato.lower.loopir.views import linear_index
+from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.rules.loops import block_nest
+from ostinato.lower.rules.matmul_spec import row_spec
+from ostinato.records import dataclass, field, replace
+from ostinato.variables import (
+    Dim,
+    axis,
+    bounds,
+    ceil_div,
+    coefficient,
+    floor_div,
+    remainder,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cpu.rules.gemm import Gemm
+    from ostinato.backends.cpu.rules.tiles import RegisterFile
+    from ostinato.ir.graph import Node
+    from ostinato.lower.loopir.builder import KernelBuilder, Outputs
+    from ostinato.lower.loopir.nest import LoopNest
+    from ostinato.variables import Symbol
+
+__all__ = ["BlockwiseMatmul", "IntMatmul", "blockwise_matmul", "int_matmul"]
+
+_MOST_ROWS, _MOST_VECTORS = 9, 4
+
+
+@dataclass(frozen=True, eq=False)
+class RowMatmul(PackedMatmul):
+    """Rows times a matrix, by tiles that take a row's elements side by side."""
+
+    def reads_in_place(self, build: KernelBuilder) -> bool:
+        """Whether they are, and rows are a known distance apart."""
+        row, column = axis("m", self.spec.m), axis("k", self.spec.k[0])
+        scalar = build.at(self.spec.a, self.spec.a_at((), row, (column,)))
+        if not isinstance(scalar, Load) or scalar.bindings:
+            return False
+        (m,), (k,) = symbols_of([row]), symbols_of([column])
+        rows, columns = coefficient(scalar.index, m), coefficient(scalar.index, k)
+        if rows is None or columns is None or not isinstance(rows[0], int):
+            return False
+        return columns[0] == 1 or max_extent(k) <= 1
+
+
+@dataclass(frozen=True, eq=False)
+class IntMatmul(RowMatmul):
+    """A matmul of 8-bit integers; panels hold several positions of ``k`` in a row."""
+
+    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
+        """Panels are never narrower than a register: there is no other way to multiply bytes."""
+        lanes = registers.vector_bytes // INT32.itemsize
+        columns = [max(bounds(matmul.spec.n)[1], lanes) for matmul in (self, *others)]
+        return tile_for(registers.vector_bytes, registers.count, INT32, self.spec.m, *columns)
+
+    def panel_format(self, registers: RegisterFile) -> PanelFormat:
+        """Four bytes a column where one instruction multiplies unsigned by signed ones."""
+        unlike = self.spec.a.dtype != self.spec.b.dtype
+        return PanelFormat(self.spec.b.dtype, 4 if registers.byte_dots and unlike else 2)
+
+    def packed_buffer(
+        self, panel: int, role: Role, form: PanelFormat | None = None
+    ) -> LoweredBuffer:
+        assert form is not None
+        rows = ceil_div(self.spec.depth, form.depth)
+        shape = (ceil_div(self.spec.n, panel), rows, panel, form.steps)
+        return LoweredBuffer(TensorType(form.dtype, shape), role, f"{self.spec.node.label}.packed")
+
+    def pack_nest(
+        self,
+        build: KernelBuilder,
+        packed: LoweredBuffer,
+        panel: int,
+        variables: tuple[Symbol, ...],
+    ) -> LoopNest:
+        which, row, lane, step = build.axes(packed.type.shape)
+        value = self._element(build, row, which * panel + lane, step, packed.type.shape[-1])
+        position = build.argument(packed, writes=True)
+        index = linear_index(packed.type.shape, (which, row, lane, step))
+        store = Store(position, index, value)
+        return block_nest(build, symbols_of((which, row, lane, step)), [store], variables)
+
+    def _element(
+        self, build: KernelBuilder, row: Dim, column: Dim, step: Dim, steps: Dim
+    ) -> Scalar:
+        """An element of a panel's row: zero where there is no weight."""
+        (depth,) = self.spec.k
+        k = row * steps + step
+        conditions = (depth - 1 - k, self.spec.n - 1 - column)
+        weight = build.at(self.spec.b, (k, column))
+        return _guarded(conditions, weight, Number(0, weight.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class BlockwiseMatmul(IntMatmul):
+    """A matmul with 4-bit codes, in blocks of ``k`` that have scales.
+
+    Registers are for the sums of a block; those of all blocks, which are needed once a block, may
+    find themselves on the stack.
+
+    Attributes:
+        scales: those of the left operand and those of the right, as if they were multiplied.
+    """
+
+    scales: RowMatmul = field(kw_only=True)
+
+    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
+        """A row has one sum more than columns: what codes of zero would come to.
+
+        The time of a tile is that of its products, of repeating an element of each row, and of
+        taking apart a row of the panel (``python -m bench.quantization``).
+        """
+        lanes = registers.vector_bytes // INT32.itemsize
+        rows_in_all = bounds(self.spec.m)[1]
+        widths = [-(-bounds(matmul.spec.n)[1] // lanes) for matmul in (self, *others)]
+
+        def time(shape: tuple[int, int]) -> int:
+            rows, vectors = shape
+            tiles = -(-rows_in_all // rows) * sum(-(-width // vectors) for width in widths)
+            return tiles * (rows * (vectors + 2) + 2 * vectors + 1)
+
+        shapes = [
+            (rows, vectors)
+            for vectors in range(1, _MOST_VECTORS + 1)
+            for rows in range(1, min(_MOST_ROWS, max(1, rows_in_all)) + 1)
+            if rows * (vectors + 1) + 2 * vectors + 2 <= registers.count
+        ]
+        rows, vectors = min(shapes, key=time)
+        return rows, vectors * lanes
+
+    def panel_format(self, registers: RegisterFile) -> PanelFormat:
+        return PanelFormat(UINT8, 4 if registers.byte_dots else 2, halves=True)
+
+    def _element(
+        self, build: KernelBuilder, row: Dim, column: Dim, step: Dim, steps: Dim
+    ) -> Scalar:
+        low = row * (2 * steps) + step
+        pair = (self._code(build, low, column), self._code(build, low + steps, column))
+        high = Apply("bitwise_left_shift", (pair[1], Number(4, UINT8)), UINT8)
+        return Apply("bitwise_or", (pair[0], high), UINT8)
+
+    def _code(self, build: KernelBuilder, k: Dim, column: Dim) -> Scalar:
+        """The code of one weight: 8, which stands for zero, where there is none."""
+        rows, columns = self.spec.b.shape
+        conditions = (rows * 2 - 1 - k, columns - 1 - column)
+        pair = build.at(self.spec.b, (floor_div(k, 2), column))
+        shift = IndexValue(remainder(k, 2) * 4, UINT8)
+        moved = Apply("bitwise_right_shift", (pair, shift), UINT8)
+        code = Apply("bitwise_and", (moved, Number(15, UINT8)), UINT8)
+        return _guarded(conditions, code, Number(8, UINT8))
+
+    @property
+    def group(self) -> int:
+        group: int = self.spec.node.attrs["group"]
+        return group
+
+    @property
+    def packings(self) -> tuple[PackedMatmul, ...]:
+        return (self, self.scales)
+
+    def kernel(
+        self,
+        build: KernelBuilder,
+        packed: Sequence[LoweredBuffer],
+        tile: tuple[int, int],
+        outputs: Outputs,
+        variables: tuple[Symbol, ...],
+        form: PanelFormat | None = None,
+        number: int = 0,
+    ) -> Gemm:
+        """The kernel; ``packed`` are the panels of the codes and those of their scales."""
+        _, scales = packed
+        row = axis("m", self.spec.m)
+        left = build.at(self.scales.spec.a, self.scales.spec.a_at((), row, (0,)))
+        assert isinstance(left, Load)
+        right = build.argument(scales, reads=True)
+        kernel = super().kernel(build, packed, tile, outputs, variables, form, number)
+        found = BlockScales(self.group, left.buffer, left.index, right, scales.type.dtype)
+        return replace(kernel, scales=found)
+
+
+def int_matmul(node: Node) -> IntMatmul:
+    """``integer_matmul``: rows of bytes times a matrix of bytes."""
+    a, b = node.inputs
+    return IntMatmul(row_spec(node, a, b))
+
+
+def blockwise_matmul(node: Node) -> BlockwiseMatmul:
+    """``blockwise_matmul``: rows of bytes times a matrix of 4-bit codes, both with scales."""
+    q, q_scales, codes, scales = node.inputs
+    blocks = RowMatmul(row_spec(node, q_scales, scales))
+    return BlockwiseMatmul(row_spec(node, q, codes), scales=blocks)
+
+
+def _guarded(conditions: tuple[Dim, ...], body: Scalar, otherwise: Scalar) -> Scalar:
+    """``body`` where every condition is ``>= 0``; those that surely are cost nothing."""
+    open_ones = tuple(condition for condition in conditions if bounds(condition)[0] < 0)
+    return Guard(open_ones, body, otherwise, body.dtype) if open_ones else body

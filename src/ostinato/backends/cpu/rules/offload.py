@@ -1,0 +1,270 @@
+"""Offload: experts that do not all fit into memory; some are resident, the others are in a file.
+
+A layer's experts are computed in rounds. The first is of resident experts; each later one stages a
+few of the others in memory that it shares with all else that lives within a run. Rounds that have
+nothing to do cost next to nothing. All rounds run the same kernels on the same panels, and every
+row is computed in one of them, so results do not depend on which experts are resident.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostinato.backends.cpu.rules.expert_staging import PiecePacking, SelectExperts, StageExperts
+from ostinato.backends.cpu.rules.experts import ExpertLayer
+from ostinato.backends.cpu.rules.grouped_gemm import row_matmul
+from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
+from ostinato.errors import InputError
+from ostinato.ir.leaves import PARAM
+from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.ops.moe import EXPERT_MLP, GROUPED_MATMUL
+from ostinato.records import dataclass, field, replace
+from ostinato.variables import bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from ostinato.backends.cpu.rules.group_rows import Routing
+    from ostinato.backends.cpu.rules.grouped_gemm import RowMatmul
+    from ostinato.backends.cpu.rules.tiles import RegisterFile
+    from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.lower.program import Call
+
+__all__ = [
+    "SOURCE_HEAD",
+    "ExpertStore",
+    "Share",
+    "StoredExperts",
+    "StoredMatrix",
+    "for_experts",
+    "repeated",
+    "shares",
+]
+
+#: Of a budget, how much is room for experts without a place, unless one takes more.
+_STAGING_SHARE = 1 / 8
+
+#: Numbers of a source before the offsets of its experts; see csrc/experts.h.
+SOURCE_HEAD = 11
+
+
+@dataclass(frozen=True)
+class ExpertStore:
+    """The params in a file of experts, and the memory that their experts may take.
+
+    Attributes:
+        params: by name, whether the file has the matrices transposed.
+        budget: bytes; ``None``: as many as it takes.
+    """
+
+    params: Mapping[str, bool]
+    budget: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StoredMatrix:
+    """One matrix of each expert of a node.
+
+    Attributes:
+        param: the name of the param.
+        packing: how a matrix of the file is packed.
+        source: a table for the device's runtime: where the matrices are.
+        slots: the panels of resident experts.
+    """
+
+    param: str
+    packing: PiecePacking
+    source: LoweredBuffer
+    slots: LoweredBuffer
+
+
+@dataclass(frozen=True, eq=False)
+class StoredExperts:
+    """The experts of a layer, some of which are resident.
+
+    Attributes:
+        routing: of the layer.
+        places: how many slots there are.
+        table: the slot of each expert, or -1.
+        matrices: those that each expert consists of.
+    """
+
+    routing: Routing
+    places: int
+    table: LoweredBuffer
+    matrices: list[StoredMatrix] = field(default_factory=list)
+
+    @property
+    def buffers(self) -> list[LoweredBuffer]:
+        """All that lives as long as the program."""
+        return [self.table, *(b for m in self.matrices for b in (m.source, m.slots))]
+
+
+@dataclass(frozen=True)
+class Share:
+    """A node's share of the budget.
+
+    Attributes:
+        places: slots of resident experts.
+        staged: experts that a round stages.
+    """
+
+    places: int
+    staged: int
+
+
+def repeated(pattern: Sequence[Call], number: int, chosen: LoweredBuffer) -> list[Call]:
+    """The calls of another round that stages experts, by those of one.
+
+    They share kernels, but not the memory that experts are staged in: so that each piece of it is
+    in use only as long as it must be.
+    """
+    fresh: dict[LoweredBuffer, LoweredBuffer] = {}
+    for call in pattern:
+        if isinstance(call.kernel, SelectExperts):
+            choice = call.buffers[0]
+            assert choice.data is not None
+            first_row, _, size = choice.data
+            numbers = np.array([first_row, number, size], np.int64)
+            fresh[choice] = replace(choice, data=numbers)
+        if isinstance(call.kernel, SelectExperts | StageExperts):
+            fresh.update((room, replace(room)) for room in call.writes() if room is not chosen)
+    return [
+        replace(call, buffers=tuple(fresh.get(b, b) for b in call.buffers), flops=0)
+        for call in pattern
+    ]
+
+
+# -- sharing the budget ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Need:
+    """The memory that a node's experts take.
+
+    Attributes:
+        experts: how many there are.
+        used: how many of them can have rows in one run.
+        whole: bytes of an expert.
+        at_once: bytes of an expert that are needed at the same time.
+    """
+
+    experts: int
+    used: int
+    whole: int
+    at_once: int
+
+    @property
+    def chooses(self) -> bool:
+        return self.experts > 1
+
+
+def shares(
+    graph: BaseGraph, nodes: Sequence[Node], store: ExpertStore, registers: RegisterFile
+) -> dict[Node, Share]:
+    """Each node's share of the budget, of nodes with experts in the file.
+
+    Every layer gets as many places as every other one, or as many as it has experts.
+
+    Raises:
+        InputError: a param of the file is more than the matrices of experts, or the budget is too
+            small for a single expert.
+    """
+    if not store.params:
+        return {}
+    needs = {node: _need(node, registers) for node in nodes if _reads_stored(node, store)}
+    _check_uses(graph, nodes, needs, store)
+    everything = sum(need.experts * need.whole for need in needs.values())
+    if store.budget is None or everything <= store.budget:
+        return {node: Share(need.experts, 0) for node, need in needs.items()}
+    fixed = sum(need.whole for need in needs.values() if not need.chooses)
+    choosing = {node: need for node, need in needs.items() if need.chooses}
+    budget = store.budget - fixed
+    staged = _staged(choosing.values(), budget, everything)
+    left = budget - _staging(choosing.values(), staged)
+    places = 0
+    while sum(min(n.experts, places + 1) * n.whole for n in choosing.values()) <= left:
+        places += 1
+    return {
+        node: Share(min(need.experts, places), min(need.used, staged) if need.chooses else 0)
+        if need.chooses
+        else Share(1, 0)
+        for node, need in needs.items()
+    }
+
+
+def _staging(needs: Collection[_Need], staged: int) -> int:
+    """Bytes for that many staged experts; layers use them one after the other."""
+    return max((min(n.used, staged) * n.at_once for n in needs), default=0)
+
+
+def _staged(needs: Collection[_Need], budget: int, everything: int) -> int:
+    """The number of experts that a round stages."""
+    least = _staging(needs, 1)
+    if least > budget:
+        raise InputError(
+            f"expert_budget is {budget:,} bytes, but one expert takes {least:,}, and all of them "
+            f"{everything:,}"
+        )
+    most, staged = max((n.used for n in needs), default=1), 1
+    while staged < most and _staging(needs, staged + 1) <= budget * _STAGING_SHARE:
+        staged += 1
+    return staged
+
+
+def _matrices(node: Node) -> Sequence[Value]:
+    """The operands of a node that are matrices of experts."""
+    if node.op is EXPERT_MLP:
+        return node.inputs[3:]
+    return node.inputs[1:2] if node.op is GROUPED_MATMUL else ()
+
+
+def _reads_stored(node: Node, store: ExpertStore) -> bool:
+    return any(m.node.op is PARAM and m.name in store.params for m in _matrices(node))
+
+
+def _need(node: Node, registers: RegisterFile) -> _Need:
+    if node.op is EXPERT_MLP:
+        layer = ExpertLayer(node, registers, packed=True)
+        matmuls: tuple[RowMatmul, ...] = (layer.inner, layer.outer)
+    else:
+        x, w, _ = node.inputs
+        matmuls = (row_matmul(node, x.shape[0], (w,), registers),)
+    parts = [
+        sum(
+            for_experts(p, 1).packed_buffer(matmul.tile[1], Role.TEMP, matmul.form).nbytes
+            for p in matmul.packings
+        )
+        for matmul in matmuls
+    ]
+    experts = matmuls[0].layout.experts
+    used = max(1, min(experts, bounds(matmuls[0].rows)[1]))
+    return _Need(experts, used, sum(parts), max(parts))
+
+
+def for_experts(matmul: PackedMatmul, experts: int) -> PackedMatmul:
+    """The same packing for another number of experts."""
+    return PackedMatmul(replace(matmul.spec, groups=(experts,)))
+
+
+def _check_uses(
+    graph: BaseGraph, nodes: Sequence[Node], needs: Mapping[Node, _Need], store: ExpertStore
+) -> None:
+    """Refuse params of the file that are anything but matrices of experts."""
+    for name in store.params:
+        value = graph.params[name]
+        readers = [node for node in nodes if value in node.inputs]
+        wrong = [n for n in readers if n.inputs.count(value) != _matrices(n).count(value)]
+        if wrong or value in graph.results():
+            by = f"{wrong[0]} {wrong[0].source}".rstrip() if wrong else "the outputs"
+            raise InputError(f"param {name!r} is in the file of experts, but is also read by {by}")
+    for node in needs:
+        missing = [m for m in _matrices(node) if m.node.op is not PARAM]
+        missing += [m for m in _matrices(node) if m.name not in store.params]
+        if missing:
+            raise InputError(
+                f"{node} {node.source}: of its matrices, {missing[0].name!r} is not in the "
+                "file of experts, others are"
+            )

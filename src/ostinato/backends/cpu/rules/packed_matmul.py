@@ -1,0 +1,209 @@
+"""Matmuls over packed panels: from the algebra of one to the CPU's GEMM kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from ostinato.backends.cpu.rules.gemm import Gemm
+from ostinato.backends.cpu.rules.packing import PanelFormat, pack_nest, stored_dtype
+from ostinato.backends.cpu.rules.tiles import TileSizes, tile_for
+from ostinato.dtypes import INT64
+from ostinato.ir.types import TensorType
+from ostinato.lower.loopir.builder import symbols_of
+from ostinato.lower.loopir.nodes import Accumulator, Load
+from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.records import dataclass, replace
+from ostinato.variables import bounds, ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ostinato.backends.cpu.rules.tiles import RegisterFile
+    from ostinato.lower.loopir.builder import KernelBuilder, Outputs
+    from ostinato.lower.loopir.nest import LoopNest
+    from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules.matmul_spec import MatmulSpec
+    from ostinato.variables import Symbol
+
+__all__ = ["ChooseTiles", "PackedMatmul", "pack", "pack_operands", "segment_of", "tile_sizes"]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedMatmul:
+    """A matmul whose left operand is read in place and whose right operand is packed into panels.
+
+    Attributes:
+        spec: what is multiplied.
+    """
+
+    spec: MatmulSpec
+
+    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
+        """Rows and columns of the register tile, for itself and others of the same rows."""
+        columns = [self.spec.n, *(other.spec.n for other in others)]
+        acc = self.spec.acc
+        return tile_for(registers.vector_bytes, registers.count, acc, self.spec.m, *columns)
+
+    # -- packing ------------------------------------------------------------------------------
+
+    @property
+    def packings(self) -> tuple[PackedMatmul, ...]:
+        """The matmuls whose right operands the kernel reads as panels: itself, and its scales'."""
+        return (self,)
+
+    def reads_in_place(self, build: KernelBuilder) -> bool:
+        """Whether tiles can read the left operand where it is."""
+        return self.spec.reads_in_place(build)
+
+    def panel_format(self, registers: RegisterFile) -> PanelFormat | None:
+        """The format of the panels; ``None``: that of the accumulator."""
+        stored = stored_dtype(self.spec.b, registers.narrow)
+        return None if stored == self.spec.acc else PanelFormat(stored)
+
+    def packed_buffer(
+        self, panel: int, role: Role, form: PanelFormat | None = None
+    ) -> LoweredBuffer:
+        """Memory for the packed right operand."""
+        spec = self.spec
+        shape = (*spec.groups, ceil_div(spec.n, panel), spec.depth, panel)
+        name = f"{spec.node.label}.packed"
+        return LoweredBuffer(TensorType(form.dtype if form else spec.acc, shape), role, name)
+
+    def pack_nest(
+        self,
+        build: KernelBuilder,
+        packed: LoweredBuffer,
+        panel: int,
+        variables: tuple[Symbol, ...],
+    ) -> LoopNest:
+        """The kernel that fills the panels, zero beyond the last column."""
+        return pack_nest(build, self.spec, packed, panel, variables)
+
+    # -- the matmul ---------------------------------------------------------------------------
+
+    def kernel(
+        self,
+        build: KernelBuilder,
+        packed: Sequence[LoweredBuffer],
+        tile: tuple[int, int],
+        outputs: Outputs,
+        variables: tuple[Symbol, ...],
+        form: PanelFormat | None = None,
+        number: int = 0,
+    ) -> Gemm:
+        """The kernel, with the region's other members as its epilogue.
+
+        Args:
+            packed: the panels, one for each of :attr:`packings`.
+            form: the format of the first ones.
+            number: of the sum, where an epilogue takes several.
+        """
+        rows, panel = tile
+        spec = self.spec
+        at = spec.axes(build)
+        a = spec.left(build, at)
+        assert isinstance(a, Load)
+        b = build.argument(packed[0], reads=True)
+        result = spec.out_at(at.batch, at.m, at.n)
+        epilogue = spec.stores(build, Accumulator(spec.acc, number), result, outputs)
+        (m_symbol,), (n_symbol,) = symbols_of([at.m]), symbols_of([at.n])
+        idle = None
+        if not symbols_of(at.batch) and spec.counts_leading_rows(m_symbol, result):
+            idle = build.argument(self._idle_buffer(build), reads=True)
+        return Gemm(
+            build.args,
+            symbols_of(at.batch),
+            m_symbol,
+            n_symbol,
+            symbols_of(at.k),
+            a.buffer,
+            a.dtype,
+            a.index,
+            b,
+            spec.group_index(at.batch),
+            panel,
+            rows,
+            spec.acc,
+            epilogue,
+            variables,
+            idle,
+            form,
+        )
+
+    def _idle_buffer(self, build: KernelBuilder) -> LoweredBuffer:
+        """The number of rows that are not wanted: one for all matmuls of a kernel."""
+        made = LoweredBuffer(TensorType(INT64, (1,)), Role.IDLE, f"{self.spec.node.label}.idle")
+        return next((b for b in build.buffers if b.role is Role.IDLE), made)
+
+
+#: Chooses the tile sizes of a matmul, or leaves them to the heuristic.
+ChooseTiles: TypeAlias = "Callable[[PackedMatmul], TileSizes | None]"
+
+
+def tile_sizes(
+    matmuls: Sequence[PackedMatmul], registers: RegisterFile, choose: ChooseTiles | None
+) -> TileSizes:
+    """The tile sizes of matmuls that share a kernel.
+
+    Args:
+        matmuls: of the same rows.
+        registers: what they are tiled for.
+        choose: asked about the widest one, if that one's tile is everyone's.
+    """
+    first, *others = matmuls
+    tile = first.tile(registers, others)
+    widest = max(matmuls, key=lambda matmul: bounds(matmul.spec.n)[1])
+    sizes = choose(widest) if choose and widest.tile(registers) == tile else None
+    return sizes or TileSizes(tile)
+
+
+def segment_of(
+    build: KernelBuilder,
+    matmuls: Sequence[PackedMatmul],
+    panels: Mapping[PackedMatmul, Sequence[LoweredBuffer]],
+    sizes: TileSizes,
+    outputs: Outputs,
+    variables: tuple[Symbol, ...],
+    registers: RegisterFile,
+) -> tuple[Gemm, ...]:
+    """The GEMMs of matmuls that share one epilogue, the first one's.
+
+    Args:
+        build: of the kernel; its members are all that the epilogue computes.
+        matmuls: in the order of their sums' numbers.
+        panels: the packed operands of each.
+        sizes: the blocking of all.
+        outputs: what the epilogue stores.
+        variables: the graph's Variables.
+        registers: what the matmuls are tiled for.
+    """
+    made: list[Gemm] = []
+    # The first one comes last: its epilogue takes the others' sums.
+    for number, matmul in reversed([*enumerate(matmuls)]):
+        results = () if number else outputs
+        form = matmul.panel_format(registers)
+        kernel = matmul.kernel(build, panels[matmul], sizes.tile, results, variables, form, number)
+        made.insert(0, replace(kernel, item_rows=sizes.item_rows))
+    return tuple(made)
+
+
+def pack(
+    lowering: ProgramBuilder, matmul: PackedMatmul, panel: int, form: PanelFormat | None = None
+) -> LoweredBuffer:
+    """Bring the right operand of ``matmul`` into panels."""
+    packed = matmul.packed_buffer(panel, Role.TEMP, form)
+    build = lowering.helper_builder()
+    nest = matmul.pack_nest(build, packed, panel, lowering.variables)
+    lowering.helper_call(matmul.spec.node, "pack", build, nest)
+    return packed
+
+
+def pack_operands(
+    lowering: ProgramBuilder, matmul: PackedMatmul, panel: int, registers: RegisterFile
+) -> list[LoweredBuffer]:
+    """Bring what ``matmul`` reads into the form that its kernel takes; gives the panels."""
+    for part in matmul.packings:
+        if not part.reads_in_place(lowering.helper_builder()):
+            lowering.copy(part.spec.a)
+    packings = matmul.packings
+    return [pack(lowering, part, panel, part.panel_format(registers)) for part in packings]

@@ -1,0 +1,124 @@
+"""Packed panels: the form in which a GEMM kernel reads its right operand.
+
+A matmul of a few rows takes as long as its weights take to arrive, so panels hold the weights in
+their own width: 16-bit floats stay 16 bits wide, integers stay bytes or half bytes, and the
+register tile widens what it reads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.lower.loopir.builder import cast, symbols_of
+from ostinato.lower.loopir.nodes import Guard, Number, Store
+from ostinato.lower.loopir.views import VIEWS, linear_index
+from ostinato.lower.rules.loops import block_nest
+from ostinato.records import dataclass
+from ostinato.variables import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ostinato.dtypes import DType
+    from ostinato.ir.graph import Value
+    from ostinato.lower.loopir.builder import KernelBuilder
+    from ostinato.lower.loopir.nest import LoopNest
+    from ostinato.lower.program import LoweredBuffer
+    from ostinato.lower.rules.matmul_spec import MatmulSpec
+    from ostinato.variables import Dim, Symbol
+
+__all__ = ["BlockScales", "PanelFormat", "pack_nest", "stored_dtype"]
+
+
+@dataclass(frozen=True)
+class PanelFormat:
+    """The format of the elements of panels.
+
+    A row of a panel has an element for each column; here it has, for each column, those of
+    ``steps`` consecutive positions of ``k``, which an instruction multiplies and adds together.
+
+    Attributes:
+        dtype: of an element in memory.
+        steps: how many positions of ``k`` stand side by side.
+        halves: whether an element is two 4-bit codes, the low one of this row, the high one of the
+            row that would follow.
+    """
+
+    dtype: DType
+    steps: int = 1
+    halves: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Positions of ``k`` in one row of a panel."""
+        return self.steps * (2 if self.halves else 1)
+
+    def size(self, depth: Dim, panel: int) -> Dim:
+        """Elements in memory of a panel of ``panel`` columns and ``depth`` positions of ``k``."""
+        return ceil_div(depth, self.depth) * (self.steps * panel)
+
+    def __str__(self) -> str:
+        return f"{self.dtype.short}{' halves' * self.halves} by {self.steps}"
+
+
+@dataclass(frozen=True)
+class BlockScales:
+    """Operands that come in blocks along ``k``, each block with a scale of its own.
+
+    The products of a block are summed on their own, in int32, and count as often as the product of
+    the scales says. 4-bit codes stand for themselves less 8.
+
+    Attributes:
+        size: positions of ``k`` in a block.
+        a: the argument with the left operand's scales, float32, those of a row side by side.
+        a_index: where those of row ``m`` start; affine in ``m`` with a known step.
+        b: the argument with the right operand's scales, packed as panels with a row per block.
+        b_dtype: their element type.
+    """
+
+    size: int
+    a: int
+    a_index: Dim
+    b: int
+    b_dtype: DType
+
+
+def stored_dtype(weight: Value, narrow: Collection[DType]) -> DType:
+    """The dtype in which panels hold ``weight``: its accumulator's, or a narrower one as exact.
+
+    What was widened from one of ``narrow``, or is one of them, is kept as that.
+    """
+    node = weight.node
+    wide = weight.dtype.accumulator
+    if node.op.name in VIEWS:
+        return stored_dtype(node.inputs[0], narrow)
+    if node.op.name == "concat":
+        found = {stored_dtype(part, narrow) for part in node.inputs}
+        return found.pop() if len(found) == 1 else wide
+    if node.op.name == "cast" and weight.dtype == wide:
+        (source,) = node.inputs
+        return stored_dtype(source, narrow) if source.dtype.accumulator == wide else wide
+    return weight.dtype if weight.dtype in narrow else wide
+
+
+def pack_nest(
+    build: KernelBuilder,
+    spec: MatmulSpec,
+    packed: LoweredBuffer,
+    panel: int,
+    variables: tuple[Symbol, ...],
+) -> LoopNest:
+    """The kernel that brings the right operand into panels, zero beyond the last column."""
+    groups = build.axes(spec.groups)
+    which = build.axis(ceil_div(spec.n, panel))
+    k = build.axes(spec.k)
+    lane = build.axis(panel)
+    column = which * panel + lane
+    dtype = packed.type.dtype
+    value = cast(build.at(spec.b, spec.b_at(groups, k, column)), dtype)
+    if not (isinstance(spec.n, int) and spec.n % panel == 0):
+        value = Guard((spec.n - 1 - column,), value, Number(0, dtype), dtype)
+    position = build.argument(packed, writes=True)
+    index = linear_index(packed.type.shape, (*groups, which, linear_index(spec.k, k), lane))
+    axes = symbols_of((*groups, which, *k, lane))
+    return block_nest(build, axes, [Store(position, index, value)], variables)

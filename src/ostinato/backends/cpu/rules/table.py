@@ -1,0 +1,232 @@
+"""The CPU's rule table, and the way of a graph through it.
+
+``dispatch -> lower -> finalise``: the table sends each region to a template; the shared driver
+lowers; then loop nests become the CPU's, and copies that need no code become built-in kernels.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cpu.rules.kernel import CpuKernel, CpuLoopNest
+from ostinato.backends.cpu.rules.matmul import MatmulRules
+from ostinato.lazy import LazyModule
+from ostinato.lower.loopir.nest import LoopNest
+from ostinato.lower.lowering import LoweringOptions, live_nodes, lower
+from ostinato.lower.memory.layouts import LayoutGains
+from ostinato.lower.program import Call, Program
+from ostinato.lower.rules.table import SHARED_RULES, RuleTable
+from ostinato.records import dataclass, field, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cpu.rules import (
+        attention,
+        copy,
+        depthwise,
+        expert_rules,
+        recurrent,
+        topk,
+        winograd,
+    )
+    from ostinato.backends.cpu.rules.group_rows import Routing
+    from ostinato.backends.cpu.rules.offload import ExpertStore, StoredExperts
+    from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
+    from ostinato.backends.cpu.rules.tiles import RegisterFile
+    from ostinato.ir.graph import BaseGraph, Node
+    from ostinato.lower.fusion.regions import Refusal, Region
+    from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.ops import convolution
+    from ostinato.variables import Symbol
+else:
+    attention = LazyModule("ostinato.backends.cpu.rules.attention")
+    copy = LazyModule("ostinato.backends.cpu.rules.copy")
+    depthwise = LazyModule("ostinato.backends.cpu.rules.depthwise")
+    expert_rules = LazyModule("ostinato.backends.cpu.rules.expert_rules")
+    recurrent = LazyModule("ostinato.backends.cpu.rules.recurrent")
+    topk = LazyModule("ostinato.backends.cpu.rules.topk")
+    winograd = LazyModule("ostinato.backends.cpu.rules.winograd")
+    convolution = LazyModule("ostinato.ops.convolution")
+
+__all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
+
+_MATMULS = ("matmul", "integer_matmul", "blockwise_matmul")
+_TEMPLATES = (*_MATMULS, "conv", "attention", "topk", "recurrent_scan")
+_EXPERT_OPS = ("grouped_matmul", "expert_mlp")
+
+#: Ops with kernels of their own kind.
+LOWERED_OPS = frozenset({*SHARED_RULES, *_TEMPLATES, *_EXPERT_OPS})
+
+#: Nanoseconds per element, about, that channels last saves what a convolution reads and writes.
+_GEMM_GAINS, _WINOGRAD_GAINS, _DEPTHWISE_GAINS = (0.05, 0.2), (2.0, 2.0), (0.3, 0.0)
+
+#: The same of a pooling; of values read or written across their order; of exchanged channels.
+_WINDOW, _STRIDED, _SHUFFLED = 0.3, -1.0, -0.1
+
+#: Fewer channels than this do not fill vectors.
+_FEWEST_CHANNELS = 16
+
+
+@dataclass(frozen=True)
+class CpuLowering:
+    """The settings of a graph's lowering for the CPU.
+
+    Attributes:
+        registers: the vector registers that matmuls are tiled for.
+        shared: the optimisations that are not the CPU's alone.
+        winograd: do convolutions Winograd's way where that is faster.
+        builtin_copies: let the native core make copies that are made once.
+        choose_tiles: chooses the tile sizes of matmuls by measurement.
+        experts: params that are in a file, from which experts are staged while a run goes on.
+    """
+
+    registers: RegisterFile
+    shared: LoweringOptions = field(default_factory=LoweringOptions)
+    winograd: bool = True
+    builtin_copies: bool = True
+    choose_tiles: ChooseTiles | None = None
+    experts: ExpertStore | None = None
+
+
+@dataclass(eq=False)
+class CpuProgram(Program):
+    """A program of the CPU's kernels.
+
+    Attributes:
+        routings: the lists of rows by expert that runs leave behind.
+        stored_experts: the layers whose experts are in a file.
+    """
+
+    routings: list[Routing] = field(default_factory=list)
+    stored_experts: list[StoredExperts] = field(default_factory=list)
+
+    @property
+    def kernels(self) -> list[CpuKernel]:
+        """The kernels of all calls, those that prepare first."""
+        found = []
+        for call in (*self.prepare, *self.calls):
+            assert isinstance(call.kernel, CpuKernel)
+            found.append(call.kernel)
+        return found
+
+
+def lower_for_cpu(
+    graph: BaseGraph, settings: CpuLowering, variables: Sequence[Symbol] | None = None
+) -> tuple[CpuProgram, list[Refusal]]:
+    """The kernels of ``graph`` on the CPU, and the fusions that were refused.
+
+    Args:
+        variables: what kernels take the values of, by default all that the graph mentions.
+
+    Raises:
+        InputError: params in a file of experts are used for more than that, or do not fit a budget.
+        UnsupportedOpError: nodes for which no kernel exists, every one listed.
+    """
+    rules = _CpuRules(graph, settings)
+    program, refused = lower(graph, rules.table(), settings.shared, variables)
+    return rules.finalise(program), refused
+
+
+class _CpuRules:
+    """The rules for one graph, with what was decided about it."""
+
+    def __init__(self, graph: BaseGraph, settings: CpuLowering) -> None:
+        self.graph = graph
+        self.settings = settings
+        self._matmuls = MatmulRules(settings.registers, settings.choose_tiles)
+        self._winograd: dict[Node, winograd.Winograd | None] = {}
+        self._has_experts = False
+        if settings.experts is not None:
+            _ = self._experts  # refuses wrong uses of params before anything is lowered
+
+    def table(self) -> RuleTable:
+        """The table that the driver takes."""
+        rules = {
+            **dict.fromkeys(_MATMULS, self._matmuls.matmul),
+            "conv": self._convolution,
+            "attention": self._attention,
+            "topk": self._topk,
+            "recurrent_scan": self._recurrent,
+            "grouped_matmul": self._grouped_matmul,
+            "expert_mlp": self._expert_mlp,
+        }
+        gains = LayoutGains(self._convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
+        return RuleTable("the CPU", rules, self._matmuls.horizontally, gains)
+
+    def finalise(self, program: Program) -> CpuProgram:
+        """The program with the CPU's own kernels."""
+        prepare = [_finalised(call) for call in program.prepare]
+        if self.settings.builtin_copies:
+            prepare = [copy.builtin_copy(call) for call in prepare]
+        experts = self._experts if self._has_experts else None
+        return CpuProgram(
+            [_finalised(call) for call in program.calls],
+            prepare,
+            program.inputs,
+            program.params,
+            program.states,
+            program.outputs,
+            program.next_states,
+            program.variables,
+            program.kept,
+            [] if experts is None else list(experts.routings.values()),
+            [] if experts is None else list(experts.stored_experts.values()),
+        )
+
+    # -- convolutions --------------------------------------------------------------------------
+
+    def _convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        way = None if convolution.is_depthwise(root) else self._winograd_of(root)
+        if way is not None:
+            winograd.lower_winograd(lowering, region, way, self.settings.registers)
+        elif convolution.is_depthwise(root):
+            depthwise.lower_depthwise(lowering, region, root)
+        else:
+            self._matmuls.convolution(lowering, region, root)
+
+    def _winograd_of(self, node: Node) -> winograd.Winograd | None:
+        """The way of doing a convolution with fewer multiplications, where that is faster."""
+        if node not in self._winograd:
+            tile = winograd.winograd_tile(node) if self.settings.winograd else None
+            self._winograd[node] = winograd.Winograd(node, tile) if tile else None
+        return self._winograd[node]
+
+    def _convolution_gains(self, node: Node) -> tuple[float, float]:
+        if convolution.is_depthwise(node):
+            return _DEPTHWISE_GAINS
+        return _GEMM_GAINS if self._winograd_of(node) is None else _WINOGRAD_GAINS
+
+    # -- other templates -----------------------------------------------------------------------
+
+    def _attention(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        attention.lower_attention(lowering, region, root, self.settings.registers)
+
+    def _topk(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        topk.lower_topk(lowering, region, root)
+
+    def _recurrent(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        recurrent.lower_recurrent(lowering, region, root, self.settings.registers)
+
+    # -- experts -------------------------------------------------------------------------------
+
+    @cached_property
+    def _experts(self) -> expert_rules.ExpertRules:
+        self._has_experts = True
+        nodes = live_nodes(self.graph)
+        settings = self.settings
+        return expert_rules.ExpertRules(self.graph, nodes, settings.experts, settings.registers)
+
+    def _grouped_matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        self._experts.grouped_matmul(lowering, region, root)
+
+    def _expert_mlp(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        self._experts.expert_mlp(lowering, region, root)
+
+
+def _finalised(call: Call) -> Call:
+    """The call with a loop nest as the CPU runs it."""
+    if isinstance(call.kernel, LoopNest):
+        return replace(call, kernel=CpuLoopNest.of(call.kernel))
+    return call

@@ -1,0 +1,1 @@
+"""The loop IR: scalar expressions, statements and loop nests over buffers."""
