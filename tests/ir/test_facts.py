@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.ir.facts import Fact, check_facts, graph_facts, least_values
+from ostinato.ir.facts import Fact, check_facts, least_values
+from ostinato.ir.graph_facts import graph_facts
 from ostinato.variables import evaluate, maximum, minimum, provably_at_most
 
 N, M = ost.Variable("n", 0, 8), ost.Variable("m", 0, 8)

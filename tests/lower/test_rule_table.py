@@ -16,6 +16,7 @@ import pytest
 import ostinato as ost
 from ostinato import reference
 from ostinato.backends.base import Capabilities
+from ostinato.conversion import round_to
 from ostinato.dtypes import ALL_DTYPES, DType
 from ostinato.errors import UnsupportedOpError
 from ostinato.ir.graph import BaseGraph, Node
@@ -48,7 +49,7 @@ from ostinato.lower.program_builder import ProgramBuilder
 from ostinato.lower.rules.table import SHARED_RULES, RuleTable
 from ostinato.ops import OPS
 from ostinato.ops.elementwise import ELEMENTWISE
-from ostinato.ops.namespace import ORACLE, as_oracle, round_to
+from ostinato.ops.namespace import ORACLE, as_oracle
 from ostinato.passes.pipeline import run_passes
 from ostinato.variables import Dim, evaluate
 

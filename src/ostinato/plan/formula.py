@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.ir.facts import graph_facts, least_values
+from ostinato.ir.facts import least_values
+from ostinato.ir.graph_facts import graph_facts
 from ostinato.ops.base import Elementwise
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass

@@ -13,7 +13,8 @@ from ostinato.backends.context import DECODE_VARIABLES
 from ostinato.errors import InputError, VariableError
 from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.deferred import deferred
-from ostinato.ir.facts import check_facts, graph_facts
+from ostinato.ir.facts import check_facts
+from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.record import Interface
 from ostinato.lazy import LazyModule
 from ostinato.records import dataclass

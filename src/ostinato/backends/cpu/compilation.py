@@ -22,7 +22,8 @@ from ostinato.backends.cpu.image import Image, Preparation, Step
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.cache.objects import process_cache
-from ostinato.ir.facts import graph_facts, least_values
+from ostinato.ir.facts import least_values
+from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.program import Role
 from ostinato.passes.decompose import REWROTE
