@@ -30,6 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("codegen",),
     ("plan",),
     ("backends",),
+    ("eager",),
     ("runtime",),
     ("frontends",),
     ("ostinato", "moe"),  # the package itself, with its public names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.backends.experts import ExpertLayer, ExpertTransfers
+from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
 from ostinato.frontends.expert_file import ExpertFile
 from ostinato.frontends.safetensors import write_safetensors
 from ostinato.runtime.expert_pool import ExpertPool, MoeResidencyStats, TidePolicy

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.backends.base import Capabilities
-    from ostinato.backends.context import Context
+    from ostinato.backends.common.context import Context
     from ostinato.backends.device import Device
     from ostinato.dtypes import DType
     from ostinato.plan.execution_plan import ExecutionPlan

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.backends.queue import Queue
-from ostinato.backends.turns import Turn
+from ostinato.backends.common.mutex import Mutex as Turn
+from ostinato.backends.common.queue import Queue
 from ostinato.errors import CaptureError, InputError
 from ostinato.plan.order import ORDER, Accesses, Submission, arrays_touched
 from ostinato.records import dataclass
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.backends.base import Capabilities, Executable
-    from ostinato.backends.context import Context
+    from ostinato.backends.common.context import Context
     from ostinato.backends.options import CompileOptions
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.arrays import Array, TensorSpec

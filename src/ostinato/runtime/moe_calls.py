@@ -15,7 +15,7 @@ from ostinato.runtime.execution import Execution
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.backends.experts import ExpertLayer, ExpertTransfers
+    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.runtime import expert_pool
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.expert_pool import MoeResidencyStats

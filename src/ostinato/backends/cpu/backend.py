@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.base import Capabilities
+    from ostinato.backends.common.experts import ExpertsInFile
     from ostinato.backends.device import Device
-    from ostinato.backends.experts import ExpertsInFile
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import ExpertTensor, ParamSource

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.base import Executable
+from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.memory import Slot, Tenancy
 from ostinato.backends.cpu.originals import Originals, batches
 from ostinato.backends.cpu.routing import RoutingLog
 from ostinato.backends.cpu.submission import RELEASED, copy_step, discard_step
-from ostinato.backends.experts import ExpertLayer, ExpertTransfers
 from ostinato.dtypes import DType
 from ostinato.errors import InputError, PlanError
 from ostinato.ir.stored import elements
@@ -25,7 +25,7 @@ from ostinato.plan.order import ORDER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ostinato.backends.context import Context
+    from ostinato.backends.common.context import Context
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.image import Image, Preparation, RoutingPlace
     from ostinato.codegen.llvm.toolchain import LinkedCode

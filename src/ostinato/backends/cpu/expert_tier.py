@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.backends.common.experts import ExpertTransfers
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.submission import copy_step
-from ostinato.backends.experts import ExpertTransfers
 from ostinato.lower.waves import SOURCE_HEAD
 
 if TYPE_CHECKING:

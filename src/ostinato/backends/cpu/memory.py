@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from enum import IntEnum
 
+from ostinato.backends.common.mutex import Mutex
 from ostinato.backends.cpu import _core
-from ostinato.backends.turns import Turn
 
 __all__ = ["Slot", "Tenancy"]
 
@@ -39,7 +39,7 @@ class Tenancy:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.guard = Turn()
+        self.guard = Mutex()
         self._enter(_Block(nbytes))
 
     @property
