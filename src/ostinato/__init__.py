@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx import load_onnx
     from ostinato.frontends.quantization import quantize
     from ostinato.ir.graph import Value
+    from ostinato.moe.expert_pool import ExpertPool, MoeResidencyStats
+    from ostinato.moe.policy import TidePolicy
     from ostinato.ops.builder import Graph
     from ostinato.ops.parser import parse_graph
     from ostinato.plan.buffer import Buffer
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
         power_of_two_ladder,
     )
     from ostinato.runtime.compiled_graph import CompiledGraph
-    from ostinato.runtime.expert_pool import ExpertPool, MoeResidencyStats, TidePolicy
     from ostinato.runtime.graph_runner import GraphRunner
     from ostinato.runtime.session import Session
     from ostinato.variables import Variable
@@ -75,7 +76,7 @@ _HOMES = {
     "Device": "ostinato.backends.device",
     "DeviceUnavailableError": "ostinato.errors",
     "ExecutionPlan": "ostinato.plan.execution_plan",
-    "ExpertPool": "ostinato.runtime.expert_pool",
+    "ExpertPool": "ostinato.moe.expert_pool",
     "Graph": "ostinato.ops.builder",
     "GraphError": "ostinato.errors",
     "GraphExecutor": "ostinato.eager.executor",
@@ -84,14 +85,14 @@ _HOMES = {
     "InputError": "ostinato.errors",
     "KernelProfile": "ostinato.plan.profile",
     "ModelFormatError": "ostinato.errors",
-    "MoeResidencyStats": "ostinato.runtime.expert_pool",
+    "MoeResidencyStats": "ostinato.moe.expert_pool",
     "OstinatoError": "ostinato.errors",
     "Pending": "ostinato.eager.pending",
     "PlanError": "ostinato.errors",
     "Session": "ostinato.runtime.session",
     "SessionStateError": "ostinato.errors",
     "SessionStats": "ostinato.eager.pending",
-    "TidePolicy": "ostinato.runtime.expert_pool",
+    "TidePolicy": "ostinato.moe.policy",
     "UnsupportedOpError": "ostinato.errors",
     "Value": "ostinato.ir.graph",
     "Variable": "ostinato.variables",

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
-    from ostinato.runtime import expert_pool
+    from ostinato.moe import expert_pool
+    from ostinato.moe.expert_pool import MoeResidencyStats
     from ostinato.runtime.arrays import Array
-    from ostinato.runtime.expert_pool import MoeResidencyStats
 else:
-    expert_pool = LazyModule("ostinato.runtime.expert_pool")
+    expert_pool = LazyModule("ostinato.moe.expert_pool")
 
 __all__ = ["MoeCalls"]
 
