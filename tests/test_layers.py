@@ -28,12 +28,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("reference",),
     ("passes",),
     ("lower",),
-    ("codegen",),
     ("plan",),
     ("backends",),
-    ("runtime",),
+    ("eager",),
+    ("moe", "runtime"),
     ("frontends",),
-    ("ostinato", "moe"),  # the package itself, with its public names
+    ("ostinato",),  # the package itself, with its public names
     ("tools",),
 )
 
@@ -265,7 +265,7 @@ OF_NO_USE = {
     "ostinato.passes.recover_norms",
     "ostinato.plan.prepared",
     "ostinato.reference",
-    "ostinato.runtime.expert_pool",
+    "ostinato.moe",
 }
 
 

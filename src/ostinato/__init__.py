@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
     from ostinato.backends.registry import available_devices, is_available
     from ostinato.dtypes import DType
+    from ostinato.eager.compute_graph import ComputeGraph
+    from ostinato.eager.executor import GraphExecutor
+    from ostinato.eager.pending import Pending, SessionStats
+    from ostinato.eager.session import GraphSession
     from ostinato.errors import (
         CaptureError,
         CircularBuildError,
@@ -39,10 +43,11 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx import load_onnx
     from ostinato.frontends.quantization import quantize
     from ostinato.ir.graph import Value
+    from ostinato.moe.expert_pool import ExpertPool, MoeResidencyStats
+    from ostinato.moe.policy import TidePolicy
     from ostinato.ops.builder import Graph
     from ostinato.ops.parser import parse_graph
     from ostinato.plan.buffer import Buffer
-    from ostinato.plan.compute_graph import ComputeGraph
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.profile import KernelProfile
     from ostinato.runtime.caches import (
@@ -51,11 +56,7 @@ if TYPE_CHECKING:
         power_of_two_ladder,
     )
     from ostinato.runtime.compiled_graph import CompiledGraph
-    from ostinato.runtime.expert_pool import ExpertPool, MoeResidencyStats, TidePolicy
-    from ostinato.runtime.graph_executor import GraphExecutor
     from ostinato.runtime.graph_runner import GraphRunner
-    from ostinato.runtime.graph_session import GraphSession
-    from ostinato.runtime.pending import Pending, SessionStats
     from ostinato.runtime.session import Session
     from ostinato.variables import Variable
 
@@ -70,28 +71,28 @@ _HOMES = {
     "CompileCache": "ostinato.runtime.caches",
     "CompileOptions": "ostinato.backends.options",
     "CompiledGraph": "ostinato.runtime.compiled_graph",
-    "ComputeGraph": "ostinato.plan.compute_graph",
+    "ComputeGraph": "ostinato.eager.compute_graph",
     "DType": "ostinato.dtypes",
     "Device": "ostinato.backends.device",
     "DeviceUnavailableError": "ostinato.errors",
     "ExecutionPlan": "ostinato.plan.execution_plan",
-    "ExpertPool": "ostinato.runtime.expert_pool",
+    "ExpertPool": "ostinato.moe.expert_pool",
     "Graph": "ostinato.ops.builder",
     "GraphError": "ostinato.errors",
-    "GraphExecutor": "ostinato.runtime.graph_executor",
+    "GraphExecutor": "ostinato.eager.executor",
     "GraphRunner": "ostinato.runtime.graph_runner",
-    "GraphSession": "ostinato.runtime.graph_session",
+    "GraphSession": "ostinato.eager.session",
     "InputError": "ostinato.errors",
     "KernelProfile": "ostinato.plan.profile",
     "ModelFormatError": "ostinato.errors",
-    "MoeResidencyStats": "ostinato.runtime.expert_pool",
+    "MoeResidencyStats": "ostinato.moe.expert_pool",
     "OstinatoError": "ostinato.errors",
-    "Pending": "ostinato.runtime.pending",
+    "Pending": "ostinato.eager.pending",
     "PlanError": "ostinato.errors",
     "Session": "ostinato.runtime.session",
     "SessionStateError": "ostinato.errors",
-    "SessionStats": "ostinato.runtime.pending",
-    "TidePolicy": "ostinato.runtime.expert_pool",
+    "SessionStats": "ostinato.eager.pending",
+    "TidePolicy": "ostinato.moe.policy",
     "UnsupportedOpError": "ostinato.errors",
     "Value": "ostinato.ir.graph",
     "Variable": "ostinato.variables",

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.common.encoded import Encoded
+from ostinato.backends.common.queue import Queue
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
-from ostinato.backends.encoded import Encoded
-from ostinato.backends.queue import Queue
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
 from ostinato.plan.order import NOTHING, Accesses

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.host_context import HostContext
+from ostinato.backends.common.host_context import HostContext
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.experts import ExpertLayer, ExpertsInFile, ExpertTransfers
-from ostinato.backends.host_context import HostContext
+from ostinato.backends.common.experts import ExpertLayer, ExpertsInFile, ExpertTransfers
+from ostinato.backends.common.host_context import HostContext
 from ostinato.plan.order import Accesses
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ostinato.backends.context import Context
+    from ostinato.backends.common.context import Context
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.dtypes import DType

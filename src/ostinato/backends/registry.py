@@ -1,4 +1,4 @@
-"""Which devices this process can use.
+"""The registry of backends: the devices that this process can use.
 
 Backends of other packages register a class under the entry-point group ``ostinato.backends``, with
 the device kind in lower case as the entry's name.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Backend
 from ostinato.backends.device import KINDS, Device
-from ostinato.errors import DeviceUnavailableError
+from ostinato.errors import DeviceUnavailableError, InputError
 from ostinato.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -25,18 +25,23 @@ _BUILT_IN = {"CPU": ("ostinato.backends.cpu.backend", "CpuBackend")}
 
 _GROUP = "ostinato.backends"
 
+_MAX_THREADS = 1024
+
 
 def open_backend(device: Device | str, threads: int | None = None, **settings: object) -> Backend:
-    """The backend that drives ``device``.
+    """Open the backend of ``device``.
 
     Args:
-        device: or its name.
-        threads: see :class:`~ostinato.runtime.session.Session`.
+        device: a device or its name.
+        threads: on the CPU, the number of threads that run a graph; ``None``: one for each
+            processor that the process may use.
         settings: further arguments of backends of the device's kind.
 
     Raises:
-        DeviceUnavailableError: nothing here drives it; the message says what to do.
+        DeviceUnavailableError: there is no backend for it; the message says what to do.
+        InputError: ``threads`` is no int within its range.
     """
+    _check_threads(threads)
     wanted = Device.parse(device)
     backend = _backend_class(wanted.kind)
     if backend is None:
@@ -51,7 +56,8 @@ def open_backend(device: Device | str, threads: int | None = None, **settings: o
 def available_devices() -> list[Device]:
     """Every device that a session can be opened on.
 
-    A backend of another package that fails to load has none; opening one of its devices says why.
+    A backend of another package that fails to load contributes none; opening one of its devices
+    raises the reason.
     """
     found: list[Device] = []
     for kind in _registered_kinds():
@@ -77,7 +83,7 @@ def is_available(device: Device | str) -> bool:
 
 
 def _registered_kinds() -> list[str]:
-    """The kinds that there are backends for, those of this package first."""
+    """The kinds that have a backend, those of this package first."""
     others = sorted(entry.name.upper() for entry in metadata.entry_points(group=_GROUP))
     return list(dict.fromkeys([*_BUILT_IN, *others]))
 
@@ -110,19 +116,19 @@ def _checked(origin: str, loaded: object) -> type[Backend]:
 
 
 def _count(kind: str, backend: type[Backend]) -> int:
-    """How many devices ``backend`` finds.
+    """The number of devices that ``backend`` finds.
 
     Raises:
-        DeviceUnavailableError: it fails to look for them.
+        DeviceUnavailableError: its search failed.
     """
     try:
         return backend.count()
-    except Exception as error:  # so may another package's look at its devices
+    except Exception as error:  # another package's code may fail in any way
         raise DeviceUnavailableError(f"looking for {kind} devices failed: {error!r}") from error
 
 
 def _missing(device: Device) -> str:
-    """Why there is no backend for ``device``, and what to do."""
+    """The error message for a device without a backend, with what to do."""
     here = ", ".join(map(str, available_devices()))
     if device.kind not in KINDS:
         names = ", ".join(kind.lower() for kind in KINDS)
@@ -132,3 +138,9 @@ def _missing(device: Device) -> str:
         f"yet, and no other package registers one as {device.kind.lower()!r} in the "
         f"entry-point group {_GROUP!r}; available here: {here}"
     )
+
+
+def _check_threads(threads: object) -> None:
+    whole = isinstance(threads, int) and not isinstance(threads, bool)
+    if threads is not None and not (whole and threads in range(1, _MAX_THREADS + 1)):
+        raise InputError(f"threads is an int within 1..{_MAX_THREADS}, got {threads!r:.80}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.backends.turns import Turn
+from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError
 from ostinato.plan.order import arrays_touched
 from ostinato.runtime.active_extent import ActiveExtents
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ostinato.backends.base import Capabilities
-    from ostinato.backends.context import Context
+    from ostinato.backends.common.context import Context
+    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.device import Device
-    from ostinato.backends.experts import ExpertLayer, ExpertTransfers
     from ostinato.dtypes import DType
     from ostinato.ir.binding import VariableValues
+    from ostinato.moe.expert_pool import MoeResidencyStats
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.execution import Execution
-    from ostinato.runtime.expert_pool import MoeResidencyStats
 
 __all__ = ["CompiledGraph"]
 
@@ -67,7 +67,7 @@ class CompiledGraph:
         self._handles = HandleCalls(execution, capabilities)
         self._queue = QueuedCalls(execution, self._extents)
         self._experts = experts or MoeCalls(execution)
-        self._planning = Turn()
+        self._planning = Mutex()
         self._plan: ExecutionPlan | None = None
 
     # -- what it is --------------------------------------------------------------------------------

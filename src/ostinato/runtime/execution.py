@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.backends.base import Executable
-    from ostinato.backends.context import Context
+    from ostinato.backends.common.context import Context
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.handles import Handles
     from ostinato.runtime.signature import Live, Signature

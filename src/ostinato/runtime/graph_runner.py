@@ -14,7 +14,7 @@ from ostinato.errors import CaptureError, InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.backends.context import Context
+    from ostinato.backends.common.context import Context
 
 __all__ = ["GraphRunner"]
 

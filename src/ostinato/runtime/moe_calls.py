@@ -14,13 +14,13 @@ from ostinato.records import dataclass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.backends.experts import ExpertLayer, ExpertTransfers
-    from ostinato.runtime import expert_pool
+    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
+    from ostinato.moe import expert_pool
+    from ostinato.moe.expert_pool import MoeResidencyStats
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.execution import Execution
-    from ostinato.runtime.expert_pool import MoeResidencyStats
 else:
-    expert_pool = LazyModule("ostinato.runtime.expert_pool")
+    expert_pool = LazyModule("ostinato.moe.expert_pool")
 
 __all__ = ["MoeCalls"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.backends.queue import Queue
+from ostinato.backends.common.queue import Queue
 from ostinato.errors import CaptureError, GraphError, InputError
 from ostinato.ir.leaves import as_array
 from ostinato.plan.order import Submission, arrays_touched

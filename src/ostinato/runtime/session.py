@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.backends.common.experts import ExpertsInFile
 from ostinato.backends.device import Device
-from ostinato.backends.experts import ExpertsInFile
 from ostinato.backends.options import CompileOptions
 from ostinato.backends.registry import open_backend
 from ostinato.errors import GraphError, InputError, UnsupportedOpError
@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.base import Capabilities, Progress
-    from ostinato.backends.context import Context
+    from ostinato.backends.common.context import Context
     from ostinato.ir.binding import VariableValues
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.record import Interface
     from ostinato.plan.execution_plan import ExecutionPlan
 
-__all__ = ["Session", "check_threads"]
-
-_MAX_THREADS = 1024
+__all__ = ["Session"]
 
 
 class Session:
@@ -39,7 +37,7 @@ class Session:
         device: a :class:`Device` or its name, such as ``"cpu"`` or ``"cuda:1"``.
         threads: on the CPU, how many threads run a graph; by default, one for each processor that
             this process may use.
-        options: how graphs are compiled unless :meth:`compile` is told otherwise.
+        options: the defaults of :meth:`compile`.
         recover_stolen_cores: on the CPU, under Linux, finish work on the caller's core whose core
             another busy process takes; off, since it does not pay for all models (measure it with
             ``python -m bench.stolen_core``). Threads of the session are moved for it, the caller's
@@ -60,7 +58,6 @@ class Session:
     ) -> None:
         self.device = Device.parse(device)
         self.options = _checked_options(options) or CompileOptions()
-        check_threads(threads)
         _check_recovery(recover_stolen_cores, self.device)
         settings = {"recover_stolen_cores": True} if recover_stolen_cores else {}
         self._backend = open_backend(self.device, threads, **settings)
@@ -198,12 +195,6 @@ def _check_budget(experts: object, budget: object) -> None:
         raise InputError(f"expert_budget is a number of bytes for experts=, got {budget!r:.80}")
 
 
-def check_threads(threads: object) -> None:
-    whole = isinstance(threads, int) and not isinstance(threads, bool)
-    if threads is not None and not (whole and threads in range(1, _MAX_THREADS + 1)):
-        raise InputError(f"threads is an int within 1..{_MAX_THREADS}, got {threads!r:.80}")
-
-
 def _check_recovery(recover: object, device: Device) -> None:
     if not isinstance(recover, bool):
         raise InputError(f"recover_stolen_cores is True or False, got {recover!r:.80}")
@@ -212,7 +203,7 @@ def _check_recovery(recover: object, device: Device) -> None:
 
 
 def _check_graph(graph: object) -> None:
-    from ostinato.ir.graph import BaseGraph  # not needed for those that nobody has built
+    from ostinato.ir.graph import BaseGraph  # not needed for graphs that are not built yet
 
     if not isinstance(graph, BaseGraph):
         raise GraphError(f"expected a Graph, got {type(graph).__name__}")

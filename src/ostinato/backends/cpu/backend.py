@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.base import Capabilities
+    from ostinato.backends.common.experts import ExpertsInFile
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.cpu.rules.table import CpuLowering
     from ostinato.backends.device import Device
-    from ostinato.backends.experts import ExpertsInFile
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import ExpertTensor, ParamSource

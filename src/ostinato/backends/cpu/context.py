@@ -6,10 +6,10 @@ import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.context import DECODE_VARIABLES, Context
+from ostinato.backends.common.context import DECODE_VARIABLES, Context
+from ostinato.backends.common.encoded import Encoded
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.submission import RELEASED, allocate, block, copy_step, kernel_step
-from ostinato.backends.encoded import Encoded
 from ostinato.errors import CaptureError, PlanError, VariableError
 from ostinato.lazy import LazyModule
 from ostinato.plan.buffer import HostMemory, LentStorage
@@ -18,14 +18,14 @@ from ostinato.plan.order import ORDER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ostinato.backends.common.compiled_op import CompiledOp
+    from ostinato.backends.common.encoded import Recording
+    from ostinato.backends.common.op_signature import OpSignature
     from ostinato.backends.device import Device
-    from ostinato.backends.encoded import Recording
     from ostinato.plan import prepared
     from ostinato.plan.buffer import Buffer, Storage
-    from ostinato.plan.formula import Formula
     from ostinato.plan.order import Accesses
     from ostinato.plan.prepared import PreparedOp
-    from ostinato.plan.routine import Routine
     from ostinato.variables import Symbol
 else:
     prepared = LazyModule("ostinato.plan.prepared")
@@ -34,7 +34,7 @@ __all__ = ["CpuContext"]
 
 
 class CpuContext(Context):
-    """See :class:`~ostinato.backends.context.Context`. A recording is one native program.
+    """See :class:`~ostinato.backends.common.context.Context`. A recording is one native program.
 
     Args:
         device: the CPU.
@@ -147,10 +147,10 @@ class CpuContext(Context):
     def _allocate(self, nbytes: int) -> HostMemory:
         return allocate(nbytes)
 
-    def _compile(self, formula: Formula) -> Routine:
-        from ostinato.backends.cpu.routines import compile_formula  # LLVM, only where it is needed
+    def _compile(self, signature: OpSignature) -> CompiledOp:
+        from ostinato.backends.cpu.op_compiler import compile_op  # LLVM, only where it is needed
 
-        return compile_formula(formula, self.constant)
+        return compile_op(signature, self.constant)
 
     def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
         slots = [(target.nbytes, True), (target.nbytes, False)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.base import Executable
+from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
@@ -16,7 +17,6 @@ from ostinato.backends.cpu.memory import Tenancy
 from ostinato.backends.cpu.originals import Originals, batches
 from ostinato.backends.cpu.routing import RoutingLog
 from ostinato.backends.cpu.submission import RELEASED, copy_step, discard_step
-from ostinato.backends.experts import ExpertLayer, ExpertTransfers
 from ostinato.dtypes import DType
 from ostinato.errors import InputError, PlanError
 from ostinato.ir.stored import elements
@@ -26,8 +26,8 @@ from ostinato.plan.order import ORDER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ostinato.backends.common.context import Context
     from ostinato.backends.common.program_image import RoutingPlace
-    from ostinato.backends.context import Context
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.image import Image, Preparation
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.backends.common.experts import ExpertTransfers
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.rules.offload import SOURCE_HEAD
 from ostinato.backends.cpu.submission import copy_step
-from ostinato.backends.experts import ExpertTransfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

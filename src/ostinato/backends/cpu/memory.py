@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weakref
 
+from ostinato.backends.common.mutex import Mutex
 from ostinato.backends.cpu import _core
-from ostinato.backends.turns import Turn
 
 __all__ = ["Tenancy"]
 
@@ -27,7 +27,7 @@ class Tenancy:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.guard = Turn()
+        self.guard = Mutex()
         self._enter(_Block(nbytes))
 
     @property

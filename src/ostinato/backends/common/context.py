@@ -15,10 +15,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.encoded import KeptRecording
-from ostinato.backends.queue import Queue
-from ostinato.backends.routines import RoutineShelf
-from ostinato.backends.turns import Turn
+from ostinato.backends.common.compiled_op_cache import CompiledOpCache
+from ostinato.backends.common.encoded import KeptRecording
+from ostinato.backends.common.mutex import Mutex
+from ostinato.backends.common.queue import Queue
 from ostinato.dtypes import DType
 from ostinato.errors import CaptureError, GraphError, InputError, VariableError
 from ostinato.ir.leaves import as_numpy
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent import futures
 
+    from ostinato.backends.common.encoded import Encoded, Recording
     from ostinato.backends.device import Device
-    from ostinato.backends.encoded import Encoded, Recording
     from ostinato.plan.buffer import Memory
     from ostinato.plan.prepared import PreparedOp
-    from ostinato.plan.region import Region, ResultStorage
     from ostinato.variables import Symbol
 else:
     futures = LazyModule("concurrent.futures")
@@ -52,7 +51,7 @@ _MAX_STATE = (1 << 63) - 2
 _NO_VALUES: Mapping[str, int] = MappingProxyType({})
 
 
-class Context(RoutineShelf):
+class Context(CompiledOpCache):
     """The command queue of a device, and what it recorded. A session has one.
 
     It may be used from many threads. What they submit takes effect in the order in which they
@@ -74,7 +73,7 @@ class Context(RoutineShelf):
         super().__init__()
         self.device = device
         self.label = f"context {id(self):#x} of {device}"
-        self._shelf = Turn()  # guards what is kept to be run again
+        self._shelf = Mutex()  # guards what is kept to be run again
         self._recordings: dict[int, KeptRecording] = {}
         self._serials = itertools.count(1)
         self._after: list[Callable[[], object]] = []  # of the recording that is being made
@@ -318,11 +317,12 @@ class Context(RoutineShelf):
 
     def storage(self, nbytes: int) -> Storage:
         """Memory that is taken when it is first used, also by what is recorded."""
-        return Storage(self.device, nbytes, self._allocate, queue=self)
+        return Storage(self.device, nbytes, self.allocator, queue=self)
 
-    def result(self, region: Region) -> ResultStorage:
-        """Memory of a session's result, which no more than knows whether anybody holds it."""
-        return region.lend(self.device, self._allocate, self)
+    @property
+    def allocator(self) -> Callable[[int], Memory]:
+        """The function that takes zeroed memory from the device."""
+        return self._allocate
 
     def empty(self, type: TensorType) -> Buffer:
         """A buffer on zeroed memory of its own.

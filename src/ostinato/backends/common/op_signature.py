@@ -1,4 +1,4 @@
-"""What a node of a recorded session computes: an op, or several that were fused into one."""
+"""Op signatures: an op, or several fused ones, with the types of the operands."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
     from ostinato.variables import Symbol
 
-__all__ = ["Formula", "Step"]
+__all__ = ["OpSignature", "Step"]
 
 
 class Step(NamedTuple):
-    """One op of a formula.
+    """One op of a signature.
 
     Attributes:
-        op: what is applied.
+        op: the op.
         attrs: its static arguments.
-        operands: numbers of values; see :class:`Formula`.
-        spelling: the arguments as text, which tells apart what Python takes for equal: 0.0 and
+        operands: numbers of values; see :class:`OpSignature`.
+        spelling: the arguments as text, which differs where Python values compare equal: 0.0 and
             -0.0, 1 and 1.0.
     """
 
@@ -39,26 +39,26 @@ class Step(NamedTuple):
 
     @staticmethod
     def of(op: Op, attrs: dict[str, Attr], operands: tuple[int, ...]) -> Step:
-        """An op with these arguments."""
+        """A step that applies ``op`` with these arguments."""
         items = tuple(attrs.items())
         return Step(op, items, operands, repr(items))
 
     def renumbered(self, numbers: Sequence[int]) -> Step:
-        """The same on other operands: for each number, the new one."""
+        """The same step on other operands; ``numbers`` maps each old number to the new one."""
         return self._replace(operands=tuple([numbers[i] for i in self.operands]))
 
 
 @dataclass(frozen=True)
-class Formula:
-    """Ops on operands, in order. Formulas that compute the same from the same types are equal.
+class OpSignature:
+    """The key of a compiled op: steps in order, on operands of these types.
 
     Its values are numbered: first the operands, then the results of the steps.
 
     Attributes:
-        operands: their types.
+        operands: the types of the operands.
         steps: the ops.
-        results: numbers of the values that it gives.
-        in_place: whether its only result is written over its first operand.
+        results: numbers of the values that are results.
+        in_place: whether the only result overwrites the first operand.
     """
 
     operands: tuple[TensorType, ...]
@@ -75,7 +75,7 @@ class Formula:
 
     @cached_property
     def name(self) -> str:
-        """What it computes, in a word or two (``"exp+add"``)."""
+        """The names of its ops (``"exp+add"``)."""
         return "+".join(dict.fromkeys(step.op.name for step in self.steps))
 
     @cached_property
@@ -85,22 +85,22 @@ class Formula:
 
     @cached_property
     def variables(self) -> tuple[Symbol, ...]:
-        """The Variables that its shapes and attributes mention."""
+        """The Variables in its shapes and attributes."""
         return tuple(self.graph().variables.values())
 
     @cached_property
     def least(self) -> dict[str, int]:
-        """By Variable, the least value that its ops can do with, where that is known."""
+        """By Variable, the least value that its ops accept, where one is known."""
         return least_values(graph_facts(self.graph())) if self.variables else {}
 
     def reads_once(self, operand: int) -> bool:
-        """Whether just one step reads the operand of this number, and reads it once."""
+        """Whether the operand of this number is read by exactly one step, once."""
         return sum(step.operands.count(operand) for step in self.steps) == 1
 
     def graph(self) -> Graph:
-        """The formula as a graph: inputs ``x0``, ``x1``, …, outputs ``y0``, ``y1``, ….
+        """A graph that computes it: inputs ``x0``, ``x1``, …, outputs ``y0``, ``y1``, ….
 
-        Where it works in place ``x0`` is a state, whose next value is the only result.
+        For one in place, ``x0`` is a state whose next value is the only result.
         """
         graph = Graph(self.name)
         values = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ostinato.backends.turns import Turn
+from ostinato.backends.common.mutex import Mutex
 from ostinato.lazy import LazyModule
 from ostinato.plan.order import Submission
 
@@ -28,7 +28,7 @@ class Queue:
     """
 
     def __init__(self) -> None:
-        self._guard = Turn()
+        self._guard = Mutex()
         self._process = -1  # nothing is there yet
         self._last: futures.Future[None] | None = None
         self._outcome = _Outcome()

@@ -1,4 +1,4 @@
-"""What a session did, and how to wait for it."""
+"""Statistics of sessions, and handles of those that run in the background."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ostinato.records import dataclass, replace
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ostinato.backends.context import Context
+    from ostinato.backends.common.context import Context
 
 __all__ = ["Pending", "SessionStats"]
 
 
 @dataclass(frozen=True)
 class SessionStats:
-    """What a session did.
+    """Statistics of a session.
 
     Attributes:
-        dispatches: ops that do work; a view is none, what several kernels compute is one.
-        barriers: how often ops wait for all before them.
-        submissions: how often something was handed to the device.
-        waits: how often the device was waited for.
-        fused: ops that went into others.
-        reordered: ops that moved to another place.
+        dispatches: number of ops that do work; a view is none, an op of several kernels is one.
+        barriers: number of barriers between ops.
+        submissions: number of submissions to the device.
+        waits: number of synchronisations with the device.
+        fused: number of ops that were fused into others.
+        reordered: number of ops that were moved.
         encode_ns: time spent encoding, in nanoseconds.
         device_ns: time spent running, in nanoseconds; 0 before it has run, and in a recording.
     """
@@ -40,12 +40,12 @@ class SessionStats:
 
 
 class Pending:
-    """A session that was committed, and perhaps still runs.
+    """The handle of a committed session, which may still be running.
 
     Args:
-        context: what it was submitted to.
+        context: the command queue.
         stats: of the session, so far.
-        future: gives the nanoseconds that it takes; ``None``: there was nothing to do.
+        future: of the nanoseconds that it takes; ``None``: the session is empty.
     """
 
     def __init__(self, context: Context, stats: SessionStats, future: Future[int] | None) -> None:
@@ -55,20 +55,20 @@ class Pending:
 
     @property
     def done(self) -> bool:
-        """Whether it has run, or failed."""
+        """Whether the session has run or failed."""
         return self._future is None or self._future.done()
 
     @property
     def stats(self) -> SessionStats:
-        """What is known by now."""
+        """The statistics so far."""
         return self._stats
 
     def wait(self) -> SessionStats:
         """Wait until it has run; may be called again.
 
         Raises:
-            CaptureError: inside a recording, where nothing runs that could be waited for.
-            Exception: what running it raised, each time.
+            CaptureError: inside a recording, in which nothing runs.
+            Exception: the error of the run, at each call.
         """
         self._context.refuse_while_capturing("wait is a synchronisation")
         if self._future is not None:

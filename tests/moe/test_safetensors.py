@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ostinato as ost
-from ostinato.frontends.safetensors import SafetensorsFile, write_safetensors
+from ostinato.moe.safetensors import SafetensorsFile, write_safetensors
 
 
 def test_what_is_written_is_read(tmp_path):

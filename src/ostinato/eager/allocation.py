@@ -1,9 +1,8 @@
-"""Memory of a session's results, before it is settled where it will be.
+"""Allocations of a session's results, before they have an address.
 
-While ops are being encoded, nobody knows yet which results the user will keep. So nodes refer to a
-:class:`Region`, and the user holds a buffer on a storage that belongs to it. A region whose
-storage is still held when the nodes are made ready to run gets memory of its own; the others share
-an arena.
+A node refers to an :class:`Allocation`; the user's buffer lies on a storage that belongs to it.
+When the nodes are encoded, an allocation whose storage is still referenced is materialised in
+memory of its own; all others share an arena.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
     from ostinato.plan.buffer import DeviceQueue, Memory
 
-__all__ = ["Operand", "Piece", "Region", "ResultStorage", "same_place"]
+__all__ = ["Allocation", "AllocationView", "Operand", "ResultStorage", "same_view"]
 
 
 class Operand(Protocol):
-    """What a node reads or writes: a buffer, or a piece of a region."""
+    """An operand or result of a node: a buffer, or a view of an allocation."""
 
     @property
     def storage_id(self) -> int: ...
@@ -38,17 +37,17 @@ class Operand(Protocol):
     def type(self) -> TensorType: ...
 
 
-def same_place(a: Operand, b: Operand) -> bool:
-    """Whether both are the same bytes, seen as the same elements."""
+def same_view(a: Operand, b: Operand) -> bool:
+    """Whether both are the same bytes with the same type."""
     return a.storage_id == b.storage_id and a.offset == b.offset and a.type == b.type
 
 
-class Region:
-    """Room for the result of a node.
+class Allocation:
+    """Memory for the result of a node, without an address yet.
 
     Args:
         nbytes: its size.
-        session: what stands for the session that makes it.
+        session: the identity of the session that makes it.
     """
 
     __slots__ = ("__weakref__", "_storage", "nbytes", "session")
@@ -60,34 +59,38 @@ class Region:
 
     @property
     def storage(self) -> ResultStorage | None:
-        """What a user's buffers hold, while there are any."""
+        """The storage of the user's buffers, as long as one is referenced."""
         return None if self._storage is None else self._storage()
 
     def lend(
         self, device: Any, allocate: Callable[[int], Memory], queue: DeviceQueue
     ) -> ResultStorage:
-        """The storage for the user's buffer; see :class:`~ostinato.plan.buffer.Storage`."""
+        """Make the storage of the user's buffer; see :class:`~ostinato.plan.buffer.Storage`."""
         storage = ResultStorage(self, device, allocate, queue)
         self._storage = weakref.ref(storage)
         return storage
 
 
 class ResultStorage(Storage):
-    """Memory of a result that the user holds. There is none before what fills it is submitted."""
+    """Memory of a result that the user holds, not to be read before its session is submitted."""
 
     def __init__(
-        self, region: Region, device: Any, allocate: Callable[[int], Memory], queue: DeviceQueue
+        self,
+        allocation: Allocation,
+        device: Any,
+        allocate: Callable[[int], Memory],
+        queue: DeviceQueue,
     ) -> None:
-        super().__init__(device, region.nbytes, allocate, queue)
-        self.region = region
+        super().__init__(device, allocation.nbytes, allocate, queue)
+        self.allocation = allocation
         self.submitted = False
 
     def check_open(self) -> None:
-        """Raise what keeps the memory from being used.
+        """Check that the memory may be used.
 
         Raises:
-            SessionStateError: the session that fills it has not been finished.
-            PlanError: it was given back for good.
+            SessionStateError: the session that writes it has not been finished.
+            PlanError: it was released.
         """
         if not self.submitted:
             raise SessionStateError(
@@ -96,29 +99,24 @@ class ResultStorage(Storage):
         super().check_open()
 
 
-class Piece:
-    """A range of a region, seen as a tensor.
+class AllocationView:
+    """A range of an allocation, as a tensor.
 
     Attributes:
-        region: the memory.
-        offset: where in it the piece starts, in bytes.
+        allocation: the memory.
+        offset: of its first byte in the allocation.
         type: dtype and shape.
     """
 
-    __slots__ = ("end", "nbytes", "offset", "region", "storage_id", "type")
+    __slots__ = ("allocation", "end", "nbytes", "offset", "storage_id", "type")
 
-    def __init__(self, region: Region, offset: int, type: TensorType) -> None:
-        self.region = region
+    def __init__(self, allocation: Allocation, offset: int, type: TensorType) -> None:
+        self.allocation = allocation
         self.offset = offset
         self.type = type
         self.nbytes = type.max_bytes
         self.end = offset + self.nbytes
-        self.storage_id = id(region)
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is all of the region."""
-        return self.nbytes == self.region.nbytes
+        self.storage_id = id(allocation)
 
     def __repr__(self) -> str:
-        return f"<Piece {self.type} of result {self.storage_id:#x}, {self.nbytes} bytes>"
+        return f"<AllocationView {self.type} of result {self.storage_id:#x}, {self.nbytes} bytes>"

@@ -1,49 +1,49 @@
-"""``out=``: having the results of a call written to buffers that the user brings.
+"""``out=`` arguments: results of a call written to buffers of the user's.
 
-A result is computed right where it is wanted if no op of the call can notice; else it is computed
-aside and copied at the end.
+A result is computed directly in its target if no op of the call reads the target afterwards;
+otherwise it is computed in memory of its own and copied at the end.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.op_signature import OpSignature
+from ostinato.eager.allocation import Allocation, AllocationView, same_view
+from ostinato.eager.compute_node import ComputeNode
+from ostinato.eager.fusion import same_elements
 from ostinato.errors import GraphError
 from ostinato.ops.indexing import DYNAMIC_UPDATE_SLICE, SCATTER, SCATTER_ND
 from ostinato.plan.buffer import Buffer
-from ostinato.plan.compute_node import ComputeNode
-from ostinato.plan.formula import Formula
-from ostinato.plan.fusion import same_elements
 from ostinato.plan.hazards import overlap
-from ostinato.plan.region import Piece, Region, same_place
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ostinato.eager.allocation import Operand
     from ostinato.ir.types import TensorType
-    from ostinato.plan.region import Operand
 
-__all__ = ["redirected"]
+__all__ = ["bind_out_args"]
 
-#: Ops whose kernels write part of their first operand, where that is memory to be written.
+#: Ops that update part of their first operand, in place if the target is that operand.
 _UPDATES = frozenset({DYNAMIC_UPDATE_SLICE, SCATTER, SCATTER_ND})
 
 Pair = tuple["Operand", "Operand"]
 
 
-def redirected(
+def bind_out_args(
     nodes: Sequence[ComputeNode], pairs: Sequence[Pair], session: object
 ) -> list[ComputeNode]:
-    """The nodes of one call, such that its results are written elsewhere.
+    """Rewrite the nodes of one call so that its results are written to other operands.
 
     Args:
         nodes: in order.
-        pairs: each result, and where it is wanted.
-        session: what stands for the session, for memory that this needs.
+        pairs: each result and its target.
+        session: the identity of the session, for new allocations.
 
     Raises:
-        GraphError: what is to be written overlaps.
+        GraphError: targets overlap.
     """
     targets = [target for _, target in pairs]
     if len(pairs) > 1 and any(overlap(a, b) for i, a in enumerate(targets) for b in targets[:i]):
@@ -61,7 +61,7 @@ def redirected(
 def _direct(
     nodes: Sequence[ComputeNode], result: Operand, target: Operand
 ) -> tuple[int, ComputeNode] | None:
-    """The node that makes ``result``, made to write ``target``, and its position; or nothing."""
+    """The producer of ``result``, rewritten to write ``target``, and its position, if possible."""
     makers = [
         position
         for position, node in enumerate(nodes)
@@ -80,22 +80,22 @@ def _direct(
 
 
 def _updating(node: ComputeNode, target: Operand) -> ComputeNode | None:
-    """An update of part of the target itself, made in place."""
-    formula = node.formula
-    if formula is None or formula.steps[0].op not in _UPDATES:
+    """The node as an update of ``target`` in place, if it updates part of it."""
+    signature = node.signature
+    if signature is None or signature.steps[0].op not in _UPDATES:
         return None
     first, *others = node.operands
     if any(isinstance(dim, Expr) for dim in first.type.shape):
         return None
-    if not same_place(first, target) or any(overlap(other, target) for other in others):
+    if not same_view(first, target) or any(overlap(other, target) for other in others):
         return None
-    in_place = Formula(formula.operands, formula.steps, formula.results, in_place=True)
+    in_place = OpSignature(signature.operands, signature.steps, signature.results, in_place=True)
     return ComputeNode(in_place, node.operands, (first,))
 
 
 def _writing(node: ComputeNode, result: Operand, target: Operand) -> ComputeNode | None:
-    """The node with ``target`` for the memory of ``result``."""
-    assert node.formula is not None
+    """The node with ``target`` in the place of ``result``, unless an operand overlaps it."""
+    assert node.signature is not None
     written = [
         _seen_as(target, known.type) if _is_all_of(result, known) else known
         for known in node.results
@@ -104,11 +104,11 @@ def _writing(node: ComputeNode, result: Operand, target: Operand) -> ComputeNode
         return None
     clashes = [operand for operand in node.operands if overlap(operand, target)]
     if clashes:
-        if not node.formula.elementwise or len(written) > 1:
+        if not node.signature.elementwise or len(written) > 1:
             return None
         if not all(same_elements(operand, written[0]) for operand in clashes):
             return None
-    return ComputeNode(node.formula, node.operands, tuple(written))
+    return ComputeNode(node.signature, node.operands, tuple(written))
 
 
 def _is_all_of(result: Operand, known: Operand) -> bool:
@@ -119,8 +119,8 @@ def _is_all_of(result: Operand, known: Operand) -> bool:
 def _seen_as(target: Operand, type_: TensorType) -> Operand:
     if target.type == type_:
         return target
-    if isinstance(target, Piece):
-        return Piece(target.region, target.offset, type_)
+    if isinstance(target, AllocationView):
+        return AllocationView(target.allocation, target.offset, type_)
     assert isinstance(target, Buffer)
     return target.reshaped(type_)
 
@@ -128,23 +128,23 @@ def _seen_as(target: Operand, type_: TensorType) -> Operand:
 def _copying(
     last: Sequence[ComputeNode], pairs: Sequence[Pair], session: object
 ) -> Iterator[ComputeNode]:
-    """The last node, and then copies: first of what another copy would overwrite, to be safe."""
+    """The last node followed by copies, first of those results that another copy overwrites."""
     pairs = [(result, target) for result, target in pairs if not _is_all_of(result, target)]
     targets = [target for _, target in pairs]
-    aside: list[Pair] = []
+    saved: list[Pair] = []
     copies: list[Pair] = []
     for result, target in pairs:
         source = result
         if any(overlap(result, other) for other in targets):
-            source = Piece(Region(result.nbytes, session), 0, result.type)
-            aside.append((result, source))
+            source = AllocationView(Allocation(result.nbytes, session), 0, result.type)
+            saved.append((result, source))
         copies.append((source, target))
-    every = (*aside, *copies)
+    every = (*saved, *copies)
     if not every:
         yield from last
-    elif last and last[0].formula is not None:
+    elif last and last[0].signature is not None:
         (node,) = last
-        yield ComputeNode(node.formula, node.operands, node.results, (*node.copies, *every))
+        yield ComputeNode(node.signature, node.operands, node.results, (*node.copies, *every))
     else:
         yield from last
         yield ComputeNode(None, (), (), every)

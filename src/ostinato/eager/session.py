@@ -1,4 +1,4 @@
-"""A session: the vocabulary's methods encode ops on buffers, and one submission runs them all."""
+"""Sessions: the vocabulary's methods encode ops on buffers, and one submission runs them all."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ import inspect
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ostinato.eager.allocation import Allocation, AllocationView, ResultStorage
+from ostinato.eager.compute_graph import ComputeGraph, Launcher
+from ostinato.eager.compute_node import ComputeNode
+from ostinato.eager.out_args import bind_out_args
+from ostinato.eager.pending import Pending, SessionStats
 from ostinato.errors import GraphError, InputError, SessionStateError
 from ostinato.ir.graph import locate
 from ostinato.ops.shape import RESHAPE
 from ostinato.ops.vocabulary import Vocabulary, VocabularyCore
 from ostinato.plan.buffer import Buffer
-from ostinato.plan.compute_graph import ComputeGraph, Launcher
-from ostinato.plan.compute_node import ComputeNode
-from ostinato.plan.region import Piece, Region, ResultStorage
 from ostinato.records import replace
-from ostinato.runtime.pending import Pending, SessionStats
-from ostinato.runtime.redirection import redirected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from ostinato.backends.context import Context
+    from ostinato.backends.common.context import Context
+    from ostinato.backends.common.op_signature import OpSignature
     from ostinato.dtypes import DType
+    from ostinato.eager.allocation import Operand
     from ostinato.ir.op import Attr, Op
     from ostinato.ir.types import TensorType
-    from ostinato.plan.formula import Formula
-    from ostinato.plan.region import Operand
 
 __all__ = ["GraphSession"]
 
 
 class Encoder(Launcher, Protocol):
-    """What a session needs of its executor."""
+    """The interface of executors that sessions use."""
 
     @property
     def context(self) -> Context: ...
     @property
     def sizes(self) -> Mapping[str, int]: ...
-    def formula(
+    def signature(
         self, op: Op, operands: tuple[TensorType, ...], attrs: dict[str, Attr]
-    ) -> tuple[Formula, tuple[TensorType, ...]]: ...
+    ) -> tuple[OpSignature, tuple[TensorType, ...]]: ...
     def scalar(self, number: Any, dtype: DType | None) -> Buffer: ...
 
 
 def _with_out(vocabulary: type[GraphSession]) -> type[GraphSession]:
-    """Class decorator: every method of the vocabulary is one call, and takes ``out=``."""
+    """Make every method of the vocabulary encode one call and take ``out=`` (class decorator)."""
     for name, method in inspect.getmembers(vocabulary, inspect.isfunction):
         ours = name.startswith("_") or hasattr(VocabularyCore, name)
         if hasattr(Vocabulary, name) and not ours:
@@ -58,7 +58,7 @@ def _with_out(vocabulary: type[GraphSession]) -> type[GraphSession]:
 def _encoding(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: GraphSession, *args: Any, out: Any = None, **kwargs: Any) -> Any:
-        if self._staged is not None:  # a method that is made of others
+        if self._staged is not None:  # called by another method of the vocabulary
             return method(self, *args, **kwargs)
         return self._encode(method, args, kwargs, out)
 
@@ -82,7 +82,7 @@ class GraphSession(Vocabulary[Buffer]):
     encoded, as does giving the session up. It is to be used from one thread at a time.
 
     Args:
-        executor: made it.
+        executor: the executor that opens it.
         recorded: whether :attr:`graph` is kept.
     """
 
@@ -91,9 +91,9 @@ class GraphSession(Vocabulary[Buffer]):
         self._device = executor.context.device
         self._executor = executor
         self._recorded = recorded
-        self._token = object()  # what its regions know it by
+        self._token = object()  # its identity, for its allocations
         self._nodes: list[ComputeNode] = []
-        self._staged: list[ComputeNode] | None = None  # nodes of the call being made
+        self._staged: list[ComputeNode] | None = None  # nodes of the call in progress
         self._ended = ""
         self._encode_ns = 0
         self._graph: ComputeGraph | None = None
@@ -102,25 +102,25 @@ class GraphSession(Vocabulary[Buffer]):
     # -- the end -----------------------------------------------------------------------------------
 
     def finish(self, fuse: bool = False, reorder: bool = False) -> SessionStats:
-        """Run what was encoded, and wait.
+        """Run the encoded ops and wait.
 
-        Inside a recording it is recorded, and there is nothing to wait for.
+        Inside a recording they are recorded, and nothing is waited for.
 
         Args:
-            fuse: first make :meth:`ComputeGraph.fuse` of it.
-            reorder: first make :meth:`ComputeGraph.reorder` of it.
+            fuse: apply :meth:`ComputeGraph.fuse` first.
+            reorder: apply :meth:`ComputeGraph.reorder` first.
 
         Raises:
             SessionStateError: the session has ended before.
-            VariableError, UnsupportedOpError, PlanError: it cannot be run; nothing has.
+            VariableError, UnsupportedOpError, PlanError: it cannot be run; nothing has run.
         """
         return self._run(self._close("finished", fuse=fuse, reorder=reorder)).stats
 
     def commit(self, fuse: bool = False, reorder: bool = False) -> Pending:
-        """Queue what was encoded behind all that was submitted before, and return at once.
+        """Queue the encoded ops behind all earlier submissions, and return at once.
 
-        Inside a recording it is recorded instead. Where buffers belong to other contexts, it runs
-        behind what was submitted there before, as far as that touches the same memory.
+        Inside a recording they are recorded instead. If buffers belong to other contexts, the ops
+        run after the earlier submissions there that touch the same memory.
 
         Args:
             fuse, reorder: as for :meth:`finish`.
@@ -151,11 +151,11 @@ class GraphSession(Vocabulary[Buffer]):
             self._nodes.clear()
             self._ended = f"left by {kind.__name__}"
 
-    # -- what it holds -----------------------------------------------------------------------------
+    # -- contents ----------------------------------------------------------------------------------
 
     @property
     def stats(self) -> SessionStats:
-        """What it did, so far."""
+        """The statistics so far."""
         if self._pending is not None:
             return self._pending.stats
         graph = self._collected()
@@ -163,11 +163,11 @@ class GraphSession(Vocabulary[Buffer]):
 
     @property
     def graph(self) -> ComputeGraph:
-        """What was recorded so far; once the session has ended, what was run.
+        """The graph recorded so far; once the session has ended, the one that was run.
 
         Raises:
             SessionStateError: the session was opened with :meth:`GraphExecutor.begin`, which keeps
-                nothing; or it was left by an exception.
+                no graph; or it was left by an exception.
         """
         if not self._recorded:
             raise SessionStateError(
@@ -178,7 +178,7 @@ class GraphSession(Vocabulary[Buffer]):
         self._check_open()
         return self._collected()
 
-    # -- the vocabulary's needs --------------------------------------------------------------------
+    # -- the interface of the vocabulary -----------------------------------------------------------
 
     def apply(
         self, op: Op, operands: Sequence[Buffer], attrs: dict[str, Attr]
@@ -197,13 +197,15 @@ class GraphSession(Vocabulary[Buffer]):
             self._check_open()
         read = tuple([self._operand(buffer) for buffer in operands])
         types = tuple([operand.type for operand in read])
-        formula, results = self._executor.formula(op, types, attrs)
+        signature, results = self._executor.signature(op, types, attrs)
         if op is RESHAPE:
             return (operands[0].reshaped(results[0]),)
-        written = tuple([Piece(Region(t.max_bytes, self._token), 0, t) for t in results])
+        written = tuple(
+            [AllocationView(Allocation(t.max_bytes, self._token), 0, t) for t in results]
+        )
         staged = self._nodes if self._staged is None else self._staged
-        staged.append(ComputeNode(formula, read, written))
-        return tuple([self._buffer(piece) for piece in written])
+        staged.append(ComputeNode(signature, read, written))
+        return tuple([self._buffer(view) for view in written])
 
     def constant(self, array: Any, dtype: Any = None) -> Buffer:
         """A buffer with a copy of ``array``, or with a Python number."""
@@ -212,7 +214,7 @@ class GraphSession(Vocabulary[Buffer]):
     def type_of(self, operand: Any) -> TensorType | None:
         return operand.type if isinstance(operand, Buffer) else None
 
-    # -- machinery ---------------------------------------------------------------------------------
+    # -- encoding ----------------------------------------------------------------------------------
 
     def _encode(
         self,
@@ -221,7 +223,7 @@ class GraphSession(Vocabulary[Buffer]):
         kwargs: dict[str, Any],
         out: Any,
     ) -> Any:
-        """One call of the user's: it is encoded whole, or not at all."""
+        """Encode one call of the user's, atomically."""
         start = time.perf_counter_ns()
         self._check_open()
         staged: list[ComputeNode] = []
@@ -237,7 +239,7 @@ class GraphSession(Vocabulary[Buffer]):
         return result
 
     def _redirect(self, name: str, staged: list[ComputeNode], result: Any, out: Any) -> Any:
-        """Have the results of a call written to ``out``; gives back that."""
+        """Rewrite a call's nodes to write its results to ``out``; return ``out``."""
         several = isinstance(result, tuple)
         targets = tuple(out) if several and isinstance(out, tuple | list) else (out,)
         results: tuple[Buffer, ...] = result if several else (result,)
@@ -253,16 +255,16 @@ class GraphSession(Vocabulary[Buffer]):
             pairs = [
                 (self._operand(r), self._operand(t)) for r, t in zip(results, targets, strict=True)
             ]
-            staged[:] = redirected(staged, pairs, self._token)
+            staged[:] = bind_out_args(staged, pairs, self._token)
         except GraphError as error:
             raise locate(error, name, [f"out={out!r:.80}"]) from None
         return targets if several else out
 
     def _operand(self, buffer: Buffer) -> Operand:
-        """What a node refers to: the buffer, or the region of a result of this session."""
+        """The operand for a buffer: a view of the allocation, for a result of this session."""
         storage = buffer.storage
-        if isinstance(storage, ResultStorage) and storage.region.session is self._token:
-            return Piece(storage.region, buffer.offset, buffer.type)
+        if isinstance(storage, ResultStorage) and storage.allocation.session is self._token:
+            return AllocationView(storage.allocation, buffer.offset, buffer.type)
         if storage.device is not self._device and storage.device != self._device:
             raise InputError(
                 f"{buffer!r} cannot be used on {self._device}: copy it there with "
@@ -271,16 +273,17 @@ class GraphSession(Vocabulary[Buffer]):
         storage.check_open()
         return buffer
 
-    def _buffer(self, piece: Piece) -> Buffer:
-        """What the user gets for a result."""
-        storage = self.context.result(piece.region)
-        return Buffer(storage, 0, piece.type, sizes=self._executor.sizes)
+    def _buffer(self, view: AllocationView) -> Buffer:
+        """The user's buffer for a result."""
+        context = self.context
+        storage = view.allocation.lend(context.device, context.allocator, context)
+        return Buffer(storage, 0, view.type, sizes=self._executor.sizes)
 
     def _collected(self) -> ComputeGraph:
         return ComputeGraph(self._nodes, self._executor)
 
     def _close(self, how: str, *, fuse: bool, reorder: bool) -> ComputeGraph:
-        """End the session; its graph, ready to run."""
+        """End the session and encode its graph."""
         start = time.perf_counter_ns()
         self._check_open()
         graph = self._collected()
@@ -294,7 +297,7 @@ class GraphSession(Vocabulary[Buffer]):
         return graph
 
     def _run(self, graph: ComputeGraph) -> Pending:
-        """Run, or record, and wait."""
+        """Run or record the graph, and wait."""
         context = self.context
         waits = int(bool(len(graph)) and not context.capturing)
         elapsed = context.run(graph.encode) if len(graph) else 0

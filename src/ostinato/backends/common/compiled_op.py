@@ -1,4 +1,4 @@
-"""A formula as a device compiled it: kernels that wait for the buffers to work on."""
+"""Compiled ops: the kernels of an op signature, before they are bound to buffers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from ostinato.plan.prepared import KernelCode
     from ostinato.variables import Dim
 
-__all__ = ["Routine", "RoutineCall"]
+__all__ = ["CompiledOp", "UnboundKernel"]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class RoutineCall:
-    """A kernel, and where its arguments come from.
+class UnboundKernel:
+    """A kernel whose arguments are numbers of buffers.
 
     Attributes:
-        kernel: what to run.
-        arguments: numbers of buffers; see :class:`Routine`.
+        kernel: the kernel.
+        arguments: numbers of buffers; see :class:`CompiledOp`.
         node_names: labels of the ops that it computes.
         flops: floating point operations.
     """
@@ -43,30 +43,32 @@ class RoutineCall:
 
 
 @dataclass(frozen=True, eq=False)
-class Routine:
+class CompiledOp:
     """Kernels in order. Buffers are numbered: operands, results, temps, then constants.
 
     Attributes:
         calls: the kernels.
-        temps: what it needs between them, for as long as it runs.
-        constants: what it reads besides its operands.
+        temps: types of the buffers that are live only within a run.
+        constants: buffers that are read besides the operands.
     """
 
-    calls: tuple[RoutineCall, ...]
+    calls: tuple[UnboundKernel, ...]
     temps: tuple[TensorType, ...]
     constants: tuple[Buffer, ...]
 
     def ops(self, first_id: int, buffers: Sequence[Buffer]) -> list[KernelCall]:
-        """The kernels on buffers: operands, results and temps, in this order.
+        """Bind the kernels to buffers.
 
-        The ops are numbered from ``first_id`` on.
+        Args:
+            first_id: number of the first op.
+            buffers: operands, results and temps, in this order.
         """
-        places = (*buffers, *self.constants)
+        arguments = (*buffers, *self.constants)
         return [
             KernelCall(
                 id=first_id + number,
                 kernel=call.kernel,
-                buffers=tuple([places[i] for i in call.arguments]),
+                buffers=tuple([arguments[i] for i in call.arguments]),
                 node_names=call.node_names,
                 flops=call.flops,
             )
@@ -80,14 +82,14 @@ class Routine:
         results: int,
         code: Callable[[Kernel], KernelCode],
         upload: Callable[[Array], Buffer],
-    ) -> Routine:
-        """The routine of a lowered formula.
+    ) -> CompiledOp:
+        """The compiled op of a lowered signature.
 
-        What depends on constants alone is computed at each run: a routine has nowhere to keep it.
+        Values that depend on constants alone are computed at each run.
 
         Args:
             program: has inputs or states ``x0``, ``x1``, … and outputs ``y0``, ``y1``, ….
-            operands, results: how many of them.
+            operands, results: their numbers.
             code: the device's code of a kernel.
             upload: makes a buffer of an array.
         """
@@ -98,9 +100,9 @@ class Routine:
         temps = [b for b in used if b not in fixed]
         numbers.update((b, operands + results + i) for i, b in enumerate((*temps, *fixed)))
         constants = {b: upload(array) for b, array in fixed.items()}
-        return Routine(
+        return CompiledOp(
             tuple(
-                RoutineCall(
+                UnboundKernel(
                     PreparedKernel.of(call, code(call.kernel), constants),
                     tuple(numbers[b] for b in call.buffers),
                     call.nodes,

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ostinato.errors import InputError
-from ostinato.frontends.safetensors import SafetensorsFile
 from ostinato.ir.stored import ExpertSource, ExpertTensor
+from ostinato.moe.safetensors import SafetensorsFile
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from ostinato.frontends.safetensors import TensorRange
     from ostinato.ir.types import TensorType
+    from ostinato.moe.safetensors import TensorRange
 
 __all__ = ["ExpertFile"]
 
@@ -22,8 +22,8 @@ __all__ = ["ExpertFile"]
 class ExpertFile(ExpertSource):
     """The matrices of experts in a safetensors file, for :meth:`Session.compile`.
 
-    They are read from there whenever an expert is needed that has no place in memory. The file must
-    not be written meanwhile: runs that notice raise :class:`ModelFormatError`.
+    A run reads the matrices of the non-resident experts that it calls. The file must not be written
+    meanwhile: runs that detect it raise :class:`ModelFormatError`.
 
     Args:
         path: of the file.

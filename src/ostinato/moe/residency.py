@@ -1,4 +1,4 @@
-"""The loop that keeps the experts on the device that steps call most."""
+"""A loop of steps that keeps the most used experts resident on the device."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import InputError
+from ostinato.moe.expert_pool import ExpertPool
+from ostinato.moe.policy import TidePolicy
 from ostinato.records import dataclass
-from ostinato.runtime.expert_pool import ExpertPool, TidePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ostinato.runtime.arrays import Array
+    from ostinato.moe.expert_pool import Array
     from ostinato.runtime.compiled_graph import CompiledGraph
 
 __all__ = ["ResidencyCounters", "ResidencyLoop"]
@@ -21,15 +22,15 @@ __all__ = ["ResidencyCounters", "ResidencyLoop"]
 
 @dataclass(frozen=True)
 class ResidencyCounters:
-    """What a :class:`ResidencyLoop` has done so far.
+    """Statistics of a :class:`ResidencyLoop` so far.
 
     Attributes:
-        steps: how many steps.
-        refreshes: after how many of them places were given anew.
-        promotions, demotions: experts that were given a place, and that lost theirs.
-        hits, misses: calls of experts that had a place when they were called, and that had none.
-        bytes_moved: bytes read to fill places; 0 where all experts are in memory anyway.
-        bytes_staged: bytes read for experts that were called without a place.
+        steps: number of steps.
+        refreshes: number of steps after which residents were refreshed.
+        promotions, demotions: numbers of experts made resident, and evicted.
+        hits, misses: calls of experts that were resident at the time, and that were not.
+        bytes_moved: bytes read to make experts resident; 0 if all experts are in memory anyway.
+        bytes_staged: bytes read for calls of non-resident experts.
     """
 
     steps: int
@@ -43,21 +44,21 @@ class ResidencyCounters:
 
     @property
     def hit_rate(self) -> float:
-        """The share of calls whose expert had a place; 1 before the first."""
+        """The share of calls whose expert was resident; 1 before the first."""
         calls = self.hits + self.misses
         return self.hits / calls if calls else 1.0
 
 
 class ResidencyLoop:
-    """Runs a graph step by step, and gives the places on the device to the experts called most.
+    """Runs a graph step by step, and keeps the most used experts resident on the device.
 
-    The results are those of :meth:`CompiledGraph.run`, to the bit, whatever is resident when.
+    The results are those of :meth:`CompiledGraph.run`, to the bit, whichever experts are resident.
 
     Args:
         compiled: a graph with layers of experts; its capture of expert ids is switched on.
-        pools: an :class:`ExpertPool` for each layer; or one alone, for layers that are to have the
-            same residents. What is resident in them is made so on the device.
-        policy: when places are given anew.
+        pools: an :class:`ExpertPool` for each layer, or one for all layers, which then have the
+            same residents. Their residents are made resident on the device.
+        policy: the schedule of refreshes.
 
     Raises:
         InputError: the graph has no layer of experts, or the pools do not fit its layers.
@@ -92,7 +93,7 @@ class ResidencyLoop:
                 raise InputError(f"{layer.name}: expected a pool of {layer.experts}, got {pool!r}")
 
     def step(self, inputs: Mapping[str, Any] | None = None) -> list[Array]:
-        """Run once; if the policy says so, give places anew by what has been called so far.
+        """Run once; then, if due by the policy, refresh the residents by the uses so far.
 
         Returns:
             The outputs: fresh arrays.
@@ -134,7 +135,7 @@ class ResidencyLoop:
 
     @property
     def counters(self) -> ResidencyCounters:
-        """What was done so far."""
+        """The statistics so far."""
         moved, before = self.compiled.moe_transfers, self._moved_before
         return ResidencyCounters(
             self._steps,

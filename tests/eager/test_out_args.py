@@ -141,8 +141,8 @@ def test_an_update_in_place_copies_nothing(ex: ost.GraphExecutor) -> None:
     with ex.begin_recorded() as s:
         assert s.dynamic_update_slice(cache, row, (2, 0), out=cache) is cache
     (node,) = s.graph.nodes
-    assert node.formula is not None
-    assert node.formula.in_place
+    assert node.signature is not None
+    assert node.signature.in_place
     assert not node.copies
     expected = numbers(4, 8)
     expected[2] = numbers(1, 8, seed=1)

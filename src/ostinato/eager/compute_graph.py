@@ -1,50 +1,50 @@
-"""What a recorded session collected: nodes in order, to be rewritten and run again."""
+"""Graphs of recorded sessions: nodes in order, to be rewritten and run again."""
 
 from __future__ import annotations
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ostinato.eager.fusion import fused
+from ostinato.eager.reorder import reordered
 from ostinato.plan.buffer import Buffer, LentStorage
-from ostinato.plan.fusion import fused
 from ostinato.plan.hazards import HazardTracker
-from ostinato.plan.reorder import reordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from ostinato.eager.compute_node import ComputeNode
     from ostinato.plan.buffer import Memory, Storage
-    from ostinato.plan.compute_node import ComputeNode
 
 __all__ = ["ComputeGraph", "Launcher", "groups_of"]
 
 
 class Launcher(Protocol):
-    """Who makes graphs ready to run, and runs them."""
+    """An encoder and runner of graphs."""
 
     def encode(self, graph: ComputeGraph) -> Any:
-        """The graph as one native program on its buffers."""
+        """Compile the graph to one native program on its buffers."""
 
     def run(self, encode: Callable[[], Any]) -> int:
-        """Run the program that ``encode`` gives, and wait; the nanoseconds that it took."""
+        """Run the program that ``encode`` returns, and wait; the nanoseconds that it took."""
 
 
 class ComputeGraph:
     """The nodes of a session, in the order in which they run.
 
-    It is never changed: :meth:`fuse` and :meth:`reorder` give new ones, which do the same to every
-    byte that somebody can read afterwards. Each may be run any number of times. Buffers are held by
-    reference, and scalars by value.
+    It is immutable: :meth:`fuse` and :meth:`reorder` return new graphs, which write the same bytes
+    to all memory that can be read afterwards. Each may be run any number of times. Buffers are held
+    by reference, and scalars by value.
 
     Args:
         nodes: in order.
-        launcher: runs them.
-        fused: how many nodes went away before.
-        reordered: how many moved before.
+        launcher: encodes and runs the graph.
+        fused: number of nodes fused into others by earlier rewrites.
+        reordered: number of nodes moved by earlier rewrites.
 
     Attributes:
         nodes: each with ``name``, ``reads`` and ``writes``.
-        fused, reordered: how many nodes went away, or moved, since they were recorded.
+        fused, reordered: numbers of nodes that were fused or moved since they were recorded.
     """
 
     def __init__(
@@ -63,27 +63,27 @@ class ComputeGraph:
         self._lent: list[tuple[Storage, Memory]] = []
 
     def fuse(self) -> ComputeGraph:
-        """A graph in which elementwise nodes are joined with their only reader.
+        """A graph in which elementwise nodes are fused with their only consumer.
 
-        No bit of a result changes. A node stays as it is where its result has another reader, or is
-        read twice, or in another shape; where the result is in a buffer that the user brought; and
-        where something between it and its reader touches the same bytes. What the user still holds
-        is computed by the joint node as well.
+        No bit of a result changes. A node is not fused if its result has another consumer, is read
+        twice or in another shape, or lies in a buffer of the user's; nor if a node between it and
+        its consumer writes the same bytes. Results that the user still holds are written by the
+        fused node as well.
         """
         nodes = fused(self.nodes)
         gone = len(self.nodes) - len(nodes)
         return self._with(nodes, fused=self.fused + gone)
 
     def reorder(self) -> ComputeGraph:
-        """A graph in which independent nodes stand together, so that there are fewer barriers."""
+        """A graph in which independent nodes are adjacent, for fewer barriers."""
         order = reordered(self.nodes)
         moved = sum(before is not after for before, after in zip(self.nodes, order, strict=True))
         return self._with(order, reordered=self.reordered + moved)
 
     def replay(self) -> None:
-        """Run all nodes again on what the buffers hold now, in one native call, and wait.
+        """Run all nodes again on the present contents of the buffers, in one native call, and wait.
 
-        While the context records, it is recorded instead.
+        While the context records, the call is recorded instead.
 
         Raises:
             PlanError: a buffer was released.
@@ -92,7 +92,7 @@ class ComputeGraph:
         self._launcher.run(self.encode)
 
     def encode(self) -> Any:
-        """The graph as its launcher has made it ready to run; anew where lent memory has moved.
+        """The graph as its launcher encoded it; encoded again if lent memory has moved.
 
         Raises:
             PlanError: a buffer was released.
@@ -108,12 +108,12 @@ class ComputeGraph:
 
     @cached_property
     def groups(self) -> tuple[int, ...]:
-        """For each node the number of its group; between two groups there is a barrier."""
+        """For each node the number of its group; a barrier separates two groups."""
         return groups_of(self.nodes)
 
     @property
     def barriers(self) -> int:
-        """How often nodes wait for all before them."""
+        """The number of barriers."""
         return self.groups[-1] if self.groups else 0
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class ComputeGraph:
 
 
 def groups_of(nodes: Sequence[ComputeNode]) -> tuple[int, ...]:
-    """Numbers nodes by groups, which are as long as nothing in them must wait for anything else."""
+    """For each node its group: the longest runs of nodes without a conflict between them."""
     tracker = HazardTracker()
     groups: list[int] = []
     group = 0

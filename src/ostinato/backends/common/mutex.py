@@ -1,18 +1,18 @@
-"""Taking turns: a lock that a forked process does not inherit in use."""
+"""A fork-safe mutex."""
 
 from __future__ import annotations
 
 import os
 import threading
 
-__all__ = ["Turn"]
+__all__ = ["Mutex"]
 
 
-class Turn:
-    """A lock for ``with``; its holder may take it again.
+class Mutex:
+    """A reentrant lock, to be held with ``with``, that is free in a child of ``os.fork``.
 
-    A child of ``os.fork`` finds it free, whoever held it in the parent: the thread that did so does
-    not exist in the child.
+    The thread that held it in the parent does not exist in the child, and could never release it
+    there.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Turn:
         if lock is None:  # one step, so that two threads of a child agree on which lock it is
             lock = self._of_process.setdefault(process, threading.RLock())
         lock.acquire()
-        self._held = lock  # by this thread, until it is released: nobody else writes it
+        self._held = lock  # written by no other thread before the release
 
     def __exit__(self, *exception: object) -> None:
         self._held.release()

@@ -1,7 +1,7 @@
-"""Safetensors files: named tensors, found by a header, their bytes left where they are.
+"""Safetensors files: named tensors at offsets that a header lists.
 
 The format is a header of JSON after its length in 8 bytes, then the tensors' bytes
-(https://huggingface.co/docs/safetensors). Of a file nothing is believed before it is checked.
+(https://huggingface.co/docs/safetensors). Every field of a header is validated before use.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
 )
 _DTYPES: Final[Mapping[str, str]] = MappingProxyType({name: d for d, name in _NAMES.items()})
 
-#: As long as other readers of the format let a header be.
+#: The limit of other readers of the format.
 _LONGEST_HEADER = 100_000_000
 
-#: The first tensor starts on a cache line where we write them.
+#: Written files start their first tensor on a cache line.
 _ALIGNMENT = 64
 
 
@@ -70,8 +70,8 @@ class SafetensorsFile:
     """The header of a file, and the file, kept open.
 
     Attributes:
-        file: to be read from.
-        tensors: by name, those whose dtype there is a name for here.
+        file: the open file.
+        tensors: by name, those of a known dtype.
 
     Raises:
         ModelFormatError: it is no such file, or damaged.
@@ -87,7 +87,7 @@ class SafetensorsFile:
 
 
 class _Damaged(Exception):
-    """What is wrong with a file."""
+    """A defect of a file."""
 
 
 def _parsed(file: OpenFile) -> dict[str, TensorRange]:
@@ -149,7 +149,7 @@ def write_safetensors(
 
     Args:
         path: of the file; one that exists is overwritten.
-        tensors: by name. They may be computed one by one as the mapping is asked for them.
+        tensors: by name. Each is looked up twice: the mapping may compute them lazily.
 
     Raises:
         InputError: the format has no name for a dtype, or a name is no string.

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.eager.materialize import PlacementCache, materialize
 from ostinato.plan.buffer import Buffer, Storage
 from ostinato.plan.hazards import conflicts
-from ostinato.plan.settling import Placements, settled
 
 Array = np.ndarray[Any, Any]
 Ops = Callable[[ost.GraphSession], object]
@@ -116,13 +116,15 @@ def test_results_share_memory_but_not_within_a_group(ex: ost.GraphExecutor) -> N
         sizes.append(nbytes)
         return ex.context.storage(nbytes)
 
-    routines = [ex.context.routine(node.formula) for node in graph.nodes if node.formula]
-    assert len(routines) == len(graph)
-    prepared, held = settled(graph, routines, storage, Placements(), {})
+    compiled_ops = [
+        ex.context.compiled_op(node.signature) for node in graph.nodes if node.signature
+    ]
+    assert len(compiled_ops) == len(graph)
+    prepared, held = materialize(graph, compiled_ops, storage, PlacementCache(), {})
     assert not held
     starts = [0]
-    for routine in routines:
-        starts.append(starts[-1] + len(routine.calls))
+    for compiled_op in compiled_ops:
+        starts.append(starts[-1] + len(compiled_op.calls))
     parts = [prepared[a:b] for a, b in itertools.pairwise(starts)]
     for i, j in itertools.combinations(range(len(graph)), 2):
         if graph.groups[i] == graph.groups[j]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu import routines
+from ostinato.backends.cpu import op_compiler
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
 from ostinato.plan.buffer import Buffer, HostMemory, Storage
@@ -142,7 +142,7 @@ def test_a_failure_of_the_device_is_raised_by_wait(
 
     s = begin()
     s.exp(numbers(3))
-    monkeypatch.setattr("ostinato.backends.context._timed", fail)
+    monkeypatch.setattr("ostinato.backends.common.context._timed", fail)
     pending = s.commit()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="on fire"):
@@ -256,9 +256,9 @@ def test_buffers_of_another_context_are_waited_for(ex: ost.GraphExecutor) -> Non
 def test_the_same_op_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ex = ost.GraphExecutor("cpu", threads=1)
     compiled: list[str] = []
-    original = routines.compile_formula
+    original = op_compiler.compile_op
     monkeypatch.setattr(
-        routines, "compile_formula", lambda f, u: compiled.append(f.name) or original(f, u)
+        op_compiler, "compile_op", lambda f, u: compiled.append(f.name) or original(f, u)
     )
     for scale in (0.1, 0.2):
         for begin in (ex.begin, ex.begin_recorded):
@@ -324,9 +324,9 @@ def test_mistakes_at_the_call_leave_the_session_as_it_was(
 
 def test_errors_name_the_line(ex: ost.GraphExecutor) -> None:
     s = ex.begin()
-    with pytest.raises(ost.GraphError, match=r"test_graph_session\.py:\d+"):
+    with pytest.raises(ost.GraphError, match=r"test_session\.py:\d+"):
         s.add(numbers(4), numbers(3))
-    with pytest.raises(ost.GraphError, match=r"neg.*out.*test_graph_session\.py:\d+"):
+    with pytest.raises(ost.GraphError, match=r"neg.*out.*test_session\.py:\d+"):
         s.neg(numbers(4), out=numbers(4))
 
 

@@ -1,4 +1,4 @@
-"""The nodes of a recorded session: a formula on operands, and what it reads and writes."""
+"""Nodes of recorded sessions: an op signature on operands, and the bytes it reads and writes."""
 
 from __future__ import annotations
 
@@ -11,51 +11,50 @@ from ostinato.plan.prepared import Copy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ostinato.backends.common.compiled_op import CompiledOp
+    from ostinato.backends.common.op_signature import OpSignature
+    from ostinato.eager.allocation import Operand
     from ostinato.plan.buffer import Buffer
-    from ostinato.plan.formula import Formula
     from ostinato.plan.prepared import PreparedOp
-    from ostinato.plan.region import Operand
-    from ostinato.plan.routine import Routine
 
 __all__ = ["ComputeNode"]
 
 
 class ComputeNode:
-    """One dispatch: a formula, then copies of its results to where they are wanted.
+    """One dispatch: an op, then copies of its results to other operands.
 
-    Nodes are never changed. Each touches the bytes that :attr:`reads` and :attr:`writes` say, and
-    no others.
+    Nodes are immutable. Each touches the bytes of :attr:`reads` and :attr:`writes`, and no others.
 
     Attributes:
-        formula: what it computes; ``None``: it only copies.
-        operands: what the formula reads, buffers by reference.
-        results: what it writes; for one that works in place, nothing but its first operand.
+        signature: the op; ``None``: the node only copies.
+        operands: read by the op, buffers by reference.
+        results: written by the op; in place, its first operand alone.
         copies: pairs of source and target.
     """
 
-    __slots__ = ("__dict__", "copies", "formula", "operands", "results")
+    __slots__ = ("__dict__", "copies", "operands", "results", "signature")
 
     def __init__(
         self,
-        formula: Formula | None,
+        signature: OpSignature | None,
         operands: tuple[Operand, ...],
         results: tuple[Operand, ...],
         copies: tuple[tuple[Operand, Operand], ...] = (),
     ) -> None:
-        self.formula = formula
+        self.signature = signature
         self.operands = operands
         self.results = results
         self.copies = copies
 
     @property
     def name(self) -> str:
-        """What it computes, in a word or two (``"exp+add"``)."""
-        return "copy" if self.formula is None else self.formula.name
+        """The names of its ops (``"exp+add"``)."""
+        return "copy" if self.signature is None else self.signature.name
 
     @cached_property
     def reads(self) -> tuple[Operand, ...]:
-        """The bytes that it reads, but for those that it wrote itself before."""
-        return (*self.operands, *(source for source, _ in self.copies if self._brought(source)))
+        """The bytes that it reads before it writes them."""
+        return (*self.operands, *(source for source, _ in self.copies if self._read_first(source)))
 
     @cached_property
     def writes(self) -> tuple[Operand, ...]:
@@ -64,13 +63,13 @@ class ComputeNode:
             return self.results
         return (*self.results, *(target for _, target in self.copies))
 
-    def _brought(self, source: Operand) -> bool:
+    def _read_first(self, source: Operand) -> bool:
         return not any(overlap(source, result) for result in self.results)
 
     def ops(
         self,
         first_id: int,
-        routine: Routine | None,
+        compiled_op: CompiledOp | None,
         temps: Sequence[Buffer],
         find: Callable[[Operand], Buffer],
     ) -> list[PreparedOp]:
@@ -78,14 +77,14 @@ class ComputeNode:
 
         Args:
             first_id: number of the first one.
-            routine: the formula, compiled.
+            compiled_op: of the signature.
             temps: memory for its temps.
-            find: the buffer of what a node reads or writes.
+            find: maps an operand to its buffer.
         """
         ops: list[PreparedOp] = []
-        if routine is not None:
-            brought = (*self.operands, *(() if self._in_place else self.results))
-            ops += routine.ops(first_id, [*(find(operand) for operand in brought), *temps])
+        if compiled_op is not None:
+            bound = (*self.operands, *(() if self._in_place else self.results))
+            ops += compiled_op.ops(first_id, [*(find(operand) for operand in bound), *temps])
         for source, target in self.copies:
             number = first_id + len(ops)
             ops.append(Copy(id=number, source=find(source), target=find(target)))
@@ -93,7 +92,7 @@ class ComputeNode:
 
     @property
     def _in_place(self) -> bool:
-        return self.formula is not None and self.formula.in_place
+        return self.signature is not None and self.signature.in_place
 
     def __repr__(self) -> str:
         read = ", ".join(str(operand.type) for operand in self.reads)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.backends.context import Context
+from ostinato.backends.common.context import Context
 from ostinato.errors import CaptureError, PlanError
 from ostinato.plan.buffer import HostMemory
 from ostinato.plan.order import Accesses
@@ -15,12 +15,12 @@ from ostinato.plan.order import Accesses
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ostinato.backends.common.compiled_op import CompiledOp
+    from ostinato.backends.common.encoded import Encoded, Recording
+    from ostinato.backends.common.op_signature import OpSignature
     from ostinato.backends.device import Device
-    from ostinato.backends.encoded import Encoded, Recording
     from ostinato.plan.buffer import Memory
-    from ostinato.plan.formula import Formula
     from ostinato.plan.prepared import PreparedOp
-    from ostinato.plan.routine import Routine
     from ostinato.variables import Symbol
 
 __all__ = ["HostContext"]
@@ -77,5 +77,5 @@ class HostContext(Context):
     def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
         raise PlanError(f"{self.device} runs compiled graphs only, no ops one by one")
 
-    def _compile(self, formula: Formula) -> Routine:
+    def _compile(self, signature: OpSignature) -> CompiledOp:
         raise PlanError(f"{self.device} runs compiled graphs only, no ops one by one")

@@ -1,4 +1,4 @@
-"""Bringing independent nodes together."""
+"""Reorder nodes so that independent ones are adjacent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ostinato.plan.hazards import HazardTracker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.plan.compute_node import ComputeNode
+    from ostinato.eager.compute_node import ComputeNode
 
 __all__ = ["reordered"]
 
@@ -17,8 +17,8 @@ __all__ = ["reordered"]
 def reordered(nodes: Sequence[ComputeNode]) -> tuple[ComputeNode, ...]:
     """The nodes by the length of the longest chain of conflicts before them.
 
-    Those of one length are independent, and keep their order. No order that keeps conflicting nodes
-    in turn has fewer barriers: along the longest chain, every node waits for the one before.
+    Nodes of one length are independent, and keep their order. No order that preserves conflicts has
+    fewer barriers: along the longest chain, every node waits for the one before.
     """
     tracker = HazardTracker()
     lengths: list[int] = []

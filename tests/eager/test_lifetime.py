@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.eager.allocation import Allocation
+from ostinato.eager.compute_node import ComputeNode
 from ostinato.plan.buffer import Storage
-from ostinato.plan.compute_node import ComputeNode
-from ostinato.plan.region import Region
 
 Array = np.ndarray[Any, Any]
 
@@ -54,7 +54,7 @@ def give_up(ex: ost.GraphExecutor, out: ost.Buffer, number: int) -> None:
 
 def test_two_hundred_sessions_given_up(ex: ost.GraphExecutor) -> None:
     out = ex.buffer(np.full((512, 512), -77, np.float32))
-    classes = (ComputeNode, Region, Storage, ost.Buffer, ost.GraphSession, ost.ComputeGraph)
+    classes = (ComputeNode, Allocation, Storage, ost.Buffer, ost.GraphSession, ost.ComputeGraph)
     for number in range(8):
         give_up(ex, out, number)
     before, bytes_before = living(*classes), resident_bytes()
@@ -76,7 +76,7 @@ def test_sessions_that_ran_leave_nothing_but_their_results(ex: ost.GraphExecutor
                 h = s.add(h, 1.0)
         return h
 
-    classes = (ComputeNode, Region, Storage, ost.Buffer, ost.GraphSession)
+    classes = (ComputeNode, Allocation, Storage, ost.Buffer, ost.GraphSession)
     for _ in range(8):
         step()
     before, bytes_before = living(*classes), resident_bytes()

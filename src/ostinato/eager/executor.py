@@ -1,38 +1,37 @@
-"""Running ops of the vocabulary as they come, without a compiled graph."""
+"""Eager execution of the vocabulary's ops, without a compiled graph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.context import DECODE_VARIABLES, Context
+from ostinato.backends.common.context import DECODE_VARIABLES, Context
+from ostinato.backends.common.op_signature import OpSignature, Step
 from ostinato.backends.device import Device
 from ostinato.backends.registry import open_backend
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
+from ostinato.eager.materialize import PlacementCache, materialize
+from ostinato.eager.session import GraphSession
 from ostinato.errors import InputError, VariableError
 from ostinato.ir.leaves import as_numpy, check_shape
 from ostinato.ir.types import TensorType
-from ostinato.plan.formula import Formula, Step
-from ostinato.plan.settling import Placements, settled
-from ostinato.runtime.graph_session import GraphSession
-from ostinato.runtime.session import check_threads
 from ostinato.variables import Expr, Symbol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.encoded import Encoded
+    from ostinato.backends.common.encoded import Encoded
+    from ostinato.eager.compute_graph import ComputeGraph
     from ostinato.ir.op import Attr, Op
     from ostinato.plan.buffer import Buffer
-    from ostinato.plan.compute_graph import ComputeGraph
 
 __all__ = ["GraphExecutor"]
 
 #: What Python numbers become where no array says otherwise.
 _SCALARS: dict[type, DType] = {bool: BOOL, int: INT64, float: FLOAT32}
 
-#: Shapes and scalars may change with every step; then nothing is found again, or need be kept.
-_MAX_KNOWN = 4096
+#: Entries before a cache is emptied: shapes and scalars that change with every step never hit it.
+_MAX_ENTRIES = 4096
 
 
 class GraphExecutor:
@@ -48,31 +47,31 @@ class GraphExecutor:
     Args:
         device: a device or its name; or a context, such as :attr:`Session.context`, to share its
             queue and its recordings.
-        threads: on the CPU, how many threads run an op.
+        threads: on the CPU, the number of threads that run an op.
 
     Raises:
-        DeviceUnavailableError: the device is not here.
+        DeviceUnavailableError: there is no such device.
         InputError: ``threads`` makes no sense, or comes with a context, which has its own.
     """
 
     def __init__(
         self, device: Device | str | Context = "cpu", *, threads: int | None = None
     ) -> None:
-        check_threads(threads)
+
         if isinstance(device, Context):
             if threads is not None:
                 raise InputError("a context has its threads; leave threads= out")
             self.context = device
         else:
             self.context = open_backend(Device.parse(device), threads).context
-        self._known: dict[Any, tuple[Formula, tuple[TensorType, ...]]] = {}
+        self._signatures: dict[Any, tuple[OpSignature, tuple[TensorType, ...]]] = {}
         self._scalars: dict[Any, Buffer] = {}
-        self._placements = Placements()
+        self._placements = PlacementCache()
         self.sizes: Mapping[str, int] = _DecodeState(self.context)
 
     @property
     def device(self) -> Device:
-        """Where everything runs."""
+        """The device that runs the ops."""
         device: Device = self.context.device
         return device
 
@@ -103,41 +102,41 @@ class GraphExecutor:
     # -- sessions ----------------------------------------------------------------------------------
 
     def begin(self) -> GraphSession:
-        """A session whose ops are gone once they have run."""
+        """Open a session whose ops are dropped after they have run."""
         return GraphSession(self, recorded=False)
 
     def begin_recorded(self) -> GraphSession:
-        """A session that keeps its ops as :attr:`GraphSession.graph`."""
+        """Open a session that keeps its ops as :attr:`GraphSession.graph`."""
         return GraphSession(self, recorded=True)
 
-    # -- what sessions ask for ---------------------------------------------------------------------
+    # -- the interface of sessions -----------------------------------------------------------------
 
-    def formula(
+    def signature(
         self, op: Op, operands: tuple[TensorType, ...], attrs: dict[str, Attr]
-    ) -> tuple[Formula, tuple[TensorType, ...]]:
-        """An op as a formula, and the types of its results; inferred once.
+    ) -> tuple[OpSignature, tuple[TensorType, ...]]:
+        """The signature of an op and the types of its results, cached.
 
         Raises:
             GraphError: the operands do not fit.
             VariableError: it mentions Variables other than those of the decode state.
         """
         key: Any = (op, operands, *attrs.items(), *map(_exactly, attrs.values()))
-        known = self._known.get(key)
+        known = self._signatures.get(key)
         if known is None:
             types = op.infer(*operands, **attrs)
             first = len(operands)
             step = Step.of(op, attrs, tuple(range(first)))
-            made = Formula(operands, (step,), tuple(range(first, first + len(types))))
+            made = OpSignature(operands, (step,), tuple(range(first, first + len(types))))
             _check_variables(made)
             known = (made, types)
-            _remember(self._known, key, known)
+            _remember(self._signatures, key, known)
         return known
 
     def scalar(self, number: Any, dtype: Any) -> Buffer:
-        """A buffer that holds a Python number, or an array's copy.
+        """A buffer with a Python number or a copy of an array.
 
         Raises:
-            GraphError: it is neither, or of a dtype that there is none of.
+            GraphError: it is neither, or of an unknown dtype.
         """
         wanted = _SCALARS.get(type(number)) if dtype is None else DType.parse(dtype)
         if type(number) not in _SCALARS:
@@ -150,7 +149,7 @@ class GraphExecutor:
         return buffer
 
     def encode(self, graph: ComputeGraph) -> Encoded:
-        """See :class:`~ostinato.plan.compute_graph.Launcher`.
+        """See :class:`~ostinato.eager.compute_graph.Launcher`.
 
         Raises:
             UnsupportedOpError: the device has no way to compute an op.
@@ -158,9 +157,11 @@ class GraphExecutor:
             PlanError: a buffer was released.
         """
         variables = self._variables(graph)
-        formulas = [node.formula for node in graph.nodes]
-        routines = [None if f is None else self.context.routine(f) for f in formulas]
-        ops, held = settled(graph, routines, self.context.storage, self._placements, self.sizes)
+        signatures = [node.signature for node in graph.nodes]
+        compiled_ops = [None if f is None else self.context.compiled_op(f) for f in signatures]
+        ops, held = materialize(
+            graph, compiled_ops, self.context.storage, self._placements, self.sizes
+        )
         fresh = [storage for storage in held if not storage.submitted]
         try:
             for storage in fresh:
@@ -172,23 +173,23 @@ class GraphExecutor:
             raise
 
     def run(self, encode: Callable[[], Encoded]) -> int:
-        """See :class:`~ostinato.plan.compute_graph.Launcher`."""
+        """See :class:`~ostinato.eager.compute_graph.Launcher`."""
         return self.context.run(encode)
 
     def _variables(self, graph: ComputeGraph) -> tuple[Symbol, ...]:
         """All decode variables, with the bounds that every node agrees to, if any node uses any."""
         bounds: dict[str, tuple[int, int]] = {}
         for node in graph.nodes:
-            if (formula := node.formula) is None:
+            if (signature := node.signature) is None:
                 continue
-            for symbol in formula.variables:
+            for symbol in signature.variables:
                 if not self.context.dev_state_mode:
                     raise VariableError(
                         f"{node.name} uses the Variable {symbol.name!r}, whose value is in the "
                         "device's decode state: call context.set_dev_state_mode(True) first"
                     )
                 low, high = bounds.get(symbol.name, (symbol.min, symbol.max))
-                least = max(symbol.min, formula.least.get(symbol.name, 0))
+                least = max(symbol.min, signature.least.get(symbol.name, 0))
                 bounds[symbol.name] = max(low, least), min(high, symbol.max)
         for name, (low, high) in bounds.items():
             if low > high:
@@ -199,7 +200,7 @@ class GraphExecutor:
 
 
 class _DecodeState(Mapping[str, int]):
-    """The context's decode state of the moment, for shapes that depend on it."""
+    """A live view of the context's decode state, for shapes that depend on it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -214,22 +215,22 @@ class _DecodeState(Mapping[str, int]):
         return len(DECODE_VARIABLES)
 
 
-def _check_variables(formula: Formula) -> None:
-    others = [s.name for s in formula.variables if s.name not in DECODE_VARIABLES]
+def _check_variables(signature: OpSignature) -> None:
+    others = [s.name for s in signature.variables if s.name not in DECODE_VARIABLES]
     if others:
         known = ", ".join(DECODE_VARIABLES)
         raise VariableError(
-            f"{formula.name}: nothing gives a value to the Variable {others[0]!r} in a session; "
+            f"{signature.name}: nothing gives a value to the Variable {others[0]!r} in a session; "
             f"those that live on the device are {known}"
         )
 
 
 def _exactly(value: Attr) -> object:
-    """Tells apart attributes that Python takes for equal: 0.0 and -0.0, 1 and 1.0."""
+    """A key that differs where Python values compare equal: 0.0 and -0.0, 1 and 1.0."""
     return repr(value) if isinstance(value, float) else type(value)
 
 
 def _remember(known: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(known) >= _MAX_KNOWN:
+    if len(known) >= _MAX_ENTRIES:
         known.clear()
     known[key] = value

@@ -1,39 +1,39 @@
-"""Joining elementwise nodes with the one node that reads their result."""
+"""Fusion of elementwise nodes with the only consumer of their result."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.plan.compute_node import ComputeNode
-from ostinato.plan.formula import Formula
+from ostinato.backends.common.op_signature import OpSignature
+from ostinato.eager.allocation import AllocationView, same_view
+from ostinato.eager.compute_node import ComputeNode
 from ostinato.plan.hazards import overlap
-from ostinato.plan.region import Piece, same_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ostinato.plan.region import Operand
+    from ostinato.eager.allocation import Operand
 
 __all__ = ["fused", "same_elements"]
 
-#: Limits of one kernel's compile time, those of regions of a graph (``FusionOptions``).
+#: Limits of one kernel's compile time, those of allocations of a graph (``FusionOptions``).
 _MAX_STEPS = 64
 _MAX_OPERANDS = 24
 
 
 def fused(nodes: Sequence[ComputeNode]) -> tuple[ComputeNode, ...]:
-    """The nodes with every fusion made that is safe; see :meth:`ComputeGraph.fuse`."""
+    """The nodes after every legal fusion; see :meth:`ComputeGraph.fuse`."""
     return _Fusion(nodes).run()
 
 
 def same_elements(a: Operand, b: Operand) -> bool:
-    """Whether both are the same bytes, element for element, at the same indices."""
+    """Whether both are the same bytes in the same shape."""
     same_bytes = a.storage_id == b.storage_id and a.offset == b.offset and a.end == b.end
     return same_bytes and a.type.shape == b.type.shape
 
 
 class _Touch(NamedTuple):
-    """That a node reads or writes part of a storage."""
+    """A read or a write of part of a storage by the node at ``position``."""
 
     position: int
     operand: Operand
@@ -41,77 +41,78 @@ class _Touch(NamedTuple):
 
 
 class _Fusion:
-    """Nodes by position, of which some have gone into later ones.
+    """Nodes by position, of which some have been fused into later ones.
 
     Attributes:
-        nodes: those that are left.
-        touches: by storage, who touches it. Who reads a buffer of the user's does not matter: it is
-            no result that could be computed on the spot.
+        nodes: by position; ``None`` where a node was fused into a later one.
+        touches: by storage, its reads and writes. Reads of the user's buffers are left out: their
+            contents are no result that could be recomputed in a consumer.
     """
 
     def __init__(self, nodes: Sequence[ComputeNode]) -> None:
         self.nodes: list[ComputeNode | None] = list(nodes)
         self.touches: dict[int, list[_Touch]] = {}
         for position, node in enumerate(nodes):
-            self._note(position, node)
+            self._add_touches(position, node)
 
     def run(self) -> tuple[ComputeNode, ...]:
-        """In order, so that a producer has taken in its own producers already."""
+        """Fuse in order, so that each producer has been fused with its own producers before."""
         for position in range(len(self.nodes)):
-            while self._take_in_a_producer(position):
+            while self._fuse_producer(position):
                 pass
         return tuple(node for node in self.nodes if node is not None)
 
-    def _take_in_a_producer(self, position: int) -> bool:
+    def _fuse_producer(self, position: int) -> bool:
+        """Fuse the node at ``position`` with one of its producers, if that is legal."""
         consumer = self.nodes[position]
-        if consumer is None or consumer.formula is None or not consumer.formula.elementwise:
+        if consumer is None or consumer.signature is None or not consumer.signature.elementwise:
             return False
         for number in range(len(consumer.operands)):
             source = self._producer(position, consumer, number)
             if source is not None:
                 producer = self.nodes[source]
                 assert producer is not None
-                joint = _joined(producer, consumer, number)
-                if _allowed(consumer, joint):
-                    self._replace(source, position, joint)
+                fused_node = _joined(producer, consumer, number)
+                if _allowed(consumer, fused_node):
+                    self._replace(source, position, fused_node)
                     return True
         return False
 
     def _producer(self, position: int, consumer: ComputeNode, number: int) -> int | None:
-        """The position of the node that could be computed on the spot for this operand."""
+        """The position of the node that can be fused to compute this operand."""
         operand = consumer.operands[number]
-        assert consumer.formula is not None
-        if not isinstance(operand, Piece) or not consumer.formula.reads_once(number):
+        assert consumer.signature is not None
+        if not isinstance(operand, AllocationView) or not consumer.signature.reads_once(number):
             return None
         touches = self.touches[operand.storage_id]
         if len(touches) != 2:
-            return None  # there are other readers or writers, or it was written before this session
+            return None  # other readers or writers, or written before this session
         made, read = sorted(touches, key=lambda touch: touch.position)
         if not made.writes or read.position != position:
             return None
         source = made.position
         node = self.nodes[source]
         assert node is not None
-        if node.formula is None or not node.formula.elementwise or node.copies:
+        if node.signature is None or not node.signature.elementwise or node.copies:
             return None
-        if len(node.formula.steps) + len(consumer.formula.steps) > _MAX_STEPS:
+        if len(node.signature.steps) + len(consumer.signature.steps) > _MAX_STEPS:
             return None
-        if not same_place(made.operand, operand):
+        if not same_view(made.operand, operand):
             return None
         shape = operand.type.shape
         if any(result.type.shape != shape for result in consumer.results):
-            return None  # what is broadcast would be computed again and again
+            return None  # a broadcast operand would be computed once for each element
         return None if self._overwritten(node, source, position) else source
 
     def _overwritten(self, node: ComputeNode, start: int, stop: int) -> bool:
-        """Whether something between two positions writes what ``node`` reads."""
+        """Whether a node between two positions writes an operand of ``node``."""
         return any(
             touch.writes and start < touch.position < stop and overlap(touch.operand, operand)
             for operand in node.operands
             for touch in self.touches.get(operand.storage_id, ())
         )
 
-    def _replace(self, source: int, position: int, joint: ComputeNode) -> None:
+    def _replace(self, source: int, position: int, fused_node: ComputeNode) -> None:
         gone = {source, position}
         for node in (self.nodes[source], self.nodes[position]):
             assert node is not None
@@ -119,12 +120,12 @@ class _Fusion:
                 known = self.touches.get(storage, ())
                 self.touches[storage] = [t for t in known if t.position not in gone]
         self.nodes[source] = None
-        self.nodes[position] = joint
-        self._note(position, joint)
+        self.nodes[position] = fused_node
+        self._add_touches(position, fused_node)
 
-    def _note(self, position: int, node: ComputeNode) -> None:
+    def _add_touches(self, position: int, node: ComputeNode) -> None:
         for operand in node.reads:
-            if isinstance(operand, Piece):
+            if isinstance(operand, AllocationView):
                 self._touch(_Touch(position, operand, writes=False))
         for operand in node.writes:
             self._touch(_Touch(position, operand, writes=True))
@@ -133,49 +134,49 @@ class _Fusion:
         self.touches.setdefault(touch.operand.storage_id, []).append(touch)
 
 
-def _allowed(consumer: ComputeNode, joint: ComputeNode) -> bool:
-    """Whether a kernel may do both: it writes no element that it has yet to read."""
-    if len(joint.operands) > _MAX_OPERANDS:
+def _allowed(consumer: ComputeNode, fused_node: ComputeNode) -> bool:
+    """Whether one kernel may compute both: it writes no element before reading it."""
+    if len(fused_node.operands) > _MAX_OPERANDS:
         return False
     clashes = [
         (operand, result)
-        for operand in joint.operands
+        for operand in fused_node.operands
         for result in consumer.results
         if overlap(operand, result)
     ]
-    if clashes and len(joint.results) > 1:
-        return False  # nobody says which of its stores comes first
+    if clashes and len(fused_node.results) > 1:
+        return False  # the order of its stores is not defined
     return all(same_elements(operand, result) for operand, result in clashes)
 
 
 def _joined(producer: ComputeNode, consumer: ComputeNode, number: int) -> ComputeNode:
-    """Both nodes as one; ``number`` is that of the consumer's operand that the producer gives."""
-    first, second = producer.formula, consumer.formula
+    """Both nodes as one; ``number`` is that of the consumer's operand that the producer writes."""
+    first, second = producer.signature, consumer.signature
     assert first is not None
     assert second is not None
     link = consumer.operands[number]
     operands: list[Operand] = []
     for operand in _all_but(producer.operands, consumer.operands, number):
-        if not any(same_place(operand, known) for known in operands):
+        if not any(same_view(operand, known) for known in operands):
             operands.append(operand)
 
-    def place(operand: Operand) -> int:
-        return next(i for i, known in enumerate(operands) if same_place(operand, known))
+    def number_of(operand: Operand) -> int:
+        return next(i for i, known in enumerate(operands) if same_view(operand, known))
 
     base = len(operands)
-    early = [place(o) for o in producer.operands]
+    early = [number_of(o) for o in producer.operands]
     early += range(base, base + len(first.steps))
-    given = next(i for i, r in enumerate(producer.results) if same_place(r, link))
-    late = [early[first.results[given]] if o is link else place(o) for o in consumer.operands]
+    given = next(i for i, r in enumerate(producer.results) if same_view(r, link))
+    late = [early[first.results[given]] if o is link else number_of(o) for o in consumer.operands]
     late += range(base + len(first.steps), base + len(first.steps) + len(second.steps))
     kept = [i for i, r in enumerate(producer.results) if i != given or _held(r)]
-    formula = Formula(
+    signature = OpSignature(
         tuple(operand.type for operand in operands),
         (*(s.renumbered(early) for s in first.steps), *(s.renumbered(late) for s in second.steps)),
         (*(early[first.results[i]] for i in kept), *(late[i] for i in second.results)),
     )
     results = (*(producer.results[i] for i in kept), *consumer.results)
-    return ComputeNode(formula, tuple(operands), results, consumer.copies)
+    return ComputeNode(signature, tuple(operands), results, consumer.copies)
 
 
 def _all_but(first: Sequence[Operand], second: Sequence[Operand], number: int) -> Iterator[Operand]:
@@ -184,5 +185,5 @@ def _all_but(first: Sequence[Operand], second: Sequence[Operand], number: int) -
 
 
 def _held(result: Operand) -> bool:
-    """Whether a user can still read a result."""
-    return not isinstance(result, Piece) or result.region.storage is not None
+    """Whether the user can still read a result."""
+    return not isinstance(result, AllocationView) or result.allocation.storage is not None
