@@ -1,4 +1,4 @@
-"""Which experts to keep in memory: TIDE, the least recently used out, or the same ones always.
+"""Expert residency policies: TIDE, the least recently used out, or the same experts always.
 
 Experts are in a file, a quarter of them has places in memory. A prompt is read, then tokens are
 decoded one by one, whose routing is drawn from Zipf's law: the expert of rank r is called as often
@@ -205,7 +205,7 @@ def compiled_from(path: Path, sizes: Sizes, session: ost.Session) -> ost.Compile
 
 @dataclass
 class Result:
-    """What a policy has done with the decoded tokens."""
+    """The outcome of a policy on the decoded tokens."""
 
     hit_rate: float = 0.0
     tokens_per_second: float = 0.0

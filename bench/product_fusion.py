@@ -1,4 +1,4 @@
-"""What products of the same rows in one kernel save over each in a kernel of its own.
+"""The time that horizontally fused matmuls save over a kernel for each matmul.
 
     python -m bench.product_fusion [--threads N] [--seconds 5] [--only NAME …] [--json FILE]
 
@@ -86,7 +86,7 @@ def _turn(call: Call) -> list[float]:
 
 
 def _prepared(name: str, threads: int, *, on: bool) -> tuple[Call, int]:
-    """What runs a model, and how many kernels that takes."""
+    """A compiled model, bound, and its number of kernels."""
     options = ost.CompileOptions(product_fusion=on)
     session = ost.Session("cpu", threads=threads, options=options)
     if name in COMPARED:

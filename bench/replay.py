@@ -1,4 +1,4 @@
-"""What replaying saves over doing it anew: many tiny ops, many tiny graphs, and a decode loop.
+"""The time that replay saves over submitting anew: many tiny ops, many tiny graphs, a decode loop.
 
 - Tiny ops add two vectors of 16 numbers, each in place of the one before. ``one by one`` gives
   every op a session of its own, ``one session`` encodes all of them for one commit,

@@ -1,4 +1,4 @@
-"""What a run loses when another process takes one of its cores.
+"""The slowdown of a run when another process takes one of its cores.
 
     python -m bench.stolen_core [--seconds 2] [--workload NAME …] [--json FILE]
 

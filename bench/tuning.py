@@ -1,4 +1,4 @@
-"""What tuning gains over the rule of thumb.
+"""The gain of tuning over the heuristic tile sizes.
 
     python -m bench.tuning [--threads N] [--seconds 3] [--only NAME …] [--json FILE]
 

@@ -32,7 +32,7 @@ LONGEST = 128
 
 @dataclass(frozen=True)
 class Row:
-    """What runs of one length take."""
+    """The times of runs of one length."""
 
     length: int
     sides: Mapping[str, Timing]

@@ -1,4 +1,4 @@
-"""How far Winograd's convolutions are from the exact ones, next to plain float32 sums.
+"""The error of Winograd convolutions, next to that of plain float32 sums.
 
     python -m bench.winograd_error [--scan]
 

@@ -58,7 +58,7 @@ class Config:
 
     @property
     def expert_bytes(self) -> int:
-        """What all experts take in a file."""
+        """The size of all experts in a file."""
         return 4 * 3 * self.layers * self.experts * self.width * self.hidden
 
 

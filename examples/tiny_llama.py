@@ -58,12 +58,12 @@ class Config:
 
     @property
     def position(self) -> ost.Variable:
-        """How many tokens came before it."""
+        """The number of tokens before this one."""
         return ost.Variable("position", 0, self.length - 1)
 
     @property
     def kv_len(self) -> ost.Variable:
-        """How many rows of a cache count, this step's included."""
+        """The number of valid rows of a cache, this step's included."""
         return ost.Variable("kv_len", 1, self.length)
 
 

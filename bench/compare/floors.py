@@ -1,4 +1,4 @@
-"""How fast the machine could be at best, measured in turns with the runtimes.
+"""Lower bounds of what the machine can do, measured alternately with the runtimes.
 
 Three floors, from kernels that do nothing else:
 
@@ -96,7 +96,7 @@ class Probe:
         )
 
     def _rate(self, work: Work, repeats: int) -> float:
-        """What ``work(thread, repeats)`` counts, per second in all threads; the best of many."""
+        """The count of ``work(thread, repeats)`` per second in all threads; the best of many."""
         elapsed, done = self._attempt(work, repeats)
         while elapsed < _SECONDS:
             repeats *= 16 if elapsed < _SECONDS / 16 else 2
@@ -104,7 +104,7 @@ class Probe:
         return done / min(self._attempt(work, repeats)[0] for _ in range(_ATTEMPTS))
 
     def _attempt(self, work: Work, repeats: int) -> tuple[float, int]:
-        """How long that takes when all threads do it at once, and what it counts."""
+        """The time that all threads take at once, and their count."""
 
         def timed(thread: int) -> tuple[float, int, float]:
             return self._clock(), work(thread, repeats), self._clock()

@@ -69,7 +69,7 @@ class Side:
             return [arrays[key] for key in arrays.files]
 
     def turn(self, seconds: float) -> Any:
-        """What the process answers when told to measure for about that long."""
+        """Have the process measure for about that long; returns its answer."""
         assert self._process.stdin is not None
         with _no_other_turn():
             self._process.stdin.write(json.dumps({"seconds": seconds}) + "\n")
@@ -133,7 +133,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Row:
-    """What one workload took on some number of threads.
+    """The times of one workload on some number of threads.
 
     Attributes:
         sides: the times of each side, round for round.
@@ -161,7 +161,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as the best peer: the median of the rounds' ratios."""
+        """The speed relative to the best peer: the median of the rounds' ratios."""
         if self.ours is None or self.best_peer is None:
             return None
         rounds = zip(self.peers[self.best_peer].medians, self.ours.medians, strict=True)

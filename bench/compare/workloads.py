@@ -1,4 +1,4 @@
-"""What is compared: models by their sizes, with seeded weights and inputs, and the work they take.
+"""The workloads: models by their sizes, with seeded weights and inputs, and the work they take.
 
 Every runtime builds the same function of the same arrays; matrices are ``[in, out]``, convolution
 kernels ``[out, in, h, w]``, everything is float32.
@@ -34,7 +34,7 @@ def _uniform(name: str, shape: Shape) -> Array:
 
 @dataclass(frozen=True)
 class Weight:
-    """How a weight is drawn: uniformly, ``center ± spread``."""
+    """The distribution of a weight: uniform, ``center ± spread``."""
 
     shape: Shape
     spread: float

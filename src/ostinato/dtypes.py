@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Kind(enum.Enum):
-    """What family of numbers a dtype belongs to."""
+    """The family of numbers that a dtype belongs to."""
 
     BOOL = "bool"
     UNSIGNED = "unsigned"

@@ -1,4 +1,4 @@
-"""What TIDE keeps in memory is called as often as what the better of two other policies keeps."""
+"""The hit rate of TIDE is no lower than that of the better of two other policies."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def graph(width: int = 37, dtype: str = "float32") -> ost.Graph:
 
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each kernel was compiled."""
+    """The number of compilations of each kernel."""
     counts: Counter[str] = Counter()
     build = KernelCompiler._build
 

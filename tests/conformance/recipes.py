@@ -1,4 +1,4 @@
-"""How to apply each op of the vocabulary to random operands.
+"""Recipes that apply each op of the vocabulary to random operands.
 
 A recipe draws operands from a :class:`Draw` and gives the results. The op sweep calls each recipe
 on fresh inputs; the fuzzer lets ``Draw.tensor`` hand out values computed before, so that random

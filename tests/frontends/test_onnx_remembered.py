@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectCache:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was read from messages."""
+    """The models that were read from messages."""
     seen: list[Any] = []
     real = reading.read_model
 
@@ -202,7 +202,7 @@ def test_bytes_and_messages_are_read_each_time(path, read):
 
 
 def test_weights_that_the_importer_computes_with(tmp_path, read):
-    """What it makes of a large weight is no part of the rest of the file."""
+    """A value that the importer computes from a large weight is not kept with the rest of the file."""
     path = tmp_path / "turned.onnx"
     nodes = [
         helper.make_node("Transpose", ["v"], ["w"], perm=[1, 0]),

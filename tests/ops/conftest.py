@@ -53,7 +53,7 @@ def expanded(graph: Graph) -> Graph:
 
 
 def checked(graph: Graph, inputs: dict[str, Array], **options: Any) -> list[Array]:
-    """What ``graph`` evaluates to, once decomposition and text form are found to agree with it."""
+    """Evaluate ``graph``, after checking that decomposition and text form agree with it."""
     wanted = reference.evaluate(graph, inputs, **options)
     primitive = expanded(graph)
     for got, want in zip(reference.evaluate(primitive, inputs, **options), wanted, strict=True):

@@ -93,7 +93,7 @@ class Graph:
     released: bool = False
 
     def input(self, number: float) -> Array:
-        """What a number means for the input that can have a handle."""
+        """The array that a number stands for, for the input that can have a handle."""
         return filled(number) if self.ledger else rows_of(number)
 
 
@@ -126,7 +126,7 @@ class Item:
 
 @dataclass
 class Recording:
-    """What one thread records, or has recorded.
+    """The calls that one thread records, or has recorded.
 
     Attributes:
         exclusive: whether the thread may submit nothing to another context meanwhile.
@@ -148,7 +148,7 @@ def rows_of(number: float) -> Array:
 
 
 class Model:
-    """What two contexts, a ledger on the first and rows on the second one hold after each call."""
+    """The expected state of two contexts, a ledger on the first and rows on the second, per call."""
 
     def __init__(self) -> None:
         self._tokens = 0

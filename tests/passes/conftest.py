@@ -41,7 +41,7 @@ def shown(value: Value) -> str:
 
 @dataclass
 class Rewritten:
-    """What passes made of a graph."""
+    """A graph rewritten by passes."""
 
     before: BaseGraph
     after: BaseGraph

@@ -38,7 +38,7 @@ class Builder:
 
 
 def in_threads(count, function):
-    """What ``count`` threads get from ``function`` at the same time."""
+    """The results of ``function`` in ``count`` threads at the same time."""
     start, results = threading.Barrier(count), [None] * count
 
     def run(number):
@@ -186,7 +186,7 @@ def test_weights_for_all_buckets(session):
 
 
 def within(seconds, *functions):
-    """What the functions, each on a thread of its own, give or raise; they must not hang."""
+    """The results or errors of the functions, each on a thread of its own; they must not hang."""
     results = [None] * len(functions)
 
     def run(number):

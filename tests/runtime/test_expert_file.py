@@ -270,7 +270,7 @@ def test_a_file_that_is_written_meanwhile(path, change):
 
 
 def test_a_file_that_comes_back(path):
-    """What could not be read has no place; what was not read anew keeps its own."""
+    """An expert that could not be read has no slot; one that was not read anew keeps its own."""
     compiled = compiled_from(path, 10 * ONE)
     before, content = path.stat(), path.read_bytes()
     places = compiled.moe_layers[0].places

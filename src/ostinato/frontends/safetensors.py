@@ -87,7 +87,7 @@ class SafetensorsFile:
 
 
 class _Damaged(Exception):
-    """What is wrong with a file."""
+    """A defect of a file."""
 
 
 def _parsed(file: OpenFile) -> dict[str, TensorRange]:

@@ -377,7 +377,7 @@ class BaseGraph:
             yield from node.outputs
 
     def results(self) -> list[Value]:
-        """What a run must produce: the outputs, then the values assigned to states."""
+        """The values that a run must produce: the outputs, then the values assigned to states."""
         return [*self.outputs.values(), *self.assignments.values()]
 
     def __str__(self) -> str:

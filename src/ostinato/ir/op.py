@@ -1,4 +1,4 @@
-"""What an operation is: one class holds all the rules of one op."""
+"""The base class of ops: one class holds all the rules of one op."""
 
 from __future__ import annotations
 

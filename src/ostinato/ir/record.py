@@ -1,4 +1,4 @@
-"""What makes a graph the graph that it is, without its nodes."""
+"""The identity of a graph apart from its nodes: name, interface, leaves, facts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GraphRecord:
 
 @dataclass(frozen=True, eq=False)
 class Interface:
-    """What a graph takes and gives.
+    """The signature of a graph: its name, leaves, outputs and assignments.
 
     Attributes:
         name: of the graph.

@@ -1,4 +1,4 @@
-"""What params hold until they are written: arrays, or tensors that stay in a file until needed."""
+"""Initial values of params: arrays, or tensors that stay in a file until needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What families of ops share: broadcasting, axes, and the class of elementwise ops."""
+"""Shared parts of op families: broadcasting, axes, and the class of elementwise ops."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Elementwise(Op):
         return (self._computed_dtype(self.common_dtype(*dtypes)),) * len(dtypes)
 
     def common_dtype(self, *dtypes: DType) -> DType:
-        """What the operands promote to."""
+        """The dtype that the operands promote to."""
         common = dtypes[0]
         for dtype in dtypes[1:]:
             common = promote(common, dtype)

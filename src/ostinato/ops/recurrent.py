@@ -63,7 +63,7 @@ def _activation(xp: Any, name: str, x: Any, clip: float | None) -> Any:
 
 
 class Recurrent(Op):
-    """What a scan and a layer share: naming the operands that are given, checking attributes."""
+    """The base of a scan and a layer: names of the operands that are given, checks of attributes."""
 
     def named(self, operands: Sequence[Any], attrs: dict[str, Attr]) -> dict[str, Any]:
         """Operands by name: the required ones, then the optional ones that ``given`` lists.
@@ -420,7 +420,7 @@ _SHARED = ("x", "sequence_lens")
 
 
 def _scan_operands(xp: Any, one: Mapping[str, Any], attrs: dict[str, Attr]) -> list[Any]:
-    """What the scan with these attributes reads, from one direction's share of the layer."""
+    """The operands of a scan with these attributes, from one direction's share of the layer."""
     xproj = xp.matmul(one["x"], _transposed(xp, one["w"]))
     stacked, hidden = one["r"].shape
     recurrent_bias = None

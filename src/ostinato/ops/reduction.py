@@ -316,7 +316,7 @@ class Norm(Statistic):
 
 
 def reduced_shape(shape: Sequence[Dim], axes: Sequence[int], keepdims: bool) -> tuple[Dim, ...]:
-    """What is left of ``shape`` when ``axes`` are reduced."""
+    """The shape that remains of ``shape`` when ``axes`` are reduced."""
     if keepdims:
         return tuple(1 if i in axes else d for i, d in enumerate(shape))
     return tuple(d for i, d in enumerate(shape) if i not in axes)
@@ -330,7 +330,7 @@ def _nonempty(op: Op, x: TensorType, axis: int, axes: Sequence[int]) -> Fact:
 
 
 def _count(xp: Any, x: Any, axes: Sequence[int]) -> Any:
-    """How many elements are reduced to one: a float, or a scalar of the graph if symbolic."""
+    """The number of elements reduced to one: a float, or a scalar of the graph if symbolic."""
     count = prod(x.shape[a] for a in axes)
     return float(count) if isinstance(count, int) else xp.cast(xp.dim_value(count), x.dtype)
 

@@ -1,4 +1,4 @@
-"""What a pass is, and the notes that passes take for the compile report."""
+"""The base class of passes, and the events that passes record for the compile report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Event:
 
 
 class PassReport:
-    """What the passes did to one graph, in order; see :attr:`events`."""
+    """The changes that passes made to one graph, in order; see :attr:`events`."""
 
     def __init__(self) -> None:
         self._labels: dict[tuple[str, str, str], list[str]] = {}

@@ -89,7 +89,7 @@ _EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", frozenset({"co
 
 
 class Capabilities(Protocol):
-    """What passes ask of a backend's declaration (:class:`ostinato.backends.base.Capabilities`)."""
+    """The part of a backend's :class:`~ostinato.backends.base.Capabilities` that passes read."""
 
     @property
     def ops(self) -> Collection[str]:

@@ -86,7 +86,7 @@ class QuantizedGraph(Graph):
     skipped: tuple[SkippedProduct, ...] = ()
 
     def quantization(self) -> str:
-        """What was done, as a table."""
+        """A table of the matmuls that were changed, and of those that were not."""
         before, after = (sum(getattr(w, k) for w in self.quantized) for k in ("before", "after"))
         lines = [
             f"{self.name} in {self.format}: {len(self.quantized)} products, "
@@ -124,7 +124,7 @@ def quantize_graph(
 
 
 class _Skip(Exception):
-    """Why a product stays as it is."""
+    """The reason why a matmul stays as it is."""
 
 
 #: The product of a value with the params that hold a narrow weight.

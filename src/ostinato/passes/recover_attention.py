@@ -70,7 +70,7 @@ class _Mask:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What a softmax is taken of, from the outside in, down to the product."""
+    """The operand of a softmax, taken apart from the outside in, down to the matmul."""
 
     product: Node
     scale: float = 1.0

@@ -52,7 +52,7 @@ class RecoverNorms(Pass):
 
 @dataclass(frozen=True)
 class _Statistics:
-    """What is under a root: ``mean((x - mean)²) + eps``, or without ``mean``.
+    """The operand of a root: ``mean((x - mean)²) + eps``, or without ``mean``.
 
     Attributes:
         x: what is normalised.
@@ -89,7 +89,7 @@ class _Statistics:
 
 @dataclass(frozen=True)
 class _Affine:
-    """How a normalised value is scaled and shifted."""
+    """The scale and shift of a normalised value."""
 
     weight: Value | None
     bias: Value | None

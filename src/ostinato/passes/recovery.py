@@ -1,4 +1,4 @@
-"""What the recovery passes share: matches, and checking that an intermediate is nobody else's."""
+"""Shared parts of the recovery passes: matches, and the check that an intermediate is private."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def is_private(uses: Uses, root: Value, boundary: Iterable[Value], *starts: Valu
 def values_above(
     uses: Uses, value: Value, is_link: Callable[[Value], bool], limit: int
 ) -> list[Value]:
-    """What is computed from ``value`` through values for which ``is_link`` holds, nearest first."""
+    """The values computed from ``value`` through links for which ``is_link`` holds, nearest first."""
     found: list[Value] = []
     queue, seen = [value], {value}
     while queue and len(found) < limit:

@@ -41,7 +41,7 @@ def live_nodes(graph: BaseGraph) -> list[Node]:
 
 
 class Uses:
-    """Who reads each value of a graph, as far as the results depend on it."""
+    """The readers of each value of a graph, as far as the results depend on it."""
 
     def __init__(self, graph: BaseGraph) -> None:
         self.nodes = live_nodes(graph)
@@ -87,7 +87,7 @@ class Rewriter:
         self._new: dict[Value, Value] = {}
 
     def __getitem__(self, value: Value) -> Value:
-        """What stands for a value of the source graph."""
+        """The value under construction that replaces a value of the source graph."""
         return self._new[value]
 
     def nodes(self) -> Sequence[Node]:
@@ -95,7 +95,7 @@ class Rewriter:
         return live_nodes(self.source)
 
     def operands(self, node: Node) -> tuple[Value, ...]:
-        """What a node of the source graph reads, in the graph under construction."""
+        """The operands of a node of the source graph, in the graph under construction."""
         new = self._new
         return tuple([new[value] for value in node.inputs])
 

@@ -96,7 +96,7 @@ def parse_input(text: str) -> InputArgument:
 
 
 def dims_mapping(arguments: list[DimArgument]) -> dict[str, Any]:
-    """What :func:`ostinato.load_onnx` takes as ``dims``."""
+    """The ``dims`` argument of :func:`ostinato.load_onnx`."""
     dims: dict[str, Any] = {}
     for argument in arguments:
         if argument.axis is None:

@@ -22,7 +22,7 @@ __all__ = ["ModelOptions", "Prepared", "load", "prepare"]
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What commands are told about a model.
+    """The options of commands that say how to load and compile a model.
 
     Attributes:
         path: of the file.

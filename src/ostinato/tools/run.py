@@ -83,7 +83,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def _summary(name: str, array: Array) -> dict[str, Any]:
-    """What an output looks like; statistics are of its finite elements."""
+    """A summary of an output; statistics are of its finite elements."""
     numbers = array.astype(np.float64) if array.dtype.kind not in "iu" else array
     finite = numbers[np.isfinite(numbers)]
     statistics: dict[str, Any] = dict.fromkeys(("min", "mean", "max"))

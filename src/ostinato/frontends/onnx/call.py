@@ -139,7 +139,7 @@ class Call:
         return self.operand(index).dtype
 
     def rank(self, index: int) -> int:
-        """How many dims the operand at ``index`` has."""
+        """The number of dims of the operand at ``index``."""
         return len(self.shape(index))
 
     def dims(self, index: int, what: str) -> tuple[Dim, ...]:

@@ -65,7 +65,7 @@ class Scope:
         return name in self.names or (self.outer is not None and name in self.outer)
 
     def find(self, name: str) -> Tensor:
-        """What ``name`` stands for.
+        """The tensor called ``name``.
 
         Raises:
             ModelFormatError: it stands for nothing.

@@ -66,7 +66,7 @@ class Known:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.source.shape)
 
     @property

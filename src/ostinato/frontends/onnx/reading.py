@@ -77,7 +77,7 @@ def _blaming_the_model() -> Iterator[None]:
 def _inputs(
     model: ModelSource, g: Graph, dims: Mapping[str, Any] | None, constants: dict[str, Any]
 ) -> dict[str, Tensor]:
-    """What the model's inputs stand for: inputs of ``g``, or known tensors."""
+    """The model's inputs: inputs of ``g``, or known tensors."""
     types = _types(model, dims)
     for given in constants:
         if given not in types:

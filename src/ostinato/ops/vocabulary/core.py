@@ -1,4 +1,4 @@
-"""What every group of vocabulary methods stands on: how a method applies an op."""
+"""The base of all vocabulary methods: how a method applies an op."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ C = TypeVar("C", bound=type)
 
 
 class VocabularyCore(ABC, Generic[T]):
-    """What a holder of the vocabulary supplies, and how operands are lifted."""
+    """The interface that a holder of the vocabulary implements, and the lifting of operands."""
 
     #: What the calls being made are for, in error messages: a front end's name for a node.
     _label: str = ""

@@ -394,7 +394,7 @@ def _bounds_list(values: Any) -> list[Any]:
 
 
 def _left_over(size: Dim, others: Dim, dims: Sequence[Dim]) -> Dim:
-    """What -1 stands for in ``dims``."""
+    """The dim that -1 stands for in ``dims``."""
     if others != 0:
         rest = floor_div(size, others)
         if rest * others == size:
