@@ -10,7 +10,7 @@ trade theirs.
   called for longest.
 - ``static`` are the experts that the prompt has called most.
 
-The hit rate is that of the decoded tokens. Policies take turns in one process, some tokens each.
+The hit rate is that of the decoded tokens. Policies alternate in one process, some tokens each.
 The file is in the system's cache, so a miss costs a copy from there and the packing; with
 ``--cold`` the system is asked to forget it before every token, so that a miss costs the disk.
 
@@ -115,7 +115,7 @@ def place_once(pools: Sequence[ost.ExpertPool], step: int, ids: Sequence[Array])
 
 
 class Placed:
-    """A compiled graph whose experts are placed by a rule of the benchmark's own."""
+    """A compiled graph with a residency policy of the benchmark's own."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@
 - Tiny graphs do such an addition to a state.
 - The decode loop is that of ``examples/decode_loop.py``, a step per token.
 
-Sides take turns in one process, on one thread.
+Sides alternate in one process, on one thread.
 
     python -m bench.replay [--ops 500] [--tokens 64] [--seconds 3] [--json FILE]
 """

@@ -3,7 +3,7 @@
     python -m bench.stolen_core [--seconds 2] [--workload NAME …] [--json FILE]
 
 A session with a thread for each core runs alone, and then next to a process that is busy on one of
-the cores, in turns; there without and with ``recover_stolen_cores``. The scheduler gives that
+the cores, alternately; there without and with ``recover_stolen_cores``. The scheduler gives that
 process half of the core, so that of ``n`` cores ``n - 1/2`` are left: the fair slowdown is
 ``n / (n - 1/2)``.
 """

@@ -2,7 +2,7 @@
 
     python -m bench.winograd_error [--scan]
 
-Compiled kernels against float64, over shapes and magnitudes. An error is told in float32 rounding
+Compiled kernels against float64, over shapes and magnitudes. An error is given in float32 rounding
 units of the largest ``|x|`` times the largest sum of ``|w|`` of a filter, which no result exceeds.
 ``--scan`` compares the points at which tiles of four may be evaluated (NumPy, no kernels).
 """

@@ -111,7 +111,7 @@ class Decoder(Generic[T]):
     """The model over any holder of the vocabulary.
 
     Attributes:
-        v: a ``Graph``, which notes the ops, or a ``GraphSession``, which encodes them.
+        v: a ``Graph``, which adds the ops as nodes, or a ``GraphSession``, which encodes them.
         config: the sizes.
         weights: as :func:`random_weights` has them, as operands of ``v``.
         append: ``append(name, row)`` writes ``row``, ``[1, key_heads, 1, head_dim]``, at

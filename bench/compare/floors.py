@@ -176,7 +176,7 @@ class _Kernels:
 
 
 def _source(lanes: int) -> str:
-    """The module in LLVM IR. What is volatile is so lest it be dropped: nobody needs it."""
+    """The module in LLVM IR. Accesses are volatile so that they are not optimised away."""
     vector = f"<{lanes} x float>"
     half = f"<{', '.join(['float 0.5'] * lanes)}>"
     chains = range(CHAINS)

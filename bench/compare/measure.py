@@ -1,4 +1,4 @@
-"""Takes turns between the processes that hold the runtimes.
+"""Alternates between the processes that hold the runtimes.
 
 One process is busy at any moment: a turn begins when the one before has answered and its threads
 have gone to sleep. Rounds start with another side each time. Times of one round are compared with

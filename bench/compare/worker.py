@@ -1,4 +1,4 @@
-"""The process that holds one runtime with one workload, and times it when told to.
+"""The process that holds one runtime with one workload, and times it on request.
 
     python -m bench.compare.worker SIDE WORKLOAD CORES FOLDER [CLOCK [ahead]]
 
@@ -30,7 +30,7 @@ Clock = Callable[[], float]
 
 #: A clock reading costs some 50 ns: quick calls are timed in bunches of about this long.
 BUNCH_SECONDS = 2e-4
-#: Where a call takes longer than this, caches that the others have cooled matter little.
+#: Seconds of a call above which caches that the others have cooled matter little.
 COLD_ENOUGH = 0.2
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts live on the device, and who decides it (SPEC section 8)."""
+"""Mixtures of experts: residency of experts on the device, and the policies that decide it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def _elementwise(op: Elementwise) -> Recipe:
     return recipe
 
 
-#: Where a function is defined, for those that are not defined everywhere.
+#: The domains of functions that are not defined everywhere.
 _DOMAINS: dict[str, tuple[float, float]] = {
     "log": (0.01, 8),
     "log2": (0.01, 8),

@@ -73,7 +73,7 @@ def grid(dtype: str, arity: int) -> list[Array]:
 
 
 def mismatches(actual: Array, expected: Array, name: str) -> Iterator[int]:
-    """The positions at which op ``name`` is off by more than a few roundings, in kind or sign of zero."""
+    """The positions at which op ``name`` is off by a few roundings, in kind or in sign of zero."""
     assert actual.dtype == expected.dtype
     dtype = str(expected.dtype)
     if dtype not in TOLERANCE:

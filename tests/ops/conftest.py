@@ -17,7 +17,7 @@ from ostinato.ops.parser import parse_graph
 Array = np.ndarray[Any, Any]
 Build = Callable[..., Any]
 
-#: How far a decomposition may be from the oracle, which rounds once where it rounds often.
+#: The tolerance of a decomposition, which rounds often, against the oracle, which rounds once.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-5, "float64": 1e-11}
 
 

@@ -148,7 +148,7 @@ def rows_of(number: float) -> Array:
 
 
 class Model:
-    """The expected state of two contexts, a ledger on the first and rows on the second, per call."""
+    """The expected state of two contexts after each call: a ledger on one, rows on the other."""
 
     def __init__(self) -> None:
         self._tokens = 0

@@ -15,7 +15,7 @@ import ostinato as ost
 from .graphs import Array, buffer_of, entry, filled, ledger_graph, rows_graph
 from .model import BUFFERS, CONTEXTS, NUMBERS, ROWS, Feed, Step, home, rows_of
 
-#: What heavy sessions multiply, for some milliseconds.
+#: The operand of heavy sessions, which multiply it for some milliseconds.
 SQUARE = np.zeros((256, 256), np.float32)
 
 

@@ -19,7 +19,7 @@ from ostinato.ops.builder import Graph
 from ostinato.passes import OPTIONAL_PASSES, PassReport, pipeline, run_passes
 from ostinato.variables import Variable
 
-#: What a backend could not do without: all that no op of the vocabulary is made of.
+#: The ops that a backend has to have: those that do not decompose.
 PRIMITIVES = frozenset(name for name, op in OPS.items() if isinstance(op, Elementwise)) | {
     *("reshape", "permute_dims", "broadcast_to", "slice", "flip", "pad", "concat", "iota"),
     *("sum", "prod", "min", "max", "any", "all", "argmax", "argmin", "cumsum", "cumprod"),

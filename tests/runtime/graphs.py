@@ -17,7 +17,7 @@ FED = {"x": X}
 
 
 def tiny_graph() -> ost.Graph:
-    """``gelu(x @ w + b)``, the graph of SPEC section 1."""
+    """``gelu(x @ w + b)``, the graph of the quickstart."""
     g = ost.Graph("matmul_bias_gelu")
     x, w, b = g.input("x", (2, 4)), g.param("w", (4, 3)), g.param("b", (3,))
     g.set_outputs({"y": g.gelu(g.matmul(x, w) + b)})

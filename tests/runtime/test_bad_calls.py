@@ -29,7 +29,7 @@ def _released() -> memoryview:
     return view
 
 
-#: Things that are no array of numbers, or none that anyone could mean.
+#: Objects that are no array of numbers, or of no plausible dtype.
 FOREIGN: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "text": lambda: "1.0",

@@ -371,7 +371,7 @@ def test_what_to_pad_and_trim_can_be_chosen(session):
         ({"rows": 2.5}, "expected 0 <= rows <= 8, got 2.5"),
         ({"rows": 4}, "'x' is to have 4 rows"),
         ({"pad": ["scale"]}, "cannot pad 'scale' to 8 rows"),
-        ({"pad": ["nobody"]}, "cannot pad 'nobody'.*no such input"),
+        ({"pad": ["missing"]}, "cannot pad 'missing'.*no such input"),
         ({"pad": []}, "no input of 8 rows to pad"),
         ({"trim": [1]}, "output 1 does not have 8 rows"),
         ({"trim": [2]}, "output 2 .*no such output"),

@@ -230,7 +230,7 @@ def test_an_empty_recording_does_nothing(session):
 
 
 def test_contexts_can_be_patched(session, compiled, monkeypatch):
-    """Tests of those who record inject failures so."""
+    """Tests of recording inject failures with this."""
 
     def broken(*_: object) -> None:
         raise ost.CaptureError("injected")

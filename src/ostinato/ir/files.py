@@ -15,7 +15,7 @@ __all__ = ["OpenFile"]
 class OpenFile:
     """A file kept open, so that it can be read when its name stands for another or for none.
 
-    It is read, not mapped: a mapped file that someone truncates later would kill the process.
+    It is read, not mapped: a mapped file that is truncated later would kill the process.
 
     Attributes:
         name: without its folder, for messages.

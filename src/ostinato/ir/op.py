@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attr", "Op"]
 
-#: What an attribute may hold: bool, int, float, str, DType, a Dim, None, or a tuple of those.
+#: The types of attributes: bool, int, float, str, DType, a Dim, None, or a tuple of those.
 Attr: TypeAlias = Any
 
 

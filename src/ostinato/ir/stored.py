@@ -94,7 +94,7 @@ class ExpertSource(ABC):
         """
 
 
-#: Where the elements of a param come from.
+#: The source of the elements of a param.
 ParamSource: TypeAlias = "Array | StoredTensor"
 
 

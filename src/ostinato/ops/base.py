@@ -73,7 +73,7 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     return axes
 
 
-#: Which operand kinds an op accepts: ``"integral"`` is integers and bools, ``"numeric"`` all but
+#: The operand kinds that an op accepts: ``"integral"`` is integers and bools, ``"numeric"`` all but
 #: bools.
 Domain: TypeAlias = Literal["any", "numeric", "float", "integer", "integral", "bool"]
 
@@ -111,7 +111,7 @@ class Elementwise(Op):
     """An op whose result at an index depends on its operands at that index alone.
 
     Operands broadcast against each other. ``evaluate`` is written with Python's operators and the
-    functions of ``xp``, so the very same rule also emits vector code (DESIGN, "ops").
+    functions of ``xp``, so the very same rule also emits vector code.
 
     Attributes:
         arity: how many operands.

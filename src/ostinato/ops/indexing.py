@@ -35,7 +35,7 @@ __all__ = [
     "expect_block",
 ]
 
-#: How a scatter combines an update with what is there.
+#: The ways in which a scatter combines an update with the element there.
 MODES = ("set", "add", "mul", "min", "max")
 
 

@@ -1,4 +1,4 @@
-"""Matrix products: the ``matmul`` op. ``einsum`` is planned in :mod:`ostinato.ops.einsum`."""
+"""The ``matmul`` op. ``einsum`` is planned in :mod:`ostinato.ops.einsum`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ __all__ = [
 
 #: Canonical padding: ``(low, high)`` for every spatial axis.
 Padding: TypeAlias = tuple[tuple[int, int], ...]
-#: What users may write for it.
+#: The forms in which users may write it.
 PaddingSpec: TypeAlias = (
     int | Sequence[int] | Sequence[tuple[int, int]] | Literal["same", "same_lower", "valid"]
 )

@@ -46,16 +46,16 @@ class PassReport:
         self._labels: dict[tuple[str, str, str], list[str]] = {}
 
     def changed(self, pass_: Pass, what: str, node: Node) -> None:
-        """Note that ``pass_`` did ``what`` to ``node``."""
+        """Record that ``pass_`` did ``what`` to ``node``."""
         self._labels.setdefault((pass_.name, what, ""), []).append(node.label)
 
     def refused(self, pass_: Pass, what: str, node: Node, why: str) -> None:
-        """Note that ``pass_`` nearly did ``what`` to ``node``, and why it did not."""
+        """Record that ``pass_`` nearly did ``what`` to ``node``, and why it did not."""
         self._labels.setdefault((pass_.name, what, why), []).append(node.label)
 
     @property
     def events(self) -> list[Event]:
-        """The notes, grouped by pass, kind and reason, in order of first appearance."""
+        """The changes and refusals, grouped by pass, kind and reason, in order of appearance."""
         return [
             Event(pass_name, what, tuple(labels), why)
             for (pass_name, what, why), labels in self._labels.items()

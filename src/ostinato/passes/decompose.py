@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REWROTE", "Decompose", "Native"]
 
-#: Before the name of the op, in the notes of this pass.
+#: Before the name of the op, in the events of this pass.
 REWROTE = "rewrote "
 
 #: Whether a backend takes a node as it is.

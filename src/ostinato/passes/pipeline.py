@@ -72,7 +72,7 @@ _TIDY = (
     _DEAD_CODE,
 )
 
-#: What the activations that are recovered are made of.
+#: The ops that spelled-out activations contain.
 _CURVES = frozenset({"clip", "exp", "hard_sigmoid", "logaddexp", "relu6", "sigmoid", "tanh"})
 
 #: Finds composite ops; the later ones build on the earlier ones.

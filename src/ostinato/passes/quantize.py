@@ -1,4 +1,4 @@
-"""Quantisation: a graph whose products read narrow weights in place of wide ones.
+"""Quantisation: a graph whose matmuls read narrow weights in place of wide ones.
 
 Not a pass of the pipeline: it changes results, so it runs only where it is asked for.
 """
@@ -29,10 +29,10 @@ __all__ = ["FORMATS", "QuantizedGraph", "QuantizedWeight", "SkippedProduct", "qu
 
 Array = np.ndarray[Any, Any]
 
-#: What weights can become.
+#: The formats of narrow weights.
 FORMATS: Final = ("int8", "int4", "bfloat16", "float16")
 
-#: What may stand between a param and the product that it is a weight of.
+#: Ops that may stand between a param and the matmul that it is a weight of.
 _LOOKED_THROUGH: Final = frozenset({"cast", "permute_dims", "reshape", "slice", "flip"})
 
 _ACTIVATIONS: Final = (FLOAT32, FLOAT16, BFLOAT16)
@@ -40,10 +40,10 @@ _ACTIVATIONS: Final = (FLOAT32, FLOAT16, BFLOAT16)
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A product whose weight was made narrow.
+    """A matmul whose weight was made narrow.
 
     Attributes:
-        label: the product's label.
+        label: the matmul's label.
         weight: the name of the param (or the label of the constant) that held the weight.
         params: the names of the params that hold it now.
         before: bytes of the weight as it was.
@@ -61,10 +61,10 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class SkippedProduct:
-    """A product that was left as it was.
+    """A matmul that was left as it was.
 
     Attributes:
-        label: the product's label.
+        label: the matmul's label.
         why: the reason.
     """
 
@@ -77,8 +77,8 @@ class QuantizedGraph(Graph):
 
     Attributes:
         format: one of :data:`FORMATS`.
-        quantized: the products that read narrow weights now.
-        skipped: the products that do not, and why.
+        quantized: the matmuls that read narrow weights now.
+        skipped: the matmuls that do not, and why.
     """
 
     format: str
@@ -127,7 +127,7 @@ class _Skip(Exception):
     """The reason why a matmul stays as it is."""
 
 
-#: The product of a value with the params that hold a narrow weight.
+#: The matmul of a value with the params that hold a narrow weight.
 _Apply: TypeAlias = "Callable[[Graph, Value, list[Value]], Value]"
 
 
@@ -191,10 +191,10 @@ class _Quantizer:
         self.target.quantized, self.target.skipped = tuple(self.quantized), tuple(self.skipped)
         return self.target
 
-    # -- which products ------------------------------------------------------------------------
+    # -- which matmuls -------------------------------------------------------------------------
 
     def _choose(self) -> dict[Node, Node]:
-        """The products to change, each with the leaf that its weight comes from."""
+        """The matmuls to change, each with the leaf that its weight comes from."""
         chosen: dict[Node, Node] = {}
         for node in live_nodes(self.source):
             if node.op.name != "matmul":
@@ -258,7 +258,7 @@ class _Quantizer:
             return made.apply(self.target, x, made.values)
 
     def _weight(self, node: Node, leaf: Node) -> _Made:
-        """The params for a product's weight, made once however many products share it."""
+        """The params for a matmul's weight, made once however many matmuls share it."""
         views = tuple(
             (n.op, tuple(n.attrs.items()), n.outputs[0].type) for n in _views(node.inputs[1])
         )
@@ -299,7 +299,7 @@ class _Quantizer:
 
 
 def _views(value: Value) -> list[Node]:
-    """The nodes between a weight's leaf and the product, last first."""
+    """The nodes between a weight's leaf and the matmul, last first."""
     found = []
     while value.node.inputs:
         found.append(value.node)

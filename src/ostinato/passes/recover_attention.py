@@ -1,4 +1,4 @@
-"""Recovery of attention from matrix products around a softmax."""
+"""Recovery of attention from matmuls around a softmax."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class _Unlike(Exception):
 
 
 def _find(uses: Uses, softmax: Node) -> Iterator[Finding]:
-    """The attention around one softmax; nothing unless its scores and weights are products."""
+    """The attention around one softmax; nothing unless its scores and weights are matmuls."""
     weighted = _weighted(uses, softmax)
     if weighted is None or not _leads_to_product(softmax.inputs[0]):
         return
@@ -108,7 +108,7 @@ def _find(uses: Uses, softmax: Node) -> Iterator[Finding]:
 
 
 def _weighted(uses: Uses, softmax: Node) -> tuple[Node, Value] | None:
-    """The product that weighs ``v`` by the softmax, and ``v``."""
+    """The matmul that weighs ``v`` by the softmax, and ``v``."""
     weights = softmax.outputs[0]
     readers = uses.readers(weights)
     while (
@@ -124,7 +124,7 @@ def _weighted(uses: Uses, softmax: Node) -> tuple[Node, Value] | None:
 
 
 def _leads_to_product(value: Value) -> bool:
-    """Whether scaling, masking and conversions alone lead from a product to ``value``."""
+    """Whether scaling, masking and conversions alone lead from a matmul to ``value``."""
     for _ in range(_MAX_CHAIN):
         node = value.node
         if node.op.name == "matmul":
@@ -154,7 +154,7 @@ def _next(node: Node) -> Value | None:
 
 
 def _scores(value: Value) -> _Scores:
-    """The chain from the product to the softmax's operand ``value``.
+    """The chain from the matmul to the softmax's operand ``value``.
 
     Raises:
         _Unlike: the links do not come in attention's order.
@@ -234,7 +234,7 @@ def _check(product: Node, v: Value, scale: float) -> None:
         shown = ", ".join(str(value.type) for value in (q, kt, v))
         raise _Unlike(f"q, kᵀ and v do not have the same heads: {shown}")
     if kt.node.op is PARAM or v.node.op is PARAM:
-        raise _Unlike("keys or values are a param: better two products with a weight")
+        raise _Unlike("keys or values are a param: better two matmuls with a weight")
     depth = q.shape[-1]
     if not isinstance(depth, int) or depth == 0 or v.dtype != q.dtype:
         raise _Unlike("the head dimension is symbolic or the dtypes of q and v differ")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecoverNorms"]
 
-#: What is normalised, its mean if that is taken off, the axes, and the first intermediates.
+#: The normalised value, its mean if that is taken off, the axes, and the first intermediates.
 _Moment: TypeAlias = "tuple[Value, Value | None, tuple[int, ...], tuple[Value, ...]]"
 
 

@@ -97,7 +97,7 @@ def is_private(uses: Uses, root: Value, boundary: Iterable[Value], *starts: Valu
 def values_above(
     uses: Uses, value: Value, is_link: Callable[[Value], bool], limit: int
 ) -> list[Value]:
-    """The values computed from ``value`` through links for which ``is_link`` holds, nearest first."""
+    """The values computed from ``value`` through those that satisfy ``is_link``, nearest first."""
     found: list[Value] = []
     queue, seen = [value], {value}
     while queue and len(found) < limit:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Replacement", "Rewriter", "Rule", "Uses", "live_nodes", "noted"]
 
-#: What stands in for a node: its results, or its one result.
+#: The replacement of a node: its results, or its one result.
 Replacement: TypeAlias = Value | Sequence[Value]
 
 #: A rule sees a node and that node's operands in the graph under construction, to which it may
 #: append; ``None`` leaves the node as it is.
 Rule: TypeAlias = Callable[[Graph, Node, tuple[Value, ...]], Replacement | None]
 
-#: How often the outcome of a rule is offered to the rules again.
+#: The number of times that the outcome of a rule is offered to the rules again.
 _MAX_ROUNDS = 16
 
 
@@ -184,7 +184,7 @@ class Rewriter:
 
 
 def noted(pass_: Pass, report: PassReport, rule: Rule) -> Rule:
-    """``rule``, which notes in ``report`` what it simplifies."""
+    """Wrap ``rule`` so that it records in ``report`` each node that it simplifies."""
 
     def noting(graph: Graph, node: Node, operands: tuple[Value, ...]) -> Replacement | None:
         replacement = rule(graph, node, operands)

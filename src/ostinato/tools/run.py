@@ -137,7 +137,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def show_assumed(report: dict[str, Any]) -> None:
-    """Say which sizes nobody chose."""
+    """Print the sizes of dynamic dims that were not chosen by ``--dim``."""
     if report["assumed_dims"]:
         sizes = ", ".join(f"{name}={size}" for name, size in report["assumed_dims"].items())
         text = printable(f"for want of --dim: {sizes}")

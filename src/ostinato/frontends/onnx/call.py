@@ -24,7 +24,7 @@ __all__ = ["Call", "Converter", "NotSupported", "Result"]
 
 D = TypeVar("D")
 
-#: What a converter gives back: the node's first output, or all of them.
+#: The result of a converter: the node's first output, or all of them.
 Result: TypeAlias = "Tensor | Sequence[Tensor]"
 Converter: TypeAlias = "Callable[[Call], Result]"
 

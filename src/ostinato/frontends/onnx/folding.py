@@ -70,7 +70,7 @@ def _evaluate(call: Call, converter: Converter) -> tuple[Known, ...] | None:
     arrays: list[Any] = []
     if wanted:
         if any(bounds(v.type.size)[1] > 8 * _LARGEST for v in g.values()):
-            return None  # something in between is large: a product, a broadcast
+            return None  # something in between is large: a matmul, a broadcast
         g.set_outputs(wanted)
         arrays = list(evaluate(g, {}, {}))
     computed = dict(zip(wanted, arrays, strict=True))

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Importer", "Scope"]
 
-#: How deep subgraphs and functions may nest; a file that exceeds it is made to exhaust the stack.
+#: The greatest depth of subgraphs and functions; a file beyond it is made to exhaust the stack.
 _DEEPEST = 60
 
-#: How many nodes the bodies of functions may come to; calls that double at every level exceed it.
+#: The most nodes that the bodies of functions may have; calls that double at every level have more.
 _MOST_NODES_IN_FUNCTIONS = 50_000
 
 
@@ -167,7 +167,7 @@ class Importer:
     # -- nodes ------------------------------------------------------------------------------
 
     def _node(self, node: NodeProto, scope: Scope) -> list[Tensor]:
-        """The outputs of one node. What goes wrong is noted, so that the rest is checked too."""
+        """The outputs of one node. Errors are collected, so that the rest is checked too."""
         label = scope.prefix + label_of(node)
         try:
             with self._g.labelled(label):
@@ -234,7 +234,7 @@ class Importer:
                 self._scan(attribute.g, scope)
 
     def _scan(self, proto: GraphProto, scope: Scope) -> None:
-        """Note the nodes of a subgraph that have no converter."""
+        """Collect the nodes of a subgraph that have no converter."""
         for node in proto.node:
             domain = "" if node.domain == "ai.onnx" else node.domain
             opset = scope.opsets.get(domain, 1)

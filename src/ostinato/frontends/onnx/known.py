@@ -89,7 +89,7 @@ class Missing:
     reason: str = ""
 
 
-#: What a name in the model stands for.
+#: The tensor behind a name in the model: known, or a value of the graph.
 Tensor: TypeAlias = "Value | Known | Missing"
 
 

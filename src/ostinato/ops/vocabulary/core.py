@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["T", "VocabularyCore", "located"]
 
-#: What the methods take and give: a graph's ``Value``, or a session's ``Buffer``.
+#: The type of operands and results: a graph's ``Value``, or a session's ``Buffer``.
 T = TypeVar("T")
 
 
@@ -31,7 +31,7 @@ C = TypeVar("C", bound=type)
 class VocabularyCore(ABC, Generic[T]):
     """The interface that a holder of the vocabulary implements, and the lifting of operands."""
 
-    #: What the calls being made are for, in error messages: a front end's name for a node.
+    #: The origin of the current calls, for error messages: a front end's name for a node.
     _label: str = ""
 
     @abstractmethod

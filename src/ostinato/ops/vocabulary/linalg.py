@@ -1,4 +1,4 @@
-"""The methods for matrix products."""
+"""The methods for matmuls and einsum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions and pools."""
+"""Converters of matmuls, convolutions and pools."""
 
 from __future__ import annotations
 
