@@ -4,8 +4,8 @@
 
 Each model is compiled with ``CompileOptions(product_fusion=True)`` and without; the two alternate
 in one process, and the first one changes from round to round. Models are those of
-``bench.compare``, a layer of its ``decode`` model over many rows (``prefill``), and steps of the example
-``tiny_llama.py`` at several widths.
+``bench.compare``, a layer of its ``decode`` model over many rows (``prefill``), and steps of the
+example ``tiny_llama.py`` at several widths.
 """
 
 from __future__ import annotations
