@@ -78,7 +78,7 @@ def ways() -> dict[str, Callable[[], object]]:
 
 
 def measure(calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """By name, the nanoseconds per call of every turn."""
+    """The nanoseconds per call of every turn, by name."""
     turns: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(TURNS):
         for name, call in calls.items():

@@ -46,7 +46,7 @@ PROMPT, DRIFT_TOKENS, TURN = 128, 100, 25
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model: ``layers`` of ``EXPERTS`` gated experts each."""
+    """The sizes of the model: ``layers`` of ``EXPERTS`` gated experts each."""
 
     layers: int = 2
     features: int = 256
@@ -54,7 +54,7 @@ class Sizes:
 
     @property
     def expert_bytes(self) -> int:
-        """Of an expert, float32."""
+        """The bytes of an expert, in float32."""
         return 4 * 3 * self.features * self.hidden
 
 
@@ -81,7 +81,7 @@ def routing(tokens: int, *, skew: float, drifting: bool, seed: int) -> list[Arra
 
 
 class Lru(ost.ExpertPool):
-    """Places for the experts that were called last."""
+    """Slots for the experts that were called last."""
 
     def __init__(self, num_experts: int, budget: int) -> None:
         super().__init__(num_experts, budget)
@@ -89,7 +89,7 @@ class Lru(ost.ExpertPool):
         self._clock = 0
 
     def use(self, ids: Array) -> bool:
-        """Give places to these, in the order in which they were called; whether any changed."""
+        """Give slots to these experts, in the order of their calls; returns whether any changed."""
         before = self.resident
         for expert in ids.reshape(-1).tolist():
             self._clock += 1
@@ -101,13 +101,13 @@ class Lru(ost.ExpertPool):
 
 
 def place_by_lru(pools: Sequence[Lru], step: int, ids: Sequence[Array]) -> bool:
-    """Has the experts that were just called resident; whether anything changed."""
+    """Make the experts that were just called resident; returns whether anything changed."""
     changed = [pool.use(layer) for pool, layer in zip(pools, ids, strict=True)]
     return any(changed)
 
 
 def place_once(pools: Sequence[ost.ExpertPool], step: int, ids: Sequence[Array]) -> bool:
-    """Has those resident that the prompt calls most; whether anything changed."""
+    """Make the experts that the prompt calls most resident; returns whether anything changed."""
     if step:
         return False
     changed = [pool.refresh_from_indices(i) for pool, i in zip(pools, ids, strict=True)]
@@ -151,7 +151,7 @@ def tide(compiled: ost.CompiledGraph, every: int) -> ost.moe.ResidencyLoop:
 
 
 def ways(compile_anew: Callable[[], ost.CompiledGraph], every: int) -> dict[str, Any]:
-    """By name, loops with a compiled graph each."""
+    """Loops by name, with a compiled graph each."""
     made: dict[str, Any] = {"TIDE": tide(compile_anew(), every)}
     for name, kind, place in (("LRU", Lru, place_by_lru), ("static", ost.ExpertPool, place_once)):
         compiled = compile_anew()
@@ -181,7 +181,7 @@ def layers_graph(sizes: Sizes) -> ost.Graph:
 
 
 def write_experts(path: Path, sizes: Sizes) -> None:
-    """Random ones."""
+    """Write random experts."""
     rng = np.random.default_rng(0)
     arrays = {
         name: (rng.random(param.shape, np.float32) - 0.5) / 16
@@ -191,7 +191,7 @@ def write_experts(path: Path, sizes: Sizes) -> None:
 
 
 def compiled_from(path: Path, sizes: Sizes, session: ost.Session) -> ost.CompiledGraph:
-    """The model with places for a quarter of its experts, and room to fetch others."""
+    """The model with slots for a quarter of its experts, and staging memory for others."""
     # Panels are a little wider than matrices, and an eighth is the room.
     budget = int(1.3 * sizes.layers * PLACES * sizes.expert_bytes)
     file = ost.moe.ExpertFile(path)

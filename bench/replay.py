@@ -33,7 +33,7 @@ Calls = dict[str, Callable[[], object]]
 
 
 def tiny_ops(count: int) -> Calls:
-    """By name, ways to run ``count`` additions; all are checked to do so."""
+    """Ways to run ``count`` additions, by name; all are checked to do so."""
     executor = ost.GraphExecutor("cpu", threads=1)
     x, one = executor.buffer(np.zeros(16, np.float32)), executor.buffer(np.ones(16, np.float32))
 
@@ -68,7 +68,7 @@ def tiny_ops(count: int) -> Calls:
 
 
 def tiny_graphs(count: int) -> Calls:
-    """By name, ways to run a graph of one addition ``count`` times; all are checked to do so."""
+    """Ways to run a graph of one addition ``count`` times, by name; all are checked to do so."""
     g = ost.Graph("tiny")
     total = g.state("total", (16,))
     new = total + g.input("x", (16,))
@@ -110,7 +110,7 @@ def tiny_graphs(count: int) -> Calls:
 
 
 def decoding(count: int) -> Calls:
-    """By name, ways to generate ``count`` tokens; all are checked to give the same ones."""
+    """Ways to generate ``count`` tokens, by name; all are checked to give the same ones."""
     sys.path.insert(0, str(EXAMPLES))
     import decode_loop as loop
 
@@ -146,7 +146,7 @@ def measure(title: str, calls: Calls, count: int, seconds: float) -> dict[str, A
 
 
 def speedup(slow: Timing, fast: Timing) -> float:
-    """Of the medians."""
+    """The ratio of the medians."""
     return slow.median / fast.median
 
 

@@ -81,7 +81,7 @@ def _prepared(name: str, recover: bool) -> Callable[[], object]:
 
 
 def _mean(call: Callable[[], object], seconds: float) -> float:
-    """The mean time of a call: what is stolen comes in slices of milliseconds."""
+    """The mean time of a call: stolen time comes in slices of milliseconds."""
     call()
     count, begin = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds or count < 3:
@@ -92,7 +92,7 @@ def _mean(call: Callable[[], object], seconds: float) -> float:
 
 @contextmanager
 def _busy(core: int) -> Iterator[None]:
-    """Another process computes on ``core``."""
+    """Run another process that computes on ``core``."""
     code = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None

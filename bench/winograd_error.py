@@ -46,7 +46,7 @@ KINDS = ("normal", "positive", "one sign, far from zero", "of 12 orders of magni
 
 
 def errors(shape: tuple[int, int, int], kind: str) -> Iterator[float]:
-    """The largest error Winograd's way, then of plain windows."""
+    """The largest error of Winograd's algorithm, then of plain windows."""
     channels, filters, extent = shape
     rng = np.random.default_rng(0)
     graph = ost.Graph("conv")

@@ -100,7 +100,7 @@ def random_weights(config: Config, seed: int = 0) -> dict[str, Array]:
 
 
 def split(weights: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Those that every token needs, and those of the experts."""
+    """Split weights into those that every token needs, and those of the experts."""
     experts = {name: array for name, array in weights.items() if array.ndim == 3}
     return {name: array for name, array in weights.items() if name not in experts}, experts
 
@@ -169,7 +169,7 @@ class _Builder:
         return g.permute_dims(apart, (0, 2, 1, 3))
 
     def _cached(self, name: str, rows: ost.Value) -> ost.Value:
-        """The state ``name`` once ``rows`` are in it."""
+        """The state ``name`` with ``rows`` written to it."""
         state = self.g.state(name, self.config.cache_shape)
         updated = self.g.dynamic_update_slice(state, rows, (0, 0, self.position, 0))
         self.g.assign(state, updated)
@@ -209,7 +209,7 @@ def with_places(
 
 
 def main() -> int:
-    """Generate, compare, tell; the exit code."""
+    """Generate, compare and report; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--experts", type=int, default=16)

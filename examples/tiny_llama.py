@@ -153,7 +153,7 @@ class Decoder(Generic[T]):
         return self.v.reshape(projected, (1, count, 1, self.config.head_dim))
 
     def _turned(self, x: T) -> T:
-        """``x`` with the position written into it by rotation."""
+        """Rotate ``x`` by its position (rope)."""
         start, size = (self.config.position, 0), (1, self.config.head_dim // 2)
         cos, sin = (self.v.dynamic_slice(self.weights[t], start, size) for t in ("cos", "sin"))
         return self.v.rope(x, cos, sin)

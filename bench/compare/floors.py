@@ -41,7 +41,7 @@ Work = Callable[[int, int], int]
 
 @dataclass(frozen=True)
 class Floors:
-    """Milliseconds that a run cannot do without, and the rates behind them.
+    """The least milliseconds of a run, and the rates behind them.
 
     Attributes:
         gflops: multiply-adds count twice.

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def clock_named(name: str, threads: int) -> Clock:
-    """Seconds that pass, or (``cpu``) that the process runs on each of its cores.
+    """A clock of wall seconds, or (``cpu``) of the process's seconds on each of its cores.
 
     The latter leaves out what other processes take on a busy machine, and adds what threads of a
     pool spend spinning.
@@ -64,7 +64,7 @@ def clock_named(name: str, threads: int) -> Clock:
 
 
 def go_ahead() -> None:
-    """From now on all threads of this process go ahead of ordinary processes.
+    """Give all threads of this process priority over ordinary processes.
 
     Raises:
         PermissionError: that takes a right (``CAP_SYS_NICE``).
@@ -114,7 +114,7 @@ def _timed(call: Callable[[], object], count: int, clock: Clock) -> float:
 
 
 def _least(call: Callable[[], object]) -> float:
-    """A first idea of how long a call takes, once it has settled."""
+    """A first estimate of the time of a warm call."""
     end, least = time.perf_counter() + 0.3, float("inf")
     while time.perf_counter() < end:
         least = min(least, _timed(call, 1, time.perf_counter))
@@ -122,7 +122,7 @@ def _least(call: Callable[[], object]) -> float:
 
 
 def _keep_stdout() -> TextIO:
-    """Standard output for answers alone: what runtimes print goes to standard error."""
+    """Keep standard output for answers: redirect other output of runtimes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

@@ -31,7 +31,7 @@ class Op(ABC):
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
-        """Classes of ops say themselves what they are: no need to ask each subclass, as ABCs do."""
+        """Test subclasses by their own declaration, faster than an ABC's test of each subclass."""
         return cls in other.__mro__
 
     @abstractmethod

@@ -319,7 +319,7 @@ def _expect_indices(op: Op, indices: TensorType) -> None:
 
 
 def _choice(x: TensorType, indices: TensorType, axis: int) -> Fact:
-    """An element is needed along ``axis`` where anything is taken."""
+    """The fact that ``axis`` has an element if anything is taken."""
     problem = f"axis {axis} of {x} is empty: there is nothing to take"
     return Fact(x.shape[axis], 1, problem, indices.size)
 

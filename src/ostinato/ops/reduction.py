@@ -323,7 +323,7 @@ def reduced_shape(shape: Sequence[Dim], axes: Sequence[int], keepdims: bool) -> 
 
 
 def _nonempty(op: Op, x: TensorType, axis: int, axes: Sequence[int]) -> Fact:
-    """An element is needed along ``axis``, one of the reduced ``axes``, where there is a result."""
+    """The fact that ``axis``, one of the reduced ``axes``, has an element if there is a result."""
     results = prod(reduced_shape(x.shape, axes, keepdims=False))
     problem = f"{x} has no elements along axis {axis}, so there is no {op.name}"
     return Fact(x.shape[axis], 1, problem, results)

@@ -15,7 +15,7 @@ __all__ = ["Event", "Pass", "PassReport"]
 
 @dataclass(frozen=True)
 class Event:
-    """One kind of thing that one pass did, or declined to do.
+    """One kind of change that one pass made, or declined to make.
 
     Attributes:
         pass_name: the pass.
@@ -66,7 +66,7 @@ class PassReport:
 
 
 class Pass(ABC):
-    """A rewriting of graphs that keeps what they compute.
+    """A graph rewrite that preserves semantics.
 
     A pass has no state; one with options is a small frozen dataclass. Its docstring states its
     contract. A pass takes a valid graph and gives a valid graph with the same inputs, params,

@@ -73,7 +73,7 @@ class SkippedProduct:
 
 
 class QuantizedGraph(Graph):
-    """A graph made by :func:`ostinato.quantize`, which remembers what was done.
+    """A graph made by :func:`ostinato.quantize`, with a record of its changes.
 
     Attributes:
         format: one of :data:`FORMATS`.

@@ -55,7 +55,7 @@ class RecoverAttention(Pass):
 
 @dataclass(frozen=True)
 class _Mask:
-    """Something that keeps queries from keys.
+    """A mask between queries and keys.
 
     Attributes:
         value: a float that is added, or a bool.
@@ -227,7 +227,7 @@ def _without_factor(value: Value, scale: float) -> tuple[Value, float]:
 
 
 def _check(product: Node, v: Value, scale: float) -> None:
-    """Raise :class:`_Unlike` for what attention does not take."""
+    """Raise :class:`_Unlike` for operands that attention does not take."""
     q, kt = product.inputs
     shapes = {value.shape[:-2] for value in (q, kt, v)}
     if not 2 <= q.ndim <= 4 or len(shapes) != 1:

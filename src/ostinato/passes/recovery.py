@@ -34,7 +34,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that was nearly recognised.
+    """A composite op that was nearly recognised.
 
     Attributes:
         node: where.
@@ -53,7 +53,7 @@ Finding: TypeAlias = Match | Refusal
 def rewrite_matches(
     graph: BaseGraph, findings: Iterable[Finding], pass_: Pass, report: PassReport
 ) -> BaseGraph:
-    """``graph`` with every match's root replaced; refusals go to the report."""
+    """Replace the root of every match in ``graph``; refusals go to the report."""
     matches: dict[Node, Match] = {}
     for finding in findings:
         if isinstance(finding, Match):

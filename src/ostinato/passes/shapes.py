@@ -1,4 +1,4 @@
-"""Shape simplification: data movement that undoes itself, or need not happen."""
+"""Shape simplification: data movement that cancels out, or is not needed."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def _pad(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
 
 
 def _elementwise(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
-    """A broadcast that the op itself would do need not be done before."""
+    """Drop a broadcast of an operand that the elementwise op does itself."""
     shapes = [v.node.inputs[0].type if made_by(v, "broadcast_to") else v.type for v in operands]
     if all(t is v.type for t, v in zip(shapes, operands, strict=True)):
         return None

@@ -1,4 +1,4 @@
-"""Concatenations that begin as another one does: as that one and the rest."""
+"""Sharing of a common beginning between concatenations."""
 
 from __future__ import annotations
 

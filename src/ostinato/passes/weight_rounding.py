@@ -1,4 +1,4 @@
-"""Weights as integers and scales: how :mod:`ostinato.passes.quantize` rounds them."""
+"""Rounding of weights to integers and scales, for :mod:`ostinato.passes.quantize`."""
 
 from __future__ import annotations
 

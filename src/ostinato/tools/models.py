@@ -45,7 +45,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model ready to run, and how long each step towards that took, in seconds."""
+    """A compiled model, and the seconds that each step took."""
 
     graph: Graph
     compiled: CompiledGraph

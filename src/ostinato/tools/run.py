@@ -1,4 +1,4 @@
-"""``ostinato run``: one run of a model, and what came out."""
+"""``ostinato run``: one run of a model, and its outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN = 6
 def run_model(
     options: ModelOptions, inputs: Sequence[InputArgument], *, seed: int, output: Path | None
 ) -> dict[str, Any]:
-    """Run the model once; the report, as JSON has it.
+    """Run the model once; returns the report, as JSON has it.
 
     Args:
         options: which model.
@@ -59,7 +59,7 @@ def run_model(
 
 
 def described_inputs(feeds: Feeds) -> dict[str, Any]:
-    """The part of a report that says what the model was run on."""
+    """The part of a report on the inputs of the run."""
     described = [
         {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
         for name, array in feeds.arrays.items()
@@ -101,7 +101,7 @@ def _summary(name: str, array: Array) -> dict[str, Any]:
 
 
 def _json_number(value: float) -> float | str:
-    """JSON has no NaN and no infinities."""
+    """A number for JSON, which has no NaN and no infinities."""
     return value if np.isfinite(value) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""ONNX in: :func:`load_onnx`."""
+"""The ONNX front end: :func:`load_onnx`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks a model's nodes and builds the graph."""
+"""Conversion of a model's nodes to a graph."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Importer:
         self._nodes_in_functions = 0
 
     def run(self, inputs: Mapping[str, Tensor]) -> None:
-        """Convert the whole model, given what its inputs stand for, and set the outputs.
+        """Convert the whole model, given the tensors of its inputs, and set the outputs.
 
         Raises:
             UnsupportedOpError: lists every node without an equivalent.
@@ -225,7 +225,7 @@ class Importer:
         return results
 
     def _skip(self, node: NodeProto, operands: Sequence[Tensor | None], scope: Scope) -> None:
-        """A node that cannot be converted for lack of an operand: check what it consists of."""
+        """Check the parts of a node that cannot be converted for lack of an operand."""
         for operand in operands:
             if isinstance(operand, Missing) and operand.reason:
                 self._note(node, scope, operand.reason)

@@ -80,7 +80,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Missing:
-    """A tensor that could not be imported; what reads it is skipped.
+    """A tensor that could not be imported; nodes that read it are skipped.
 
     Attributes:
         reason: why a reader of it is unsupported by itself; empty when its producer is at fault.

@@ -1,4 +1,4 @@
-"""The order in which a model's nodes can run, and whether there is one."""
+"""Topological order of a model's nodes."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def read_tensor(tensor: TensorProto, external: ExternalData) -> np.ndarray[Any, 
 def array_from_bytes(
     name: str, data: bytes, dtype: DType, shape: tuple[int, ...]
 ) -> np.ndarray[Any, Any]:
-    """The elements that a tensor's bytes stand for.
+    """Convert a tensor's bytes to its elements.
 
     Raises:
         ModelFormatError: there are too few or too many.

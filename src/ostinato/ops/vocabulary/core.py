@@ -62,7 +62,7 @@ class VocabularyCore(ABC, Generic[T]):
         return self.apply(op, operands, attrs)[0]
 
     def _lift(self, *operands: Any) -> tuple[T, ...]:
-        """Operands of an elementwise op: Python scalars take the dtype of the arrays they meet."""
+        """Lift operands of an elementwise op; Python scalars take the dtype of the others."""
         known = [dtype for o in operands if (dtype := self.dtype_of(o)) is not None]
         return tuple(
             o if self.dtype_of(o) is not None else self._lift_one(o, known) for o in operands

@@ -1,4 +1,4 @@
-"""The methods that rename, repeat, cut and place elements, and those that make tensors.
+"""The methods that reshape, repeat, slice and place elements, and those that create tensors.
 
 Dims (in shapes, bounds of slices, repeats) are ints or expressions of Variables. All methods raise
 :class:`~ostinato.errors.GraphError` for shapes and axes that do not fit.
@@ -32,7 +32,7 @@ Axes: TypeAlias = int | Sequence[int]
 
 
 class ShapeVocabulary(ElementwiseVocabulary[T]):
-    """Methods about where elements are, not what they are."""
+    """Methods that rearrange elements without changing their values."""
 
     # -- shapes -----------------------------------------------------------------------------
 

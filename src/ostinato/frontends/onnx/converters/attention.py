@@ -167,7 +167,7 @@ def _scores(
 
 
 def convert_rotary_embedding(call: Call) -> Result:
-    """Positions stand before heads here, so that one row of angles serves all heads."""
+    """Convert ``RotaryEmbedding``, positions before heads, so that all heads share the angles."""
     g, x = call.g, call.value(0)
     if x.ndim == 4:
         by_position = g.permute_dims(x, (0, 2, 1, 3))
