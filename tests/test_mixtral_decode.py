@@ -1,4 +1,4 @@
-"""The mixture of experts of ``examples/`` against NumPy, whatever of it is in memory."""
+"""The mixture of experts of ``examples/`` against NumPy, for any set of resident experts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNT = 40
 
 
 def numpy_tokens(weights: dict[str, Array], c: Any, prompt: list[int], count: int) -> list[int]:
-    """In float64, without a cache: every token is read again for each that follows."""
+    """Generate tokens in float64, without a cache: every step reads all tokens again."""
     w = {name: array.astype(np.float64) for name, array in weights.items()}
     tokens = list(prompt)
     for _ in range(count):
@@ -60,7 +60,7 @@ def rms(x: Array, gain: Array, eps: float) -> Array:
 
 
 def numpy_attention(w: dict[str, Array], c: Any, layer: int, x: Array) -> Array:
-    """Causal, all positions at once; query heads share key heads in order."""
+    """Causal attention of all positions at once; query heads share key heads in order."""
     count, depth = len(x), c.head_dim
     q, k, v = (x @ w[f"{layer}.{name}"] for name in "qkv")
     speeds = c.rope_base ** -(np.arange(depth // 2) * 2 / depth)
@@ -78,7 +78,7 @@ def numpy_attention(w: dict[str, Array], c: Any, layer: int, x: Array) -> Array:
 
 
 def turned(x: Array, turn: Array) -> Array:
-    """Pairs of features as complex numbers, turned by multiplication."""
+    """Rope: pairs of features as complex numbers, rotated by multiplication."""
     pairs = turn.shape[1]
     product = (x[:, :pairs] + 1j * x[:, pairs:]) * turn
     return np.concatenate([product.real, product.imag], 1)
@@ -147,7 +147,7 @@ def test_with_places(
 
 
 def test_skew_shows_in_the_places(example: ModuleType, tmp_path: Path) -> None:
-    """Those that are called most are those that have places."""
+    """The experts that are called most are resident."""
     case = Case(example, 0)
     budget = int(0.4 * case.config.expert_bytes)
     session = ost.Session("cpu", threads=1)

@@ -15,7 +15,7 @@ def constant(number: int):
 
 
 def finished_by(finish):
-    """A build of which nothing takes the interpreter."""
+    """A build that runs without the interpreter."""
     return lambda: finish
 
 

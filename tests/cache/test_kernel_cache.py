@@ -1,4 +1,4 @@
-"""The cache of kernels as a user meets it: sessions, threads and processes."""
+"""The cache of kernels through sessions, threads and processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random graphs from the whole vocabulary, and a judge of what a backend computes with them.
+"""Random graphs from the whole vocabulary, and a check of a backend's results.
 
 **Graphs.** The recipes of the op sweep draw operands from a :class:`GraphDraw`, which hands out
 values computed before, whole or as views of them, so that graphs grow in which everything meets
@@ -338,7 +338,7 @@ def _largest(array: Array) -> float:
 
 
 class Judge:
-    """Knows what each output of each run may be. ``compared`` counts elements that it can judge."""
+    """A check of each output of each run. ``compared`` counts elements that it can judge."""
 
     def __init__(self, case: Case, seed: int) -> None:
         self.case = case

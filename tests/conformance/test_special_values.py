@@ -36,7 +36,7 @@ _ANY_ZERO = frozenset(
 
 
 class _Fixed:
-    """Draws attributes without chance."""
+    """Draws attributes deterministically."""
 
     def chance(self) -> bool:
         return False

@@ -52,7 +52,7 @@ def weights(seed: int = 0) -> dict[str, Array]:
 
 
 def written(path: Path, arrays: dict[str, Array] | None = None, nodes: Any = None) -> Path:
-    """A product with a large weight, and some of what importers meet."""
+    """A matmul with a large weight, and some other kinds of nodes and tensors."""
     kind = TensorProto.FLOAT
     nodes = nodes or [
         helper.make_node("MatMul", ["x", "w"], ["xw"], name="product"),

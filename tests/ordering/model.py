@@ -1,4 +1,4 @@
-"""A sequential model of everything that can be submitted to two contexts.
+"""A sequential model of all submissions to two contexts.
 
 Calls have the same names and arguments as those of :class:`~.world.World`, and give the same
 outcomes: arrays, ``None``, booleans, or the name of an error. An element that is undefined, such as
@@ -108,7 +108,7 @@ class Bound:
 
 @dataclass
 class Item:
-    """Something recorded: what it does, and the memory that it touches.
+    """A recorded submission: its effect, and the memory that it touches.
 
     Attributes:
         bound: position of a bound call.

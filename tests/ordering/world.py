@@ -180,7 +180,7 @@ class World:
     # -- clones and plans --------------------------------------------------------------------------
 
     def clone(self, graph: int, context: int | None) -> None:
-        """Without a context, by ``copy.copy``."""
+        """Clone a graph; without a context, by ``copy.copy``."""
         g = self.graphs[graph]
         twin = copy.copy(g) if context is None else g.clone(context=self.contexts[context])
         self.graphs.append(twin)

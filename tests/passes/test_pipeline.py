@@ -36,7 +36,7 @@ class Capabilities:
 
 
 class RandomGraph:
-    """A graph of random ops, most of which the passes have something to say about."""
+    """A graph of random ops, most of which some pass rewrites."""
 
     UNARY = ("neg", "abs", "exp", "tanh", "sigmoid", "erf", "square", "sqrt", "relu", "softplus")
     BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "pow", "less")
@@ -129,7 +129,7 @@ class RandomGraph:
         return getattr(self.g, name)(x, axis=axis, keepdims=bool(self.rng.random() < 0.7))
 
     def pattern(self):
-        """Something that is recovered, or nearly."""
+        """A pattern that is recovered, or a near miss."""
         g, x, c = self.g, self.pick(1, 2, 3), float(self.rng.choice([1.0, 2.0]))
         match self.rng.integers(6):
             case 0:

@@ -1,4 +1,4 @@
-"""Concatenations that begin as another one does."""
+"""Concatenations with a common beginning."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _explicit_result(
     result = (*before, *_ellipsis_labels(spread if dots else 0), *after)
     for label, count in Counter(result).items():
         if count > 1 or label not in sizes:
-            problem = "stands twice in the result" if count > 1 else "is on no operand"
+            problem = "occurs twice in the result" if count > 1 else "is on no operand"
             raise GraphError(f"in {equation!r}, label {label!r} {problem}")
     return result
 

@@ -1,7 +1,7 @@
 """Reductions and scans.
 
-Sums and products keep the dtype of their operand, so those of small integers wrap ("computed as
-their dtype says"); the vocabulary turns bools into int64 first. 16-bit floats are accumulated in
+Sums and products keep the dtype of their operand, so those of small integers wrap;
+the vocabulary converts bools to int64 first. 16-bit floats are accumulated in
 float32. A reduction over no elements gives its neutral element, which for ``max`` is minus
 infinity or the least integer; but ``max``, ``min``, ``argmax`` and ``argmin`` of a graph need an
 element (:mod:`ostinato.ir.facts`).

@@ -89,7 +89,7 @@ class QuantizedGraph(Graph):
         """A table of the matmuls that were changed, and of those that were not."""
         before, after = (sum(getattr(w, k) for w in self.quantized) for k in ("before", "after"))
         lines = [
-            f"{self.name} in {self.format}: {len(self.quantized)} products, "
+            f"{self.name} in {self.format}: {len(self.quantized)} matmuls, "
             f"{before / 1e6:.1f} MB of weights in {after / 1e6:.1f} MB"
         ]
         lines += [
@@ -118,7 +118,7 @@ def quantize_graph(
     known = {*graph.params, *(node.label for node in graph.nodes)}
     unknown = [repr(name) for name in skip if name not in known]
     if unknown:
-        raise InputError(f"skip: the graph has no param or product {', '.join(unknown)}")
+        raise InputError(f"skip: the graph has no param or matmul {', '.join(unknown)}")
     quantizer = _Quantizer(graph, _ROUNDING[format], format, group, min_elements, skip)
     return quantizer.run()
 
@@ -217,7 +217,7 @@ class _Quantizer:
         if weight.ndim != 2:
             raise _Skip(f"the weight is no matrix but {weight.type}")
         if weight.dtype not in _ACTIVATIONS:
-            raise _Skip(f"a product of {weight.dtype}")
+            raise _Skip(f"a matmul of {weight.dtype}")
         depth, columns = bounds(weight.shape[0])[1], bounds(weight.shape[1])[1]
         if depth * columns < self.min_elements:
             raise _Skip(f"fewer than {self.min_elements} weights")

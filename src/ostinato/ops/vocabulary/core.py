@@ -70,7 +70,7 @@ class VocabularyCore(ABC, Generic[T]):
 
     def _lift_one(self, operand: Any, known: Sequence[DType]) -> T:
         if isinstance(operand, bool | int | float) and not isinstance(operand, np.generic):
-            with np.errstate(over="ignore"):  # -1e9 beside float16 is the -inf that was meant
+            with np.errstate(over="ignore"):  # -1e9 with float16 becomes -inf, as meant
                 return self.constant(operand, _weak_dtype(operand, known))
         return self.constant(operand)
 
