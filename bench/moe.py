@@ -1,13 +1,13 @@
 """Expert residency policies: TIDE, the least recently used out, or the same experts always.
 
-Experts are in a file, a quarter of them has places in memory. A prompt is read, then tokens are
-decoded one by one, whose routing is drawn from Zipf's law: the expert of rank r is called as often
-as 1/r^skew. ``steady``: the ranks stay. ``drifting``: every 100 tokens, a quarter of the experts
-trade theirs.
+Experts are in a file, a quarter of them is resident, in slots in memory. A prompt is read, then
+tokens are decoded one by one, whose routing is drawn from Zipf's law: the expert of rank r is
+called as often as 1/r^skew. ``steady``: the ranks stay. ``drifting``: every 100 tokens, a quarter
+of the experts trade theirs.
 
 - ``TIDE`` is ``ost.moe.ResidencyLoop``.
-- ``LRU`` gives a place to every expert that is called, and takes it from the one that was not
-  called for longest.
+- ``LRU`` gives a slot to every expert that is called, and takes it from the least recently
+  called one.
 - ``static`` are the experts that the prompt has called most.
 
 The hit rate is that of the decoded tokens. Policies alternate in one process, some tokens each.
@@ -40,7 +40,7 @@ import ostinato as ost
 
 Array = np.ndarray[Any, Any]
 
-EXPERTS, PLACES, CHOSEN = 64, 16, 2
+EXPERTS, SLOTS, CHOSEN = 64, 16, 2
 PROMPT, DRIFT_TOKENS, TURN = 128, 100, 25
 
 
@@ -100,13 +100,13 @@ class Lru(ost.ExpertPool):
         return self.resident != before
 
 
-def place_by_lru(pools: Sequence[Lru], step: int, ids: Sequence[Array]) -> bool:
+def resident_by_lru(pools: Sequence[Lru], step: int, ids: Sequence[Array]) -> bool:
     """Make the experts that were just called resident; returns whether anything changed."""
     changed = [pool.use(layer) for pool, layer in zip(pools, ids, strict=True)]
     return any(changed)
 
 
-def place_once(pools: Sequence[ost.ExpertPool], step: int, ids: Sequence[Array]) -> bool:
+def resident_once(pools: Sequence[ost.ExpertPool], step: int, ids: Sequence[Array]) -> bool:
     """Make the experts that the prompt calls most resident; returns whether anything changed."""
     if step:
         return False
@@ -114,16 +114,16 @@ def place_once(pools: Sequence[ost.ExpertPool], step: int, ids: Sequence[Array])
     return any(changed)
 
 
-class Placed:
+class PolicyLoop:
     """A compiled graph with a residency policy of the benchmark's own."""
 
     def __init__(
         self,
         compiled: ost.CompiledGraph,
         pools: Sequence[Any],
-        place: Callable[[Sequence[Any], int, Sequence[Array]], bool],
+        policy: Callable[[Sequence[Any], int, Sequence[Array]], bool],
     ) -> None:
-        self.compiled, self.pools, self._place = compiled, pools, place
+        self.compiled, self.pools, self._policy = compiled, pools, policy
         self._steps = 0
         compiled.enable_moe_topk_capture(EXPERTS)
         self._move()
@@ -135,7 +135,7 @@ class Placed:
         assert ids is not None
         for pool, layer in zip(self.pools, ids, strict=True):
             pool.observe(layer)
-        if self._place(self.pools, self._steps, ids):
+        if self._policy(self.pools, self._steps, ids):
             self._move()
         self._steps += 1
         return outputs
@@ -146,17 +146,20 @@ class Placed:
 
 def tide(compiled: ost.CompiledGraph, every: int) -> ost.moe.ResidencyLoop:
     """The loop of the library."""
-    pools = [ost.ExpertPool(EXPERTS, PLACES) for _ in compiled.moe_layers]
+    pools = [ost.ExpertPool(EXPERTS, SLOTS) for _ in compiled.moe_layers]
     return ost.moe.ResidencyLoop(compiled, pools, ost.TidePolicy(refresh_every=every))
 
 
 def ways(compile_anew: Callable[[], ost.CompiledGraph], every: int) -> dict[str, Any]:
     """Loops by name, with a compiled graph each."""
     made: dict[str, Any] = {"TIDE": tide(compile_anew(), every)}
-    for name, kind, place in (("LRU", Lru, place_by_lru), ("static", ost.ExpertPool, place_once)):
+    for name, kind, policy in (
+        ("LRU", Lru, resident_by_lru),
+        ("static", ost.ExpertPool, resident_once),
+    ):
         compiled = compile_anew()
-        pools = [kind(EXPERTS, PLACES) for _ in compiled.moe_layers]
-        made[name] = Placed(compiled, pools, place)
+        pools = [kind(EXPERTS, SLOTS) for _ in compiled.moe_layers]
+        made[name] = PolicyLoop(compiled, pools, policy)
     return made
 
 
@@ -192,11 +195,11 @@ def write_experts(path: Path, sizes: Sizes) -> None:
 
 def compiled_from(path: Path, sizes: Sizes, session: ost.Session) -> ost.CompiledGraph:
     """The model with slots for a quarter of its experts, and staging memory for others."""
-    # Panels are a little wider than matrices, and an eighth is the room.
-    budget = int(1.3 * sizes.layers * PLACES * sizes.expert_bytes)
+    # Panels are a little wider than matrices, and an eighth is for staging.
+    budget = int(1.3 * sizes.layers * SLOTS * sizes.expert_bytes)
     file = ost.moe.ExpertFile(path)
     compiled = session.compile(layers_graph(sizes), experts=file, expert_budget=budget)
-    assert all(layer.places >= PLACES for layer in compiled.moe_layers)
+    assert all(layer.places >= SLOTS for layer in compiled.moe_layers)
     return compiled
 
 
@@ -295,10 +298,10 @@ def main() -> None:
             loops = ways(partial(compiled_from, path, sizes, session), arguments.every)
             before = partial(forget, path) if arguments.cold else lambda: None
             results = decode(loops, [*zip(*layers, strict=True)], sizes.features, before)
-            show(console, f"{title}: {PLACES} of {EXPERTS} experts in memory", results)
+            show(console, f"{title}: {SLOTS} of {EXPERTS} experts in memory", results)
             found[title] = {name: asdict(result) for name, result in results.items()}
     if arguments.json:
-        about = {"sizes": asdict(sizes), "experts": EXPERTS, "places": PLACES, "chosen": CHOSEN}
+        about = {"sizes": asdict(sizes), "experts": EXPERTS, "slots": SLOTS, "chosen": CHOSEN}
         settings = {k: v for k, v in vars(arguments).items() if k != "json"}
         arguments.json.write_text(
             json.dumps(about | settings | {"results": found}, indent=2) + "\n"

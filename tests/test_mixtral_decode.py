@@ -126,13 +126,13 @@ def test_in_memory(example: ModuleType, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("share", "every"), [(0.3, 3), (0.6, 1), (2.0, 4)])
-def test_with_places(
+def test_with_resident_experts(
     example: ModuleType, case: Case, tmp_path: Path, share: float, every: int
 ) -> None:
     session = ost.Session("cpu", threads=2)
     budget = int(share * case.config.expert_bytes)
     path = tmp_path / "experts"
-    loop = example.with_places(session, case.config, case.weights, path, budget, every)
+    loop = example.with_resident_experts(session, case.config, case.weights, path, budget, every)
     assert example.generate(loop.step, PROMPT, COUNT) == case.tokens
     counters = loop.counters
     assert counters.steps == COUNT
@@ -146,12 +146,14 @@ def test_with_places(
         assert counters.promotions > 0
 
 
-def test_skew_shows_in_the_places(example: ModuleType, tmp_path: Path) -> None:
+def test_skew_shows_in_the_residents(example: ModuleType, tmp_path: Path) -> None:
     """The experts that are called most are resident."""
     case = Case(example, 0)
     budget = int(0.4 * case.config.expert_bytes)
     session = ost.Session("cpu", threads=1)
-    loop = example.with_places(session, case.config, case.weights, tmp_path / "e", budget, 2)
+    loop = example.with_resident_experts(
+        session, case.config, case.weights, tmp_path / "e", budget, 2
+    )
     example.generate(loop.step, PROMPT, COUNT)
     assert loop.counters.hit_rate > 0.7
 

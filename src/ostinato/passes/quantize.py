@@ -184,7 +184,7 @@ class _Quantizer:
         for node in rewriter.nodes():
             if node in chosen:
                 x = rewriter[node.inputs[0]]
-                rewriter.replace(node, self._product(node, x, chosen[node]))
+                rewriter.replace(node, self._matmul(node, x, chosen[node]))
             elif node in kept:
                 rewriter.copy(node)
         rewriter.finish(force=True)
@@ -251,7 +251,7 @@ class _Quantizer:
 
     # -- narrow weights ------------------------------------------------------------------------
 
-    def _product(self, node: Node, x: Value, leaf: Node) -> Value:
+    def _matmul(self, node: Node, x: Value, leaf: Node) -> Value:
         made = self._weight(node, leaf)
         self.quantized.append(replace(made.weight, label=node.label))
         with self.target.labelled(node.label):

@@ -72,7 +72,7 @@ class _Mask:
 class _Scores:
     """The operand of a softmax, taken apart from the outside in, down to the matmul."""
 
-    product: Node
+    matmul: Node
     scale: float = 1.0
     softcap: float | None = None
     masks: tuple[_Mask, ...] = field(default=())
@@ -85,22 +85,22 @@ class _Unlike(Exception):
 def _find(uses: Uses, softmax: Node) -> Iterator[Finding]:
     """The attention around one softmax; nothing unless its scores and weights are matmuls."""
     weighted = _weighted(uses, softmax)
-    if weighted is None or not _leads_to_product(softmax.inputs[0]):
+    if weighted is None or not _leads_to_matmul(softmax.inputs[0]):
         return
     root, v = weighted
     try:
         if softmax.attrs["axis"] != softmax.outputs[0].ndim - 1:
             raise _Unlike("the softmax is not over the last axis")
         scores = _scores(softmax.inputs[0])
-        q, scale = _without_factor(scores.product.inputs[0], scores.scale)
-        k, axes, scale = _keys(scores.product.inputs[1], scale)
-        _check(scores.product, v, scale)
-        masks = _combinable(scores.masks, scores.product.outputs[0].shape[-2:])
+        q, scale = _without_factor(scores.matmul.inputs[0], scores.scale)
+        k, axes, scale = _keys(scores.matmul.inputs[1], scale)
+        _check(scores.matmul, v, scale)
+        masks = _combinable(scores.masks, scores.matmul.outputs[0].shape[-2:])
     except _Unlike as reason:
         yield Refusal(softmax, "attention", str(reason))
         return
-    boundary = (*scores.product.inputs, v, *(mask.value for mask in scores.masks))
-    if not is_private(uses, root.outputs[0], boundary, scores.product.outputs[0]):
+    boundary = (*scores.matmul.inputs, v, *(mask.value for mask in scores.masks))
+    if not is_private(uses, root.outputs[0], boundary, scores.matmul.outputs[0]):
         yield Refusal(softmax, "attention", "the scores or weights have other readers")
         return
     parts = _Parts(q, k, axes, v, root.outputs[0], scale, scores.softcap, masks)
@@ -116,14 +116,14 @@ def _weighted(uses: Uses, softmax: Node) -> tuple[Node, Value] | None:
     ):
         weights = readers[0].outputs[0]
         readers = uses.readers(weights)
-    products = [n for n in readers if n.op.name == "matmul" and n.inputs[0] is weights]
-    return (products[0], products[0].inputs[1]) if products else None
+    matmuls = [n for n in readers if n.op.name == "matmul" and n.inputs[0] is weights]
+    return (matmuls[0], matmuls[0].inputs[1]) if matmuls else None
 
 
 # -- the scores ----------------------------------------------------------------------------------
 
 
-def _leads_to_product(value: Value) -> bool:
+def _leads_to_matmul(value: Value) -> bool:
     """Whether scaling, masking and conversions alone lead from a matmul to ``value``."""
     for _ in range(_MAX_CHAIN):
         node = value.node
@@ -148,7 +148,7 @@ def _next(node: Node) -> Value | None:
     if name == "where":
         return next((x for x, c in _pairs(operands[1:]) if uniform_of(c) is not None), None)
     if name == "add":
-        leading = [x for x in operands if x.shape == node.outputs[0].shape and _leads_to_product(x)]
+        leading = [x for x in operands if x.shape == node.outputs[0].shape and _leads_to_matmul(x)]
         return leading[0] if len(leading) == 1 else None
     return None
 
@@ -165,7 +165,7 @@ def _scores(value: Value) -> _Scores:
     softcap: float | None = None
     while (node := value.node).op.name != "matmul":
         inner = _next(node)
-        assert inner is not None  # _leads_to_product went this way
+        assert inner is not None  # _leads_to_matmul went this way
         if inner.shape != shape:
             raise _Unlike(f"{node.op.name} broadcasts the scores")
         if node.op.name in ("add", "where"):
@@ -226,9 +226,9 @@ def _without_factor(value: Value, scale: float) -> tuple[Value, float]:
     return value, scale
 
 
-def _check(product: Node, v: Value, scale: float) -> None:
+def _check(matmul: Node, v: Value, scale: float) -> None:
     """Raise :class:`_Unlike` for operands that attention does not take."""
-    q, kt = product.inputs
+    q, kt = matmul.inputs
     shapes = {value.shape[:-2] for value in (q, kt, v)}
     if not 2 <= q.ndim <= 4 or len(shapes) != 1:
         shown = ", ".join(str(value.type) for value in (q, kt, v))

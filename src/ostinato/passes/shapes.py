@@ -251,10 +251,10 @@ def _matmul(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
     left, right = (_untransposed(v) for v in operands)
     if left is None or right is None or left.shape[:-2] != right.shape[:-2]:
         return None
-    (product,) = g.apply(MATMUL, (right, left), node.attrs)
-    axes = list(range(product.ndim))
+    (matmul,) = g.apply(MATMUL, (right, left), node.attrs)
+    axes = list(range(matmul.ndim))
     axes[-2:] = axes[:-3:-1]
-    return g.apply(PERMUTE_DIMS, (product,), {"axes": tuple(axes)})[0]
+    return g.apply(PERMUTE_DIMS, (matmul,), {"axes": tuple(axes)})[0]
 
 
 def _untransposed(value: Value) -> Value | None:
