@@ -1,4 +1,4 @@
-"""The benchmarks of many parts.
+"""The entry point of ``python -m bench``.
 
     python -m bench [models] [--seconds 2]
     python -m bench compare --help

@@ -1,4 +1,4 @@
-"""What one call costs on a graph with next to nothing to compute, beside ONNX Runtime.
+"""The cost of one call on a graph with next to nothing to compute, next to ONNX Runtime.
 
 The graph is ``gelu(x[2,4] · w[4,3] + b)``. Each side runs in turns of a few thousand calls, one
 thread each, so that both see the same machine; reported is the least and the median turn.
@@ -78,7 +78,7 @@ def ways() -> dict[str, Callable[[], object]]:
 
 
 def measure(calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """By name, the nanoseconds per call of every turn."""
+    """The nanoseconds per call of every turn, by name."""
     turns: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(TURNS):
         for name, call in calls.items():

@@ -1,4 +1,4 @@
-"""From the start of a process to its first output, and the most memory that it takes.
+"""The time from the start of a process to its first output, and its peak memory.
 
     python -m bench.cold_start [--only NAME …] [--rounds N] [--openvino PYTHON] [--json FILE]
 
@@ -113,7 +113,7 @@ def _child(side: str, path: str) -> None:
 
 
 def _peak_megabytes() -> float:
-    """Of this program alone; the peak in ``getrusage`` may be that of the process it came from."""
+    """The peak memory of this program alone; that of ``getrusage`` may be its parent's."""
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) / 1024

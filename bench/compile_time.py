@@ -1,4 +1,4 @@
-"""How long it takes until a model is ready, in fresh processes: cold, then with cached objects.
+"""The time until a model is ready, in fresh processes: cold, then with cached objects.
 
     python bench/compile_time.py [MODEL] [--dim name=size ...] [--json]
 

@@ -1,4 +1,4 @@
-"""What the native core costs: a call, a step, a hand-over to other threads. Needs a C compiler.
+"""The cost of the native core: a call, a step, a hand-over to other threads. Needs a C compiler.
 
 Run with ``python bench/core_dispatch.py``, on a machine that does nothing else.
 """

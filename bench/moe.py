@@ -1,16 +1,16 @@
-"""Which experts to keep in memory: TIDE, the least recently used out, or the same ones always.
+"""Expert residency policies: TIDE, the least recently used out, or the same experts always.
 
-Experts are in a file, a quarter of them has places in memory. A prompt is read, then tokens are
-decoded one by one, whose routing is drawn from Zipf's law: the expert of rank r is called as often
-as 1/r^skew. ``steady``: the ranks stay. ``drifting``: every 100 tokens, a quarter of the experts
-trade theirs.
+Experts are in a file, a quarter of them is resident, in slots in memory. A prompt is read, then
+tokens are decoded one by one, whose routing is drawn from Zipf's law: the expert of rank r is
+called as often as 1/r^skew. ``steady``: the ranks stay. ``drifting``: every 100 tokens, a quarter
+of the experts trade theirs.
 
 - ``TIDE`` is ``ost.moe.ResidencyLoop``.
-- ``LRU`` gives a place to every expert that is called, and takes it from the one that was not
-  called for longest.
+- ``LRU`` gives a slot to every expert that is called, and takes it from the least recently
+  called one.
 - ``static`` are the experts that the prompt has called most.
 
-The hit rate is that of the decoded tokens. Policies take turns in one process, some tokens each.
+The hit rate is that of the decoded tokens. Policies alternate in one process, some tokens each.
 The file is in the system's cache, so a miss costs a copy from there and the packing; with
 ``--cold`` the system is asked to forget it before every token, so that a miss costs the disk.
 
@@ -40,13 +40,13 @@ import ostinato as ost
 
 Array = np.ndarray[Any, Any]
 
-EXPERTS, PLACES, CHOSEN = 64, 16, 2
+EXPERTS, SLOTS, CHOSEN = 64, 16, 2
 PROMPT, DRIFT_TOKENS, TURN = 128, 100, 25
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model: ``layers`` of ``EXPERTS`` gated experts each."""
+    """The sizes of the model: ``layers`` of ``EXPERTS`` gated experts each."""
 
     layers: int = 2
     features: int = 256
@@ -54,7 +54,7 @@ class Sizes:
 
     @property
     def expert_bytes(self) -> int:
-        """Of an expert, float32."""
+        """The bytes of an expert, in float32."""
         return 4 * 3 * self.features * self.hidden
 
 
@@ -81,7 +81,7 @@ def routing(tokens: int, *, skew: float, drifting: bool, seed: int) -> list[Arra
 
 
 class Lru(ost.ExpertPool):
-    """Places for the experts that were called last."""
+    """Slots for the experts that were called last."""
 
     def __init__(self, num_experts: int, budget: int) -> None:
         super().__init__(num_experts, budget)
@@ -89,7 +89,7 @@ class Lru(ost.ExpertPool):
         self._clock = 0
 
     def use(self, ids: Array) -> bool:
-        """Give places to these, in the order in which they were called; whether any changed."""
+        """Give slots to these experts, in the order of their calls; returns whether any changed."""
         before = self.resident
         for expert in ids.reshape(-1).tolist():
             self._clock += 1
@@ -100,30 +100,30 @@ class Lru(ost.ExpertPool):
         return self.resident != before
 
 
-def place_by_lru(pools: Sequence[Lru], step: int, ids: Sequence[Array]) -> bool:
-    """Has the experts that were just called resident; whether anything changed."""
+def resident_by_lru(pools: Sequence[Lru], step: int, ids: Sequence[Array]) -> bool:
+    """Make the experts that were just called resident; returns whether anything changed."""
     changed = [pool.use(layer) for pool, layer in zip(pools, ids, strict=True)]
     return any(changed)
 
 
-def place_once(pools: Sequence[ost.ExpertPool], step: int, ids: Sequence[Array]) -> bool:
-    """Has those resident that the prompt calls most; whether anything changed."""
+def resident_once(pools: Sequence[ost.ExpertPool], step: int, ids: Sequence[Array]) -> bool:
+    """Make the experts that the prompt calls most resident; returns whether anything changed."""
     if step:
         return False
     changed = [pool.refresh_from_indices(i) for pool, i in zip(pools, ids, strict=True)]
     return any(changed)
 
 
-class Placed:
-    """A compiled graph whose experts are placed by a rule of the benchmark's own."""
+class PolicyLoop:
+    """A compiled graph with a residency policy of the benchmark's own."""
 
     def __init__(
         self,
         compiled: ost.CompiledGraph,
         pools: Sequence[Any],
-        place: Callable[[Sequence[Any], int, Sequence[Array]], bool],
+        policy: Callable[[Sequence[Any], int, Sequence[Array]], bool],
     ) -> None:
-        self.compiled, self.pools, self._place = compiled, pools, place
+        self.compiled, self.pools, self._policy = compiled, pools, policy
         self._steps = 0
         compiled.enable_moe_topk_capture(EXPERTS)
         self._move()
@@ -135,7 +135,7 @@ class Placed:
         assert ids is not None
         for pool, layer in zip(self.pools, ids, strict=True):
             pool.observe(layer)
-        if self._place(self.pools, self._steps, ids):
+        if self._policy(self.pools, self._steps, ids):
             self._move()
         self._steps += 1
         return outputs
@@ -146,17 +146,20 @@ class Placed:
 
 def tide(compiled: ost.CompiledGraph, every: int) -> ost.moe.ResidencyLoop:
     """The loop of the library."""
-    pools = [ost.ExpertPool(EXPERTS, PLACES) for _ in compiled.moe_layers]
+    pools = [ost.ExpertPool(EXPERTS, SLOTS) for _ in compiled.moe_layers]
     return ost.moe.ResidencyLoop(compiled, pools, ost.TidePolicy(refresh_every=every))
 
 
 def ways(compile_anew: Callable[[], ost.CompiledGraph], every: int) -> dict[str, Any]:
-    """By name, loops with a compiled graph each."""
+    """Loops by name, with a compiled graph each."""
     made: dict[str, Any] = {"TIDE": tide(compile_anew(), every)}
-    for name, kind, place in (("LRU", Lru, place_by_lru), ("static", ost.ExpertPool, place_once)):
+    for name, kind, policy in (
+        ("LRU", Lru, resident_by_lru),
+        ("static", ost.ExpertPool, resident_once),
+    ):
         compiled = compile_anew()
-        pools = [kind(EXPERTS, PLACES) for _ in compiled.moe_layers]
-        made[name] = Placed(compiled, pools, place)
+        pools = [kind(EXPERTS, SLOTS) for _ in compiled.moe_layers]
+        made[name] = PolicyLoop(compiled, pools, policy)
     return made
 
 
@@ -181,7 +184,7 @@ def layers_graph(sizes: Sizes) -> ost.Graph:
 
 
 def write_experts(path: Path, sizes: Sizes) -> None:
-    """Random ones."""
+    """Write random experts."""
     rng = np.random.default_rng(0)
     arrays = {
         name: (rng.random(param.shape, np.float32) - 0.5) / 16
@@ -191,12 +194,12 @@ def write_experts(path: Path, sizes: Sizes) -> None:
 
 
 def compiled_from(path: Path, sizes: Sizes, session: ost.Session) -> ost.CompiledGraph:
-    """The model with places for a quarter of its experts, and room to fetch others."""
-    # Panels are a little wider than matrices, and an eighth is the room.
-    budget = int(1.3 * sizes.layers * PLACES * sizes.expert_bytes)
+    """The model with slots for a quarter of its experts, and staging memory for others."""
+    # Panels are a little wider than matrices, and an eighth is for staging.
+    budget = int(1.3 * sizes.layers * SLOTS * sizes.expert_bytes)
     file = ost.moe.ExpertFile(path)
     compiled = session.compile(layers_graph(sizes), experts=file, expert_budget=budget)
-    assert all(layer.places >= PLACES for layer in compiled.moe_layers)
+    assert all(layer.places >= SLOTS for layer in compiled.moe_layers)
     return compiled
 
 
@@ -205,7 +208,7 @@ def compiled_from(path: Path, sizes: Sizes, session: ost.Session) -> ost.Compile
 
 @dataclass
 class Result:
-    """What a policy has done with the decoded tokens."""
+    """The outcome of a policy on the decoded tokens."""
 
     hit_rate: float = 0.0
     tokens_per_second: float = 0.0
@@ -295,10 +298,10 @@ def main() -> None:
             loops = ways(partial(compiled_from, path, sizes, session), arguments.every)
             before = partial(forget, path) if arguments.cold else lambda: None
             results = decode(loops, [*zip(*layers, strict=True)], sizes.features, before)
-            show(console, f"{title}: {PLACES} of {EXPERTS} experts in memory", results)
+            show(console, f"{title}: {SLOTS} of {EXPERTS} experts in memory", results)
             found[title] = {name: asdict(result) for name, result in results.items()}
     if arguments.json:
-        about = {"sizes": asdict(sizes), "experts": EXPERTS, "places": PLACES, "chosen": CHOSEN}
+        about = {"sizes": asdict(sizes), "experts": EXPERTS, "slots": SLOTS, "chosen": CHOSEN}
         settings = {k: v for k, v in vars(arguments).items() if k != "json"}
         arguments.json.write_text(
             json.dumps(about | settings | {"results": found}, indent=2) + "\n"

@@ -1,11 +1,11 @@
-"""What products of the same rows in one kernel save over each in a kernel of its own.
+"""The time that horizontally fused matmuls save over a kernel for each matmul.
 
     python -m bench.product_fusion [--threads N] [--seconds 5] [--only NAME …] [--json FILE]
 
-Each model is compiled with ``CompileOptions(product_fusion=True)`` and without; the two take turns
-in one process, and who begins changes from round to round. Models are those of ``bench.compare``,
-a layer of its ``decode`` model over many rows (``prefill``), and steps of the example
-``tiny_llama.py`` at several widths.
+Each model is compiled with ``CompileOptions(product_fusion=True)`` and without; the two alternate
+in one process, and the first one changes from round to round. Models are those of
+``bench.compare``, a layer of its ``decode`` model over many rows (``prefill``), and steps of the
+example ``tiny_llama.py`` at several widths.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PREFILL_ROWS = {"prefill_32": 32, "prefill_128": 128, "prefill_512": 512}
 LLAMA_WIDTHS = {"llama_128": 128, "llama_256": 256, "llama_512": 512}
 NAMES = (*COMPARED, *PREFILL_ROWS, *LLAMA_WIDTHS)
 
-#: Runs of a side before it is the other's turn take about as long.
+#: Runs of one side before the other's take about as long.
 _TURN = 5e-3
 
 
@@ -86,7 +86,7 @@ def _turn(call: Call) -> list[float]:
 
 
 def _prepared(name: str, threads: int, *, on: bool) -> tuple[Call, int]:
-    """What runs a model, and how many kernels that takes."""
+    """A compiled model, bound, and its number of kernels."""
     options = ost.CompileOptions(product_fusion=on)
     session = ost.Session("cpu", threads=threads, options=options)
     if name in COMPARED:

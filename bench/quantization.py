@@ -1,4 +1,4 @@
-"""Narrow weights: products of one row, as in decoding, and MiniLM.
+"""Narrow weights: matmuls of one row, as in decoding, and MiniLM.
 
 A product of one row takes as long as its weights take to arrive. To see memory and not a cache,
 each shape is a graph of many products, every one with a weight and a row of its own; reported is
@@ -93,7 +93,7 @@ HEADER = f"{'workload, threads':22}{'side':18}{'median ms':>10}{'least':>10}{'sp
 
 
 def products(threads: int, seconds: float) -> Iterator[Row]:
-    """Products of one row, in every format."""
+    """Matmuls of one row, in every format."""
     session = ost.Session("cpu", threads=threads)
     for depth, columns in SHAPES:
         copies = -(-BYTES // (4 * depth * columns))
@@ -178,7 +178,7 @@ def _feeds(ids: Array) -> dict[str, Array]:
 
 
 def _cosines(run: Callable[..., Array], reference: Callable[..., Array]) -> Array:
-    """Between the embeddings of each sentence; they have length 1."""
+    """The cosines between the embeddings of each sentence; they have length 1."""
     return np.array([(run(f) * reference(f)).sum() for f in map(_feeds, _tokens())])
 
 

@@ -21,7 +21,7 @@ Calls = dict[str, Callable[[], object]]
 
 
 def append() -> Calls:
-    """A row, and the whole cache; the first of them should take next to no time."""
+    """Appending a row, and copying the whole cache; the first should take next to no time."""
     rows, width = 1 << 16, 256
     g = ost.Graph("append")
     cache = g.state("cache", (rows, width))
@@ -36,7 +36,7 @@ def append() -> Calls:
 
 
 def clones() -> Calls:
-    """Both at once, and in turn; with two processors the first should take half the time."""
+    """Clones together, and in sequence; with two processors, together takes half the time."""
     compiled = ost.Session("cpu", threads=1).compile(_long())
     pair = [compiled.clone(), compiled.clone()]
     feed = {"x": np.ones((256, 256), np.float32)}

@@ -1,4 +1,4 @@
-"""What replaying saves over doing it anew: many tiny ops, many tiny graphs, and a decode loop.
+"""The time that replay saves over submitting anew: many tiny ops, many tiny graphs, a decode loop.
 
 - Tiny ops add two vectors of 16 numbers, each in place of the one before. ``one by one`` gives
   every op a session of its own, ``one session`` encodes all of them for one commit,
@@ -6,7 +6,7 @@
 - Tiny graphs do such an addition to a state.
 - The decode loop is that of ``examples/decode_loop.py``, a step per token.
 
-Sides take turns in one process, on one thread.
+Sides alternate in one process, on one thread.
 
     python -m bench.replay [--ops 500] [--tokens 64] [--seconds 3] [--json FILE]
 """
@@ -33,7 +33,7 @@ Calls = dict[str, Callable[[], object]]
 
 
 def tiny_ops(count: int) -> Calls:
-    """By name, ways to run ``count`` additions; all are checked to do so."""
+    """Ways to run ``count`` additions, by name; all are checked to do so."""
     executor = ost.GraphExecutor("cpu", threads=1)
     x, one = executor.buffer(np.zeros(16, np.float32)), executor.buffer(np.ones(16, np.float32))
 
@@ -68,7 +68,7 @@ def tiny_ops(count: int) -> Calls:
 
 
 def tiny_graphs(count: int) -> Calls:
-    """By name, ways to run a graph of one addition ``count`` times; all are checked to do so."""
+    """Ways to run a graph of one addition ``count`` times, by name; all are checked to do so."""
     g = ost.Graph("tiny")
     total = g.state("total", (16,))
     new = total + g.input("x", (16,))
@@ -110,7 +110,7 @@ def tiny_graphs(count: int) -> Calls:
 
 
 def decoding(count: int) -> Calls:
-    """By name, ways to generate ``count`` tokens; all are checked to give the same ones."""
+    """Ways to generate ``count`` tokens, by name; all are checked to give the same ones."""
     sys.path.insert(0, str(EXAMPLES))
     import decode_loop as loop
 
@@ -146,7 +146,7 @@ def measure(title: str, calls: Calls, count: int, seconds: float) -> dict[str, A
 
 
 def speedup(slow: Timing, fast: Timing) -> float:
-    """Of the medians."""
+    """The ratio of the medians."""
     return slow.median / fast.median
 
 

@@ -1,9 +1,9 @@
-"""What a run loses when another process takes one of its cores.
+"""The slowdown of a run when another process takes one of its cores.
 
     python -m bench.stolen_core [--seconds 2] [--workload NAME …] [--json FILE]
 
 A session with a thread for each core runs alone, and then next to a process that is busy on one of
-the cores, in turns; there without and with ``recover_stolen_cores``. The scheduler gives that
+the cores, alternately; there without and with ``recover_stolen_cores``. The scheduler gives that
 process half of the core, so that of ``n`` cores ``n - 1/2`` are left: the fair slowdown is
 ``n / (n - 1/2)``.
 """
@@ -81,7 +81,7 @@ def _prepared(name: str, recover: bool) -> Callable[[], object]:
 
 
 def _mean(call: Callable[[], object], seconds: float) -> float:
-    """The mean time of a call: what is stolen comes in slices of milliseconds."""
+    """The mean time of a call: stolen time comes in slices of milliseconds."""
     call()
     count, begin = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds or count < 3:
@@ -92,7 +92,7 @@ def _mean(call: Callable[[], object], seconds: float) -> float:
 
 @contextmanager
 def _busy(core: int) -> Iterator[None]:
-    """Another process computes on ``core``."""
+    """Run another process that computes on ``core``."""
     code = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -1,8 +1,8 @@
-"""What tuning gains over the rule of thumb.
+"""The gain of tuning over the heuristic tile sizes.
 
     python -m bench.tuning [--threads N] [--seconds 3] [--only NAME …] [--json FILE]
 
-Each workload is compiled with and without ``CompileOptions(tune=True)``; the two take turns.
+Each workload is compiled with and without ``CompileOptions(tune=True)``; the two alternate.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ MiniLM on sequences of 1 to 128 tokens. Three ways to run each length: a graph c
 length alone, a graph compiled once with ``seq = Variable("seq", 1, 128)``, and ONNX Runtime with
 the model's dynamic axes. ``ratio`` is symbolic over fixed: of the least times, and of the medians.
 
-The sides take turns, with a pause and an untimed run before each turn: ONNX Runtime's threads spin
-for a while after a run, which would otherwise take processors away from whoever runs next.
+The sides alternate, with a pause and an untimed run before each: ONNX Runtime's threads spin
+for a while after a run, which would otherwise take processors away from the next side.
 
     python -m bench.variable_length [MODEL] [--threads 1] [--json rows.json]
 """
@@ -32,7 +32,7 @@ LONGEST = 128
 
 @dataclass(frozen=True)
 class Row:
-    """What runs of one length take."""
+    """The times of runs of one length."""
 
     length: int
     sides: Mapping[str, Timing]

@@ -1,8 +1,8 @@
-"""How far Winograd's convolutions are from the exact ones, next to plain float32 sums.
+"""The error of Winograd convolutions, next to that of plain float32 sums.
 
     python -m bench.winograd_error [--scan]
 
-Compiled kernels against float64, over shapes and magnitudes. An error is told in float32 rounding
+Compiled kernels against float64, over shapes and magnitudes. An error is given in float32 rounding
 units of the largest ``|x|`` times the largest sum of ``|w|`` of a filter, which no result exceeds.
 ``--scan`` compares the points at which tiles of four may be evaluated (NumPy, no kernels).
 """
@@ -46,7 +46,7 @@ KINDS = ("normal", "positive", "one sign, far from zero", "of 12 orders of magni
 
 
 def errors(shape: tuple[int, int, int], kind: str) -> Iterator[float]:
-    """The largest error Winograd's way, then of plain windows."""
+    """The largest error of Winograd's algorithm, then of plain windows."""
     channels, filters, extent = shape
     rng = np.random.default_rng(0)
     graph = ost.Graph("conv")

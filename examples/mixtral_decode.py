@@ -6,9 +6,9 @@ The model is shaped like Mixtral: rope, grouped key heads, RMS norms, a router t
 to two gated experts, caches of keys and values that are states. Its weights are random, and some
 experts are called far more often than others, as in real models.
 
-The experts are written to a file and stay there. A part of them has places in memory, which
-``ResidencyLoop`` gives to those that are called most. Ends with exit code 1 if the tokens are not
-those of the same model with everything in memory.
+The experts are written to a file and stay there. Some are resident: they have slots in memory,
+which ``ResidencyLoop`` gives to those that are called most. Ends with exit code 1 if the tokens are
+not those of the same model with everything in memory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Config:
 
     @property
     def expert_bytes(self) -> int:
-        """What all experts take in a file."""
+        """The size of all experts in a file."""
         return 4 * 3 * self.layers * self.experts * self.width * self.hidden
 
 
@@ -100,7 +100,7 @@ def random_weights(config: Config, seed: int = 0) -> dict[str, Array]:
 
 
 def split(weights: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Those that every token needs, and those of the experts."""
+    """Split weights into those that every token needs, and those of the experts."""
     experts = {name: array for name, array in weights.items() if array.ndim == 3}
     return {name: array for name, array in weights.items() if name not in experts}, experts
 
@@ -169,7 +169,7 @@ class _Builder:
         return g.permute_dims(apart, (0, 2, 1, 3))
 
     def _cached(self, name: str, rows: ost.Value) -> ost.Value:
-        """The state ``name`` once ``rows`` are in it."""
+        """The state ``name`` with ``rows`` written to it."""
         state = self.g.state(name, self.config.cache_shape)
         updated = self.g.dynamic_update_slice(state, rows, (0, 0, self.position, 0))
         self.g.assign(state, updated)
@@ -191,7 +191,7 @@ def generate(
     return tokens
 
 
-def with_places(
+def with_resident_experts(
     session: ost.Session, config: Config, weights: Mapping[str, Array], path: Path, budget: int,
     every: int,
 ) -> ost.moe.ResidencyLoop:  # fmt: skip
@@ -209,12 +209,12 @@ def with_places(
 
 
 def main() -> int:
-    """Generate, compare, tell; the exit code."""
+    """Generate, compare and report; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--experts", type=int, default=16)
     parser.add_argument("--share", type=float, default=0.4, help="of the experts' bytes in memory")
-    parser.add_argument("--every", type=int, default=4, help="steps between changes of places")
+    parser.add_argument("--every", type=int, default=4, help="steps between changes of residency")
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
     arguments = parser.parse_args()
 
@@ -227,21 +227,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "experts.safetensors"
         budget = int(arguments.share * config.expert_bytes)
-        loop = with_places(session, config, weights, path, budget, arguments.every)
+        loop = with_resident_experts(session, config, weights, path, budget, arguments.every)
         started = time.perf_counter()
         tokens = generate(loop.step, PROMPT, arguments.tokens)
         seconds = time.perf_counter() - started
     counters = loop.counters
-    places = [layer.places for layer in loop.compiled.moe_layers]
+    slots = [layer.places for layer in loop.compiled.moe_layers]
     print("tokens:", *tokens)
     print(
         f"experts: {config.expert_bytes / 1e6:.1f} MB in the file, {budget / 1e6:.1f} MB in memory"
     )
-    print(
-        f"places: {places} for {config.experts} experts a layer, hit rate {counters.hit_rate:.0%}"
-    )
+    print(f"slots: {slots} for {config.experts} experts a layer, hit rate {counters.hit_rate:.0%}")
     print(f"moved: {counters.promotions} promotions, {counters.bytes_moved / 1e6:.1f} MB")
-    print(f"read for calls without a place: {counters.bytes_staged / 1e6:.1f} MB")
+    print(f"read for calls of non-resident experts: {counters.bytes_staged / 1e6:.1f} MB")
     print(f"{arguments.tokens / seconds:,.0f} tokens a second")
     equal = tokens == expected
     print("The tokens are those of the model in memory." if equal else f"They differ: {expected}")

@@ -58,12 +58,12 @@ class Config:
 
     @property
     def position(self) -> ost.Variable:
-        """How many tokens came before it."""
+        """The number of tokens before this one."""
         return ost.Variable("position", 0, self.length - 1)
 
     @property
     def kv_len(self) -> ost.Variable:
-        """How many rows of a cache count, this step's included."""
+        """The number of valid rows of a cache, this step's included."""
         return ost.Variable("kv_len", 1, self.length)
 
 
@@ -111,7 +111,7 @@ class Decoder(Generic[T]):
     """The model over any holder of the vocabulary.
 
     Attributes:
-        v: a ``Graph``, which notes the ops, or a ``GraphSession``, which encodes them.
+        v: a ``Graph``, which adds the ops as nodes, or a ``GraphSession``, which encodes them.
         config: the sizes.
         weights: as :func:`random_weights` has them, as operands of ``v``.
         append: ``append(name, row)`` writes ``row``, ``[1, key_heads, 1, head_dim]``, at
@@ -153,7 +153,7 @@ class Decoder(Generic[T]):
         return self.v.reshape(projected, (1, count, 1, self.config.head_dim))
 
     def _turned(self, x: T) -> T:
-        """``x`` with the position written into it by rotation."""
+        """Rotate ``x`` by its position (rope)."""
         start, size = (self.config.position, 0), (1, self.config.head_dim // 2)
         cos, sin = (self.v.dynamic_slice(self.weights[t], start, size) for t in ("cos", "sin"))
         return self.v.rope(x, cos, sin)

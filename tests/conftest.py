@@ -1,4 +1,4 @@
-"""What tests of several folders share: a cache folder, and the real MiniLM as an ONNX file."""
+"""Fixtures for several folders: a cache folder, and the real MiniLM as an ONNX file."""
 
 from __future__ import annotations
 

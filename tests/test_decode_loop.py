@@ -25,7 +25,7 @@ COUNT = 64
 
 
 def numpy_tokens(weights: dict[str, Array], sizes: Any, first: int, count: int) -> list[int]:
-    """In float64, without a cache: every token is read again for each that follows."""
+    """Generate tokens in float64, without a cache: every step reads all tokens again."""
     w = {name: array.astype(np.float64) for name, array in weights.items()}
     tokens = [first]
     for _ in range(count):
@@ -34,7 +34,7 @@ def numpy_tokens(weights: dict[str, Array], sizes: Any, first: int, count: int) 
 
 
 def numpy_logits(w: dict[str, Array], sizes: Any, tokens: list[int]) -> Array:
-    """Of the token that follows ``tokens``."""
+    """The logits of the token that follows ``tokens``."""
     h = w["embedding"][tokens]
     for i in range(sizes.layers):
         h = h + numpy_attention(w, sizes, i, rms(h, w[f"{i}.attention_norm"], sizes.eps))
@@ -49,7 +49,7 @@ def rms(x: Array, gain: Array, eps: float) -> Array:
 
 
 def numpy_attention(w: dict[str, Array], sizes: Any, layer: int, x: Array) -> Array:
-    """Causal, all positions at once; query heads share key heads in order."""
+    """Causal attention of all positions at once; query heads share key heads in order."""
     length, depth = len(x), sizes.head_dim
     q, k, v = (
         (x @ w[f"{layer}.{name}"]).reshape(length, -1, depth).swapaxes(0, 1) for name in "qkv"
@@ -66,7 +66,7 @@ def numpy_attention(w: dict[str, Array], sizes: Any, layer: int, x: Array) -> Ar
 
 
 def numpy_rope(x: Array, base: float) -> Array:
-    """Pairs of features as complex numbers, turned by multiplication."""
+    """Rope: pairs of features as complex numbers, rotated by multiplication."""
     pairs = x.shape[-1] // 2
     speeds = base ** -(np.arange(pairs) / pairs)
     turned = (x[..., :pairs] + 1j * x[..., pairs:]) * np.exp(
@@ -304,7 +304,7 @@ def test_a_recording_dropped_on_the_way(
 def test_two_models_and_shuffled_keys_never_cross(
     loop: ModuleType, session: ost.Session, pair: list[Case], max_graphs: int
 ) -> None:
-    """Six sequences, three of each model, take turns at random; with few keys they crowd out."""
+    """Six sequences, three of each model, in random order; with few keys they evict each other."""
     rng = random.Random(max_graphs)
     runner = ost.GraphRunner(session.context, warmup=1, max_graphs=max_graphs)
     keys = rng.sample(range(-100, 100), 6)

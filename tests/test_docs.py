@@ -1,4 +1,4 @@
-"""The documentation is true: its examples run, its lists are complete, its links lead somewhere."""
+"""Checks of the documentation: its examples run, its lists are complete, its links resolve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Element types: each one is itself, for NumPy too."""
+"""Element types: identity, comparison and parsing, with NumPy too."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def test_heavy_packages_wait_until_they_are_needed(code, allowed, tmp_path):
     assert not loaded & (HEAVY - allowed)
 
 
-#: What a perceptron has no use for, from the model's file to its first output.
+#: Modules that a perceptron does not need, from the model's file to its first output.
 OF_NO_USE = {
     "concurrent.futures",
     "importlib.metadata",

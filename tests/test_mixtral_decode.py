@@ -1,4 +1,4 @@
-"""The mixture of experts of ``examples/`` against NumPy, whatever of it is in memory."""
+"""The mixture of experts of ``examples/`` against NumPy, for any set of resident experts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNT = 40
 
 
 def numpy_tokens(weights: dict[str, Array], c: Any, prompt: list[int], count: int) -> list[int]:
-    """In float64, without a cache: every token is read again for each that follows."""
+    """Generate tokens in float64, without a cache: every step reads all tokens again."""
     w = {name: array.astype(np.float64) for name, array in weights.items()}
     tokens = list(prompt)
     for _ in range(count):
@@ -60,7 +60,7 @@ def rms(x: Array, gain: Array, eps: float) -> Array:
 
 
 def numpy_attention(w: dict[str, Array], c: Any, layer: int, x: Array) -> Array:
-    """Causal, all positions at once; query heads share key heads in order."""
+    """Causal attention of all positions at once; query heads share key heads in order."""
     count, depth = len(x), c.head_dim
     q, k, v = (x @ w[f"{layer}.{name}"] for name in "qkv")
     speeds = c.rope_base ** -(np.arange(depth // 2) * 2 / depth)
@@ -78,7 +78,7 @@ def numpy_attention(w: dict[str, Array], c: Any, layer: int, x: Array) -> Array:
 
 
 def turned(x: Array, turn: Array) -> Array:
-    """Pairs of features as complex numbers, turned by multiplication."""
+    """Rope: pairs of features as complex numbers, rotated by multiplication."""
     pairs = turn.shape[1]
     product = (x[:, :pairs] + 1j * x[:, pairs:]) * turn
     return np.concatenate([product.real, product.imag], 1)
@@ -126,13 +126,13 @@ def test_in_memory(example: ModuleType, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("share", "every"), [(0.3, 3), (0.6, 1), (2.0, 4)])
-def test_with_places(
+def test_with_resident_experts(
     example: ModuleType, case: Case, tmp_path: Path, share: float, every: int
 ) -> None:
     session = ost.Session("cpu", threads=2)
     budget = int(share * case.config.expert_bytes)
     path = tmp_path / "experts"
-    loop = example.with_places(session, case.config, case.weights, path, budget, every)
+    loop = example.with_resident_experts(session, case.config, case.weights, path, budget, every)
     assert example.generate(loop.step, PROMPT, COUNT) == case.tokens
     counters = loop.counters
     assert counters.steps == COUNT
@@ -146,12 +146,14 @@ def test_with_places(
         assert counters.promotions > 0
 
 
-def test_skew_shows_in_the_places(example: ModuleType, tmp_path: Path) -> None:
-    """Those that are called most are those that have places."""
+def test_skew_shows_in_the_residents(example: ModuleType, tmp_path: Path) -> None:
+    """The experts that are called most are resident."""
     case = Case(example, 0)
     budget = int(0.4 * case.config.expert_bytes)
     session = ost.Session("cpu", threads=1)
-    loop = example.with_places(session, case.config, case.weights, tmp_path / "e", budget, 2)
+    loop = example.with_resident_experts(
+        session, case.config, case.weights, tmp_path / "e", budget, 2
+    )
     example.generate(loop.step, PROMPT, COUNT)
     assert loop.counters.hit_rate > 0.7
 

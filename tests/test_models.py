@@ -21,11 +21,11 @@ VOICE_MODELS = ROOT.parent / "shared" / "models"
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 LIGHT_NAMES = sorted(path.stem for path in LIGHT.glob("*.onnx"))
 
-#: Which networks run with random weights in the fast suite: residual blocks, fire modules,
+#: The networks that run with random weights in the fast suite: residual blocks, fire modules,
 #: channel shuffles, and inception blocks with batch normalisation.
 QUICK = {"light_resnet50", "light_squeezenet", "light_shufflenet", "light_inception_v2"}
 
-#: SPEC: import below 0.3 s; MiniLM compiled within 3 s cold and 1 s warm. Exact figures come from
+#: Limits: import below 0.3 s; MiniLM compiled within 3 s cold and 1 s warm. Exact figures come from
 #: ``bench/compile_time.py``; a test shares its machine, so it allows twice as much.
 
 

@@ -1,4 +1,4 @@
-"""Dataclasses that are made late, next to the standard library's."""
+"""Dataclasses with a late ``__init__``, next to the standard library's."""
 
 from __future__ import annotations
 

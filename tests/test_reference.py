@@ -1,4 +1,4 @@
-"""The oracle: what it takes, what it gives, and what it refuses."""
+"""The oracle: its arguments, its results and its errors."""
 
 from __future__ import annotations
 

@@ -6,6 +6,6 @@
 - :mod:`~bench.compare.peers`: how each runtime runs it, one module each;
 - :mod:`~bench.compare.worker`: the process that holds one runtime with one workload;
 - :mod:`~bench.compare.floors`: what the machine could do at best;
-- :mod:`~bench.compare.measure`: takes turns between those processes;
+- :mod:`~bench.compare.measure`: alternates between those processes;
 - :mod:`~bench.compare.report`: table, JSON, plot.
 """

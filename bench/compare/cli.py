@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
 def _parser(cores: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench compare",
-        description="Every workload next to other runtimes, in turns, on the same cores.",
+        description="Every workload next to other runtimes, alternately, on the same cores.",
     )
     parser.add_argument(
         "--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME"
@@ -69,7 +69,7 @@ def _parser(cores: int) -> argparse.ArgumentParser:
     parser.add_argument(
         "--ahead",
         action="store_true",
-        help="take turns ahead of all ordinary processes; needs the right to do so",
+        help="run ahead of all ordinary processes; needs the right to do so",
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="a page with the table and a plot go next to it"

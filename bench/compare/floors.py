@@ -1,4 +1,4 @@
-"""How fast the machine could be at best, measured in turns with the runtimes.
+"""Lower bounds of what the machine can do, measured alternately with the runtimes.
 
 Three floors, from kernels that do nothing else:
 
@@ -41,7 +41,7 @@ Work = Callable[[int, int], int]
 
 @dataclass(frozen=True)
 class Floors:
-    """Milliseconds that a run cannot do without, and the rates behind them.
+    """The least milliseconds of a run, and the rates behind them.
 
     Attributes:
         gflops: multiply-adds count twice.
@@ -96,7 +96,7 @@ class Probe:
         )
 
     def _rate(self, work: Work, repeats: int) -> float:
-        """What ``work(thread, repeats)`` counts, per second in all threads; the best of many."""
+        """The count of ``work(thread, repeats)`` per second in all threads; the best of many."""
         elapsed, done = self._attempt(work, repeats)
         while elapsed < _SECONDS:
             repeats *= 16 if elapsed < _SECONDS / 16 else 2
@@ -104,7 +104,7 @@ class Probe:
         return done / min(self._attempt(work, repeats)[0] for _ in range(_ATTEMPTS))
 
     def _attempt(self, work: Work, repeats: int) -> tuple[float, int]:
-        """How long that takes when all threads do it at once, and what it counts."""
+        """The time that all threads take at once, and their count."""
 
         def timed(thread: int) -> tuple[float, int, float]:
             return self._clock(), work(thread, repeats), self._clock()
@@ -176,7 +176,7 @@ class _Kernels:
 
 
 def _source(lanes: int) -> str:
-    """The module in LLVM IR. What is volatile is so lest it be dropped: nobody needs it."""
+    """The module in LLVM IR. Accesses are volatile so that they are not optimised away."""
     vector = f"<{lanes} x float>"
     half = f"<{', '.join(['float 0.5'] * lanes)}>"
     chains = range(CHAINS)

@@ -1,4 +1,4 @@
-"""Takes turns between the processes that hold the runtimes.
+"""Alternates between the processes that hold the runtimes.
 
 One process is busy at any moment: a turn begins when the one before has answered and its threads
 have gone to sleep. Rounds start with another side each time. Times of one round are compared with
@@ -59,17 +59,17 @@ class Side:
         )
 
     def wait_until_ready(self) -> None:
-        """Returns when the runtime is prepared and its threads sleep."""
+        """Wait until the runtime is prepared and its threads sleep."""
         self._answer()
         self.wait_until_asleep()
 
     def outputs(self) -> list[Array]:
-        """Of a run, once ready."""
+        """The outputs of a run, once ready."""
         with np.load(self._folder / f"{self.name}.npz") as arrays:
             return [arrays[key] for key in arrays.files]
 
     def turn(self, seconds: float) -> Any:
-        """What the process answers when told to measure for about that long."""
+        """Have the process measure for about that long; returns its answer."""
         assert self._process.stdin is not None
         with _no_other_turn():
             self._process.stdin.write(json.dumps({"seconds": seconds}) + "\n")
@@ -79,7 +79,7 @@ class Side:
         return answer
 
     def wait_until_asleep(self) -> None:
-        """Idle threads of thread pools spin for a while before they sleep."""
+        """Wait until idle threads of thread pools stop spinning and sleep."""
         clock = (~self._process.pid << 3) | 2  # Linux: the CPU clock of another process
         for _ in range(_MOST_WATCHES):
             before = time.clock_gettime(clock)
@@ -133,7 +133,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Row:
-    """What one workload took on some number of threads.
+    """The times of one workload on some number of threads.
 
     Attributes:
         sides: the times of each side, round for round.
@@ -156,12 +156,12 @@ class Row:
 
     @property
     def best_peer(self) -> str | None:
-        """The one with the least median."""
+        """The peer with the least median."""
         return min(self.peers, key=lambda name: self.peers[name].median, default=None)
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as the best peer: the median of the rounds' ratios."""
+        """The speed relative to the best peer: the median of the rounds' ratios."""
         if self.ours is None or self.best_peer is None:
             return None
         rounds = zip(self.peers[self.best_peer].medians, self.ours.medians, strict=True)
@@ -169,7 +169,7 @@ class Row:
 
     @property
     def ratio_of_least(self) -> float | None:
-        """The same of least times, for machines that have other things to do as well."""
+        """The ratio of least times, for machines that are busy with other work."""
         if self.ours is None or not self.peers:
             return None
         return min(times.least for times in self.peers.values()) / self.ours.least
@@ -222,7 +222,7 @@ def _rounds(
 
 @contextlib.contextmanager
 def _leaving_out(name: str, left_out: dict[str, str]) -> Iterator[None]:
-    """A side that fails is noted; the others go on."""
+    """Leave out a side that fails, with its reason; the others go on."""
     try:
         yield
     except SideError as error:

@@ -1,4 +1,4 @@
-"""What was measured: as JSON, as a page of Markdown, as a plot."""
+"""Reports of measurements: as JSON, as a page of Markdown, as a plot."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def machine() -> str:
-    """What the figures hold for."""
+    """A description of the machine that the figures hold for."""
     info = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

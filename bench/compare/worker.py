@@ -1,4 +1,4 @@
-"""The process that holds one runtime with one workload, and times it when told to.
+"""The process that holds one runtime with one workload, and times it on request.
 
     python -m bench.compare.worker SIDE WORKLOAD CORES FOLDER [CLOCK [ahead]]
 
@@ -30,7 +30,7 @@ Clock = Callable[[], float]
 
 #: A clock reading costs some 50 ns: quick calls are timed in bunches of about this long.
 BUNCH_SECONDS = 2e-4
-#: Where a call takes longer than this, caches that the others have cooled matter little.
+#: Seconds of a call above which caches that the others have cooled matter little.
 COLD_ENOUGH = 0.2
 
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def clock_named(name: str, threads: int) -> Clock:
-    """Seconds that pass, or (``cpu``) that the process runs on each of its cores.
+    """A clock of wall seconds, or (``cpu``) of the process's seconds on each of its cores.
 
     The latter leaves out what other processes take on a busy machine, and adds what threads of a
     pool spend spinning.
@@ -64,7 +64,7 @@ def clock_named(name: str, threads: int) -> Clock:
 
 
 def go_ahead() -> None:
-    """From now on all threads of this process go ahead of ordinary processes.
+    """Give all threads of this process priority over ordinary processes.
 
     Raises:
         PermissionError: that takes a right (``CAP_SYS_NICE``).
@@ -114,7 +114,7 @@ def _timed(call: Callable[[], object], count: int, clock: Clock) -> float:
 
 
 def _least(call: Callable[[], object]) -> float:
-    """A first idea of how long a call takes, once it has settled."""
+    """A first estimate of the time of a warm call."""
     end, least = time.perf_counter() + 0.3, float("inf")
     while time.perf_counter() < end:
         least = min(least, _timed(call, 1, time.perf_counter))
@@ -122,7 +122,7 @@ def _least(call: Callable[[], object]) -> float:
 
 
 def _keep_stdout() -> TextIO:
-    """Standard output for answers alone: what runtimes print goes to standard error."""
+    """Keep standard output for answers: redirect other output of runtimes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

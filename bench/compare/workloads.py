@@ -1,4 +1,4 @@
-"""What is compared: models by their sizes, with seeded weights and inputs, and the work they take.
+"""The workloads: models by their sizes, with seeded weights and inputs, and the work they take.
 
 Every runtime builds the same function of the same arrays; matrices are ``[in, out]``, convolution
 kernels ``[out, in, h, w]``, everything is float32.
@@ -34,7 +34,7 @@ def _uniform(name: str, shape: Shape) -> Array:
 
 @dataclass(frozen=True)
 class Weight:
-    """How a weight is drawn: uniformly, ``center ± spread``."""
+    """The distribution of a weight: uniform, ``center ± spread``."""
 
     shape: Shape
     spread: float
@@ -87,7 +87,7 @@ class Workload:
 
     @cached_property
     def weights(self) -> dict[str, Array]:
-        """By name. Drawn once; a caller that rearranges them makes copies."""
+        """Weights by name. Drawn once; a caller that rearranges them makes copies."""
         return {name: spec.draw(name) for name, spec in self.weight_specs().items()}
 
     def forget(self) -> None:
@@ -96,7 +96,7 @@ class Workload:
 
     @cached_property
     def inputs(self) -> dict[str, Array]:
-        """By name."""
+        """Inputs by name."""
         return {name: _uniform(name, shape) for name, shape in self.input_shapes().items()}
 
     @property
@@ -359,7 +359,7 @@ class Moe(Workload):
 
     @property
     def memory_read(self) -> int:
-        """Of the experts, those that some token goes to."""
+        """The bytes read, of experts those that some token goes to."""
         router = self.weight_specs()["router.w"].draw("router.w")
         logits = self.inputs["x"] @ router
         used = np.unique(np.argsort(-logits, axis=1)[:, : self.top]).size

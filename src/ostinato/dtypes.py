@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Kind(enum.Enum):
-    """What family of numbers a dtype belongs to."""
+    """The family of numbers that a dtype belongs to."""
 
     BOOL = "bool"
     UNSIGNED = "unsigned"
@@ -108,12 +108,12 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
-    # Compared and looked up all the time while compiling: the name says it all.
+    # Compared and looked up all the time while compiling: the name identifies a dtype.
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DType):
             return self.name == other.name
-        return NotImplemented  # NumPy's dtypes know how to compare themselves with these
+        return NotImplemented  # NumPy's dtypes compare themselves with these
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -1,6 +1,6 @@
 """Modules that are imported when they are first used.
 
-Most of what Ostinato can do, most models do not ask for, and a process that compiles one model and
+Most of what Ostinato can do, most models do not need, and a process that compiles one model and
 runs it once should not have to import the rest. Where a module is of use to few, it is named as
 the two kinds of readers need it::
 

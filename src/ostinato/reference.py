@@ -37,7 +37,7 @@ Arrays = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReferenceResult:
-    """What one evaluation of a graph gave.
+    """The results of one evaluation of a graph.
 
     Attributes:
         outputs: the results by name, in output order.

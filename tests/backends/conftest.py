@@ -1,4 +1,4 @@
-"""What the tests of the native core share: a C compiler, and kernels made with it."""
+"""Fixtures for the tests of the native core: a C compiler, and kernels made with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def cc() -> str:
-    """The C compiler, which whoever built the extension has."""
+    """The C compiler, which building the extension needs, too."""
     compiler = os.environ.get("CC", "cc")
     if shutil.which(compiler) is None:
         pytest.skip("needs a C compiler")

@@ -1,5 +1,5 @@
 /* The recovery of stolen cores next to a system that is under control: calls that change affinities
- * are seen here, and fail when they are told to. A thread that sleeps in a kernel has a clock that
+ * are seen here, and fail on request. A thread that sleeps in a kernel has a clock that
  * stands still, like one that lost its core. Two processors are needed.
  *
  *     cc -std=gnu11 -pthread -I CSRC stolen_cores.c CSRC/pool.c CSRC/placement.c CSRC/stolen_cores.c

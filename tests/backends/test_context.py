@@ -33,7 +33,7 @@ def context() -> CpuContext:
 
 
 class Slow(Encoded):
-    """Work that ends when it is told to."""
+    """Work that ends on request."""
 
     accesses = NOTHING
 

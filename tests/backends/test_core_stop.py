@@ -125,7 +125,7 @@ def test_raising_again_and_again_gathers_nothing(stopped):
 
 
 def test_stopping_waits_for_the_run_in_progress(pool, kernels):
-    """Were the memory let go at once, the kernel would write to what is somebody else's."""
+    """Were the memory let go at once, the kernel would write to another owner's."""
     for _ in range(20):
         arena = _core.Arena(8 * LENGTH)
         steps = [

@@ -1,4 +1,4 @@
-"""The native core on many threads: who runs what, one at a time or together, and across fork."""
+"""The native core on many threads: one run at a time or several together, and across fork."""
 
 from __future__ import annotations
 

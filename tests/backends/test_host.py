@@ -1,4 +1,4 @@
-"""What the operating system may not have."""
+"""Features that the operating system may lack."""
 
 from __future__ import annotations
 

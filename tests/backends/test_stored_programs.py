@@ -32,7 +32,7 @@ def normal(*shape: int, dtype: str = "float32") -> Array:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a cache that nobody has used."""
+    """The folder of an unused cache."""
     fresh_process(tmp_path, monkeypatch)
     return tmp_path
 
@@ -169,7 +169,7 @@ def test_what_is_known_of_the_program_is_the_same(build, folder, compiles, monke
     assert len(compiles) == 1
     assert [str(k) for k in again.plan.kernels] == [str(k) for k in first.plan.kernels]
     assert str(again.plan.memory) == str(first.plan.memory)
-    assert len(compiles) == 2  # whoever wants to see the plan has it made again
+    assert len(compiles) == 2  # asking for the plan makes it again
     assert again.explain().splitlines()[:-1] == first.explain().splitlines()[:-1]
     assert len(compiles) == 2
     for name, value in g.outputs.items():
@@ -317,7 +317,7 @@ def test_the_plan_is_that_of_what_was_compiled(twice, folder, monkeypatch):
     fresh_process(folder, monkeypatch)
     g = made(mlp)
     compiled = ost.Session("cpu").compile(g)
-    g.set_outputs([g.exp(g.outputs["output_0"])])  # nobody's business any more
+    g.set_outputs([g.exp(g.outputs["output_0"])])  # too late to matter
     assert str(compiled.plan.kernels) == str(first.plan.kernels)
 
 
@@ -337,7 +337,7 @@ def test_a_label_that_looks_like_no_label(folder, monkeypatch):
 
 
 def test_the_program_that_runs_is_checked_though_its_entry_is_gone(folder, compiles, monkeypatch):
-    """What runs may be wrong whatever the disk says by then: that nothing is there, or the same."""
+    """The check of a running program does not depend on its entry on disk: gone, or the same."""
     first = ost.Session("cpu").compile(made(mlp))
     image = first._execution.executable.compilation.image
     fresh_process(folder, monkeypatch)
@@ -370,7 +370,7 @@ def test_graphs_are_not_kept_alive(twice, folder, monkeypatch):
     assert compiled.plan.kernels
 
 
-# -- what is told apart ----------------------------------------------------------------------------
+# -- what is distinguished -------------------------------------------------------------------------
 
 
 def test_graphs_that_differ(compiles):

@@ -1,4 +1,4 @@
-"""What is made of times: medians, ratios, floors, the table; and one comparison for real."""
+"""Evaluation of times: medians, ratios, floors, the table; and one comparison for real."""
 
 from __future__ import annotations
 

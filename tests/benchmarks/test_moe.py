@@ -1,4 +1,4 @@
-"""What TIDE keeps in memory is called as often as what the better of two other policies keeps."""
+"""The hit rate of TIDE is no lower than that of the better of two other policies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ostinato as ost
 @pytest.mark.parametrize("drifting", [False, True])
 @pytest.mark.parametrize("skew", [0.8, 1.2])
 def test_hit_rates(skew: float, drifting: bool) -> None:
-    """A quarter of 64 experts has places; routing follows Zipf's law."""
+    """A quarter of 64 experts is resident; routing follows Zipf's law."""
     sizes = moe.Sizes(features=8, hidden=8)
     graph = moe.layers_graph(sizes)
     weights = {name: np.zeros(p.shape, np.float32) for name, p in graph.params.items()}

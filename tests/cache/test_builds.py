@@ -15,7 +15,7 @@ def constant(number: int):
 
 
 def finished_by(finish):
-    """A build of which nothing takes the interpreter."""
+    """A build that runs without the interpreter."""
     return lambda: finish
 
 
@@ -105,7 +105,7 @@ def test_builds_are_begun_in_order_by_this_thread(tmp_path):
 
 @pytest.mark.parametrize("helpers", [0, 2])
 def test_few_builds_are_begun_ahead(tmp_path, helpers):
-    """What is begun takes memory until it is finished."""
+    """A build takes memory from its begin until it is finished, so few are open at a time."""
     open_, most = set[int](), 0
 
     def begin(number: int):

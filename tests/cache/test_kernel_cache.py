@@ -1,4 +1,4 @@
-"""The cache of kernels as a user meets it: sessions, threads and processes."""
+"""The cache of kernels through sessions, threads and processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def graph(width: int = 37, dtype: str = "float32") -> ost.Graph:
 
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each kernel was compiled."""
+    """The number of compilations of each kernel."""
     counts: Counter[str] = Counter()
     build = KernelCompiler._build
 
@@ -45,7 +45,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         def counted_finish():
             counts[name] += 1
-            time.sleep(0.01)  # long enough for everyone to ask meanwhile
+            time.sleep(0.01)  # long enough for all threads to ask meanwhile
             return finish()
 
         return counted_finish
@@ -56,7 +56,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a cache that nobody has used."""
+    """The folder of an unused cache."""
     fresh_process(tmp_path, monkeypatch)
     return tmp_path
 
@@ -293,7 +293,7 @@ def test_processes_share_a_folder_at_the_same_time(tmp_path):
         process.stdin.flush()
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
-    assert sum(int(output) for output in outputs) >= 10  # each kernel at least once, by someone
+    assert sum(int(output) for output in outputs) >= 10  # each kernel at least once, by one of them
     assert not list((tmp_path / "objects").glob("*.tmp"))
     late = start()
     assert late.communicate("\n", timeout=120)[0].strip() == "0"

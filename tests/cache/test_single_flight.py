@@ -70,7 +70,7 @@ def test_a_forked_process_waits_for_nobody():
 
 
 def test_tables_register_nothing_with_the_interpreter(monkeypatch):
-    """What is registered for forks is never forgotten, and neither is a table with it."""
+    """A fork handler is never unregistered, and would keep its table alive."""
     registered: list[object] = []
     monkeypatch.setattr(os, "register_at_fork", lambda **hooks: registered.append(hooks))
     once: SingleFlight[str, int] = SingleFlight()

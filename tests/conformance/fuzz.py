@@ -1,4 +1,4 @@
-"""Random graphs from the whole vocabulary, and a judge of what a backend computes with them.
+"""Random graphs from the whole vocabulary, and a check of a backend's results.
 
 **Graphs.** The recipes of the op sweep draw operands from a :class:`GraphDraw`, which hands out
 values computed before, whole or as views of them, so that graphs grow in which everything meets
@@ -271,7 +271,7 @@ _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat1
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one run gave: outputs in order, and the states after it."""
+    """The results of one run: outputs in order, and the states after it."""
 
     outputs: list[Array]
     states: dict[str, Array]
@@ -338,7 +338,7 @@ def _largest(array: Array) -> float:
 
 
 class Judge:
-    """Knows what each output of each run may be. ``compared`` counts elements that it can judge."""
+    """A check of each output of each run. ``compared`` counts elements that it can judge."""
 
     def __init__(self, case: Case, seed: int) -> None:
         self.case = case
@@ -350,7 +350,7 @@ class Judge:
         self._samples = [self._sequence(start, self._rng) for _ in range(3)]
 
     def complaint(self, turn: int, position: int, actual: Array) -> str:
-        """What is wrong with an output of a run; empty if nothing is."""
+        """A description of the mismatch in an output of a run; empty if there is none."""
         truth = self.expected[turn].outputs[position]
         if actual.dtype != truth.dtype or actual.shape != truth.shape:
             return f"is {actual.dtype}{actual.shape}, expected {truth.dtype}{truth.shape}"

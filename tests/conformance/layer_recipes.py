@@ -1,4 +1,4 @@
-"""How to apply products, convolutions, norms and other layers to random operands."""
+"""Recipes that apply matmuls, convolutions, norms and other layers to random operands."""
 
 from __future__ import annotations
 

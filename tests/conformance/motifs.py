@@ -56,7 +56,7 @@ def _sigmoids(d: Draw, dtype: str) -> Value:
 
 
 def _dense(d: Draw, dtype: str) -> Value:
-    """A matmul with what may run as its epilogue."""
+    """A matmul with a possible epilogue."""
     g, x = d.g, _rows(d, dtype)
     k, n = int(x.shape[-1]), d.size()
     y = g.matmul(x, d.of((k, n), dtype, -0.5, 0.5)) + d.of((n,), dtype)

@@ -1,4 +1,4 @@
-"""How to apply each op of the vocabulary to random operands.
+"""Recipes that apply each op of the vocabulary to random operands.
 
 A recipe draws operands from a :class:`Draw` and gives the results. The op sweep calls each recipe
 on fresh inputs; the fuzzer lets ``Draw.tensor`` hand out values computed before, so that random
@@ -34,7 +34,7 @@ def _elementwise(op: Elementwise) -> Recipe:
     return recipe
 
 
-#: Where a function is defined, for those that are not defined everywhere.
+#: The domains of functions that are not defined everywhere.
 _DOMAINS: dict[str, tuple[float, float]] = {
     "log": (0.01, 8),
     "log2": (0.01, 8),

@@ -1,4 +1,4 @@
-"""The arrays that users bring: laid out in any way, overlapping, shared between threads."""
+"""Users' arrays: with any strides, overlapping, shared between threads."""
 
 from __future__ import annotations
 

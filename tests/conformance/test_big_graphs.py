@@ -29,7 +29,7 @@ def _shared(g: ost.Graph, x: Value) -> Value:
     return y
 
 
-def _tangled(g: ost.Graph, x: Value) -> Value:
+def _non_affine(g: ost.Graph, x: Value) -> Value:
     """Views of views whose indices no simplification unwraps."""
     y = x
     for _ in range(40):
@@ -65,7 +65,7 @@ def _concatenated(g: ost.Graph, x: Value) -> Value:
 @pytest.mark.parametrize("optimize", [True, False], ids=["optimised", "unoptimised"])
 @pytest.mark.parametrize(
     "build",
-    [_chain, _shared, _tangled, _tangled_work, _shifted, _normalised, _concatenated],
+    [_chain, _shared, _non_affine, _tangled_work, _shifted, _normalised, _concatenated],
 )
 def test_compiles_soon_and_right(
     build: Callable[[ost.Graph, Value], Value], optimize: bool

@@ -1,4 +1,4 @@
-"""Every op on shapes that nobody draws: one long row or column, seven dimensions, none at all."""
+"""Every op on odd shapes: one long row or column, seven dimensions, none at all."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _ANY_ZERO = frozenset(
 
 
 class _Fixed:
-    """Draws attributes without chance."""
+    """Draws attributes deterministically."""
 
     def chance(self) -> bool:
         return False
@@ -73,7 +73,7 @@ def grid(dtype: str, arity: int) -> list[Array]:
 
 
 def mismatches(actual: Array, expected: Array, name: str) -> Iterator[int]:
-    """Where results of op ``name`` differ by more than a few roundings, in kind or sign of zero."""
+    """The positions at which op ``name`` is off by a few roundings, in kind or in sign of zero."""
     assert actual.dtype == expected.dtype
     dtype = str(expected.dtype)
     if dtype not in TOLERANCE:

@@ -317,7 +317,7 @@ def test_sizes_in_turn(name: str, options: ost.CompileOptions, session: ost.Sess
     check_sizes(Symbolic(), name, lambda g: session.compile(g, options=options), SIZES)
 
 
-#: What has no value for a batch of none: the oracle refuses it.
+#: Cases without a value for an empty batch: the oracle refuses it.
 _NEED_A_BATCH = frozenset({"columns", "everything", "softmax"})
 
 

@@ -1,4 +1,4 @@
-"""What an imported graph looks like, and what an import says when it cannot be done."""
+"""The graphs that imports give, and the errors of imports that cannot be done."""
 
 from __future__ import annotations
 

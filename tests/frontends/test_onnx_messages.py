@@ -1,4 +1,4 @@
-"""The classes of messages are those of ``onnx``, whoever comes first, without its other modules."""
+"""The classes of messages are those of ``onnx`` in either order, without its other modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import ostinato
 path = sys.argv[1]
 """
 
-#: What holds of the classes once ``onnx`` is imported, whoever imported it.
+#: Checks of the classes once ``onnx`` is imported, by either side.
 SAME = """
 from ostinato.frontends.onnx import messages
 assert all(getattr(messages, name) is getattr(onnx, name) for name in messages.__all__)
@@ -42,7 +42,7 @@ def run(path, code: str, protobuf: str = "upb") -> None:
     env = {
         **os.environ,
         "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": protobuf,
-        "OSTINATO_CACHE_DIR": str(path.parent),  # where nobody has loaded this model before
+        "OSTINATO_CACHE_DIR": str(path.parent),  # where this model was never loaded
     }
     command = [sys.executable, "-c", MODEL + code, str(path)]
     done = subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=60)

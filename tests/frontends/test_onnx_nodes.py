@@ -123,7 +123,7 @@ def op_types(graph: Any) -> Iterator[str]:
 
 
 def check(case: Any) -> str:
-    """What is wrong with a case; nothing if it works, or is refused as it must be."""
+    """A description of the defect of a case; none if it works, or is refused as it must be."""
     refusal = expected_refusal(case)
     try:
         run_case(case)

@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectCache:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was read from messages."""
+    """The models that were read from messages."""
     seen: list[Any] = []
     real = reading.read_model
 
@@ -52,7 +52,7 @@ def weights(seed: int = 0) -> dict[str, Array]:
 
 
 def written(path: Path, arrays: dict[str, Array] | None = None, nodes: Any = None) -> Path:
-    """A product with a large weight, and some of what importers meet."""
+    """A matmul with a large weight, and some other kinds of nodes and tensors."""
     kind = TensorProto.FLOAT
     nodes = nodes or [
         helper.make_node("MatMul", ["x", "w"], ["xw"], name="product"),
@@ -102,7 +102,7 @@ def test_the_same_results(path, read):
     expected = outputs(ost.load_onnx(path))
     graph = ost.load_onnx(path)
     np.testing.assert_array_equal(outputs(graph), expected)
-    assert deferred(graph) is not None  # nobody has looked at it
+    assert deferred(graph) is not None  # not built yet
     options = ost.CompileOptions(stored_programs=False)
     x = np.ones((1, LARGE[0]), np.float32)
     other = ost.Session("cpu").compile(graph, options=options).run({"x": x})[0]
@@ -202,7 +202,7 @@ def test_bytes_and_messages_are_read_each_time(path, read):
 
 
 def test_weights_that_the_importer_computes_with(tmp_path, read):
-    """What it makes of a large weight is no part of the rest of the file."""
+    """A value that the importer computes from a large weight is not kept with the rest."""
     path = tmp_path / "turned.onnx"
     nodes = [
         helper.make_node("Transpose", ["v"], ["w"], perm=[1, 0]),

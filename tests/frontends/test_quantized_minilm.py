@@ -1,4 +1,4 @@
-"""A real encoder with narrow weights: how far its embeddings turn (docs/quantization.md)."""
+"""A real encoder with narrow weights: the cosines of its embeddings (docs/quantization.md)."""
 
 from __future__ import annotations
 

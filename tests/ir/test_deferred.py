@@ -1,4 +1,4 @@
-"""Graphs that are not built before somebody looks at them."""
+"""Graphs that are built when they are first read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts: which conditions on sizes a graph relies on, and the check of values against them."""
+"""Facts: the conditions on sizes that a graph relies on, and checks of values against them."""
 
 from __future__ import annotations
 

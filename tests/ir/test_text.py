@@ -1,4 +1,4 @@
-"""The text form: what it looks like, that it round-trips, and that no text breaks the parser."""
+"""The text form: its format, its round trip, and the robustness of the parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts in a file: whoever has a place in memory, the results are the same bits."""
+"""Experts in a file: the results are the same bits whichever experts are resident."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_a_file_that_is_written_meanwhile(path, change):
 
 
 def test_a_file_that_comes_back(path):
-    """What could not be read has no place; what was not read anew keeps its own."""
+    """An expert that could not be read has no slot; one that was not read anew keeps its own."""
     compiled = compiled_from(path, 10 * ONE)
     before, content = path.stat(), path.read_bytes()
     places = compiled.moe_layers[0].places
@@ -317,7 +317,7 @@ def test_what_can_not_stay_in_a_file(tmp_path, path):
     ("tensors", "message"),
     [
         ({"0.gate": "nothing"}, "no tensor 'nothing'"),
-        ({"nobody": "0.gate"}, "no params nobody"),
+        ({"missing": "0.gate"}, "no params missing"),
         ({"0.gate": "0.down"}, "expected"),
         ({"0.gate": ["0.gate"]}, "got 1 tensors"),
         ({"0.router": "0.gate"}, "experts are"),

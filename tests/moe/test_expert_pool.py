@@ -1,4 +1,4 @@
-"""Places for experts: who gets them, who loses them, and when."""
+"""Slots for experts: promotion and eviction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Safetensors files: what is written is read, and what is damaged is refused."""
+"""Safetensors files: round trips, and errors for damaged files."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ostinato.ops.parser import parse_graph
 Array = np.ndarray[Any, Any]
 Build = Callable[..., Any]
 
-#: How far a decomposition may be from the oracle, which rounds once where it rounds often.
+#: The tolerance of a decomposition, which rounds often, against the oracle, which rounds once.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-5, "float64": 1e-11}
 
 
@@ -53,7 +53,7 @@ def expanded(graph: Graph) -> Graph:
 
 
 def checked(graph: Graph, inputs: dict[str, Array], **options: Any) -> list[Array]:
-    """What ``graph`` evaluates to, once decomposition and text form are found to agree with it."""
+    """Evaluate ``graph``, after checking that decomposition and text form agree with it."""
     wanted = reference.evaluate(graph, inputs, **options)
     primitive = expanded(graph)
     for got, want in zip(reference.evaluate(primitive, inputs, **options), wanted, strict=True):

@@ -63,7 +63,7 @@ def test_the_rules_hold_in_float32(name):
 
 
 def _exact(formula, x):
-    """The formula; far out, where ``math`` would raise, the line that it has long become."""
+    """The formula; for large arguments, where ``math`` would raise, its asymptote."""
     try:
         return formula(x)
     except OverflowError:

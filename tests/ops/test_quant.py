@@ -1,4 +1,4 @@
-"""Quantised products: what they are defined to compute, and what they refuse."""
+"""Quantised matmuls against their definition, and the operands that they refuse."""
 
 from __future__ import annotations
 

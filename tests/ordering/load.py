@@ -65,7 +65,7 @@ def calls() -> list[Callable[[], object]]:
 
 
 def main(seconds: float) -> int:
-    """How many threads failed."""
+    """Run all threads; returns the number of those that failed."""
     end = time.monotonic() + seconds
     errors: list[BaseException] = []
 

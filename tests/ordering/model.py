@@ -1,4 +1,4 @@
-"""A sequential model of everything that can be submitted to two contexts.
+"""A sequential model of all submissions to two contexts.
 
 Calls have the same names and arguments as those of :class:`~.world.World`, and give the same
 outcomes: arrays, ``None``, booleans, or the name of an error. An element that is undefined, such as
@@ -93,7 +93,7 @@ class Graph:
     released: bool = False
 
     def input(self, number: float) -> Array:
-        """What a number means for the input that can have a handle."""
+        """The array that a number stands for, for the input that can have a handle."""
         return filled(number) if self.ledger else rows_of(number)
 
 
@@ -108,7 +108,7 @@ class Bound:
 
 @dataclass
 class Item:
-    """Something recorded: what it does, and the memory that it touches.
+    """A recorded submission: its effect, and the memory that it touches.
 
     Attributes:
         bound: position of a bound call.
@@ -126,7 +126,7 @@ class Item:
 
 @dataclass
 class Recording:
-    """What one thread records, or has recorded.
+    """The calls that one thread records, or has recorded.
 
     Attributes:
         exclusive: whether the thread may submit nothing to another context meanwhile.
@@ -148,7 +148,7 @@ def rows_of(number: float) -> Array:
 
 
 class Model:
-    """What two contexts, a ledger on the first and rows on the second one hold after each call."""
+    """The expected state of two contexts after each call: a ledger on one, rows on the other."""
 
     def __init__(self) -> None:
         self._tokens = 0

@@ -260,7 +260,7 @@ def test_a_runner_does_not_replay_nothing(session, quiet):
 
 
 def test_a_runner_records_while_other_threads_run(session, ledger):
-    """What they submit meanwhile is no part of what it replays."""
+    """A runner that records leaves out the submissions of other threads."""
     other, ended, runs = session.compile(ledger_graph()), False, 0
     call = ledger.bind(entry(1), [filled(0), filled(0)])
 

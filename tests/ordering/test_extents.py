@@ -94,7 +94,7 @@ def test_a_block_that_ends_in_a_recording_of_another_thread(session, compiled):
 
 
 def test_a_hint_set_inside_a_block_ends_with_it(compiled):
-    """What the block found is what it restores."""
+    """A block restores the hint that it found."""
     compiled.set_active_extent((9, UPPER))
     with compiled.active_extent(5, UPPER):
         pass

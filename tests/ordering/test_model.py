@@ -61,7 +61,7 @@ submissions = st.one_of(
 
 
 class Calls(RuleBasedStateMachine):
-    """Makes each call on the world and on the model, and compares what came of it."""
+    """Makes each call on the world and on the model, and compares the outcomes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Calls(RuleBasedStateMachine):
         return self.held(index, self.model.bounds, there)
 
     def fitted(self, graph: int, feed: Feed) -> Feed:
-        """Few of the runs that lack an input lack it for good."""
+        """Add missing inputs to most of the runs that lack one."""
         lacks = feed.h is None and self.model.graphs[graph].handle is None
         return replace(feed, h=feed.x) if lacks and feed.x < 3 else feed
 
@@ -171,7 +171,7 @@ class Calls(RuleBasedStateMachine):
 
     @rule(index=indices, output=outputs)
     def feed(self, index: int, output: int) -> None:
-        """From now on, a handle takes an output."""
+        """Let a handle take an output from now on."""
         graph = self.graph(index, fed=True)
         self.do("bind_handle", graph, 1.0)
         self.do("set_handle_feed", graph, output if self.model.graphs[graph].ledger else 0)
@@ -291,7 +291,7 @@ class Calls(RuleBasedStateMachine):
     @precondition(lambda self: self.recording is None)
     @rule(index=indices, key=keys, feed=feeds, queued=st.booleans())
     def replay(self, index: int, key: int, feed: Feed, queued: bool) -> None:
-        """One of the recordings that there are, perhaps behind a queued run."""
+        """Replay one of the recordings, perhaps behind a queued run."""
         known = [(c, k) for c, kept in enumerate(self.model.recordings) for k in sorted(kept)]
         if queued:
             graph = self.graph(index)
@@ -335,7 +335,7 @@ class Calls(RuleBasedStateMachine):
     @precondition(lambda self: self.recording is None)
     @rule(index=indices, everything=st.booleans())
     def release_plan(self, index: int, everything: bool) -> None:
-        """Everything only of a clone whose weights are its own."""
+        """Release everything only of a clone whose weights are its own."""
         if not everything:
             self.do("release_intermediate_buffers", self.graph(index))
             return

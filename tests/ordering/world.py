@@ -15,7 +15,7 @@ import ostinato as ost
 from .graphs import Array, buffer_of, entry, filled, ledger_graph, rows_graph
 from .model import BUFFERS, CONTEXTS, NUMBERS, ROWS, Feed, Step, home, rows_of
 
-#: What heavy sessions multiply, for some milliseconds.
+#: The operand of heavy sessions, which multiply it for some milliseconds.
 SQUARE = np.zeros((256, 256), np.float32)
 
 
@@ -180,7 +180,7 @@ class World:
     # -- clones and plans --------------------------------------------------------------------------
 
     def clone(self, graph: int, context: int | None) -> None:
-        """Without a context, by ``copy.copy``."""
+        """Clone a graph; without a context, by ``copy.copy``."""
         g = self.graphs[graph]
         twin = copy.copy(g) if context is None else g.clone(context=self.contexts[context])
         self.graphs.append(twin)

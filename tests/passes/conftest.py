@@ -21,7 +21,7 @@ from ostinato.variables import evaluate
 
 Build = Callable[..., Any]
 
-#: How far apart two spellings of one formula may be, each op of which is rounded.
+#: The tolerance between two spellings of one formula, each op of which is rounded.
 TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-2, "float32": 1e-5, "float64": 1e-6}
 
 
@@ -41,7 +41,7 @@ def shown(value: Value) -> str:
 
 @dataclass
 class Rewritten:
-    """What passes made of a graph."""
+    """A graph rewritten by passes."""
 
     before: BaseGraph
     after: BaseGraph

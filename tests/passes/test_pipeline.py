@@ -19,7 +19,7 @@ from ostinato.ops.builder import Graph
 from ostinato.passes import OPTIONAL_PASSES, PassReport, pipeline, run_passes
 from ostinato.variables import Variable
 
-#: What a backend could not do without: all that no op of the vocabulary is made of.
+#: The ops that a backend has to have: those that do not decompose.
 PRIMITIVES = frozenset(name for name, op in OPS.items() if isinstance(op, Elementwise)) | {
     *("reshape", "permute_dims", "broadcast_to", "slice", "flip", "pad", "concat", "iota"),
     *("sum", "prod", "min", "max", "any", "all", "argmax", "argmin", "cumsum", "cumprod"),
@@ -36,7 +36,7 @@ class Capabilities:
 
 
 class RandomGraph:
-    """A graph of random ops, most of which the passes have something to say about."""
+    """A graph of random ops, most of which some pass rewrites."""
 
     UNARY = ("neg", "abs", "exp", "tanh", "sigmoid", "erf", "square", "sqrt", "relu", "softplus")
     BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "pow", "less")
@@ -129,7 +129,7 @@ class RandomGraph:
         return getattr(self.g, name)(x, axis=axis, keepdims=bool(self.rng.random() < 0.7))
 
     def pattern(self):
-        """Something that is recovered, or nearly."""
+        """A pattern that is recovered, or a near miss."""
         g, x, c = self.g, self.pick(1, 2, 3), float(self.rng.choice([1.0, 2.0]))
         match self.rng.integers(6):
             case 0:

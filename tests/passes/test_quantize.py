@@ -1,4 +1,4 @@
-"""``ost.quantize``: what it changes, what becomes of params, and what results are worth."""
+"""``ost.quantize``: its changes to nodes and params, and the accuracy of results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def weights(k: int, n: int, seed: int = 0) -> Array:
 
 
 def network() -> ost.Graph:
-    """Two dense layers, one of them with its weight transposed, and a product of activations."""
+    """Two dense layers, one of them with its weight transposed, and a matmul of activations."""
     g = ost.Graph("network")
     x = g.input("x", (3, 96))
     first = g.param("first", (96, 80), value=weights(96, 80))
@@ -100,7 +100,7 @@ def test_reasons_to_leave_a_product() -> None:
         "left operand": g.matmul(g.param("left", (64, 4), value=weights(64, 4)), x),
         "NaN or an infinity": g.matmul(x, g.param("nan", (64, 64), value=bad)),
         "named in skip": g.matmul(x, g.param("kept", (64, 64), value=weights(64, 64))),
-        "a product of float64": g.matmul(
+        "a matmul of float64": g.matmul(
             wide, g.param("double", (64, 64), "float64", value=weights(64, 64).astype("f8"))
         ),
     }
@@ -186,7 +186,7 @@ def test_mistakes() -> None:
         ost.quantize(network(), "int4", group=48)
     with pytest.raises(ost.InputError, match="the string 'first'"):
         ost.quantize(network(), "int8", skip="first")
-    with pytest.raises(ost.InputError, match="no param or product 'frist'"):
+    with pytest.raises(ost.InputError, match="no param or matmul 'frist'"):
         ost.quantize(network(), "int8", skip=["first", "frist"])
     with pytest.raises(TypeError, match="takes no dims"):
         ost.quantize(network(), "int8", dims={"n": 3})

@@ -237,7 +237,7 @@ def test_moderate_fill_is_refused_with_a_reason(rewrite):
 
 
 def test_fully_masked_rows_by_the_lowest_float_stay_as_they_were():
-    """The formula averages all values there, and so must what it becomes."""
+    """The formula averages all values there, and so must the rewritten graph."""
     from ostinato import reference
     from ostinato.ops.builder import Graph
     from ostinato.passes import PassReport
@@ -301,7 +301,7 @@ def test_what_is_no_attention_stays(rewrite, case):
 
 
 def test_a_softmax_between_dense_layers_stays():
-    """Two products with weights are no attention: the weights are packed for a product."""
+    """Two matmuls with weights are no attention: the weights are packed for a matmul."""
     from ostinato.ops.builder import Graph
     from ostinato.passes import PassReport
 

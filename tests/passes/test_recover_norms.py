@@ -130,7 +130,7 @@ def test_layer_norm_with_weights_of_more_dimensions(rewrite):
 
 
 def test_layer_norm_before_a_residual(rewrite):
-    """What is added afterwards is as large as x: no bias."""
+    """An addend as large as x after the norm is no bias."""
 
     def build(g, x, w, y):
         d, v = deviation(g, x, SQUARES["pow"])

@@ -1,4 +1,4 @@
-"""Concatenations that begin as another one does."""
+"""Concatenations with a common beginning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.passes.shared_concats import SharedConcats
 
 
 def concats(graph: BaseGraph) -> list[int]:
-    """How many operands each concat has."""
+    """The number of operands of each concat."""
     return [len(node.inputs) for node in graph.nodes if node.op.name == "concat"]
 
 

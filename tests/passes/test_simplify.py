@@ -1,4 +1,4 @@
-"""Algebraic and shape simplification: what becomes of what, and what must stay."""
+"""Algebraic and shape simplification: rewrites, and nodes that must stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of the contract's table on execution plans, on real plans of the CPU."""
+"""Every member of ``ExecutionPlan``, on real plans of the CPU."""
 
 from __future__ import annotations
 

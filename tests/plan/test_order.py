@@ -20,7 +20,7 @@ def span(start: int, end: int, *, written: bool) -> Accesses:
 
 
 class Worker:
-    """A thread that submits, waits for its turn, and ends when it is told to."""
+    """A thread that submits, waits for older submissions, and ends on request."""
 
     def __init__(self, *accesses: Accesses) -> None:
         self.submission = Submission(*accesses)

@@ -39,7 +39,7 @@ def sentinels(*shape: int) -> Array:
 
 
 def total(compiled: ost.CompiledGraph) -> float:
-    """What the state of a scaled graph holds, all elements being alike."""
+    """The value of the state of a scaled graph, all elements being alike."""
     state = compiled.read_handle("total")
     assert state is not None
     assert (state == state[0]).all()
@@ -48,7 +48,7 @@ def total(compiled: ost.CompiledGraph) -> float:
 
 @contextmanager
 def recorded(context: Any, key: int) -> Iterator[None]:
-    """What happens inside is recorded under ``key``."""
+    """Record the block under ``key``."""
     context.begin_graph_capture()
     try:
         yield

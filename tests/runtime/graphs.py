@@ -17,7 +17,7 @@ FED = {"x": X}
 
 
 def tiny_graph() -> ost.Graph:
-    """``gelu(x @ w + b)``, the graph of SPEC section 1."""
+    """``gelu(x @ w + b)``, the graph of the quickstart."""
     g = ost.Graph("matmul_bias_gelu")
     x, w, b = g.input("x", (2, 4)), g.param("w", (4, 3)), g.param("b", (3,))
     g.set_outputs({"y": g.gelu(g.matmul(x, w) + b)})
@@ -25,7 +25,7 @@ def tiny_graph() -> ost.Graph:
 
 
 def tiny(x: np.ndarray = X, w: np.ndarray = W, b: np.ndarray = B) -> np.ndarray:
-    """What it computes."""
+    """The result of the tiny graph, in NumPy."""
     (y,) = ost.reference.evaluate(tiny_graph(), {"x": x}, {"w": w, "b": b})
     return y
 
@@ -52,7 +52,7 @@ def sized_inputs(n: int) -> dict[str, np.ndarray]:
 def refused(
     good: Callable[[], list[np.ndarray]], error: type[Exception], *parts: str
 ) -> Iterator[None]:
-    """What happens inside raises ``error`` and says all ``parts``; ``good()`` is none the wiser."""
+    """Check that the block raises ``error`` with all ``parts``, and that ``good()`` still works."""
     before = [array.tobytes() for array in good()]
     with pytest.raises(error) as caught:
         yield

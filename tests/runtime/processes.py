@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def run_script(script: str, **environment: str) -> str:
-    """What a script prints, which may import the modules of this folder. It must end, and well."""
+    """Run a script, which may import the modules of this folder and must succeed; its output."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "script.py"

@@ -1,4 +1,4 @@
-"""What runs allocate: nothing, after the first; and what is given back when a graph is dropped."""
+"""Allocations of runs: none after the first; and what is given back when a graph is dropped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_block_is_worth_measuring(block):
 
 
 def blocks_kept(call: Callable[[], object], times: int) -> int:
-    """How many more of Python's memory blocks are in use after many calls."""
+    """The growth of Python's memory blocks over many calls."""
     for _ in range(200):
         call()
     gc.collect()

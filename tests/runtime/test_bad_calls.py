@@ -29,7 +29,7 @@ def _released() -> memoryview:
     return view
 
 
-#: Things that are no array of numbers, or none that anyone could mean.
+#: Objects that are no array of numbers, or of no plausible dtype.
 FOREIGN: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "text": lambda: "1.0",
@@ -68,7 +68,7 @@ HUGE = ((1 << 40, 4), (2, 1 << 40), (1 << 60,), (1 << 30, 1 << 30))
 
 
 def wrong_arrays() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What can be wrong with one array that should be float32 ``[2, 4]``."""
+    """Wrong arrays in place of one that should be float32 ``[2, 4]``."""
     for dtype in DTYPES:
         yield f"dtype {dtype}", lambda d=dtype: np.ones((2, 4), d)
     yield "foreign byte order", lambda: np.ones((2, 4), ">f4")
@@ -81,7 +81,7 @@ def wrong_arrays() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def wrong_names() -> Iterator[tuple[str, Callable[[Array], Any]]]:
-    """What can be wrong with a mapping that should hold ``x`` alone."""
+    """Wrong mappings in place of one that should hold ``x`` alone."""
     yield "empty", lambda x: {}
     yield "misspelt", lambda x: {"X": x}
     yield "extra", lambda x: {"x": x, "y": x}

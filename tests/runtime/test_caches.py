@@ -38,7 +38,7 @@ class Builder:
 
 
 def in_threads(count, function):
-    """What ``count`` threads get from ``function`` at the same time."""
+    """The results of ``function`` in ``count`` threads at the same time."""
     start, results = threading.Barrier(count), [None] * count
 
     def run(number):
@@ -186,7 +186,7 @@ def test_weights_for_all_buckets(session):
 
 
 def within(seconds, *functions):
-    """What the functions, each on a thread of its own, give or raise; they must not hang."""
+    """The results or errors of the functions, each on a thread of its own; they must not hang."""
     results = [None] * len(functions)
 
     def run(number):
@@ -371,7 +371,7 @@ def test_what_to_pad_and_trim_can_be_chosen(session):
         ({"rows": 2.5}, "expected 0 <= rows <= 8, got 2.5"),
         ({"rows": 4}, "'x' is to have 4 rows"),
         ({"pad": ["scale"]}, "cannot pad 'scale' to 8 rows"),
-        ({"pad": ["nobody"]}, "cannot pad 'nobody'.*no such input"),
+        ({"pad": ["missing"]}, "cannot pad 'missing'.*no such input"),
         ({"pad": []}, "no input of 8 rows to pad"),
         ({"trim": [1]}, "output 1 does not have 8 rows"),
         ({"trim": [2]}, "output 2 .*no such output"),

@@ -347,7 +347,7 @@ def test_other_sessions_run_meanwhile(session, compiled):
 
 
 def test_recordings_of_many_threads_are_all_kept(session, compiled):
-    """Whoever may not begin, since somebody else records, tries again."""
+    """A thread that may not begin because another one records tries again."""
     context, counts = session.context, []
 
     def work(key):

@@ -1,4 +1,4 @@
-"""What a recording can not hold says so, and neither the recording nor the context is the worse."""
+"""Errors of calls that a recording can not hold, which change neither recording nor context."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ ALL = {**READING, **WAITING, **CHANGING}
 
 
 def kept_buffers(compiled: ost.CompiledGraph) -> dict[float, ost.Buffer]:
-    """What is neither input nor output, by the value that it holds: the param, and the state."""
+    """The buffers that are neither input nor output, by their value: the param, and the state."""
     plan = compiled.plan
     outside = {*plan.inputs.values(), *plan.outputs.values()}
     return {float(b.copyout()[0]): b for b in plan.buffers if b not in outside}
@@ -230,7 +230,7 @@ def test_an_empty_recording_does_nothing(session):
 
 
 def test_contexts_can_be_patched(session, compiled, monkeypatch):
-    """Tests of those who record inject failures so."""
+    """Tests of recording inject failures with this."""
 
     def broken(*_: object) -> None:
         raise ost.CaptureError("injected")

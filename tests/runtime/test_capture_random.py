@@ -28,7 +28,7 @@ def first_graph() -> ost.Graph:
 
 
 def second_graph() -> ost.Graph:
-    """What feeds itself through a handle, next to an input of the caller's."""
+    """A graph that feeds itself through a handle, next to an input of the caller's."""
     g = ost.Graph("second")
     h, x = g.input("h", (1, WIDTH)), g.input("x", (1, WIDTH))
     g.set_outputs({"next": g.tanh(h + x), "twice": h * 2})

@@ -378,7 +378,7 @@ def test_the_token_comes_from_the_block(session, context):
 
 
 def test_states_and_replays_of_many_threads(context, cached):
-    """Whatever step a replay sees, it sees one whole: position and kv_len belong together."""
+    """A replay reads one step's position and kv_len, never a mix of two steps."""
     total, rows = sentinels(WIDTH), sentinels(LENGTH, WIDTH)
     with recorded(context, 1):
         cached.bind(row(1), [total, rows])()

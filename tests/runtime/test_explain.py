@@ -1,4 +1,4 @@
-"""What a compiled graph says of how it was compiled, and of its plan."""
+"""The report of a compiled graph on how it was compiled, and on its plan."""
 
 from __future__ import annotations
 

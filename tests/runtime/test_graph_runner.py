@@ -318,7 +318,7 @@ def test_an_interrupt_ends_the_recording(context: FakeContext, step: CountedStep
 
 
 def test_a_device_that_cannot_record(context: FakeContext, step: CountedStep) -> None:
-    """That is no failure: nobody is warned."""
+    """That is no failure, and there is no warning."""
     context.supports_capture = False
     runner = GraphRunner(context, warmup=1)
     for _ in range(4):

@@ -468,7 +468,7 @@ def test_an_append_does_not_copy_the_cache(session, op):
 
 
 def test_two_caches_and_an_attention_over_them(session):
-    """What decoding does: append to both, attend to all; against plain NumPy, step by step."""
+    """A decode loop appends to both caches and attends to all; against NumPy, step by step."""
     heads, length, dim = 2, 8, 4
     g = ost.Graph("decode")
     q, k, v = (g.input(n, (1, heads, 1, dim)) for n in "qkv")

@@ -1,4 +1,4 @@
-"""Which arrays a run takes, and in which words it refuses the others."""
+"""Arrays that a run takes, and the messages with which it refuses others."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ def outcome(compiled: ost.CompiledGraph, feed: Any) -> Any:
 @settings(deadline=None, max_examples=400)
 @given(feed=feeds())
 def test_the_short_path_agrees_with_the_long_one(sized, feed):
-    """Whichever comes first, and whether or not the shapes were seen before."""
+    """Both paths agree in either order, whether or not the shapes were seen before."""
     thorough = outcome(sized, Slow(feed))
     assert outcome(sized, feed) == thorough
     assert outcome(sized, Slow(feed)) == thorough

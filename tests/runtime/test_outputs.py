@@ -1,4 +1,4 @@
-"""Where results go: fresh arrays, the caller's, or memory that the next run overwrites."""
+"""Destinations of results: fresh arrays, the caller's, or memory that the next run overwrites."""
 
 from __future__ import annotations
 

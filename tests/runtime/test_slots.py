@@ -89,7 +89,7 @@ def test_chosen_outputs_never_change_later(many):
 
 
 def test_outputs_not_read_take_no_memory(session):
-    """64 MB that nobody asks for are not allocated; they go to the arena, again and again."""
+    """64 MB that are not read are not allocated; they go to the arena, again and again."""
     g = ost.Graph("wide")
     x = g.input("x", (4, 1))
     big = g.broadcast_to(x, (4, 1 << 22)) + 1

@@ -1,4 +1,4 @@
-"""States against plain NumPy, where an update in place would be seen by someone who must not."""
+"""States against plain NumPy, with readers that must not see an update in place."""
 
 from __future__ import annotations
 

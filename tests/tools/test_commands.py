@@ -1,4 +1,4 @@
-"""What the commands report, for machines and for people."""
+"""The reports of commands, for machines and for people."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_arrays_that_cannot_be_read(cli: Cli, dense: Path, tmp_path: Path) -> No
 
 
 def test_damaged_arrays(tmp_path: Path) -> None:
-    """Whatever NumPy's parsers make of the bytes, it is an error of ours or an array."""
+    """Damaged bytes give an error of ours or an array, never another exception."""
     path = tmp_path / "x.npy"
     np.save(path, np.ones((3, 4), np.float32))
     whole = path.read_bytes()

@@ -28,7 +28,7 @@ Weights = dict[str, jax.Array]
 
 
 def prepare(workload: Workload, threads: int) -> Prepared:
-    """XLA takes as many threads as the process may use cores: nothing to say about ``threads``."""
+    """Prepare a workload. XLA uses all cores of the process, so ``threads`` has no effect."""
     weights, inputs = (
         {name: jax.device_put(array) for name, array in arrays.items()}
         for arrays in (workload.weights, workload.inputs)
@@ -123,7 +123,7 @@ def _(workload: Moe, w: Weights, x: jax.Array) -> jax.Array:
 def _decoding(
     workload: Decode, weights: Weights, inputs: dict[str, jax.Array], results: list[Any]
 ) -> Any:
-    """The caches are donated, so that XLA writes the new rows in place."""
+    """Donate the caches, so that XLA writes the new rows in place."""
     room = np.zeros((1, workload.kv_heads, 1, workload.head_dim), np.float32)
     caches = {n: jnp.asarray(np.concatenate([a, room], 2)) for n, a in workload.cache.items()}
     step = jax.jit(partial(_decode, workload), donate_argnums=1)

@@ -105,7 +105,7 @@ class Model:
 
 @singledispatch
 def build(workload: Workload, m: Model, *inputs: str) -> str:
-    """The first output of ``workload``; further ones are noted in ``m.outputs``."""
+    """Build ``workload``; returns its first output, further ones are in ``m.outputs``."""
     raise NotImplementedError(workload)
 
 
@@ -194,7 +194,7 @@ def _(workload: Decode, m: Model, x: str, cos: str, sin: str) -> str:
 
 
 def _attention(workload: Decode, m: Model, layer: int, q: str, k: str, v: str) -> str:
-    """Caches are inputs without the new token and outputs with it."""
+    """Attention with caches as inputs without the new token and as outputs with it."""
     heads, groups = workload.kv_heads, workload.heads // workload.kv_heads
     whole = []
     for name, new in ((f"k{layer}", k), (f"v{layer}", v)):
@@ -209,7 +209,7 @@ def _attention(workload: Decode, m: Model, layer: int, q: str, k: str, v: str) -
 
 
 def _contrib_attention(workload: Decode, m: Model, layer: int, q: str, k: str, v: str) -> str:
-    """Caches are inputs and outputs of full length, meant to be bound to the same memory."""
+    """Attention with full-length caches as inputs and outputs, to be bound to the same memory."""
     shape = (1, workload.kv_heads, workload.context, workload.head_dim)
     caches = [f"k{layer}", f"v{layer}"]
     m.inputs |= {**dict.fromkeys(caches, shape), "seqlens_k": (1,), "total": ()}
@@ -262,7 +262,7 @@ def _contrib_moe(workload: Moe, m: Model, x: str, logits: str) -> str:
 
 
 def _experts_in_turn(workload: Moe, m: Model, x: str, chosen: str, shares: str) -> str:
-    """Each expert takes its tokens, maybe none, the way Transformers' models are exported."""
+    """Experts one after another, each with its tokens, maybe none, as Transformers exports them."""
     total = m.tensor("zeros", np.zeros((workload.tokens, workload.hidden), np.float32))
     for e in range(workload.experts):
         hits = m.node("NonZero", m.node("Equal", chosen, m.ints(e)))

@@ -1,4 +1,4 @@
-"""Objects of several kernels, built by several threads where there is something to build."""
+"""Parallel builds of kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build_all(
     helpers: int = 0,
     report: Callable[[int], None] | None = None,
 ) -> dict[str, bytes]:
-    """The object of each key, from the cache, or built.
+    """Find the object of each key in the cache, or build it.
 
     Builds are begun by this thread, one after the other: several would take the interpreter from
     each other. They are finished by all threads, which are started when something has to be built;
@@ -91,7 +91,7 @@ class _Work:
         self._reported = 0
 
     def find(self, keys: Iterable[str]) -> list[str]:
-        """Take objects from the cache; the keys of those that it does not have."""
+        """Take objects from the cache; returns the keys that it does not have."""
         missing = []
         for key in keys:
             found = self._cache.find(key)
@@ -108,7 +108,7 @@ class _Work:
             self.begun.put((key, build()))
 
     def finish_one(self) -> bool:
-        """Finish a build that was begun; whether there was one. For the calling thread alone."""
+        """Finish one begun build on the calling thread; returns whether there was one."""
         try:
             work = self.begun.get_nowait()
         except Empty:

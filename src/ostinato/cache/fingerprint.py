@@ -43,7 +43,7 @@ class InstalledPackage:
 
     @functools.cached_property
     def files(self) -> str:
-        """Size and times of each module: what is cheap enough for the start of a small model."""
+        """Size and times of each module: cheap enough for the start of a small model."""
         return repr((self._folder, self._files)) if self._files else _nothing_like_it()
 
     @functools.cached_property
@@ -102,7 +102,7 @@ def _modules(folder: str) -> Iterator[tuple[str, tuple[int, int, int]]]:
 
 
 def _nothing_like_it() -> str:
-    """A part that no other key has."""
+    """Make a part that no other key has."""
     return f"unknown {os.urandom(16).hex()}"
 
 
@@ -179,7 +179,7 @@ def entry_key(kind: str, **parts: str | bytes) -> str:
 
 @functools.cache
 def _environment(what: str) -> dict[str, str]:
-    """Digests of the parts that do not change within a process."""
+    """Compute digests of the parts that do not change within a process."""
     parts = _CODE_PARTS if what == "code" else _ENTRY_PARTS
     return _digests({name: part() for name, part in parts.items()})
 

@@ -1,4 +1,4 @@
-"""Values that are made once, however many threads ask for them at the same time.
+"""Single flight: values that are made once, however many threads ask for them at the same time.
 
 Making one value may ask for another. Where that leads back to a value that is being made, in one
 thread or over several, waiting would never end: it raises :class:`CircularBuildError` instead.
@@ -53,7 +53,7 @@ class Promise(Generic[V]):
         self._settled.set()
 
     def failed(self) -> bool:
-        """Wait; whether making the value has raised."""
+        """Wait; returns whether making the value has raised."""
         if not self.settled:  # else no lock is taken, which a fork may have left locked
             self._settled.wait()
         return self._error is not None
@@ -201,7 +201,7 @@ class SingleFlight(Generic[K, V]):
 
 @contextmanager
 def _making(promise: Promise[Any]) -> Iterator[None]:
-    """Have the code inside make the value of ``promise``."""
+    """Mark the current thread as the maker of ``promise`` inside the block."""
     outer = _MAKING.get()
     token = _MAKING.set(promise)
     if outer is not None:

@@ -157,7 +157,7 @@ class DiskStore:
         return step * total
 
     def _evict(self) -> int:
-        """Delete the least recently used files, some more than needed; the size of the rest."""
+        """Delete the least recently used files, some more than needed; returns the size left."""
         found = []
         for entry in self._entries():
             with contextlib.suppress(OSError):

@@ -22,15 +22,15 @@ def quantize(
     skip: Collection[str] = (),
     **load_options: Any,
 ) -> QuantizedGraph:
-    """A new graph in which matrix products read 8-bit, 4-bit or 16-bit weights.
+    """Return a new graph in which matmuls read 8-bit, 4-bit or 16-bit weights.
 
     Every ``matmul`` whose right operand is a param that holds values (or a constant), also through
-    transposes, reshapes and casts, becomes a product with narrow weights:
+    transposes, reshapes and casts, becomes a matmul with narrow weights:
 
     - ``"int8"``: ``quantized_matmul``, a scale per column; params ``NAME.int8`` and ``NAME.scale``;
     - ``"int4"``: ``int4_matmul``, a scale per column and ``group`` rows; params ``NAME.int4`` and
       ``NAME.scale``;
-    - ``"bfloat16"`` and ``"float16"``: the product that it was, of a param ``NAME.bf16`` or
+    - ``"bfloat16"`` and ``"float16"``: the matmul that it was, of a param ``NAME.bf16`` or
       ``NAME.f16``. Float16 cuts weights off at 65504.
 
     With the first two, activations are rounded to 8 bits while the graph runs (see
@@ -45,7 +45,7 @@ def quantize(
         format: ``"int8"``, ``"int4"``, ``"bfloat16"`` or ``"float16"``.
         group: rows that share a scale in ``"int4"``: 32, 64 or 128.
         min_elements: smaller weights stay as they are.
-        skip: names of params, or labels of products, to leave as they are.
+        skip: names of params, or labels of matmuls, to leave as they are.
         load_options: for ``load_onnx``, where a model is given.
 
     Raises:

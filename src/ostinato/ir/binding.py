@@ -106,7 +106,7 @@ def check_values(variables: Mapping[str, Symbol], values: Mapping[str, int]) -> 
 
 
 def _named(given: object) -> Iterator[tuple[Any, Any]]:
-    """Names, and ints or bound Variables."""
+    """Yield names with ints or bound Variables."""
     if isinstance(given, Mapping):
         for name, value in given.items():
             if isinstance(value, BoundVariable) and value.variable.name != name:
@@ -128,7 +128,7 @@ def _named(given: object) -> Iterator[tuple[Any, Any]]:
 
 
 def _as_int(value: object) -> Any:
-    """``value`` as an int where it is one of some kind; else as it is, to be refused."""
+    """Convert ``value`` to an int if it has ``__index__``; else return it, to be refused."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         return value
     try:

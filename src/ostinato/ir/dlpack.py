@@ -32,7 +32,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Export:
-    """A capsule that nobody has consumed yet, as NumPy wants to be given it."""
+    """A capsule that is not consumed yet, in the form that ``numpy.from_dlpack`` takes."""
 
     def __init__(self, capsule: Any, device: Any) -> None:
         self._capsule, self._device = capsule, device
@@ -55,8 +55,8 @@ def from_dlpack(given: Any) -> np.ndarray[Any, Any]:
         return np.from_dlpack(given)
     import ml_dtypes
 
-    # NumPy knows no bfloat16 of its own, so it is told to take 16-bit words. A capsule that nobody
-    # has consumed yet, and the description in it, belong to whoever asked for it.
+    # NumPy has no bfloat16 of its own, so the capsule is changed to say 16-bit words. A capsule
+    # that is not consumed yet, and the description in it, belong to its consumer.
     try:
         capsule = given.__dlpack__(max_version=(1, 0))
     except TypeError:  # older than the first version
@@ -70,7 +70,7 @@ def from_dlpack(given: Any) -> np.ndarray[Any, Any]:
 
 
 def _is_bfloat16(given: Any) -> bool:
-    """By its name: the capsule would tell, but can be asked for only once."""
+    """By its name: the capsule says so, too, but can be exported only once."""
     return str(getattr(given, "dtype", "")).endswith("bfloat16")
 
 

@@ -13,9 +13,9 @@ __all__ = ["OpenFile"]
 
 
 class OpenFile:
-    """A file kept open, so that it can be read when its name stands for another or for none.
+    """A file that stays open, and so readable when it is replaced or deleted.
 
-    It is read, not mapped: a mapped file that someone truncates later would kill the process.
+    It is read, not mapped: a mapped file that is truncated later would kill the process.
 
     Attributes:
         name: without its folder, for messages.
@@ -33,21 +33,21 @@ class OpenFile:
         self._state = self._current_state()
 
     def fileno(self) -> int:
-        """The system's number for it, as long as this object lives."""
+        """The file descriptor, valid as long as this object lives."""
         return self._descriptor
 
     @property
     def size(self) -> int:
-        """Bytes when it was opened."""
+        """The size in bytes when the file was opened."""
         return self._state[0]
 
     @property
     def unchanged(self) -> bool:
-        """Whether it is as it was when it was opened."""
+        """Whether the file is as it was when it was opened."""
         return self._current_state() == self._state
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Bytes of the file; fewer where it ends."""
+        """Read bytes of the file; fewer at its end."""
         self.reads += 1
         parts = []
         while nbytes > 0:

@@ -359,7 +359,7 @@ class BaseGraph:
 
     @contextmanager
     def labelled(self, label: str) -> Iterator[None]:
-        """Nodes appended inside carry ``label``: a front end's own name for what it converts."""
+        """Label nodes appended inside with a front end's name for the node that it converts."""
         outer, self._label = self._label, label
         try:
             yield
@@ -377,7 +377,7 @@ class BaseGraph:
             yield from node.outputs
 
     def results(self) -> list[Value]:
-        """What a run must produce: the outputs, then the values assigned to states."""
+        """The values that a run must produce: the outputs, then the values assigned to states."""
         return [*self.outputs.values(), *self.assignments.values()]
 
     def __str__(self) -> str:
@@ -481,7 +481,7 @@ def _article(kind: str) -> str:
 
 
 def locate(error: GraphError, call: str, operands: Sequence[str], label: str = "") -> GraphError:
-    """``error`` with what was called, on what, and where; as it is if it says so already."""
+    """Add the call, its operands and its source line to ``error``, unless it has them."""
     if error.located:
         return error
     at = f" at {source}" if (source := user_source()) else ""

@@ -117,7 +117,7 @@ def as_array(given: Any) -> np.ndarray[Any, Any]:
 
 
 def as_numpy(given: Any, dtype: DType | None = None) -> np.ndarray[Any, Any]:
-    """What :func:`as_array` takes, as a C-ordered array in native byte order.
+    """Convert anything that :func:`as_array` takes to a C-ordered array in native byte order.
 
     Raises:
         GraphError: as :func:`as_array`, or the elements do not convert to ``dtype``.

@@ -1,4 +1,4 @@
-"""What an operation is: one class holds all the rules of one op."""
+"""The base class of ops: one class holds all the rules of one op."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attr", "Op"]
 
-#: What an attribute may hold: bool, int, float, str, DType, a Dim, None, or a tuple of those.
+#: The types of attributes: bool, int, float, str, DType, a Dim, None, or a tuple of those.
 Attr: TypeAlias = Any
 
 
@@ -47,7 +47,7 @@ class Op(ABC):
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
-        """Classes of ops say themselves what they are: no need to ask each subclass, as ABCs do."""
+        """Test subclasses by their own declaration, faster than an ABC's test of each subclass."""
         return cls in other.__mro__
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What makes a graph the graph that it is, without its nodes."""
+"""The identity of a graph apart from its nodes: name, interface, leaves, facts."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class GraphRecord:
 
     @staticmethod
     def of(graph: BaseGraph) -> GraphRecord:
-        """The record of a graph as it is now. The values of params are no part of it."""
+        """Make the record of a graph as it is now. The values of params are no part of it."""
         from ostinato.ir.text import format_graph, graph_constants
 
         return GraphRecord(format_graph(graph), graph_constants(graph))
 
     @cached_property
     def digest(self) -> str:
-        """The same for graphs that are the same, and for no others."""
+        """A digest that is equal for equal graphs only."""
         parts = "\n".join([self.text, *sorted(self.constants)])
         return hashlib.sha256(parts.encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class Interface:
-    """What a graph takes and gives.
+    """The signature of a graph: its name, leaves, outputs and assignments.
 
     Attributes:
         name: of the graph.

@@ -1,4 +1,4 @@
-"""What params hold until they are written: arrays, or tensors that stay in a file until needed."""
+"""Initial values of params: arrays, or tensors that stay in a file until needed."""
 
 from __future__ import annotations
 
@@ -83,18 +83,18 @@ class ExpertTensor(StoredTensor):
 
 
 class ExpertSource(ABC):
-    """Something that has the matrices of experts in files."""
+    """A source of the matrices of experts, in files."""
 
     @abstractmethod
     def tensors(self, params: Mapping[str, TensorType]) -> Mapping[str, ExpertTensor]:
-        """Those among ``params`` that it has, and where.
+        """The tensors of the source among ``params``, with their position.
 
         Raises:
             InputError: it has none, or one of another shape or dtype, or something is missing.
         """
 
 
-#: Where the elements of a param come from.
+#: The source of the elements of a param.
 ParamSource: TypeAlias = "Array | StoredTensor"
 
 
@@ -108,18 +108,18 @@ def elements(source: ParamSource) -> Array:
 
 
 class ParamValues(MutableMapping[str, Array]):
-    """Arrays by param. Looking up a tensor that is stored elsewhere reads it, each time."""
+    """Arrays by param. Looking up a tensor in a file reads it, each time."""
 
     def __init__(self) -> None:
         self._sources: dict[str, ParamSource] = {}
 
     @property
     def sources(self) -> Mapping[str, ParamSource]:
-        """The same, with nothing read."""
+        """The sources by param, with nothing read."""
         return self._sources
 
     def put(self, name: str, source: ParamSource) -> None:
-        """Set what a param holds."""
+        """Set the source of a param."""
         self._sources[name] = source
 
     def __getitem__(self, name: str) -> Array:

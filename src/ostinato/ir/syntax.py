@@ -133,7 +133,7 @@ class Cursor:
         return int(_short(self.take("int")))
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Expect the end of the line."""
         if not self.at_kind("end"):
             raise self.error("the end of the line")
 
@@ -267,7 +267,7 @@ def _tokenize(line: str) -> list[Token]:
 
 
 def _short(text: str) -> str:
-    """A number's text, once it is known to be no longer than any number is."""
+    """The text of a number, refused if it is longer than any number is."""
     if len(text) > _MAX_NUMBER:
         raise GraphError(f"the number {text[:20]}... is too long")
     return text

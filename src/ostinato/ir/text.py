@@ -53,7 +53,7 @@ __all__ = [
     "has_given_label",
 ]
 
-#: How many hexadecimal digits of a constant's SHA-256 the text shows.
+#: The number of hexadecimal digits of a constant's SHA-256 in the text.
 DIGEST_DIGITS = 16
 
 _AUTOMATIC_LABEL = re.compile(r"_\d+\Z")

@@ -38,7 +38,7 @@ class TensorType:
 
     @property
     def size(self) -> Dim:
-        """How many elements, as a dim."""
+        """The number of elements, as a dim."""
         return prod(self.shape)
 
     @cached_property

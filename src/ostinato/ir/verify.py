@@ -1,4 +1,4 @@
-"""The verifier: what every valid graph satisfies, checked node by node."""
+"""The verifier: the invariants of valid graphs, checked node by node."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _FAMILIES = (
 
 
 def __getattr__(name: str) -> Any:
-    """``OPS`` is put together when somebody asks for it: few models need all families."""
+    """Build ``OPS`` at its first use: few models need all families."""
     if name != "OPS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     families = [import_module(f"{__name__}.{family}").FAMILY for family in _FAMILIES]

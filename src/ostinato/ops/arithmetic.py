@@ -199,7 +199,7 @@ class Erf(FloatFunction):
 
 
 class Rounding(Primitive):
-    """A rounding of floats to whole numbers. Integers are whole: the vocabulary leaves them be."""
+    """A rounding of floats to whole numbers; the vocabulary returns integers unchanged."""
 
     domain = "float"
 

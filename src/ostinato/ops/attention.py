@@ -88,7 +88,7 @@ class Attention(Composite):
         groups, keys = k.shape[1:3]
         if keys == 0:
             return xp.full((*q.shape[:3], v.shape[3]), 0.0, DType.parse(q.dtype))
-        # Query heads that share a key head stand one below the other: one product for all of them.
+        # Query heads that share a key head stand one below the other: one matmul for all of them.
         stacked = (batch, groups, heads // groups * length)
         scale = 1.0 / math.sqrt(depth) if attrs["scale"] is None else float(attrs["scale"])
         products = xp.matmul(xp.reshape(q, (*stacked, depth)), xp.permute_dims(k, (0, 1, 3, 2)))

@@ -1,4 +1,4 @@
-"""What families of ops share: broadcasting, axes, and the class of elementwise ops."""
+"""Shared parts of op families: broadcasting, axes, and the class of elementwise ops."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     return axes
 
 
-#: Which operand kinds an op accepts: ``"integral"`` is integers and bools, ``"numeric"`` all but
+#: The operand kinds that an op accepts: ``"integral"`` is integers and bools, ``"numeric"`` all but
 #: bools.
 Domain: TypeAlias = Literal["any", "numeric", "float", "integer", "integral", "bool"]
 
@@ -111,7 +111,7 @@ class Elementwise(Op):
     """An op whose result at an index depends on its operands at that index alone.
 
     Operands broadcast against each other. ``evaluate`` is written with Python's operators and the
-    functions of ``xp``, so the very same rule also emits vector code (DESIGN, "ops").
+    functions of ``xp``, so the very same rule also emits vector code.
 
     Attributes:
         arity: how many operands.
@@ -164,7 +164,7 @@ class Elementwise(Op):
         return (self._computed_dtype(self.common_dtype(*dtypes)),) * len(dtypes)
 
     def common_dtype(self, *dtypes: DType) -> DType:
-        """What the operands promote to."""
+        """The dtype that the operands promote to."""
         common = dtypes[0]
         for dtype in dtypes[1:]:
             common = promote(common, dtype)

@@ -14,7 +14,7 @@ __all__ = ["Graph"]
 
 
 class Graph(BaseGraph, Vocabulary[Value]):
-    """A typed graph under construction (SPEC section 1).
+    """A typed graph under construction.
 
     >>> g = Graph("example")
     >>> x = g.input("x", (2, 4))

@@ -167,7 +167,7 @@ class ConvTranspose(Op):
 def _check_operands(
     op: Op, operands: Sequence[TensorType], attrs: dict[str, Attr]
 ) -> tuple[TensorType, TensorType]:
-    """What both ops ask of ``x``, the weight and the attributes."""
+    """Check the conditions of both ops on ``x``, the weight and the attributes."""
     op.expect_count(operands, 2, 3)
     x, w = operands[0], operands[1]
     dtypes = {t.dtype for t in operands}

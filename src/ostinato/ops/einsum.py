@@ -114,7 +114,7 @@ def _explicit_result(
     result = (*before, *_ellipsis_labels(spread if dots else 0), *after)
     for label, count in Counter(result).items():
         if count > 1 or label not in sizes:
-            problem = "stands twice in the result" if count > 1 else "is on no operand"
+            problem = "occurs twice in the result" if count > 1 else "is on no operand"
             raise GraphError(f"in {equation!r}, label {label!r} {problem}")
     return result
 
@@ -178,7 +178,7 @@ def _diagonal(xp: Any, array: Any) -> Any:
 
 
 def _summed(xp: Any, term: _Term, needed: set[str]) -> _Term:
-    """``term`` with the labels summed that nobody needs."""
+    """``term`` summed over the labels that are not ``needed``."""
     axes = tuple(axis for axis, label in enumerate(term.labels) if label not in needed)
     if not axes:
         return term
@@ -187,7 +187,7 @@ def _summed(xp: Any, term: _Term, needed: set[str]) -> _Term:
 
 
 def _product(xp: Any, einsum: Einsum, a: _Term, b: _Term, needed: set[str]) -> _Term:
-    """``a`` times ``b``, summed over what both have and nobody needs."""
+    """``a`` times ``b``, summed over the labels that both have and that are not ``needed``."""
     shared = [label for label in a.labels if label in b.labels]
     batch = tuple(label for label in shared if label in needed)
     inner = tuple(label for label in shared if label not in needed)

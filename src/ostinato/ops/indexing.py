@@ -35,7 +35,7 @@ __all__ = [
     "expect_block",
 ]
 
-#: How a scatter combines an update with what is there.
+#: The ways in which a scatter combines an update with the element there.
 MODES = ("set", "add", "mul", "min", "max")
 
 
@@ -323,7 +323,7 @@ def _expect_indices(op: Op, indices: TensorType) -> None:
 
 
 def _choice(x: TensorType, indices: TensorType, axis: int) -> Fact:
-    """An element is needed along ``axis`` where anything is taken."""
+    """The fact that ``axis`` has an element if anything is taken."""
     problem = f"axis {axis} of {x} is empty: there is nothing to take"
     return Fact(x.shape[axis], 1, problem, indices.size)
 

@@ -1,4 +1,4 @@
-"""Matrix products: the ``matmul`` op. ``einsum`` is planned in :mod:`ostinato.ops.einsum`."""
+"""The ``matmul`` op. ``einsum`` is planned in :mod:`ostinato.ops.einsum`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Matmul(Op):
         self.expect(a.dtype == b.dtype, f"operands are {a.dtype} and {b.dtype}; cast one of them")
         self.expect(not a.dtype.is_bool, "expected numeric operands, got bool; cast them first")
         self.expect(
-            a.ndim > 0 and b.ndim > 0, "a scalar has no matrix product; use multiply to scale"
+            a.ndim > 0 and b.ndim > 0, "expected rank 1 or more, got a scalar; use multiply"
         )
         inner_a, inner_b = a.shape[-1], b.shape[-2 if b.ndim > 1 else -1]
         self.expect(inner_a == inner_b, f"inner dimensions {inner_a} and {inner_b} differ")

@@ -1,8 +1,8 @@
-"""Mixture of experts: products with a matrix chosen per row, expert networks, and whole layers.
+"""Mixture of experts: matmuls with a matrix chosen per row, expert networks, and whole layers.
 
 Experts are chosen by number. As in every gather, a negative number counts from the end and what is
-still outside is clamped, so that no number can reach outside the weights. Whoever can see the
-numbers before they are used refuses those outside.
+still outside is clamped, so that no number can reach outside the weights. A caller that
+sees the numbers before they are used refuses those outside.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 _ELEMENTWISE = {op.name: op for op in activations.FAMILY}
 
-#: What an expert may apply to its hidden units: an elementwise op and its attributes.
+#: The activations of an expert's hidden units: an elementwise op and its attributes.
 ACTIVATIONS: Final[Mapping[str, tuple[Op, Mapping[str, Attr]]]] = MappingProxyType(
     {
         "silu": (_ELEMENTWISE["silu"], MappingProxyType({})),
@@ -49,7 +49,7 @@ ACTIVATIONS: Final[Mapping[str, tuple[Op, Mapping[str, Attr]]]] = MappingProxyTy
     }
 )
 
-#: How the weights of the chosen experts follow from the router's logits.
+#: The ways in which expert weights follow from the router's logits.
 ROUTES = ("softmax_topk", "topk_softmax")
 
 #: Applies an op to arrays or to values of a graph, and gives all its results.

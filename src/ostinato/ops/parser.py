@@ -30,7 +30,7 @@ __all__ = ["Constants", "parse_graph"]
 #: Arrays by digest (all of it, or as many digits as the text shows), or arrays alone.
 Constants: TypeAlias = Mapping[str, Any] | Iterable[Any]
 
-#: What an op's rules may raise when they meet attributes that no front end would pass.
+#: Exceptions of an op's rules when they meet attributes that no front end would pass.
 _RULE_ERRORS = (
     ArithmeticError,
     AttributeError,

@@ -27,7 +27,7 @@ __all__ = ["AVG_POOL", "FAMILY", "MAX_POOL", "AvgPool", "MaxPool"]
 
 
 class Pool(Op):
-    """What both pools share: ``x [N, C, *spatial]`` gives ``[N, C, *windows]``.
+    """The base of both pools: ``x [N, C, *spatial]`` gives ``[N, C, *windows]``.
 
     Attributes of the node, one entry per spatial axis: ``kernel``, ``stride``, ``padding`` as
     ``(low, high)``, ``dilation``; and ``ceil_mode``: whether a last window may hang over the end.
@@ -123,7 +123,7 @@ def _counts(sizes: Sequence[Dim], attrs: dict[str, Attr]) -> tuple[Dim, ...]:
 def _windows(
     xp: Any, x: Any, fill: Any, attrs: dict[str, Attr], counts: tuple[Dim, ...] | None = None
 ) -> Any:
-    """What all windows see at each kernel position, with ``fill`` wherever they leave ``x``."""
+    """The elements of all windows at each kernel position, ``fill`` wherever they leave ``x``."""
     kernel, stride, dilation = attrs["kernel"], attrs["stride"], attrs["dilation"]
     sizes = x.shape[2:]
     counts = _counts(sizes, attrs) if counts is None else counts

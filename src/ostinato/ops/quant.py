@@ -1,4 +1,4 @@
-"""Products with quantised weights: 8-bit integers per column, 4-bit integers per group.
+"""Matmuls with quantised weights: 8-bit integers per column, 4-bit integers per group.
 
 Weights are integers times a scale. Activations become 8-bit integers at run time, and the integers
 are multiplied and summed exactly. How activations are rounded is fixed to the bit, so that every

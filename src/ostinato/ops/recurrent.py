@@ -1,6 +1,6 @@
 """Recurrent networks: ``lstm``, ``gru`` and ``rnn`` with ONNX's layouts, and the scan below them.
 
-The composite ops take a whole layer. They decompose into one matrix product for the inputs of all
+The composite ops take a whole layer. They decompose into one matmul for the inputs of all
 time steps, and per direction a ``recurrent_scan``: the part that has to go step by step, which a
 backend implements as one kernel (or has unrolled, if the number of steps is fixed).
 
@@ -40,7 +40,7 @@ __all__ = [
     "resets_first",
 ]
 
-#: How many gates each kind stacks.
+#: The number of gates that each kind stacks.
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 #: The optional weights of a scan, and how many gates each stacks.
 WEIGHT_PARTS = {"peepholes": 3, "recurrent_bias": 1}
@@ -63,7 +63,7 @@ def _activation(xp: Any, name: str, x: Any, clip: float | None) -> Any:
 
 
 class Recurrent(Op):
-    """What a scan and a layer share: naming the operands that are given, checking attributes."""
+    """The base of a scan and a layer: names of the given operands, checks of attributes."""
 
     def named(self, operands: Sequence[Any], attrs: dict[str, Attr]) -> dict[str, Any]:
         """Operands by name: the required ones, then the optional ones that ``given`` lists.
@@ -247,7 +247,7 @@ def next_state(
 
 
 def resets_first(attrs: Mapping[str, Attr]) -> bool:
-    """Whether the candidate's product has to wait for the reset gate: it takes ``reset * h``."""
+    """Whether the candidate's matmul has to wait for the reset gate: it takes ``reset * h``."""
     return attrs["kind"] == "gru" and not attrs["linear_before_reset"]
 
 
@@ -420,14 +420,14 @@ _SHARED = ("x", "sequence_lens")
 
 
 def _scan_operands(xp: Any, one: Mapping[str, Any], attrs: dict[str, Attr]) -> list[Any]:
-    """What the scan with these attributes reads, from one direction's share of the layer."""
+    """The operands of a scan with these attributes, from one direction's share of the layer."""
     xproj = xp.matmul(one["x"], _transposed(xp, one["w"]))
     stacked, hidden = one["r"].shape
     recurrent_bias = None
     if "bias" in one:
         of_w, of_r = one["bias"][:stacked], one["bias"][stacked:]
         if attrs["linear_before_reset"]:
-            # The reset gate acts after the candidate's recurrent product, so on its bias too.
+            # The reset gate acts after the candidate's recurrent matmul, so on its bias too.
             gates, recurrent_bias = stacked - hidden, of_r[stacked - hidden :]
             of_w = xp.concat([of_w[:gates] + of_r[:gates], of_w[gates:]], axis=0)
         else:

@@ -1,7 +1,7 @@
 """Reductions and scans.
 
-Sums and products keep the dtype of their operand, so those of small integers wrap ("computed as
-their dtype says"); the vocabulary turns bools into int64 first. 16-bit floats are accumulated in
+Sums and products keep the dtype of their operand, so those of small integers wrap;
+the vocabulary converts bools to int64 first. 16-bit floats are accumulated in
 float32. A reduction over no elements gives its neutral element, which for ``max`` is minus
 infinity or the least integer; but ``max``, ``min``, ``argmax`` and ``argmin`` of a graph need an
 element (:mod:`ostinato.ir.facts`).
@@ -325,21 +325,21 @@ class Norm(Statistic):
 
 
 def reduced_shape(shape: Sequence[Dim], axes: Sequence[int], keepdims: bool) -> tuple[Dim, ...]:
-    """What is left of ``shape`` when ``axes`` are reduced."""
+    """The shape that remains of ``shape`` when ``axes`` are reduced."""
     if keepdims:
         return tuple(1 if i in axes else d for i, d in enumerate(shape))
     return tuple(d for i, d in enumerate(shape) if i not in axes)
 
 
 def _nonempty(op: Op, x: TensorType, axis: int, axes: Sequence[int]) -> Fact:
-    """An element is needed along ``axis``, one of the reduced ``axes``, where there is a result."""
+    """The fact that ``axis``, one of the reduced ``axes``, has an element if there is a result."""
     results = prod(reduced_shape(x.shape, axes, keepdims=False))
     problem = f"{x} has no elements along axis {axis}, so there is no {op.name}"
     return Fact(x.shape[axis], 1, problem, results)
 
 
 def _count(xp: Any, x: Any, axes: Sequence[int]) -> Any:
-    """How many elements are reduced to one: a float, or a scalar of the graph if symbolic."""
+    """The number of elements reduced to one: a float, or a scalar of the graph if symbolic."""
     count = prod(x.shape[a] for a in axes)
     return float(count) if isinstance(count, int) else xp.cast(xp.dim_value(count), x.dtype)
 

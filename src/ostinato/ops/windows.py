@@ -34,7 +34,7 @@ __all__ = [
 
 #: Canonical padding: ``(low, high)`` for every spatial axis.
 Padding: TypeAlias = tuple[tuple[int, int], ...]
-#: What users may write for it.
+#: The forms in which users may write it.
 PaddingSpec: TypeAlias = (
     int | Sequence[int] | Sequence[tuple[int, int]] | Literal["same", "same_lower", "valid"]
 )
@@ -79,7 +79,7 @@ def _check_tuple(key: str, value: Attr, length: int) -> None:
 
 
 def dilated(kernel: int, dilation: int) -> int:
-    """How many positions a window spans from its first to its last."""
+    """The number of positions that a window spans from its first to its last."""
     return (kernel - 1) * dilation + 1
 
 
@@ -138,7 +138,7 @@ def window_count(
     dilation: int,
     ceil_mode: bool = False,
 ) -> Dim:
-    """How many windows fit on one axis.
+    """The number of windows that fit on one axis.
 
     With ``ceil_mode`` a last window may hang over the end, provided that it starts before the
     padding at the end (PyTorch's rule).
@@ -190,7 +190,7 @@ def check_windows(
 
 
 def spatial_widths(padding: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What ``xp.pad`` takes, before and after, to pad an array ``[N, C, *spatial]``."""
+    """The argument of ``xp.pad``, before and after, that pads an array ``[N, C, *spatial]``."""
     return (0, 0, *(low for low, _ in padding)), (0, 0, *(high for _, high in padding))
 
 

@@ -1,4 +1,4 @@
-"""Passes: rewritings of graphs that keep what they compute. ``pipeline`` lists them in order."""
+"""Passes: graph rewrites that preserve semantics. ``pipeline`` lists them in order."""
 
 from ostinato.passes.base import Event, Pass, PassReport
 from ostinato.passes.pipeline import OPTIONAL_PASSES, pipeline, run_passes

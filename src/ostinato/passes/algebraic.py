@@ -151,7 +151,7 @@ def _neg(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
 
 
 def _even(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
-    """``abs`` and ``square`` do not see a sign."""
+    """Drop negations and ``abs`` before ``abs`` and ``square``, which do not depend on the sign."""
     (x,) = operands
     inner = made_by(x, "neg", "abs")
     if inner and x.dtype.is_float:

@@ -1,4 +1,4 @@
-"""What a pass is, and the notes that passes take for the compile report."""
+"""The base class of passes, and the events that passes record for the compile report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Event", "Pass", "PassReport"]
 
 @dataclass(frozen=True)
 class Event:
-    """One kind of thing that one pass did, or declined to do.
+    """One kind of change that one pass made, or declined to make.
 
     Attributes:
         pass_name: the pass.
@@ -40,22 +40,22 @@ class Event:
 
 
 class PassReport:
-    """What the passes did to one graph, in order; see :attr:`events`."""
+    """The changes that passes made to one graph, in order; see :attr:`events`."""
 
     def __init__(self) -> None:
         self._labels: dict[tuple[str, str, str], list[str]] = {}
 
     def changed(self, pass_: Pass, what: str, node: Node) -> None:
-        """Note that ``pass_`` did ``what`` to ``node``."""
+        """Record that ``pass_`` did ``what`` to ``node``."""
         self._labels.setdefault((pass_.name, what, ""), []).append(node.label)
 
     def refused(self, pass_: Pass, what: str, node: Node, why: str) -> None:
-        """Note that ``pass_`` nearly did ``what`` to ``node``, and why it did not."""
+        """Record that ``pass_`` nearly did ``what`` to ``node``, and why it did not."""
         self._labels.setdefault((pass_.name, what, why), []).append(node.label)
 
     @property
     def events(self) -> list[Event]:
-        """The notes, grouped by pass, kind and reason, in order of first appearance."""
+        """The changes and refusals, grouped by pass, kind and reason, in order of appearance."""
         return [
             Event(pass_name, what, tuple(labels), why)
             for (pass_name, what, why), labels in self._labels.items()
@@ -66,7 +66,7 @@ class PassReport:
 
 
 class Pass(ABC):
-    """A rewriting of graphs that keeps what they compute.
+    """A graph rewrite that preserves semantics.
 
     A pass has no state; one with options is a small frozen dataclass. Its docstring states its
     contract. A pass takes a valid graph and gives a valid graph with the same inputs, params,

@@ -22,7 +22,7 @@ __all__ = ["CommonSubexpressions"]
 class CommonSubexpressions(Pass):
     """Merges nodes with equal ops, attributes and operands, and constants with equal contents.
 
-    Inputs, params and states are never merged: each is somebody's to write.
+    Inputs, params and states are never merged: each can be written on its own.
     """
 
     name: ClassVar[str] = "common_subexpressions"

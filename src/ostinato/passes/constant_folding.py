@@ -1,4 +1,4 @@
-"""Constant folding: what only depends on constants is computed while compiling."""
+"""Constant folding: nodes that depend on constants only are computed while compiling."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REWROTE", "Decompose", "Native"]
 
-#: Before the name of the op, in the notes of this pass.
+#: Before the name of the op, in the events of this pass.
 REWROTE = "rewrote "
 
 #: Whether a backend takes a node as it is.
@@ -56,7 +56,7 @@ class Decompose(Pass):
         return graph
 
     def _expand(self, rewriter: Rewriter, report: PassReport, *, quiet: bool) -> list[Node]:
-        """Decompose once what is not native; gives back the nodes that cannot be."""
+        """Decompose once all nodes that are not native; returns the nodes that cannot be."""
         stuck: list[Node] = []
         for node in rewriter.nodes():
             if isinstance(node.op, Leaf) or self.native(node):

@@ -1,4 +1,4 @@
-"""What is known about a value's elements without running anything."""
+"""Properties of a value's elements that follow from the graph alone."""
 
 from __future__ import annotations
 

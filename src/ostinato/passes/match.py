@@ -1,4 +1,4 @@
-"""Looking at values the way patterns need to: what made them, and what constants they hold."""
+"""Pattern matching on values: the node that makes them, and the constants they hold."""
 
 from __future__ import annotations
 

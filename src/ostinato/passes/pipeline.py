@@ -24,7 +24,7 @@ __all__ = ["OPTIONAL_PASSES", "Capabilities", "Listed", "pipeline", "run_passes"
 
 
 class Listed(NamedTuple):
-    """A pass on the list.
+    """A pass of the pipeline, imported when it is used.
 
     Attributes:
         name: the pass's, and of the module that has it.
@@ -39,11 +39,11 @@ class Listed(NamedTuple):
     options: tuple[Any, ...] = ()
 
     def concerns(self, graph: BaseGraph) -> bool:
-        """Whether there may be something to do."""
+        """Whether the pass may have something to do."""
         return not self.ops or any(node.op.name in self.ops for node in graph.nodes)
 
     def make(self) -> Pass:
-        """The pass."""
+        """Import and instantiate the pass."""
         made = getattr(import_module(f"ostinato.passes.{self.name}"), self.kind)(*self.options)
         assert isinstance(made, Pass)
         return made
@@ -72,7 +72,7 @@ _TIDY = (
     _DEAD_CODE,
 )
 
-#: What the activations that are recovered are made of.
+#: The ops that spelled-out activations contain.
 _CURVES = frozenset({"clip", "exp", "hard_sigmoid", "logaddexp", "relu6", "sigmoid", "tanh"})
 
 #: Finds composite ops; the later ones build on the earlier ones.
@@ -89,7 +89,7 @@ _EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", frozenset({"co
 
 
 class Capabilities(Protocol):
-    """What passes ask of a backend's declaration (:class:`ostinato.backends.base.Capabilities`)."""
+    """The part of a backend's :class:`~ostinato.backends.base.Capabilities` that passes read."""
 
     @property
     def ops(self) -> Collection[str]:
@@ -127,7 +127,7 @@ def run_passes(
     disabled: Collection[str] = frozenset(),
     verify: bool = False,
 ) -> tuple[BaseGraph, list[Event]]:
-    """``graph`` as a backend takes it, and what was done to it.
+    """Run the pipeline; returns the rewritten graph and the report.
 
     Args:
         graph: is not changed.

@@ -1,4 +1,4 @@
-"""Quantisation: a graph whose products read narrow weights in place of wide ones.
+"""Quantisation: a graph whose matmuls read narrow weights in place of wide ones.
 
 Not a pass of the pipeline: it changes results, so it runs only where it is asked for.
 """
@@ -29,10 +29,10 @@ __all__ = ["FORMATS", "QuantizedGraph", "QuantizedWeight", "SkippedProduct", "qu
 
 Array = np.ndarray[Any, Any]
 
-#: What weights can become.
+#: The formats of narrow weights.
 FORMATS: Final = ("int8", "int4", "bfloat16", "float16")
 
-#: What may stand between a param and the product that it is a weight of.
+#: Ops that may stand between a param and the matmul that it is a weight of.
 _LOOKED_THROUGH: Final = frozenset({"cast", "permute_dims", "reshape", "slice", "flip"})
 
 _ACTIVATIONS: Final = (FLOAT32, FLOAT16, BFLOAT16)
@@ -40,10 +40,10 @@ _ACTIVATIONS: Final = (FLOAT32, FLOAT16, BFLOAT16)
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A product whose weight was made narrow.
+    """A matmul whose weight was made narrow.
 
     Attributes:
-        label: the product's label.
+        label: the matmul's label.
         weight: the name of the param (or the label of the constant) that held the weight.
         params: the names of the params that hold it now.
         before: bytes of the weight as it was.
@@ -61,10 +61,10 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class SkippedProduct:
-    """A product that was left as it was.
+    """A matmul that was left as it was.
 
     Attributes:
-        label: the product's label.
+        label: the matmul's label.
         why: the reason.
     """
 
@@ -73,12 +73,12 @@ class SkippedProduct:
 
 
 class QuantizedGraph(Graph):
-    """A graph made by :func:`ostinato.quantize`, which remembers what was done.
+    """A graph made by :func:`ostinato.quantize`, with a record of its changes.
 
     Attributes:
         format: one of :data:`FORMATS`.
-        quantized: the products that read narrow weights now.
-        skipped: the products that do not, and why.
+        quantized: the matmuls that read narrow weights now.
+        skipped: the matmuls that do not, and why.
     """
 
     format: str
@@ -86,10 +86,10 @@ class QuantizedGraph(Graph):
     skipped: tuple[SkippedProduct, ...] = ()
 
     def quantization(self) -> str:
-        """What was done, as a table."""
+        """A table of the matmuls that were changed, and of those that were not."""
         before, after = (sum(getattr(w, k) for w in self.quantized) for k in ("before", "after"))
         lines = [
-            f"{self.name} in {self.format}: {len(self.quantized)} products, "
+            f"{self.name} in {self.format}: {len(self.quantized)} matmuls, "
             f"{before / 1e6:.1f} MB of weights in {after / 1e6:.1f} MB"
         ]
         lines += [
@@ -118,16 +118,16 @@ def quantize_graph(
     known = {*graph.params, *(node.label for node in graph.nodes)}
     unknown = [repr(name) for name in skip if name not in known]
     if unknown:
-        raise InputError(f"skip: the graph has no param or product {', '.join(unknown)}")
+        raise InputError(f"skip: the graph has no param or matmul {', '.join(unknown)}")
     quantizer = _Quantizer(graph, _ROUNDING[format], format, group, min_elements, skip)
     return quantizer.run()
 
 
 class _Skip(Exception):
-    """Why a product stays as it is."""
+    """The reason why a matmul stays as it is."""
 
 
-#: The product of a value with the params that hold a narrow weight.
+#: The matmul of a value with the params that hold a narrow weight.
 _Apply: TypeAlias = "Callable[[Graph, Value, list[Value]], Value]"
 
 
@@ -184,17 +184,17 @@ class _Quantizer:
         for node in rewriter.nodes():
             if node in chosen:
                 x = rewriter[node.inputs[0]]
-                rewriter.replace(node, self._product(node, x, chosen[node]))
+                rewriter.replace(node, self._matmul(node, x, chosen[node]))
             elif node in kept:
                 rewriter.copy(node)
         rewriter.finish(force=True)
         self.target.quantized, self.target.skipped = tuple(self.quantized), tuple(self.skipped)
         return self.target
 
-    # -- which products ------------------------------------------------------------------------
+    # -- which matmuls -------------------------------------------------------------------------
 
     def _choose(self) -> dict[Node, Node]:
-        """The products to change, each with the leaf that its weight comes from."""
+        """The matmuls to change, each with the leaf that its weight comes from."""
         chosen: dict[Node, Node] = {}
         for node in live_nodes(self.source):
             if node.op.name != "matmul":
@@ -217,7 +217,7 @@ class _Quantizer:
         if weight.ndim != 2:
             raise _Skip(f"the weight is no matrix but {weight.type}")
         if weight.dtype not in _ACTIVATIONS:
-            raise _Skip(f"a product of {weight.dtype}")
+            raise _Skip(f"a matmul of {weight.dtype}")
         depth, columns = bounds(weight.shape[0])[1], bounds(weight.shape[1])[1]
         if depth * columns < self.min_elements:
             raise _Skip(f"fewer than {self.min_elements} weights")
@@ -251,14 +251,14 @@ class _Quantizer:
 
     # -- narrow weights ------------------------------------------------------------------------
 
-    def _product(self, node: Node, x: Value, leaf: Node) -> Value:
+    def _matmul(self, node: Node, x: Value, leaf: Node) -> Value:
         made = self._weight(node, leaf)
         self.quantized.append(replace(made.weight, label=node.label))
         with self.target.labelled(node.label):
             return made.apply(self.target, x, made.values)
 
     def _weight(self, node: Node, leaf: Node) -> _Made:
-        """The params for a product's weight, made once however many products share it."""
+        """The params for a matmul's weight, made once however many matmuls share it."""
         views = tuple(
             (n.op, tuple(n.attrs.items()), n.outputs[0].type) for n in _views(node.inputs[1])
         )
@@ -299,7 +299,7 @@ class _Quantizer:
 
 
 def _views(value: Value) -> list[Node]:
-    """The nodes between a weight's leaf and the product, last first."""
+    """The nodes between a weight's leaf and the matmul, last first."""
     found = []
     while value.node.inputs:
         found.append(value.node)

@@ -170,7 +170,7 @@ def _hard_swish(uses: Uses, node: Node) -> Iterator[Finding]:
 
 
 def _gated_by(curve: Value) -> Value | None:
-    """What the curve is of, if it is one that gates: its own operand, or softplus's."""
+    """The gated value of a curve that gates: its own operand, or softplus's."""
     node = curve.node
     operand = node.inputs[0]
     if node.op.name == "hard_sigmoid":

@@ -1,4 +1,4 @@
-"""Recovery of attention from matrix products around a softmax."""
+"""Recovery of attention from matmuls around a softmax."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RecoverAttention(Pass):
 
 @dataclass(frozen=True)
 class _Mask:
-    """Something that keeps queries from keys.
+    """A mask between queries and keys.
 
     Attributes:
         value: a float that is added, or a bool.
@@ -70,9 +70,9 @@ class _Mask:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What a softmax is taken of, from the outside in, down to the product."""
+    """The operand of a softmax, taken apart from the outside in, down to the matmul."""
 
-    product: Node
+    matmul: Node
     scale: float = 1.0
     softcap: float | None = None
     masks: tuple[_Mask, ...] = field(default=())
@@ -83,24 +83,24 @@ class _Unlike(Exception):
 
 
 def _find(uses: Uses, softmax: Node) -> Iterator[Finding]:
-    """The attention around one softmax; nothing unless its scores and weights are products."""
+    """The attention around one softmax; nothing unless its scores and weights are matmuls."""
     weighted = _weighted(uses, softmax)
-    if weighted is None or not _leads_to_product(softmax.inputs[0]):
+    if weighted is None or not _leads_to_matmul(softmax.inputs[0]):
         return
     root, v = weighted
     try:
         if softmax.attrs["axis"] != softmax.outputs[0].ndim - 1:
             raise _Unlike("the softmax is not over the last axis")
         scores = _scores(softmax.inputs[0])
-        q, scale = _without_factor(scores.product.inputs[0], scores.scale)
-        k, axes, scale = _keys(scores.product.inputs[1], scale)
-        _check(scores.product, v, scale)
-        masks = _combinable(scores.masks, scores.product.outputs[0].shape[-2:])
+        q, scale = _without_factor(scores.matmul.inputs[0], scores.scale)
+        k, axes, scale = _keys(scores.matmul.inputs[1], scale)
+        _check(scores.matmul, v, scale)
+        masks = _combinable(scores.masks, scores.matmul.outputs[0].shape[-2:])
     except _Unlike as reason:
         yield Refusal(softmax, "attention", str(reason))
         return
-    boundary = (*scores.product.inputs, v, *(mask.value for mask in scores.masks))
-    if not is_private(uses, root.outputs[0], boundary, scores.product.outputs[0]):
+    boundary = (*scores.matmul.inputs, v, *(mask.value for mask in scores.masks))
+    if not is_private(uses, root.outputs[0], boundary, scores.matmul.outputs[0]):
         yield Refusal(softmax, "attention", "the scores or weights have other readers")
         return
     parts = _Parts(q, k, axes, v, root.outputs[0], scale, scores.softcap, masks)
@@ -108,7 +108,7 @@ def _find(uses: Uses, softmax: Node) -> Iterator[Finding]:
 
 
 def _weighted(uses: Uses, softmax: Node) -> tuple[Node, Value] | None:
-    """The product that weighs ``v`` by the softmax, and ``v``."""
+    """The matmul that weighs ``v`` by the softmax, and ``v``."""
     weights = softmax.outputs[0]
     readers = uses.readers(weights)
     while (
@@ -116,15 +116,15 @@ def _weighted(uses: Uses, softmax: Node) -> tuple[Node, Value] | None:
     ):
         weights = readers[0].outputs[0]
         readers = uses.readers(weights)
-    products = [n for n in readers if n.op.name == "matmul" and n.inputs[0] is weights]
-    return (products[0], products[0].inputs[1]) if products else None
+    matmuls = [n for n in readers if n.op.name == "matmul" and n.inputs[0] is weights]
+    return (matmuls[0], matmuls[0].inputs[1]) if matmuls else None
 
 
 # -- the scores ----------------------------------------------------------------------------------
 
 
-def _leads_to_product(value: Value) -> bool:
-    """Whether scaling, masking and conversions alone lead from a product to ``value``."""
+def _leads_to_matmul(value: Value) -> bool:
+    """Whether scaling, masking and conversions alone lead from a matmul to ``value``."""
     for _ in range(_MAX_CHAIN):
         node = value.node
         if node.op.name == "matmul":
@@ -148,13 +148,13 @@ def _next(node: Node) -> Value | None:
     if name == "where":
         return next((x for x, c in _pairs(operands[1:]) if uniform_of(c) is not None), None)
     if name == "add":
-        leading = [x for x in operands if x.shape == node.outputs[0].shape and _leads_to_product(x)]
+        leading = [x for x in operands if x.shape == node.outputs[0].shape and _leads_to_matmul(x)]
         return leading[0] if len(leading) == 1 else None
     return None
 
 
 def _scores(value: Value) -> _Scores:
-    """The chain from the product to the softmax's operand ``value``.
+    """The chain from the matmul to the softmax's operand ``value``.
 
     Raises:
         _Unlike: the links do not come in attention's order.
@@ -165,7 +165,7 @@ def _scores(value: Value) -> _Scores:
     softcap: float | None = None
     while (node := value.node).op.name != "matmul":
         inner = _next(node)
-        assert inner is not None  # _leads_to_product went this way
+        assert inner is not None  # _leads_to_matmul went this way
         if inner.shape != shape:
             raise _Unlike(f"{node.op.name} broadcasts the scores")
         if node.op.name in ("add", "where"):
@@ -226,15 +226,15 @@ def _without_factor(value: Value, scale: float) -> tuple[Value, float]:
     return value, scale
 
 
-def _check(product: Node, v: Value, scale: float) -> None:
-    """Raise :class:`_Unlike` for what attention does not take."""
-    q, kt = product.inputs
+def _check(matmul: Node, v: Value, scale: float) -> None:
+    """Raise :class:`_Unlike` for operands that attention does not take."""
+    q, kt = matmul.inputs
     shapes = {value.shape[:-2] for value in (q, kt, v)}
     if not 2 <= q.ndim <= 4 or len(shapes) != 1:
         shown = ", ".join(str(value.type) for value in (q, kt, v))
         raise _Unlike(f"q, kᵀ and v do not have the same heads: {shown}")
     if kt.node.op is PARAM or v.node.op is PARAM:
-        raise _Unlike("keys or values are a param: better two products with a weight")
+        raise _Unlike("keys or values are a param: better two matmuls with a weight")
     depth = q.shape[-1]
     if not isinstance(depth, int) or depth == 0 or v.dtype != q.dtype:
         raise _Unlike("the head dimension is symbolic or the dtypes of q and v differ")

@@ -44,7 +44,7 @@ class RecoverGelu(Pass):
 
 
 def _find(uses: Uses, curve: Node) -> Iterator[Finding]:
-    """What the gelu around one erf or tanh is; nothing when its argument is no gelu's."""
+    """Find the gelu around one erf or tanh; nothing when its argument is no gelu's."""
     x = _argument(curve)
     if x is None:
         return

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecoverNorms"]
 
-#: What is normalised, its mean if that is taken off, the axes, and the first intermediates.
+#: The normalised value, its mean if that is taken off, the axes, and the first intermediates.
 _Moment: TypeAlias = "tuple[Value, Value | None, tuple[int, ...], tuple[Value, ...]]"
 
 
@@ -52,7 +52,7 @@ class RecoverNorms(Pass):
 
 @dataclass(frozen=True)
 class _Statistics:
-    """What is under a root: ``mean((x - mean)²) + eps``, or without ``mean``.
+    """The operand of a root: ``mean((x - mean)²) + eps``, or without ``mean``.
 
     Attributes:
         x: what is normalised.
@@ -89,7 +89,7 @@ class _Statistics:
 
 @dataclass(frozen=True)
 class _Affine:
-    """How a normalised value is scaled and shifted."""
+    """The scale and shift of a normalised value."""
 
     weight: Value | None
     bias: Value | None

@@ -1,4 +1,4 @@
-"""What the recovery passes share: matches, and checking that an intermediate is nobody else's."""
+"""Shared parts of the recovery passes: matches, and the check that an intermediate is private."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that was nearly recognised.
+    """A composite op that was nearly recognised.
 
     Attributes:
         node: where.
@@ -53,7 +53,7 @@ Finding: TypeAlias = Match | Refusal
 def rewrite_matches(
     graph: BaseGraph, findings: Iterable[Finding], pass_: Pass, report: PassReport
 ) -> BaseGraph:
-    """``graph`` with every match's root replaced; refusals go to the report."""
+    """Replace the root of every match in ``graph``; refusals go to the report."""
     matches: dict[Node, Match] = {}
     for finding in findings:
         if isinstance(finding, Match):
@@ -97,7 +97,7 @@ def is_private(uses: Uses, root: Value, boundary: Iterable[Value], *starts: Valu
 def values_above(
     uses: Uses, value: Value, is_link: Callable[[Value], bool], limit: int
 ) -> list[Value]:
-    """What is computed from ``value`` through values for which ``is_link`` holds, nearest first."""
+    """The values computed from ``value`` through those that satisfy ``is_link``, nearest first."""
     found: list[Value] = []
     queue, seen = [value], {value}
     while queue and len(found) < limit:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Replacement", "Rewriter", "Rule", "Uses", "live_nodes", "noted"]
 
-#: What stands in for a node: its results, or its one result.
+#: The replacement of a node: its results, or its one result.
 Replacement: TypeAlias = Value | Sequence[Value]
 
 #: A rule sees a node and that node's operands in the graph under construction, to which it may
 #: append; ``None`` leaves the node as it is.
 Rule: TypeAlias = Callable[[Graph, Node, tuple[Value, ...]], Replacement | None]
 
-#: How often the outcome of a rule is offered to the rules again.
+#: The number of times that the outcome of a rule is offered to the rules again.
 _MAX_ROUNDS = 16
 
 
@@ -41,7 +41,7 @@ def live_nodes(graph: BaseGraph) -> list[Node]:
 
 
 class Uses:
-    """Who reads each value of a graph, as far as the results depend on it."""
+    """The readers of each value of a graph, as far as the results depend on it."""
 
     def __init__(self, graph: BaseGraph) -> None:
         self.nodes = live_nodes(graph)
@@ -87,7 +87,7 @@ class Rewriter:
         self._new: dict[Value, Value] = {}
 
     def __getitem__(self, value: Value) -> Value:
-        """What stands for a value of the source graph."""
+        """The value under construction that replaces a value of the source graph."""
         return self._new[value]
 
     def nodes(self) -> Sequence[Node]:
@@ -95,7 +95,7 @@ class Rewriter:
         return live_nodes(self.source)
 
     def operands(self, node: Node) -> tuple[Value, ...]:
-        """What a node of the source graph reads, in the graph under construction."""
+        """The operands of a node of the source graph, in the graph under construction."""
         new = self._new
         return tuple([new[value] for value in node.inputs])
 
@@ -184,7 +184,7 @@ class Rewriter:
 
 
 def noted(pass_: Pass, report: PassReport, rule: Rule) -> Rule:
-    """``rule``, which notes in ``report`` what it simplifies."""
+    """Wrap ``rule`` so that it records in ``report`` each node that it simplifies."""
 
     def noting(graph: Graph, node: Node, operands: tuple[Value, ...]) -> Replacement | None:
         replacement = rule(graph, node, operands)

@@ -1,4 +1,4 @@
-"""Shape simplification: data movement that undoes itself, or need not happen."""
+"""Shape simplification: data movement that cancels out, or is not needed."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def _pad(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
 
 
 def _elementwise(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
-    """A broadcast that the op itself would do need not be done before."""
+    """Drop a broadcast of an operand that the elementwise op does itself."""
     shapes = [v.node.inputs[0].type if made_by(v, "broadcast_to") else v.type for v in operands]
     if all(t is v.type for t, v in zip(shapes, operands, strict=True)):
         return None
@@ -251,10 +251,10 @@ def _matmul(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
     left, right = (_untransposed(v) for v in operands)
     if left is None or right is None or left.shape[:-2] != right.shape[:-2]:
         return None
-    (product,) = g.apply(MATMUL, (right, left), node.attrs)
-    axes = list(range(product.ndim))
+    (matmul,) = g.apply(MATMUL, (right, left), node.attrs)
+    axes = list(range(matmul.ndim))
     axes[-2:] = axes[:-3:-1]
-    return g.apply(PERMUTE_DIMS, (product,), {"axes": tuple(axes)})[0]
+    return g.apply(PERMUTE_DIMS, (matmul,), {"axes": tuple(axes)})[0]
 
 
 def _untransposed(value: Value) -> Value | None:

@@ -1,4 +1,4 @@
-"""Concatenations that begin as another one does: as that one and the rest."""
+"""Sharing of a common beginning between concatenations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SharedConcats(Pass):
 def _longest_beginning(
     known: dict[_Key, Value], axis: int, operands: tuple[Value, ...]
 ) -> int | None:
-    """How many of ``operands`` some concatenation before has put together already."""
+    """The number of leading ``operands`` that an earlier concatenation has already put together."""
     lengths = range(len(operands) - 1, 1, -1)
     return next((count for count in lengths if (axis, operands[:count]) in known), None)
 

@@ -1,4 +1,4 @@
-"""Static slices: gathers and dynamic slices at places that are known while compiling."""
+"""Static slices: gathers and dynamic slices at positions that are known while compiling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights as integers and scales: how :mod:`ostinato.passes.quantize` rounds them."""
+"""Rounding of weights to integers and scales, for :mod:`ostinato.passes.quantize`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Array = np.ndarray[Any, Any]
 _LARGEST: Final = 127
 _ZERO_CODE: Final = 8
 
-#: Where in the range of codes -8..7 the largest weight of a group may come to lie. A scale that
+#: Positions in the range of codes -8..7 that the largest weight of a group may get. A scale that
 #: cuts it off a little is often the better one for all the others.
-_PLACES: Final = (-8.0, -8.5, -9.25, -7.5, -7.0, -6.5)
+_LARGEST_CODES: Final = (-8.0, -8.5, -9.25, -7.5, -7.0, -6.5)
 
 #: Columns that are rounded together: a few megabytes, which stay in cache.
 _CHUNK: Final = 256
@@ -61,7 +61,7 @@ def _rounded(blocks: Array, dtype: DType) -> tuple[Array, Array]:
     shares = blocks / size[:, None]  # squares of the weights themselves might overflow
     best = np.zeros_like(farthest, dtype.numpy)
     least = np.full_like(farthest, np.inf)
-    for place in _PLACES:
+    for place in _LARGEST_CODES:
         scales = (farthest / np.float32(place)).astype(dtype.numpy)
         share = scales.astype(np.float32) / size
         error = shares - _whole(shares, share) * share[:, None]

@@ -59,7 +59,7 @@ class InputArgument:
 
 
 def parse_dim(text: str) -> DimArgument:
-    """Raises ``typer.BadParameter`` for anything but the forms of :class:`DimArgument`."""
+    """Parse a :class:`DimArgument`; raises ``typer.BadParameter`` for any other form."""
     name, value = _split(text)
     size = _bounds(value) or _integer(value)
     if size is None:
@@ -69,7 +69,7 @@ def parse_dim(text: str) -> DimArgument:
 
 
 def parse_constant(text: str) -> ConstantArgument:
-    """Raises ``typer.BadParameter`` unless the value is a number."""
+    """Parse a :class:`ConstantArgument`; raises ``typer.BadParameter`` unless it is a number."""
     name, value = _split(text)
     number = _number(value)
     if number is None:
@@ -78,7 +78,7 @@ def parse_constant(text: str) -> ConstantArgument:
 
 
 def parse_input(text: str) -> InputArgument:
-    """Raises ``typer.BadParameter`` unless the argument has a name and a source."""
+    """Parse an :class:`InputArgument`; raises ``typer.BadParameter`` for any other form."""
     name, value = _split(text)
     if value in ("zeros", "ones"):
         return InputArgument(name, "fill", int(value == "ones"))
@@ -96,7 +96,7 @@ def parse_input(text: str) -> InputArgument:
 
 
 def dims_mapping(arguments: list[DimArgument]) -> dict[str, Any]:
-    """What :func:`ostinato.load_onnx` takes as ``dims``."""
+    """The ``dims`` argument of :func:`ostinato.load_onnx`."""
     dims: dict[str, Any] = {}
     for argument in arguments:
         if argument.axis is None:

@@ -1,4 +1,4 @@
-"""``ostinato bench``: how long a run takes, alone or next to another runtime."""
+"""``ostinato bench``: run times of a model, alone or next to another runtime."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bench_model(
     runs: int | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """Time the model; the report, as JSON has it.
+    """Time the model; returns the report, as JSON has it.
 
     Args:
         options: which model.
@@ -118,7 +118,7 @@ def onnxruntime_engine(path: Path, threads: int | None) -> Engine:
 
 
 def _refused(call: Callable[[], Any]) -> Any:
-    """The call's result; its exceptions, of which there is no common class, as an error of ours."""
+    """The call's result; its exceptions, which have no common class, become an error of ours."""
     try:
         return call()
     except Exception as error:

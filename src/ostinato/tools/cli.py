@@ -175,7 +175,7 @@ def bench(
     cast: Cast = False,
     json: Json = False,
 ) -> None:
-    """Time runs of a model, alone or in turns with another runtime."""
+    """Time runs of a model, alone or alternately with another runtime."""
     if vs not in (None, "onnxruntime"):
         raise typer.BadParameter(f"{vs!r}: the one runtime to compare with is onnxruntime")
     if tolerance is not None and vs is None:

@@ -1,4 +1,4 @@
-"""``ostinato devices``: what a session can be opened on, and why not on the rest."""
+"""``ostinato devices``: the kinds of devices, their availability, and reasons for its lack."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Feeds:
     """Arrays for every input of a model.
 
     Attributes:
-        options: those given, with the size of every dynamic dim that the arrays settle.
+        options: those given, with the size of every dynamic dim that the arrays determine.
         arrays: by name; inputs that the options fix are among them.
         assumed: sizes of the dims that nothing gave one: the least allowed, and never 0.
     """

@@ -1,4 +1,4 @@
-"""``ostinato inspect``: what a model consists of, and what it is compiled to."""
+"""``ostinato inspect``: the contents of a model, and of its compiled form."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __all__ = ["ModelOptions", "Prepared", "load", "prepare"]
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What commands are told about a model.
+    """The options of commands that say how to load and compile a model.
 
     Attributes:
         path: of the file.
@@ -45,7 +45,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model ready to run, and how long each step towards that took, in seconds."""
+    """A compiled model, and the seconds that each step took."""
 
     graph: Graph
     compiled: CompiledGraph

@@ -1,4 +1,4 @@
-"""What commands print: tables for people on stdout, one JSON object for machines.
+"""Output of commands: tables for people on stdout, one JSON object for machines.
 
 Progress and messages go to stderr, so that stdout holds results and nothing else.
 """

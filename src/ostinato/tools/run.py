@@ -1,4 +1,4 @@
-"""``ostinato run``: one run of a model, and what came out."""
+"""``ostinato run``: one run of a model, and its outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN = 6
 def run_model(
     options: ModelOptions, inputs: Sequence[InputArgument], *, seed: int, output: Path | None
 ) -> dict[str, Any]:
-    """Run the model once; the report, as JSON has it.
+    """Run the model once; returns the report, as JSON has it.
 
     Args:
         options: which model.
@@ -59,7 +59,7 @@ def run_model(
 
 
 def described_inputs(feeds: Feeds) -> dict[str, Any]:
-    """The part of a report that says what the model was run on."""
+    """The part of a report on the inputs of the run."""
     described = [
         {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
         for name, array in feeds.arrays.items()
@@ -83,7 +83,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def _summary(name: str, array: Array) -> dict[str, Any]:
-    """What an output looks like; statistics are of its finite elements."""
+    """A summary of an output; statistics are of its finite elements."""
     numbers = array.astype(np.float64) if array.dtype.kind not in "iu" else array
     finite = numbers[np.isfinite(numbers)]
     statistics: dict[str, Any] = dict.fromkeys(("min", "mean", "max"))
@@ -101,7 +101,7 @@ def _summary(name: str, array: Array) -> dict[str, Any]:
 
 
 def _json_number(value: float) -> float | str:
-    """JSON has no NaN and no infinities."""
+    """A number for JSON, which has no NaN and no infinities."""
     return value if np.isfinite(value) else str(value)
 
 
@@ -137,7 +137,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def show_assumed(report: dict[str, Any]) -> None:
-    """Say which sizes nobody chose."""
+    """Print the sizes of dynamic dims that were not chosen by ``--dim``."""
     if report["assumed_dims"]:
         sizes = ", ".join(f"{name}={size}" for name, size in report["assumed_dims"].items())
         text = printable(f"for want of --dim: {sizes}")

@@ -1,4 +1,4 @@
-"""Timing of several ways to do the same thing, in turn, on one machine."""
+"""Timing of several ways to do the same thing, alternately, on one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an expression depends on, what it is worth, and how it splits along a symbol."""
+"""Queries of expressions: their variables, their value, and how they split along a symbol."""
 
 from __future__ import annotations
 

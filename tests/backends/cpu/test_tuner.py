@@ -92,7 +92,7 @@ def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_time_nothing_is_measured_and_nothing_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cache = ObjectCache(tmp_path)  # where nobody has measured anything
+    cache = ObjectCache(tmp_path)  # without measurements
     monkeypatch.setattr(tuning, "process_cache", lambda: cache)
     session = ost.Session("cpu", threads=1)
     g, feed = product(43, 61, 79)

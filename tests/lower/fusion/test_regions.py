@@ -1,4 +1,4 @@
-"""What runs together: which kernels a graph becomes, and why some nodes stay apart."""
+"""Fusion decisions: the kernels that a graph becomes, and why some nodes stay apart."""
 
 from __future__ import annotations
 

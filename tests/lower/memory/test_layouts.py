@@ -1,4 +1,4 @@
-"""Images with their channels last in memory: where, and that nobody can tell."""
+"""Images with their channels last in memory, with the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What concatenations and paddings are made of, written where it stands in them."""
+"""Concatenations and paddings whose producers write directly into the result."""
 
 from __future__ import annotations
 

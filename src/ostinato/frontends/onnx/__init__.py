@@ -1,4 +1,4 @@
-"""ONNX in: :func:`load_onnx`."""
+"""The ONNX front end: :func:`load_onnx`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def load_onnx(
         base_dir: where the model's external data lies, when ``source`` is not a path.
 
     A file that was loaded before with the same arguments, by any process with the same cache, is
-    not parsed again: what its graph is was kept, and the nodes are built when somebody looks at
-    them, which compiling does not if the graph was compiled before, too.
+    not parsed again: the cache has the graph's identity, and the nodes are built when they are
+    first read. Compiling reads them only if this graph was not compiled before.
 
     Raises:
         ModelFormatError: the file is damaged, hostile, or newer than this version.

@@ -24,7 +24,7 @@ __all__ = ["Call", "Converter", "NotSupported", "Result"]
 
 D = TypeVar("D")
 
-#: What a converter gives back: the node's first output, or all of them.
+#: The result of a converter: the node's first output, or all of them.
 Result: TypeAlias = "Tensor | Sequence[Tensor]"
 Converter: TypeAlias = "Callable[[Call], Result]"
 
@@ -139,7 +139,7 @@ class Call:
         return self.operand(index).dtype
 
     def rank(self, index: int) -> int:
-        """How many dims the operand at ``index`` has."""
+        """The number of dims of the operand at ``index``."""
         return len(self.shape(index))
 
     def dims(self, index: int, what: str) -> tuple[Dim, ...]:

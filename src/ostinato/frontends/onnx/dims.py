@@ -1,4 +1,4 @@
-"""What the sizes of a model's inputs are: fixed, or Variables."""
+"""The sizes of a model's inputs: fixed, or Variables."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class DimResolver:
 
 
 def _per_axis(name: str, chosen: Any, rank: int) -> dict[int, Any]:
-    """What the caller gave for one input, by axis counted from the front."""
+    """The caller's choices for one input, by axis counted from the front."""
     if chosen is None:
         return {}
     if isinstance(chosen, Mapping):

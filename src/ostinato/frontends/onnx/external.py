@@ -21,7 +21,7 @@ class ExternalData:
     absolute, climbs out of the folder, or is a link to elsewhere is refused. The one exception is
     a model that is itself a link (as in download caches): its data may then lie beside its target.
 
-    Files are read, not mapped: a mapped file that someone truncates later would kill the process.
+    Files are read, not mapped: a mapped file that is truncated later would kill the process.
 
     Args:
         roots: the folders that data may be read from, the first being where locations start;

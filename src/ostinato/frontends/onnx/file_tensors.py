@@ -1,7 +1,7 @@
 """Weights that stay in the model's file until they are used.
 
 The file is walked field by field, as protocol buffers are laid out: all but the bytes of large
-tensors is parsed as a model, and of those bytes it is noted where they are. So a model of many
+tensors is parsed as a model, and of those bytes only the position is kept. So a model of many
 gigabytes is never in memory twice, and what only passes through on its way to another layout is
 never in memory whole.
 """

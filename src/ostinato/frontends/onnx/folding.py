@@ -1,4 +1,4 @@
-"""Nodes whose operands are all known are computed while loading.
+"""Constant folding at import: nodes whose operands are all known are computed while loading.
 
 Numbers go through the very rules that the reference evaluator uses: the node's converter builds a
 scratch graph, which is evaluated at once. Sizes that are Variables have no number yet. Ops that
@@ -70,7 +70,7 @@ def _evaluate(call: Call, converter: Converter) -> tuple[Known, ...] | None:
     arrays: list[Any] = []
     if wanted:
         if any(bounds(v.type.size)[1] > 8 * _LARGEST for v in g.values()):
-            return None  # something in between is large: a product, a broadcast
+            return None  # something in between is large: a matmul, a broadcast
         g.set_outputs(wanted)
         arrays = list(evaluate(g, {}, {}))
     computed = dict(zip(wanted, arrays, strict=True))
@@ -187,7 +187,7 @@ def _reduce(call: Call, rule: Callable[[Any, Any], Any]) -> tuple[Known, ...] | 
 
 
 def _manageable(item: Any) -> bool:
-    """Whether a result was decided, fits int64, and is no polynomial grown out of hand."""
+    """Whether a result is decided, fits int64, and is no overly large polynomial."""
     if isinstance(item, Expr):
         low, high = item.bounds()
         return len(item.terms) <= _MOST_TERMS and -(2**63) <= low <= high < 2**63

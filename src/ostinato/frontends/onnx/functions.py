@@ -17,7 +17,7 @@ __all__ = ["FunctionLibrary"]
 
 
 class FunctionLibrary:
-    """Where the body of an op that has no converter can be found.
+    """The bodies of ops that have no converter.
 
     Args:
         model: its own functions come first, then the bodies that the ONNX standard gives.
@@ -74,7 +74,7 @@ def _standard(op_type: str, domain: str, opset: int) -> FunctionProto | None:
 
 
 def _schema(op_type: str, domain: str, opset: int) -> OpSchema | None:
-    """What the ONNX standard says of an op, if it is in there."""
+    """The schema of an op in the ONNX standard, if it has one."""
     from onnx import defs  # few models have an op without a converter
 
     try:

@@ -1,4 +1,4 @@
-"""Walks a model's nodes and builds the graph."""
+"""Conversion of a model's nodes to a graph."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Importer", "Scope"]
 
-#: How deep subgraphs and functions may nest; a file that exceeds it is made to exhaust the stack.
+#: The greatest depth of subgraphs and functions; a file beyond it is made to exhaust the stack.
 _DEEPEST = 60
 
-#: How many nodes the bodies of functions may come to; calls that double at every level exceed it.
+#: The most nodes that the bodies of functions may have; calls that double at every level have more.
 _MOST_NODES_IN_FUNCTIONS = 50_000
 
 
@@ -65,7 +65,7 @@ class Scope:
         return name in self.names or (self.outer is not None and name in self.outer)
 
     def find(self, name: str) -> Tensor:
-        """What ``name`` stands for.
+        """The tensor called ``name``.
 
         Raises:
             ModelFormatError: it stands for nothing.
@@ -95,7 +95,7 @@ class Importer:
         self._nodes_in_functions = 0
 
     def run(self, inputs: Mapping[str, Tensor]) -> None:
-        """Convert the whole model, given what its inputs stand for, and set the outputs.
+        """Convert the whole model, given the tensors of its inputs, and set the outputs.
 
         Raises:
             UnsupportedOpError: lists every node without an equivalent.
@@ -167,7 +167,7 @@ class Importer:
     # -- nodes ------------------------------------------------------------------------------
 
     def _node(self, node: NodeProto, scope: Scope) -> list[Tensor]:
-        """The outputs of one node. What goes wrong is noted, so that the rest is checked too."""
+        """The outputs of one node. Errors are collected, so that the rest is checked too."""
         label = scope.prefix + label_of(node)
         try:
             with self._g.labelled(label):
@@ -225,7 +225,7 @@ class Importer:
         return results
 
     def _skip(self, node: NodeProto, operands: Sequence[Tensor | None], scope: Scope) -> None:
-        """A node that cannot be converted for lack of an operand: check what it consists of."""
+        """Check the parts of a node that cannot be converted for lack of an operand."""
         for operand in operands:
             if isinstance(operand, Missing) and operand.reason:
                 self._note(node, scope, operand.reason)
@@ -234,7 +234,7 @@ class Importer:
                 self._scan(attribute.g, scope)
 
     def _scan(self, proto: GraphProto, scope: Scope) -> None:
-        """Note the nodes of a subgraph that have no converter."""
+        """Collect the nodes of a subgraph that have no converter."""
         for node in proto.node:
             domain = "" if node.domain == "ai.onnx" else node.domain
             opset = scope.opsets.get(domain, 1)

@@ -66,7 +66,7 @@ class Known:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.source.shape)
 
     @property
@@ -80,7 +80,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Missing:
-    """A tensor that could not be imported; what reads it is skipped.
+    """A tensor that could not be imported; nodes that read it are skipped.
 
     Attributes:
         reason: why a reader of it is unsupported by itself; empty when its producer is at fault.
@@ -89,7 +89,7 @@ class Missing:
     reason: str = ""
 
 
-#: What a name in the model stands for.
+#: The tensor behind a name in the model: known, or a value of the graph.
 Tensor: TypeAlias = "Value | Known | Missing"
 
 

@@ -3,7 +3,7 @@
 ``import onnx`` brings checkers, parsers and helpers along, and takes several times as long as the
 one module that has the classes. That module is run here by itself. Protobuf keeps one class for
 each kind of message, however often the module that describes it is run: a model that was read here
-is an ``onnx.ModelProto`` to whoever imports ``onnx`` later.
+is an ``onnx.ModelProto`` of an ``onnx`` imported later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _classes() -> tuple[type, ...]:
     if "onnx" not in sys.modules:
         try:
             return _members(_module_of_classes())
-        except Exception:  # this package is unlike those that we know, so it imports itself
+        except Exception:  # an unknown layout of the package, so it imports itself
             pass
     import onnx
 

@@ -1,4 +1,4 @@
-"""The order in which a model's nodes can run, and whether there is one."""
+"""Topological order of a model's nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GRAPH, _GRAPHS = 5, 10  # AttributeProto.AttributeType
 
 
 def label_of(node: NodeProto) -> str:
-    """What to call a node: its name, else its first output's."""
+    """The label of a node: its name, else its first output's."""
     return node.name or next((name for name in node.output if name), "") or node.op_type
 
 

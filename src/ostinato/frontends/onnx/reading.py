@@ -1,4 +1,4 @@
-"""From a model's messages to a graph."""
+"""Reading of a model's messages into a graph."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_model(
     base_dir: Any,
     parted: PartedFile | None,
 ) -> tuple[Graph, ModelSource]:
-    """The graph of a model, and what it was read from.
+    """Read the graph of a model; returns it with its source.
 
     Args:
         source, dims, constants, name, base_dir: see :func:`ostinato.load_onnx`.
@@ -65,7 +65,7 @@ def input_types(source: Any, *, dims: Mapping[str, Any] | None = None) -> dict[s
 
 @contextmanager
 def _blaming_the_model() -> Iterator[None]:
-    """Turns what no check foresaw, such as a name that is no valid text, into an error of ours."""
+    """Turn errors that no check foresaw, such as of a name that is no valid text, into ours."""
     try:
         yield
     except OstinatoError:
@@ -77,7 +77,7 @@ def _blaming_the_model() -> Iterator[None]:
 def _inputs(
     model: ModelSource, g: Graph, dims: Mapping[str, Any] | None, constants: dict[str, Any]
 ) -> dict[str, Tensor]:
-    """What the model's inputs stand for: inputs of ``g``, or known tensors."""
+    """The model's inputs: inputs of ``g``, or known tensors."""
     types = _types(model, dims)
     for given in constants:
         if given not in types:

@@ -1,4 +1,4 @@
-"""Models that were loaded before: cache entries with the graphs that files were read as.
+"""Cached models: cache entries with the graphs of files that were loaded before.
 
 A model's file is mostly weights, and the graph depends on the rest. So the key of a cache entry is
 the rest, with the caller's arguments; the weights are found again by their positions. Where the
@@ -42,7 +42,7 @@ _MOST_BYTES = 16 << 20
 
 
 class RememberedModel:
-    """A model's file, and the cache entry of the graph that it was read as.
+    """A model's file, and the cache entry of its graph.
 
     Args:
         file: the model.
@@ -56,7 +56,7 @@ class RememberedModel:
         self._key = entry_key("ONNX model", file=file.rest, arguments=f"{sizes} {asked}")
 
     def graph(self) -> Graph | None:
-        """The graph that it was read as, built at its first use; ``None`` without an entry."""
+        """The cached graph, built at its first use; ``None`` without an entry."""
         entry = process_cache().read_entry(self._key)
         if entry is None:
             return None
@@ -116,7 +116,7 @@ def remembered_model(
     name: str | None,
     base_dir: Any,
 ) -> RememberedModel | None:
-    """The model at a path; ``None`` where what it is read as depends on more than the file."""
+    """The model at a path; ``None`` if its graph depends on more than the file."""
     if not isinstance(source, str | os.PathLike) or constants or base_dir is not None:
         return None
     path = Path(os.fsdecode(source))

@@ -1,4 +1,4 @@
-"""From what the caller passes to a parsed model whose envelope has been checked."""
+"""Reading of the caller's ``source`` as a parsed model with a checked envelope."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ _EXTERNAL = 1  # TensorProto.DataLocation
 
 
 def element_name(data_type: int) -> str:
-    """What to call an element type in a message, supported or not."""
+    """The name of an element type in messages, supported or not."""
     if data_type in ELEMENT_TYPES:
         return ELEMENT_TYPES[data_type].name
     return _UNSUPPORTED_NAMES.get(data_type, f"number {data_type}")
@@ -116,7 +116,7 @@ def read_tensor(tensor: TensorProto, external: ExternalData) -> np.ndarray[Any, 
 def array_from_bytes(
     name: str, data: bytes, dtype: DType, shape: tuple[int, ...]
 ) -> np.ndarray[Any, Any]:
-    """The elements that a tensor's bytes stand for.
+    """Convert a tensor's bytes to its elements.
 
     Raises:
         ModelFormatError: there are too few or too many.

@@ -1,4 +1,4 @@
-"""What every group of vocabulary methods stands on: how a method applies an op."""
+"""The base of all vocabulary methods: how a method applies an op."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["T", "VocabularyCore", "located"]
 
-#: What the methods take and give: a graph's ``Value``, or a session's ``Buffer``.
+#: The type of operands and results: a graph's ``Value``, or a session's ``Buffer``.
 T = TypeVar("T")
 
 
@@ -29,9 +29,9 @@ C = TypeVar("C", bound=type)
 
 
 class VocabularyCore(ABC, Generic[T]):
-    """What a holder of the vocabulary supplies, and how operands are lifted."""
+    """The interface that a holder of the vocabulary implements, and the lifting of operands."""
 
-    #: What the calls being made are for, in error messages: a front end's name for a node.
+    #: The origin of the current calls, for error messages: a front end's name for a node.
     _label: str = ""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class VocabularyCore(ABC, Generic[T]):
         return self.apply(op, operands, attrs)[0]
 
     def _lift(self, *operands: Any) -> tuple[T, ...]:
-        """Operands of an elementwise op: Python scalars take the dtype of the arrays they meet."""
+        """Lift operands of an elementwise op; Python scalars take the dtype of the others."""
         known = [dtype for o in operands if (dtype := self.dtype_of(o)) is not None]
         return tuple(
             o if self.dtype_of(o) is not None else self._lift_one(o, known) for o in operands
@@ -70,7 +70,7 @@ class VocabularyCore(ABC, Generic[T]):
 
     def _lift_one(self, operand: Any, known: Sequence[DType]) -> T:
         if isinstance(operand, bool | int | float) and not isinstance(operand, np.generic):
-            with np.errstate(over="ignore"):  # -1e9 beside float16 is the -inf that was meant
+            with np.errstate(over="ignore"):  # -1e9 with float16 becomes -inf, as meant
                 return self.constant(operand, _weak_dtype(operand, known))
         return self.constant(operand)
 

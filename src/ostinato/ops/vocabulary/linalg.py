@@ -1,4 +1,4 @@
-"""The methods for matrix products."""
+"""The methods for matmuls and einsum."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ class LinalgVocabulary(ElementwiseVocabulary[T]):
         for dtype in dtypes[1:]:
             common = promote(common, dtype)
         if common.is_bool:
-            raise GraphError("products take numbers, got bools; cast them first")
+            raise GraphError("matmul and einsum take numbers, got bools; cast them first")
         pairs = zip(lifted, dtypes, strict=True)
         return tuple(o if dtype == common else self.cast(o, common) for o, dtype in pairs)

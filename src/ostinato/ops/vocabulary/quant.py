@@ -1,4 +1,4 @@
-"""The methods for products with quantised weights."""
+"""The methods for matmuls with quantised weights."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def as_dim(value: Any, what: str) -> Dim:
 
 
 def resolve_range(start: Any, stop: Any, step: Any, size: Dim) -> Range:
-    """What ``start:stop:step`` means on an axis of ``size``.
+    """Resolve ``start:stop:step`` on an axis of ``size``.
 
     Raises:
         GraphError: a bound is no dim, or the step no int other than 0.

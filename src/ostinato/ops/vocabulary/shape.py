@@ -1,4 +1,4 @@
-"""The methods that rename, repeat, cut and place elements, and those that make tensors.
+"""The methods that reshape, repeat, slice and place elements, and those that create tensors.
 
 Dims (in shapes, bounds of slices, repeats) are ints or expressions of Variables. All methods raise
 :class:`~ostinato.errors.GraphError` for shapes and axes that do not fit.
@@ -32,7 +32,7 @@ Axes: TypeAlias = int | Sequence[int]
 
 
 class ShapeVocabulary(ElementwiseVocabulary[T]):
-    """Methods about where elements are, not what they are."""
+    """Methods that rearrange elements without changing their values."""
 
     # -- shapes -----------------------------------------------------------------------------
 
@@ -394,7 +394,7 @@ def _bounds_list(values: Any) -> list[Any]:
 
 
 def _left_over(size: Dim, others: Dim, dims: Sequence[Dim]) -> Dim:
-    """What -1 stands for in ``dims``."""
+    """The dim that -1 stands for in ``dims``."""
     if others != 0:
         rest = floor_div(size, others)
         if rest * others == size:

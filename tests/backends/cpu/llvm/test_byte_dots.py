@@ -16,7 +16,7 @@ from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I8, I32
 from ostinato.dtypes import INT8, UINT8, DType
 
 HOST = TargetSpec.host()
-#: What a processor without instructions of ours would be given.
+#: The code for a processor without such instructions.
 FOREIGN = replace(HOST, triple="aarch64-unknown-linux-gnu")
 
 

@@ -1,4 +1,4 @@
-"""What LLVM says of the machine, and loading LLVM before it is asked."""
+"""LLVM's description of the machine, and loading LLVM before it is asked."""
 
 from __future__ import annotations
 

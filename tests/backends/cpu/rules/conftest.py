@@ -69,7 +69,7 @@ class LoweredGraph:
         return _Run(self, inputs, variables).outputs()
 
     def address(self, call: Call, symbol: str = "kernel") -> int:
-        """Where the call's code is, or a function that comes with it."""
+        """The address of the call's code, or of a function that comes with it."""
         ready = builtin_kernel(call.kernel)
         return self._compiled(call).address(symbol) if ready is None else ready.address
 

@@ -141,7 +141,7 @@ def run(address: int, kernel, *arrays) -> None:
 
 
 def copied(case: Case, rng: np.random.Generator, memory):
-    """What the core's kernel makes of random bytes, and what it should have made."""
+    """Random bytes copied by the core's kernel, and the expected copy."""
     call = case.call()
     ready = builtin_copy(call)
     source = memory((case.source_size,), case.dtype)

@@ -298,7 +298,7 @@ def calls(build: Callable[[ost.Graph, ost.Value], list[ost.Value]], **options: A
 
 
 def products(some: list[Call]) -> list[int]:
-    """How many products the kernels that have some compute."""
+    """The number of matmuls of each kernel that has some."""
     return [
         len(call.kernel.gemms) if isinstance(call.kernel, MultiGemm) else 1
         for call in some

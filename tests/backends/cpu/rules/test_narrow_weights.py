@@ -1,4 +1,4 @@
-"""16-bit weights stay 16 bits wide in memory, and nobody can tell from the results."""
+"""16-bit weights stay 16 bits wide in memory, with the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How experts in a file share a budget, and what is lowered for them."""
+"""The budget that experts in a file share, and the programs lowered for them."""
 
 from __future__ import annotations
 

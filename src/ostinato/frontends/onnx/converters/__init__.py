@@ -1,4 +1,4 @@
-"""How each ONNX op becomes ops of the vocabulary: one converter an op, one file a family."""
+"""Converters from ONNX ops to ops of the vocabulary: one converter an op, one file a family."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _by_heads(call: Call, index: int, attribute: str) -> Value:
 
 @dataclass
 class _Rules:
-    """Which query attends to which key.
+    """The keys that each query attends to.
 
     Query ``i`` stands at position ``i + offset`` of the keys. Where that makes the last query
     stand at the last key, the vocabulary's own ``causal`` and ``window`` say it; everything else
@@ -91,7 +91,7 @@ class _Rules:
         return self._left + 1 if self._aligned and self._left >= 0 else None
 
     def mask(self, *, complete: bool = False) -> Value | None:
-        """What ``causal`` and ``window`` leave unsaid; with ``complete``, all there is."""
+        """The mask that ``causal`` and ``window`` do not express; with ``complete``, all of it."""
         g = self.call.g
         allowed = self._allowed(spell_out=complete or not self._aligned)
         given = self._given()
@@ -167,7 +167,7 @@ def _scores(
 
 
 def convert_rotary_embedding(call: Call) -> Result:
-    """Positions stand before heads here, so that one row of angles serves all heads."""
+    """Convert ``RotaryEmbedding``, positions before heads, so that all heads share the angles."""
     g, x = call.g, call.value(0)
     if x.ndim == 4:
         by_position = g.permute_dims(x, (0, 2, 1, 3))

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions and pools."""
+"""Converters of matmuls, convolutions and pools."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _transposed_padding(
 
 
 def _spatial(call: Call) -> int:
-    """How many spatial axes a convolution has."""
+    """The number of spatial axes of a convolution."""
     ndim = call.rank(0) - 2
     if ndim < 1 or call.rank(1) != call.rank(0):
         call.malformed(

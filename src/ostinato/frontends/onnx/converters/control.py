@@ -1,4 +1,4 @@
-"""``If``: the branch that runs, or both where that is only known at run time."""
+"""The converter of ``If``: the branch that runs, or both if that is only known at run time."""
 
 from __future__ import annotations
 

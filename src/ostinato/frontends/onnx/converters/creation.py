@@ -1,4 +1,4 @@
-"""Ops that make tensors out of little: constants, fills, ranges."""
+"""Ops that create tensors: constants, fills, ranges."""
 
 from __future__ import annotations
 

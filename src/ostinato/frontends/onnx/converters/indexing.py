@@ -67,7 +67,7 @@ def _mode(call: Call) -> str:
 
 
 def convert_one_hot(call: Call) -> Result:
-    """Negative indices count from the end; others out of range give a row of "off"."""
+    """Convert ``OneHot``: negative indices count from the end, others out of range give "off"."""
     g, indices, values = call.g, call.value(0), call.value(2)
     depth = _depth(call)
     axis = normalize_axis(call.integer("axis", -1), indices.ndim + 1)

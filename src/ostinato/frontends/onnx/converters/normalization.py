@@ -29,7 +29,7 @@ def convert_instance_norm(call: Call) -> Result:
 
 
 def convert_group_norm(call: Call) -> Result:
-    """Operator set 18 gives one weight a group, later ones give one a channel."""
+    """Convert ``GroupNormalization``: a weight per group in operator set 18, per channel later."""
     g, x, groups = call.g, call.value(0), call.required("num_groups")
     weight, bias = call.value(1), call.value(2)
     if call.opset < 21:

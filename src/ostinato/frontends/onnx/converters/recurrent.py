@@ -95,7 +95,7 @@ def _activations(call: Call, expected: int) -> tuple[str, ...] | None:
 
 
 def _lengths(call: Call) -> Value | None:
-    """The sequences' lengths, unless all are known to be whole."""
+    """The sequences' lengths, unless all are known to be full."""
     lengths = call.operands[4] if call.has(4) else None
     if lengths is None:
         return None

@@ -98,7 +98,7 @@ def _square(g: Graph, x: Value) -> Value:
     return g.multiply(x, x)
 
 
-#: What is left of a reduction over no axes: the step after its sum.
+#: The rest of a reduction over no axes: the step after its sum.
 _FINISHED: dict[Reduce, Callable[[Graph, Value], Value]] = {
     _l2: lambda g, x: g.abs(x),
     _log_sum: lambda g, x: g.log(x),

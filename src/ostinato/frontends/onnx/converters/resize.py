@@ -30,7 +30,7 @@ _LARGEST_AXIS = 2**20
 
 @dataclass(frozen=True)
 class _Axis:
-    """How one axis is resized.
+    """The resizing of one axis.
 
     Attributes:
         axis: which one.
@@ -162,7 +162,7 @@ def _resized(call: Call, x: Value, axis: _Axis) -> Value:
 
 
 def _coordinates(call: Call, axis: _Axis) -> Array:
-    """Where in the input each output position lies."""
+    """The position in the input of each output position."""
     at = np.arange(axis.target, dtype=np.float64)
     length = axis.size * axis.scale  # not rounded, as the standard has it
     default = "half_pixel" if call.op_type == "Resize" and call.opset >= 11 else "asymmetric"

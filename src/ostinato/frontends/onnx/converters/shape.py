@@ -1,4 +1,4 @@
-"""Ops that rearrange elements, and ops that look at shapes."""
+"""Ops that rearrange elements, and ops that read shapes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def convert_identity(call: Call) -> Result:
 
 
 def convert_dropout(call: Call) -> Result:
-    """At inference nothing is dropped."""
+    """Convert ``Dropout`` to the identity: at inference nothing is dropped."""
     if call.has(2) and call.scalar(2, "training mode"):
         ratio = call.scalar(1, "ratio") if call.has(1) else 0.5
         if ratio != 0:

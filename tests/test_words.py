@@ -1,0 +1,96 @@
+"""Words of docstrings, comments, messages and documentation: the rules of ``CONTRIBUTING.md``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("src", "tests", "bench", "examples", "scripts")
+
+#: Folders that do not follow the rules yet.
+NOT_YET = (
+    "src/ostinato/backends",
+    "src/ostinato/lower",
+    "src/ostinato/plan",
+    "src/ostinato/runtime",
+)
+
+#: First words of an indirect question, in place of what something is or does.
+QUESTION = re.compile(
+    r"(what|which|who|whom|whose|how|where|when|why|whoever|whatever|whichever|wherever|whenever)\b",
+    re.IGNORECASE,
+)
+
+#: Words for people, which code and data are not.
+PEOPLE = re.compile(
+    r"\b((no|some|any|every)(body|one)|who(m|ever)?|knows?\s+better|(is|are|was|were)\s+told)\b",
+    re.IGNORECASE,
+)
+
+#: Documents outside the project.
+POINTER = re.compile(r"\b(SPEC|DESIGN|STYLE)\b|\bfirst plan\b")
+
+#: The lines of a comment that documents the name below it.
+DOC_COMMENT = re.compile(r"^ *#: (?P<text>.*)(\n *#: .*)*", re.MULTILINE)
+
+
+def files(*suffixes: str) -> list[Path]:
+    """The files that follow the rules, this one aside."""
+    found = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
+    return sorted(
+        path
+        for path in found
+        if path.suffix in suffixes
+        and path != Path(__file__)
+        and not any(path.is_relative_to(ROOT / folder) for folder in NOT_YET)
+    )
+
+
+def pages() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *files(".md")])
+
+
+def openings(text: str) -> Iterator[tuple[int, str]]:
+    """The line and the first words of every docstring, attributes' and ``#:`` comments included."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(docstring))):
+                yield node.lineno, docstring.strip()[:80]
+    for comment in DOC_COMMENT.finditer(text):
+        yield text.count("\n", 0, comment.start()) + 1, comment["text"]
+
+
+def found(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
+    """Every match of ``pattern``, as ``file:line: word``."""
+    return [
+        f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+        for path in paths
+        for text in (path.read_text("utf-8"),)
+        for match in pattern.finditer(text)
+    ]
+
+
+def test_docstrings_open_with_a_noun_phrase_or_a_verb() -> None:
+    questions = [
+        f"{path.relative_to(ROOT)}:{line}: {opening}"
+        for path in files(".py")
+        for line, opening in openings(path.read_text("utf-8"))
+        if QUESTION.match(opening)
+    ]
+    assert not questions, "\n".join(questions)
+
+
+@pytest.mark.parametrize("pattern", [PEOPLE, POINTER], ids=["people", "pointers"])
+def test_sources_and_pages_avoid(pattern: re.Pattern[str]) -> None:
+    words = found(pattern, [*files(".py", ".c", ".h"), *pages()])
+    assert not words, "\n".join(words)
+
+
+def test_folders_that_do_not_follow_the_rules_exist() -> None:
+    missing = [folder for folder in NOT_YET if not (ROOT / folder).is_dir()]
+    assert not missing
