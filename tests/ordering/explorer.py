@@ -125,7 +125,7 @@ class Explorer:
         threading.Thread(target=main, daemon=True).start()
 
     def _shown(self) -> str:
-        """Where the threads stand that have not ended."""
+        """Stacks of the threads that have not ended."""
         frames = sys._current_frames()
         known = {thread.ident: thread for thread in self._threads if not thread.ended}
         stacks = ["".join(traceback.format_stack(frames[i])) for i in known if i in frames]

@@ -60,7 +60,7 @@ class MemoryOrder:
 
     @property
     def in_flight(self) -> int:
-        """How many submissions have not taken effect yet."""
+        """The number of submissions that have not taken effect yet."""
         return _order.in_flight()
 
     @property

@@ -97,7 +97,7 @@ class BucketedCompileCache:
             key: the size.
             build: makes the graph of a given leading size; called with the bucket's ``upper`` the
                 first time that a key falls into a bucket. What it raises, and what compiling
-                raises, reaches everyone who waits; the next call tries again. It may ask this
+                raises, reaches all callers that wait; the next call tries again. It may ask this
                 cache for other buckets.
 
         Raises:

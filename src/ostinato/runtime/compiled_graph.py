@@ -45,7 +45,7 @@ class CompiledGraph:
 
     Args:
         execution: its runs.
-        capabilities: what the device has or lacks.
+        capabilities: gives the device's.
         experts: the record of its experts; by default, a new one.
 
     Attributes:
@@ -87,11 +87,11 @@ class CompiledGraph:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the device has or lacks."""
+        """The ops, dtypes and abilities of the device."""
         return self._capabilities()
 
     def explain(self) -> str:
-        """Which nodes went native, were rewritten, share a kernel, or do not and why."""
+        """A report of the nodes that are native, rewritten or fused, and the reasons."""
         return str(self._execution.executable.report)
 
     # -- params ------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ class CompiledGraph:
 
     @property
     def moe_transfers(self) -> ExpertTransfers:
-        """How many experts, and bytes, were moved between the device and their file so far."""
+        """The numbers of experts and bytes moved between the device and their file so far."""
         return self._experts.transfers
 
     def set_moe_resident_experts(self, mask: Any) -> None:
@@ -589,7 +589,7 @@ class CompiledGraph:
         return self._experts.take_capture()
 
     def take_moe_residency_stats(self) -> MoeResidencyStats | None:
-        """Where the experts lived that the last run called; a second call gives ``None``.
+        """The residency of the experts that the last run called; a second call gives ``None``.
 
         Returns:
             Counts over all layers, by the masks that were set when it ran. ``None`` when nothing

@@ -340,7 +340,7 @@ class Execution:
     def _refusal(
         self, inputs: Sequence[Array], outputs: Sequence[Array], error: ValueError
     ) -> InputError:
-        """What was wrong with arrays that an executable would not run on."""
+        """The error for arrays that an executable refused."""
         return InputError(self.signature.overlap(inputs, outputs) or str(error))
 
 
@@ -362,14 +362,14 @@ class Room:
 
 
 def listed(arrays: object) -> Iterable[Any]:
-    """What may be arrays among those that a caller gave, by name or in order."""
+    """Candidates for arrays in an argument of the caller's, by name or in order."""
     if isinstance(arrays, Mapping):
         return arrays.values()
     return arrays if isinstance(arrays, list | tuple) else ()
 
 
 def nothing(live: Live) -> list[None]:
-    """What a caller wants who reads no output."""
+    """No array for any output: all of them go to the arena."""
     return [None] * len(live.outputs)
 
 

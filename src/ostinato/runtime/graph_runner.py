@@ -1,4 +1,4 @@
-"""When to run a step eagerly, when to record it, and when to replay it."""
+"""The policy that runs a step eagerly, records it, or replays it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class GraphRunner:
         return key in self._entries
 
     def __len__(self) -> int:
-        """How many keys are remembered."""
+        """The number of keys that are remembered."""
         return len(self._entries)
 
     def __repr__(self) -> str:
@@ -186,7 +186,7 @@ class GraphRunner:
 
 @dataclass(slots=True)
 class _Entry:
-    """What a runner knows of a key."""
+    """The record of a key."""
 
     calls: int = 0  #: eager ones
     serial: int = 0  #: of the last recording that worked; 0: there was none

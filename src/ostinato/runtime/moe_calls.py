@@ -29,7 +29,7 @@ Masks = tuple["Array | None", ...]
 
 @dataclass
 class _Account:
-    """What is known of a graph's experts between two runs.
+    """The record of a graph's experts between two runs.
 
     Attributes:
         masks: for each layer, which experts are resident; ``None``: nobody said.

@@ -1,4 +1,4 @@
-"""What a compiled graph takes and gives, and the checks of arrays against it."""
+"""The inputs, outputs and params of a compiled graph, and the checks of arrays against them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ else:
 
 __all__ = ["NO_VALUES", "Live", "Signature", "interface_of"]
 
-#: What the variable block has for a graph that takes nothing from it.
+#: No values: of the variable block, for a graph that takes none from it.
 NO_VALUES: Mapping[str, int] = MappingProxyType({})
 
 #: Combinations of input shapes that are remembered; when there are more, all are forgotten.
@@ -48,7 +48,7 @@ _REMEMBERED = 256
 
 @dataclass(frozen=True)
 class Live:
-    """What the shapes of the inputs settle for one run.
+    """The values of Variables and the output shapes of one run.
 
     Attributes:
         variables: the Variables' values, in the graph's order.
@@ -115,7 +115,7 @@ class Signature:
         return None if live is None else (arrays, live)
 
     def recognise_in_order(self, arrays: Sequence[Any]) -> Live | None:
-        """What arrays in the order of the inputs settle, when it is plain that all is well.
+        """The sizes that arrays in the order of the inputs give, when it is plain that all is well.
 
         Whether they are contiguous is for the core to see.
         """
@@ -376,7 +376,7 @@ def _specs(types: Mapping[str, TensorType]) -> Mapping[str, TensorSpec]:
 
 
 def interface_of(graph: BaseGraph) -> Interface:
-    """What a graph takes and gives. It is not built for that, if nobody has looked at it yet."""
+    """The interface of a graph; a deferred graph is not built for that."""
     if (parts := deferred(graph)) is not None:
         return parts.interface
     return Interface(

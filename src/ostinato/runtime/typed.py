@@ -153,7 +153,7 @@ def _converted(array: Array, source: DType, dtype: DType) -> Array:
 
 
 def _kept(array: Array, result: Array, source: DType, dtype: DType) -> Array:
-    """Where ``result`` stands for the same number as ``array``, but for rounding."""
+    """A mask of the elements of ``result`` that equal those of ``array``, but for rounding."""
     if dtype.is_float:
         finite: Array = np.isfinite(result)
         return finite if not source.is_float else finite | ~np.isfinite(array)

@@ -223,7 +223,7 @@ def _known_as(memory: object) -> object:
 
 
 def _spans(ops: Sequence[PreparedOp]) -> list[tuple[int, int, bool]]:
-    """What ops touch: of each storage, the bytes from the first to the last read, or written."""
+    """The memory that ops touch: of each storage, the bytes from the first to the last one read or written."""
     extents: dict[tuple[Storage, bool], tuple[int, int]] = {}
     for op in ops:
         for written, buffers in ((False, op.reads), (True, op.writes)):

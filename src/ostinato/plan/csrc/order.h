@@ -3,8 +3,8 @@
  *
  * A submission is an entry of one list, appended when it is made and unlinked when it has taken
  * effect. It waits for those before it that touch a byte that it writes, or write one that it
- * touches, and for no others. Whoever waits only ever waits for entries that are older, so nothing
- * can wait in a circle. The list is guarded by the GIL. */
+ * touches, and for no others. An entry only ever waits for older ones, so nothing can wait in
+ * a circle. The list is guarded by the GIL. */
 #ifndef OSTINATO_ORDER_H
 #define OSTINATO_ORDER_H
 

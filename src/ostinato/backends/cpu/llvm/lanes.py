@@ -214,7 +214,7 @@ class Lane:
 
 
 Operand = Lane | Scalar
-"""What an operator accepts: a lane or a Python scalar."""
+"""Operand of an operator: a lane or a Python scalar."""
 
 
 def lane_of(operand: Operand, like: Lane) -> Lane:

@@ -37,7 +37,7 @@ __all__ = ["render"]
 
 _XP = LaneNamespace()
 
-#: What happens at a vector of columns: takes the row within the block, and the scope.
+#: Code for a vector of columns: takes the row within the block, and the scope.
 _Body = Callable[["ir.Value", Scope], None]
 
 

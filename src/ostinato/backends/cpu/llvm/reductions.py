@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["RunningReduction", "State", "across_vectors", "finished", "updated"]
 
 _BEYOND = {INT32: (1 << 31) - 1, INT64: (1 << 63) - 1}
-"""Where nothing was found yet: any element that was really there has a lower index."""
+"""Index before anything is found: any element that was really there has a lower index."""
 
 State: TypeAlias = tuple[Lane, ...]
 """The value so far; for argmax and argmin, the extreme value and its index."""

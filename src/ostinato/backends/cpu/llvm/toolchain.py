@@ -39,7 +39,7 @@ _PASSES = (
     "instruction_combine",
     "global_dead_code_eliminate",
 )
-"""What pays on kernels, which arrive as explicit vectors with their loops as they should be.
+"""Passes that pay on kernels, which arrive as explicit vectors with their loops as they should be.
 
 Softmax, layer norm, matmul and elementwise kernels run as fast as after LLVM's whole O1 pipeline,
 in half the compile time (7 instead of 13 ms for bias and tanh, 17 instead of 31 for a softmax).

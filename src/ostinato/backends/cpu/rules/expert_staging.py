@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PiecePacking", "SelectExperts", "StageExperts", "piece_packing"]
 
-#: What is read at once: small enough to be packed out of the second-level cache.
+#: Bytes that are read at once: small enough to be packed out of the second-level cache.
 _PIECE_BYTES = 256 << 10
 
 

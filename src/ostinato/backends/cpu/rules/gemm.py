@@ -45,7 +45,7 @@ _ITEM_FLOPS = 2_000_000
 """About 20 µs of one core's work: long against the cost of handing an item out."""
 
 _FLOPS_PER_BYTE = 5
-"""What a core computes in the time in which it reads a byte of a panel for the first time."""
+"""Operations of a core in the time in which it reads a byte of a panel for the first time."""
 
 _BLOCK_BYTES = 12 << 10
 """Room for the sums of one item: they and their transpose fit a first-level cache."""
@@ -54,7 +54,7 @@ _RESIDENT_BYTES = 256 << 10
 """Panels of up to this many bytes together stay in the second-level cache."""
 
 _CACHE_BYTES = 1 << 20
-"""What a second-level cache holds, about."""
+"""Bytes of a second-level cache, about."""
 
 _MANY_ROWS = 512
 """Rows that make many blocks."""

@@ -15,7 +15,7 @@ __all__ = ["erf", "normal_cdf"]
 _HALF_LOG2_E = 0.7213475204444817
 _SQRT_HALF = 0.7071067811865476
 _NORMAL_HIGH = 5.5
-"""Where the polynomial of the normal tail ends; beyond, what is left of the tail is below 1e-7."""
+"""End of the polynomial of the normal tail; beyond, what is left of the tail is below 1e-7."""
 
 
 def erf(x: Lane) -> Lane:
