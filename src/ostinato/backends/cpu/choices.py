@@ -1,4 +1,4 @@
-"""What the CPU takes as it is, and how it has graphs lowered."""
+"""The CPU's capabilities, and its options of lowering."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAPABILITIES = Capabilities(
 def lowering_options(
     options: CompileOptions, target: TargetSpec, tiling: Tiling | None = None
 ) -> LoweringOptions:
-    """How graphs are lowered for ``target`` under these switches.
+    """The options of lowering for ``target`` under these switches.
 
     Args:
         tiling: see :class:`~ostinato.lower.lowering.LoweringOptions`.

@@ -1,4 +1,4 @@
-"""The way of a graph through passes, lowering and code generation, and what comes out."""
+"""The compilation of graphs: passes, lowering and code generation."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Compilation:
     Attributes:
         program: kernels, buffers, and the order in which kernels run.
         code: of the kernels.
-        layout: where the buffers lie.
-        passing: params that are not kept in their own form.
+        layout: slots and offsets of the buffers.
+        passing: non-retained params.
         origin: the graph before and after the passes.
-        report: what the compiler did.
-        least: by Variable, the least value that the graph can do with, where that is known.
+        report: the compile report.
+        least: by Variable, the least value that the graph accepts, where one is known.
     """
 
     program: Program
@@ -73,13 +73,13 @@ class Compilation:
 
     @property
     def stored_by_layer(self) -> list[StoredExperts | None]:
-        """For each layer that chooses experts, where they are if that is a file."""
+        """For each layer that selects experts, its experts in a file, if they are there."""
         stored = {experts.routing: experts for experts in self.program.stored_experts}
         return [stored.get(routing) for routing in self.program.routings if routing.chooses]
 
     @cached_property
     def image(self) -> Image:
-        """What a run needs of it."""
+        """The compiled program: the part that runs need."""
         program, layout = self.program, self.layout
         return Image(
             objects=tuple(ObjectCode(key, tuple(s)) for key, s in self.code.objects.items()),
@@ -171,9 +171,9 @@ def compile_graph(
 
     Args:
         graph, options, progress: see :meth:`ostinato.backends.base.Backend.compile`.
-        lowering: how it is lowered.
+        lowering: options of lowering.
         device: for the report.
-        built: the graph that the user has, where that is another object than ``graph``.
+        built: the user's graph, if that is another object than ``graph``.
     """
     report = CompileReport(graph.name, str(device))
     target = TargetSpec.named(options.target)
@@ -220,7 +220,7 @@ def _compile_kernels(
 
 
 def _describe(graph: BaseGraph, program: Program, code: MachineCode, report: CompileReport) -> None:
-    """Note which nodes of the final graph are in which kernel."""
+    """Report the nodes of the final graph by kernel."""
     rewritten = {
         label: event.what.removeprefix(REWROTE)
         for event in report.passes

@@ -1,4 +1,4 @@
-"""Kernels to machine code: compile what the cache does not have, then link everything at once."""
+"""Compilation of kernels to machine code, cached by content, and linked at once."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["CompiledKernel", "KernelCompiler", "MachineCode", "ReadyKernel"]
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Where a kernel's code is.
+    """A kernel's machine code.
 
     Attributes:
         name: its symbol.
         address: of the kernel.
-        extent_address: of the function that gives its extent; 0 where that is a constant.
-        kernel: what was compiled.
-        target: for which processor.
-        linked: keeps the code.
+        extent_address: of the function that returns its extent; 0 if that is a constant.
+        kernel: its loop IR.
+        target: the processor that it was compiled for.
+        linked: owner of the code.
     """
 
     name: str
@@ -46,21 +46,21 @@ class CompiledKernel:
 
     @cached_property
     def launch(self) -> tuple[int, int, int, int, bool]:
-        """How its rows are shared: what a step of the native core has after its arguments."""
+        """Parallel range and scratch memory: the fields of a native step after its arguments."""
         kernel = self.kernel
         extent = kernel.extent if isinstance(kernel.extent, int) else 0
         return extent, self.extent_address, kernel.grain, kernel.scratch_bytes, kernel.parallel
 
     @property
     def source(self) -> str:
-        """Its LLVM IR, before optimisation, rendered once more: objects are all that is kept."""
+        """Its LLVM IR before optimisation, rendered again, since only objects are kept."""
         from ostinato.codegen.llvm import render
 
         return str(render(self.kernel, self.name, self.target))
 
     @property
     def assembly(self) -> str:
-        """Its machine code as text, compiled once more."""
+        """Its machine code as text, compiled again."""
         from ostinato.codegen.llvm.toolchain import assembly
 
         return assembly(self.source, self.target)
@@ -71,9 +71,9 @@ class ReadyKernel:
     """A kernel of the native core: nothing is generated for it.
 
     Attributes:
-        name: what it does.
+        name: its title.
         address: of its code.
-        kernel: what it is asked to do.
+        kernel: its description.
     """
 
     name: str
@@ -89,14 +89,14 @@ class ReadyKernel:
 
     @property
     def source(self) -> str:
-        """It is part of the core; this says what it does."""
+        """The loop IR of the kernel, which is part of the core."""
         return kernel_text(self.kernel)
 
     assembly = None
 
 
-#: The native core's kernels by the name of the class that describes them, which may well never be
-#: imported: what they do, and their code.
+#: The native core's kernels by the name of the class that describes them, which need not be
+#: imported: title and code.
 _READY = {
     "Choosing": ("choose_experts", _core.choose_experts_kernel),
     "Copying": ("copy", _core.copy_kernel),
@@ -105,7 +105,7 @@ _READY = {
 
 
 def ready_kernel(kernel: Kernel) -> ReadyKernel | None:
-    """The code of a kernel that the native core has; ``None``: it has to be generated."""
+    """The code of a built-in kernel of the native core; ``None``: it has to be generated."""
     found = _READY.get(type(kernel).__name__)
     return None if found is None else ReadyKernel(*found, kernel)
 
@@ -114,8 +114,8 @@ class MachineCode:
     """Linked kernels and size functions. Their addresses are valid as long as this lives.
 
     Attributes:
-        linked: the code; ``None`` where the core has all of it.
-        objects: the cache's keys of what was linked, each with the symbols wanted from it.
+        linked: the code; ``None`` if all kernels are built-in.
+        objects: the cache's keys of the linked objects, each with the symbols used from it.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class MachineCode:
         self._sizes = sizes
 
     def kernel(self, kernel: Kernel) -> CompiledKernel | ReadyKernel:
-        """The code of a kernel that was compiled, or that the core has."""
+        """The code of a compiled or built-in kernel."""
         if ready := ready_kernel(kernel):
             return ready
         assert self.linked is not None
@@ -144,7 +144,7 @@ class MachineCode:
         return CompiledKernel(name, address, extent, kernel, self._target, self.linked)
 
     def size_symbol(self, size: Dim) -> str:
-        """The symbol of the function that gives a symbolic size; none for a constant."""
+        """The symbol of the function that returns a symbolic size; empty for a constant."""
         return "" if isinstance(size, int) else f"{self._sizes[size]}_extent"
 
 
@@ -153,7 +153,7 @@ class KernelCompiler:
 
     Args:
         target: the processor.
-        cache: holds the objects of kernels compiled before.
+        cache: objects of kernels compiled before.
     """
 
     def __init__(self, target: TargetSpec, cache: ObjectCache) -> None:
@@ -167,7 +167,7 @@ class KernelCompiler:
         variables: tuple[Symbol, ...],
         progress: Progress | None = None,
     ) -> MachineCode:
-        """Machine code for every kernel, and a function for every symbolic size."""
+        """Compile every kernel, and a function for every symbolic size."""
         from ostinato.backends.cpu.loading import load
 
         names: dict[Kernel, str] = {}
@@ -187,7 +187,7 @@ class KernelCompiler:
         self, builds: dict[str, tuple[str, Kernel]], progress: Progress | None
     ) -> dict[str, tuple[bytes, list[str]]]:
         """By symbol, a kernel's object, and all symbols in it."""
-        # What takes long to describe takes long to compile: that comes first.
+        # Longest first: compile time grows with the length of a kernel's text.
         order = sorted(builds, key=lambda name: len(builds[name][0]), reverse=True)
         built = build_all(
             self.cache,
@@ -205,7 +205,7 @@ class KernelCompiler:
         return "k" + object_key(text, self.target.identity)
 
     def _build(self, kernel: Kernel, name: str) -> Callable[[], bytes]:
-        """Render a kernel, which is Python's work; what is given compiles it, which is LLVM's."""
+        """Render a kernel, in Python; return the call that compiles it, in LLVM."""
         from ostinato.codegen.llvm import render
         from ostinato.codegen.llvm.toolchain import compile_module
 

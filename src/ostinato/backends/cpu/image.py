@@ -1,7 +1,7 @@
-"""A compiled graph, reduced to the parts that a run needs.
+"""A compiled program: the parts of a compiled graph that a run needs.
 
-An image is made of numbers, strings and bytes. So it can be kept beside the kernels that it names,
-and the next process starts from it without importing, let alone running, passes and lowering.
+It is made of numbers, strings and bytes, and can therefore be stored beside the kernels that it
+refers to. A process that loads it neither imports nor runs passes and lowering.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Elements: TypeAlias = "bytes | memoryview"
 
 
 class Step(NamedTuple):
-    """A kernel and what it works on.
+    """A kernel and its arguments.
 
     Attributes:
-        code: the symbol of a compiled kernel, or the name of one of the core's.
-        ready: whether it is one of the core's.
-        arguments: ``(slot, offset)`` of each; of a param that has no place, ``(-1 - n, 0)``, where
+        code: the symbol of a compiled kernel, or the name of a built-in one.
+        ready: whether it is a built-in kernel of the core.
+        arguments: ``(slot, offset)`` of each; of a non-retained param, ``(-1 - n, 0)``, where
             ``n`` is its position among the params.
         extent, grain, scratch_bytes, parallel: see :class:`~ostinato.lower.program.Kernel`;
-            the extent is 0 where the code has a function that gives it.
-        symbolic: whether it has.
+            the extent is 0 if it is symbolic.
+        symbolic: whether a function of the code returns the extent.
     """
 
     code: str
@@ -57,7 +57,7 @@ class Step(NamedTuple):
 
         Args:
             code: of the compiled kernels.
-            given: the slots of params that have no place, by position.
+            given: the slots of non-retained params, by position.
         """
         arguments = [(s, o) if s >= 0 else (given[-1 - s], o) for s, o in self.arguments]
         extent_address = 0
@@ -73,23 +73,23 @@ class Step(NamedTuple):
 
 
 class Preparation(NamedTuple):
-    """Steps that run, all of them or none, when one of these params was written."""
+    """Steps that run, all of them or none, after a write of one of these params."""
 
     params: tuple[str, ...]
     steps: tuple[Step, ...]
 
 
 class ParamPlace(NamedTuple):
-    """A param: how large it is, and where it lies; ``None``: it is not kept in its own form."""
+    """A param: its size, and its slot and offset; ``None``: it is not retained."""
 
     nbytes: int
     place: tuple[int, int] | None
 
 
 class StatePlace(NamedTuple):
-    """A state: its type, where it lies, and its elements before the first run.
+    """A state: its type, its slot and offset, and its elements before the first run.
 
-    Where all elements are the same, ``initial`` has one.
+    If all elements are the same, ``initial`` has one.
     """
 
     dtype: str
@@ -99,7 +99,7 @@ class StatePlace(NamedTuple):
 
 
 class External(NamedTuple):
-    """An input or an output: how large it may be, and the symbol of what gives its live size."""
+    """An input or output: its greatest size, and the symbol of the function of its live size."""
 
     nbytes: int
     written: bool
@@ -112,8 +112,8 @@ class RoutingPlace(NamedTuple):
     Attributes:
         node: the label of the layer.
         per_token: the shape of the expert ids, without its first axis.
-        experts: how many there are.
-        first_row: where in the memory the list of rows starts.
+        experts: number of experts.
+        first_row: position of the list of rows in the memory.
         offset, nbytes: of the memory, in the arena; its last two numbers are the extent.
     """
 
@@ -138,11 +138,11 @@ class Image(NamedTuple):
     Attributes:
         objects: the kernels' code.
         steps: of a run, in order.
-        preparations: what runs when params are written.
+        preparations: steps that prepack params, after these are written.
         sizes: bytes by :class:`~ostinato.backends.cpu.memory.Slot`.
-        results: by output, where in the arena there is room for it.
-        intermediate_bytes: how much of the arena lives within a run.
-        constants: where in their slot, and what.
+        results: by output, the offset of its room in the arena.
+        intermediate_bytes: bytes of the arena for intermediate values.
+        constants: offsets in their slot, and bytes.
         params, states: by name.
         externals: inputs, then outputs.
         variables: name and bounds of the Variables, in the order of the kernels' ``vars``.
@@ -164,7 +164,7 @@ class Image(NamedTuple):
 
     @classmethod
     def from_entry(cls, entry: tuple[object, ...]) -> Image:
-        """An image from what it was written as: tuples that have forgotten their names."""
+        """The image of a stored entry, in which all named tuples are plain ones."""
         image = cls(*entry)  # type: ignore[arg-type]
         return image._replace(
             objects=tuple(ObjectCode(*code) for code in image.objects),
@@ -184,9 +184,9 @@ class Image(NamedTuple):
         return _plain(self)
 
     def runs_like(self, other: Image) -> bool:
-        """Whether a run of the other does the same, but for what constants hold.
+        """Whether both are the same program, up to the contents of constants and labels of layers.
 
-        Labels of layers do not matter: the text of a graph leaves some out.
+        Labels are not compared, since the text of a graph omits some.
         """
         return self._unlabelled() == other._unlabelled()
 
@@ -196,7 +196,7 @@ class Image(NamedTuple):
 
 
 def _plain(part: object) -> object:
-    """The same in tuples and bytes, which every process can read."""
+    """``part`` in plain tuples and bytes, which every process can read."""
     if isinstance(part, tuple):
         return tuple([_plain(item) for item in part])
     if isinstance(part, dict):

@@ -1,4 +1,4 @@
-"""Where the buffers of a program lie."""
+"""The memory layout of a program: slots and offsets of its buffers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Layout"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each buffer of a program lies.
+    """The address of each buffer of a program.
 
     Attributes:
         places: by buffer, its slot and its offset there.
         sizes: by fixed slot, its bytes.
-        results: by output, the offset in the arena of the place for a result that is not asked for.
-        placement: how buffers that live within a run share the arena.
+        results: by output, the offset in the arena of room for a result that is not requested.
+        placement: offsets of intermediate buffers in the arena.
     """
 
     places: Mapping[LoweredBuffer, tuple[int, int]]
@@ -41,7 +41,7 @@ class Layout:
 
         Args:
             program: the buffers.
-            passing: params that have no place here.
+            passing: non-retained params, which get no slot.
             apart: let no two buffers share memory.
         """
         placement, temps = arena_placement(program, apart=apart)
@@ -77,7 +77,7 @@ class Layout:
 
 
 def _side_by_side(buffers: Iterable[LoweredBuffer], start: int = 0) -> tuple[list[int], int]:
-    """Offsets from ``start`` on, and where the last buffer ends."""
+    """Offsets from ``start`` on, and the end of the last buffer."""
     offsets = []
     for buffer in buffers:
         offsets.append(start)

@@ -1,8 +1,8 @@
-"""Choosing by measurement how matrix products are cut.
+"""Autotuning of the tile sizes of matmuls.
 
-Each product of a graph is measured on its own: a small graph of several like it, so that weights
-are as cold as in a network, is compiled for every candidate; then the candidates take turns. The
-rule of thumb keeps its choice unless another is clearly faster.
+Each matmul of a graph is measured on its own: a small graph of several like it, so that weights are
+as cold as in a network, is compiled for every candidate; then the candidates alternate. The
+heuristic's choice stands unless another is clearly faster.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ __all__ = ["Tuner"]
 
 Array = np.ndarray[Any, Any]
 
-#: Tiles that are measured, the rule of thumb's first.
+#: Number of tiles that are measured, the heuristic's first.
 _MOST_TILES = 6
 
-#: Another cut is taken if it needs less than this share of the time of the rule of thumb's.
+#: Other tile sizes are taken if they need less than this share of the heuristic's time.
 _CLEARLY_FASTER = 0.97
 
-#: Weights of the products that are measured together: more than second-level caches hold.
+#: Weights of the matmuls that are measured together: more than second-level caches hold.
 _WEIGHT_BYTES = 12 << 20
 _MOST_PRODUCTS = 12
 
-#: Seconds that each candidate runs, and the least number of turns.
+#: Seconds that each candidate runs, and the least number of rounds.
 _SECONDS, _TURNS = 0.04, 5
 
 
 class _OutOfTime(Exception):
-    """There is no time left to measure in."""
+    """The time limit of measurements is exceeded."""
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """A cut with code that can be called, and what the last call left."""
+    """Tile sizes with their compiled code, and the outputs of its last call."""
 
     cut: ProductCut
     call: Callable[[], None]
@@ -71,27 +71,27 @@ class _Measured:
         return all(mine.tobytes() == theirs.tobytes() for mine, theirs in pairs)
 
     def seconds(self) -> float:
-        """How long a call takes."""
+        """Measure one call."""
         start = time.perf_counter()
         self.call()
         return time.perf_counter() - start
 
 
 class Tuner:
-    """Cuts the products of one compile.
+    """Selects the tile sizes of the matmuls of one compile.
 
     Args:
         build: compiles a graph under options of lowering.
         options: of the compile.
         target: the processor.
-        threads: how many run a graph.
+        threads: number of threads that run a graph.
     """
 
     def __init__(
         self, build: Build, options: CompileOptions, target: TargetSpec, threads: int
     ) -> None:
         self._build = build
-        # What is measured is one product; several of them stand side by side only to be cold.
+        # One matmul is measured; the others of the graph only keep its weights cold.
         self._options = replace(options, product_fusion=False)
         self._target = target
         self._threads = threads
@@ -99,7 +99,7 @@ class Tuner:
         self._lowering = lowering_options(options, target)
 
     def __call__(self, product: Product) -> ProductCut | None:
-        """The fastest cut of a product; ``None``: that of the rule of thumb."""
+        """The fastest tile sizes of a matmul; ``None``: those of the heuristic."""
         if not _is_measurable(product):
             return None
         m, n, (k,) = product.m, product.n, product.k
@@ -113,7 +113,7 @@ class Tuner:
         return ProductCut(tuple(found["tile"]), found["item_rows"])
 
     def _search(self, product: Product) -> bytes:
-        """The best cut, as it is kept."""
+        """The best tile sizes, in their stored form."""
         first, *others = _tiles(product, self._lowering.registers)
         best = self._fastest(product, [ProductCut(first), *map(ProductCut, others)])
         best = self._fastest(product, [best, *self._items(product, best)])
@@ -127,7 +127,7 @@ class Tuner:
         return [ProductCut(cut.tile, rows * count) for count in sorted(counts)]
 
     def _fastest(self, product: Product, cuts: list[ProductCut]) -> ProductCut:
-        """The first cut, or one that is clearly faster and gives the same bits."""
+        """The first tile sizes, or others that are clearly faster and give the same bits."""
         measured = [self._prepared(product, cut) for cut in cuts]
         for one in measured:
             one.call()
@@ -140,7 +140,7 @@ class Tuner:
         return same[best].cut if times[best] < _CLEARLY_FASTER * times[0] else cuts[0]
 
     def _prepared(self, product: Product, cut: ProductCut) -> _Measured:
-        """A call of several products like this one, cut like that."""
+        """Compile several matmuls like this one with these tile sizes."""
         self._check_time()
         graph = _graph(product)
         options = lowering_options(self._options, self._target, lambda _: cut)
@@ -155,7 +155,7 @@ class Tuner:
 
 
 def _is_measurable(product: Product) -> bool:
-    """Whether it is a matrix product of known size with a weight."""
+    """Whether it is a matmul of known size with a weight."""
     sizes = (product.m, product.n, *product.k)
     return (
         type(product) is Product
@@ -173,7 +173,7 @@ def _is_weight(value: Value) -> bool:
 
 
 def _tiles(product: Product, registers: RegisterFile) -> list[tuple[int, int]]:
-    """Candidates that sum up in the same order as the first one does."""
+    """Candidates that sum in the same order as the first one."""
     choices = tile_choices(
         registers.vector_bytes, registers.count, product.acc, product.m, product.n
     )
@@ -188,12 +188,12 @@ def _tiles(product: Product, registers: RegisterFile) -> list[tuple[int, int]]:
     return [first, *alike[: _MOST_TILES - 1]]
 
 
-#: Vectors of sums from which on a tile has one sum per element.
+#: The number of accumulator vectors from which on a tile has one sum per element.
 _ONE_CHAIN = 7
 
 
 def _graph(product: Product) -> Graph:
-    """Several products of this one's operand types, with weights of their own."""
+    """A graph of several matmuls of the same operand types, with weights of their own."""
     a, b = product.node.inputs
     count = max(1, min(_MOST_PRODUCTS, _WEIGHT_BYTES // max(1, b.type.max_bytes)))
     g = Graph("tuning")
