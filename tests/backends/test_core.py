@@ -182,7 +182,7 @@ def limits(*values: int) -> bytes:
 
 
 def rows_run(call, out, a, b) -> int:
-    """How many of three rows a call computes."""
+    """The number of rows, of three, that a call computes."""
     out[:] = -1
     call()
     count = int((out != -1).sum())

@@ -1,4 +1,4 @@
-"""What the operating system may not have."""
+"""Fallbacks for calls that an operating system may lack."""
 
 from __future__ import annotations
 

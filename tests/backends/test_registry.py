@@ -159,7 +159,7 @@ class Broken(AbacusBackend):
 
 
 class FakeEntryPoint:
-    """What ``importlib.metadata`` would find."""
+    """An entry point as ``importlib.metadata`` lists it."""
 
     group = "ostinato.backends"
 

@@ -1,4 +1,4 @@
-"""Places for experts: who gets them, who loses them, and when."""
+"""Pools of resident experts: promotion, eviction, and the schedule of refreshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls run again when a param is written."""
+"""Prepacking calls that run again when a param is written."""
 
 from __future__ import annotations
 

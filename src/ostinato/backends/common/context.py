@@ -456,7 +456,7 @@ class Context(CompiledOpCache):
         for known in self._queues:
             queue = known()
             if queue is not None:
-                queue.settle()
+                queue.wait()
 
 
 def _carry_out(

@@ -52,7 +52,7 @@ class Queue:
         last = self._last
         return last is None or last.done() or self._process != os.getpid()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for all calls queued so far; their first error is kept for :meth:`sync`."""
         last = self._last
         if last is not None and not self.idle:
@@ -60,7 +60,7 @@ class Queue:
 
     def sync(self) -> None:
         """Wait, then raise the first error since the last ``sync``, if there was one."""
-        self.settle()
+        self.wait()
         with self._guard:
             error, self._outcome.error = self._outcome.error, None
         if error is not None:
