@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the native core: a C compiler, and kernels made with it."""
+"""Fixtures for tests of the native core: a C compiler, and kernels made with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features that the operating system may lack."""
+"""Fallbacks for calls that an operating system may lack."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Broken(AbacusBackend):
 
 
 class FakeEntryPoint:
-    """An entry point as ``importlib.metadata`` would find it."""
+    """An entry point as ``importlib.metadata`` lists it."""
 
     group = "ostinato.backends"
 

@@ -337,7 +337,7 @@ def test_a_label_that_looks_like_no_label(folder, monkeypatch):
 
 
 def test_the_program_that_runs_is_checked_though_its_entry_is_gone(folder, compiles, monkeypatch):
-    """The check of a running program does not depend on its entry on disk: gone, or the same."""
+    """The loaded program is compared with its recompilation, whatever is on disk by then."""
     first = ost.Session("cpu").compile(made(mlp))
     image = first._execution.executable.compilation.image
     fresh_process(folder, monkeypatch)

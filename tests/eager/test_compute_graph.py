@@ -33,7 +33,7 @@ def part(whole: Buffer, start: int, count: int) -> Buffer:
 
 
 def recorded(ex: ost.GraphExecutor, ops: Ops) -> ost.ComputeGraph:
-    """The recording of a session that runs ``ops`` once; none of its results is held."""
+    """The graph of a session that encodes ``ops`` and has run once; no result is held."""
     with ex.begin_recorded() as s:
         ops(s)
     return s.graph
@@ -100,7 +100,7 @@ def test_views_are_no_dispatches_but_their_bytes_count(
 
 
 def test_results_share_memory_but_not_within_a_group(ex: ost.GraphExecutor) -> None:
-    """Ops that may run at the same time share no memory, in the arena or for temporaries."""
+    """Nodes of one group have no bytes in common in the arena, their kernels' temps included."""
     x, w = ex.buffer(numbers(16, 16)), ex.buffer(numbers(16, 16, seed=1))
 
     def ops(s: ost.GraphSession) -> None:

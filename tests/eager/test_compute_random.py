@@ -130,7 +130,7 @@ class Machine:
         return s.reshape(part, place.shape)
 
     def contents(self) -> list[bytes]:
-        """Every byte that can be read."""
+        """Every byte that can still be read."""
         readable = [*self.buffers, *(self.results[i] for i in sorted(self.results))]
         return [buffer.copyout().tobytes() for buffer in readable]
 

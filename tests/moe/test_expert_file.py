@@ -1,4 +1,4 @@
-"""Experts in a file: the results are the same bits whichever experts are resident."""
+"""Experts in a file: the results are the same bits, whichever experts are resident."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_a_file_that_is_written_meanwhile(path, change):
 
 
 def test_a_file_that_comes_back(path):
-    """An expert that could not be read has no slot; one that was not read anew keeps its own."""
+    """Experts that could not be read are not resident; those not read again stay resident."""
     compiled = compiled_from(path, 10 * ONE)
     before, content = path.stat(), path.read_bytes()
     places = compiled.moe_layers[0].places

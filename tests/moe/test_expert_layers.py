@@ -111,7 +111,7 @@ def test_kernels_of_a_layer(arrays: dict[str, Array]) -> None:
 
 
 def test_lists_of_rows_outlive_the_run(arrays: dict[str, Array]) -> None:
-    """The lists of rows per expert are overwritten by no later kernel."""
+    """The lists of the experts of each layer are overwritten by no later kernel."""
     g = ost.Graph("layers")
     value = g.input("x", (TOKENS, FEATURES))
     weights = [g.param(name, array.shape, value=array) for name, array in arrays.items()]

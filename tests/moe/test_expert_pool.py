@@ -1,4 +1,4 @@
-"""Slots for experts: promotion and eviction."""
+"""Pools of resident experts: promotion, eviction, and the schedule of refreshes."""
 
 from __future__ import annotations
 

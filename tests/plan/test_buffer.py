@@ -200,7 +200,7 @@ def test_other_dims_are_fixed(varying) -> None:
         varying[0].copyin(bytes(36))
 
 
-# -- write access, and the end of memory ---------------------------------------------------------
+# -- permission to write, and release ------------------------------------------------------------
 
 
 def test_read_only_buffers() -> None:

@@ -71,7 +71,7 @@ def reachable(dependencies: list[set[int]]) -> list[set[int]]:
 
 @given(st.lists(OPS, max_size=12))
 def test_tracked_ops_wait_for_all_they_conflict_with_and_nothing_else(ops: list[Op]) -> None:
-    """An edge that is left out is implied by a path through a later op."""
+    """A conflict dropped in favour of a later op is reached through that op."""
     tracker = HazardTracker()
     direct = [tracker.add(i, op) for i, op in enumerate(ops)]
     closed = reachable(direct)

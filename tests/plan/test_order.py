@@ -20,7 +20,7 @@ def span(start: int, end: int, *, written: bool) -> Accesses:
 
 
 class Worker:
-    """A thread that submits, waits for older submissions, and ends on request."""
+    """A thread that submits, waits to begin, and ends on request."""
 
     def __init__(self, *accesses: Accesses) -> None:
         self.submission = Submission(*accesses)
@@ -177,7 +177,7 @@ def test_an_interrupt_withdraws_what_waits():
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(InterruptedError), Submission(memory):
-            pytest.fail("its turn has not come")
+            pytest.fail("it has not begun")
     finally:
         signal.signal(signal.SIGALRM, former)
     worker.end()

@@ -1,4 +1,4 @@
-"""The calls that run again when a param is written."""
+"""Prepacking calls that run again when a param is written."""
 
 from __future__ import annotations
 

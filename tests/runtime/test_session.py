@@ -106,6 +106,8 @@ def test_sessions_that_can_not_be_opened(arguments, error, parts):
 def test_thread_counts_that_make_no_sense(threads):
     with pytest.raises(ost.InputError, match=r"threads is an int within 1\.\.1024"):
         ost.Session("cpu", threads=threads)
+    with pytest.raises(ost.InputError, match=r"threads is an int within 1\.\.1024"):
+        ost.GraphExecutor("cpu", threads=threads)
 
 
 def no_outputs() -> ost.Graph:

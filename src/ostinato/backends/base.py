@@ -1,4 +1,4 @@
-"""What a device must offer, and how the devices of this machine are found."""
+"""The interface of devices: backends, their capabilities and their executables."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ RunDirect = Callable[[Sequence[Any], Sequence[Any], Sequence[int]], bool]
 
 __all__ = ["Backend", "Capabilities", "Executable", "Progress"]
 
-#: Told how many of how many kernels are compiled.
+#: A callback that gets the number of compiled kernels, and of all kernels.
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend takes as it is; everything else is rewritten into it, or refused.
+    """The native ops of a backend; all others are decomposed into these, or refused.
 
     Attributes:
         ops: names of the ops that it computes natively.
         dtypes: element types that it computes with.
-        padded_conv: whether a convolution may carry padding, or wants a ``pad`` before it.
+        padded_conv: whether convolutions may carry padding; else it is a ``pad`` before them.
         experts_in_file: whether experts may stay in a file; see :meth:`Backend.compile`.
-        handles: whether buffers stay on it from run to run; without, ``bind_handle`` gives
+        handles: whether buffers stay on it from run to run; without, ``bind_handle`` returns
             ``False``.
         capture: whether its context records; without, ``begin_graph_capture`` raises.
-        asynchronous: whether it runs by itself what was submitted, while the processor goes on.
-            Without, queued runs are made by a thread of the processor's.
-        in_place_states: whether a state that is updated by a slice or row write is not copied.
+        asynchronous: whether submissions run on the device itself. Without, a thread of the host
+            runs those that are queued.
+        in_place_states: whether states are updated in place by slice and row writes.
     """
 
     ops: frozenset[str]
@@ -88,12 +88,12 @@ class Executable(ABC):
 
     @property
     def accesses(self) -> Accesses:
-        """The memory that every run touches, beside the arrays that it is given."""
+        """The memory that every run touches, besides the arrays that it is given."""
         return Accesses([(id(self), 1, True)])
 
     @abstractmethod
     def make_plan(self, facts: Sequence[Fact]) -> ExecutionPlan:
-        """A plan that runs this, on buffers of its own for inputs and outputs.
+        """A plan that runs this executable, on buffers of its own for inputs and outputs.
 
         Args:
             facts: the conditions of the graph on values of its Variables.
@@ -101,9 +101,9 @@ class Executable(ABC):
 
     @abstractmethod
     def write_params(self, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Copy arrays into the params, and prepare anew what depends on them.
+        """Copy arrays into the params, and prepack again what depends on them.
 
-        No run sees some of them written and others not.
+        The write is atomic: no run reads some of them written and others not.
         """
 
     @abstractmethod
@@ -126,7 +126,7 @@ class Executable(ABC):
         outputs: Sequence[np.ndarray[Any, Any]],
         variables: Sequence[int],
     ) -> Callable[[], None]:
-        """A callable that runs on these arrays, again and again, without further checks.
+        """A callable that runs on these arrays any number of times, without further checks.
 
         Each call is a submission of its own. While its thread records, it is recorded. In
         dev-state mode it reads the Variables that the context's block has from there; see
@@ -138,7 +138,7 @@ class Executable(ABC):
 
     @abstractmethod
     def read_state(self, name: str) -> np.ndarray[Any, Any]:
-        """A copy of what the state holds between two runs."""
+        """A copy of the state's contents between two runs."""
 
     @abstractmethod
     def write_state(self, name: str, array: np.ndarray[Any, Any] | None) -> None:
@@ -146,38 +146,38 @@ class Executable(ABC):
 
     @abstractmethod
     def limit_rows(self, extent: tuple[int, int] | None) -> None:
-        """A hint that of ``upper`` leading rows of the inputs, only ``actual`` are in use.
+        """Hint that of ``upper`` leading rows of the inputs, only ``actual`` are in use.
 
-        It holds for the runs of threads that have none of their own; see :meth:`push_limit`.
+        It holds for the runs of threads that have no hint of their own; see :meth:`push_limit`.
 
-        What later runs, those of bound calls too, leave in the other rows of outputs of ``upper``
-        rows is undefined; all else is as if nothing had been hinted. It is no mistake to compute
-        all rows regardless.
+        The contents of the other rows of outputs of ``upper`` rows are undefined after later runs,
+        those of bound calls included; all else is as without a hint. An executable may compute all
+        rows regardless.
 
         Args:
             extent: ``(actual, upper)``; ``None``: all rows are in use again.
         """
 
     def push_limit(self, extent: tuple[int, int] | None) -> None:
-        """The hint for the runs of the calling thread alone, until :meth:`pop_limit`.
+        """Set the hint for the runs of the calling thread alone, until :meth:`pop_limit`.
 
-        An executable that overrides neither computes all rows within the two.
+        An executable that overrides neither method computes all rows.
         """
         return
 
     def pop_limit(self) -> None:
-        """Go back to the calling thread's hint before the last :meth:`push_limit`."""
+        """Restore the calling thread's hint before the last :meth:`push_limit`."""
         return
 
-    # -- experts; an executable that overrides nothing has no layers of them -----------------------
+    # -- experts; by default, an executable has no layers of them ----------------------------------
 
     @property
     def expert_layers(self) -> tuple[ExpertLayer, ...]:
-        """The layers that send tokens to experts, in the order in which they run."""
+        """The layers that route tokens to experts, in execution order."""
         return ()
 
     def take_expert_ids(self) -> list[np.ndarray[Any, Any]] | None:
-        """The experts that the last run called, once; then ``None`` until something runs.
+        """The experts that the last run called, once; then ``None`` until the next run.
 
         Returns:
             For each layer an int64 array of the shape of its ids, within the experts there are.
@@ -187,14 +187,14 @@ class Executable(ABC):
     def place_experts(
         self, masks: Sequence[np.ndarray[Any, Any] | None]
     ) -> Sequence[np.ndarray[Any, Any] | None]:
-        """Have these experts of each layer, and no others, on the device; runs compute the same.
+        """Make these experts of each layer, and no others, resident; results stay the same.
 
         Args:
-            masks: a bool for each expert, as many of them true as there are places at most;
-                ``None``: whichever the device likes.
+            masks: a bool for each expert, at most as many of them true as there are slots;
+                ``None``: the choice is the device's.
 
         Returns:
-            The masks, with ``None`` replaced if the device knows which experts it has.
+            The masks, with ``None`` replaced if the device chose residents.
 
         Raises:
             ModelFormatError: an expert could not be read from its file.
@@ -202,29 +202,29 @@ class Executable(ABC):
         return masks
 
     def resident_experts(self) -> Sequence[np.ndarray[Any, Any] | None]:
-        """For each layer, which experts are on the device; ``None``: all at all times."""
+        """For each layer, a mask of the resident experts; ``None``: all at all times."""
         return [None] * len(self.expert_layers)
 
     def expert_transfers(self) -> ExpertTransfers:
-        """What was moved between the device and the file that experts live in."""
+        """The transfers between the device and the file of experts so far."""
         return ExpertTransfers()
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- lifetime ----------------------------------------------------------------------------------
 
     @abstractmethod
     def clone(self, context: Context | None = None) -> Executable:
-        """Another one with memory and states of its own, which begin as copies of these.
+        """A copy with memory and states of its own, which begin as copies of these.
+
+        Params and prepacked weights are shared copy-on-write: a write on one side never shows on
+        the other.
 
         Args:
-            context: what it submits to, of the same device; by default the same.
-
-        Params, and what is prepared from them, are shared until one side writes a param, and no
-        longer: what one side writes never shows on the other.
+            context: the command queue of the copy, of the same device; by default the same one.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """Give back the memory of what lives within a run, until the next run writes it.
+        """Give back the memory of intermediate buffers, until the next run.
 
         Recordings of runs are dropped: see :meth:`MemoryOrder.memory_changes`.
         """
@@ -240,7 +240,7 @@ class Executable(ABC):
     @property
     @abstractmethod
     def arena(self) -> memoryview:
-        """The memory that a run works in, writable. Its end is for results that nobody keeps."""
+        """The memory of intermediate buffers, writable; at its end, of results not returned."""
 
     @property
     @abstractmethod
@@ -250,7 +250,7 @@ class Executable(ABC):
     @property
     @abstractmethod
     def result_offsets(self) -> Sequence[int]:
-        """For each output, where in the arena there is room for it, at its largest size."""
+        """For each output, the offset in the arena of room for its largest size."""
 
 
 class Backend(ABC):
@@ -260,25 +260,25 @@ class Backend(ABC):
 
     @abstractmethod
     def __init__(self, device: Device, threads: int | None = None) -> None:
-        """Open ``device``; ``threads`` is for devices that are threads."""
+        """Open ``device``; ``threads`` is for devices that run on threads of the host."""
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What it takes as it is."""
+        """The native ops and dtypes, and further abilities."""
 
     @cached_property
     def context(self) -> Context:
-        """The command queue that everything compiled here runs through.
+        """The command queue of all that is compiled here.
 
-        A backend that overrides nothing has one that can neither record nor run ops one by one.
+        By default, one that can neither record nor run single ops.
         """
         return HostContext(self.device)
 
     @staticmethod
     @abstractmethod
     def count() -> int:
-        """How many devices of this kind are present; 0 when its packages are missing."""
+        """The number of devices of this kind; 0 if its packages are missing."""
 
     @abstractmethod
     def compile(
@@ -290,16 +290,18 @@ class Backend(ABC):
         *,
         experts: ExpertsInFile | None = None,
     ) -> Executable:
-        """Compile ``graph``; ``params`` are copied in, or kept to be read again by whoever asks.
+        """Compile ``graph``; ``params`` are copied, or kept to be read again.
 
         Args:
-            graph, params, options: what to compile, and how.
-            progress: told how far it is.
-            experts: further params, the matrices of experts, that stay in a file. Only a backend
-                whose capabilities say so is ever given any.
+            graph: the graph.
+            params: the values of its params.
+            options: switches of the compiler.
+            progress: called as kernels are compiled.
+            experts: further params, the matrices of experts, that stay in a file; given only to a
+                backend with the capability ``experts_in_file``.
 
         Raises:
-            InputError: such a param is read by more than layers of experts, or there is not enough
-                memory for a single expert.
+            InputError: such a param has readers other than layers of experts, or there is not
+                enough memory for a single expert.
             UnsupportedOpError: every node that the device has no way to compute.
         """

@@ -44,11 +44,11 @@ class Device:
     def parse(device: Device | str) -> Device:
         """The device of a name such as ``"cpu"`` or ``"cuda:1"``, in any case.
 
-        Any word will do for a kind: other packages may add some. Whether there is such a device is
-        for :func:`ostinato.is_available` to say.
+        Any word is accepted as a kind, since other packages may add some;
+        :func:`ostinato.is_available` tests for the device.
 
         Raises:
-            DeviceUnavailableError: that is not how devices are named.
+            DeviceUnavailableError: it is no name of a device.
         """
         if isinstance(device, Device):
             return device

@@ -1,4 +1,4 @@
-"""How a graph is to be compiled."""
+"""Options of the compiler."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ class CompileOptions:
         disabled_passes: names of passes to leave out (see ``ostinato.passes.pipeline``).
         elementwise_fusion: join elementwise nodes into one kernel.
         epilogue_fusion: join elementwise nodes with the matmul or convolution before them.
-        rowwise_fusion: join reductions along rows with what surrounds them.
-        product_fusion: compute products of the same rows with several weights in one kernel:
-            queries, keys and values, a gate and what it lets through.
+        rowwise_fusion: join reductions along rows with the ops around them.
+        product_fusion: fuse matmuls that share their left operand (Q/K/V, gate/up) into one kernel.
         channels_last: store images with their channels last within a graph where that is faster.
         winograd: compute 3x3 float32 convolutions with fewer multiplications where that is faster;
             results differ by rounding (see the page on convolutions).
-        in_place: write what concatenations and paddings are made of where it stands in them.
+        in_place: let producers write directly into the output of a concat or a pad.
         narrow_weights: keep 16-bit weights 16 bits wide in memory and widen them in registers.
         cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
             instead of refusing them.
-        keep_intermediates: give every intermediate value that is in memory a place of its own, so
+        keep_intermediates: give every intermediate value that is in memory a slot of its own, so
             that a plan's buffers hold it after a run.
         verify: check the graph between passes.
-        tune: measure a few ways of cutting each matrix product with a weight on this machine, and
-            take the fastest. What was found is kept beside the cache of kernels.
-        tune_seconds: how long a compile may measure; products beyond it are cut as without tuning,
-            and measured by a later compile.
-        stored_programs: start from what an equal graph was compiled to before, by any process that
-            used the same cache. With ``tune``, and with experts in a file, this never happens.
+        tune: measure a few tile sizes for each matmul with a weight on this machine, and take the
+            fastest. Results are stored beside the cache of kernels.
+        tune_seconds: the time limit of measurements in one compile; matmuls beyond it are blocked
+            as without tuning, and measured by a later compile.
+        stored_programs: load the stored program of an equal graph, compiled before by any process
+            with the same cache. Never with ``tune`` or with experts in a file.
         target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.
     """
 

@@ -55,14 +55,14 @@ class Memory(Protocol):
 
 
 class DeviceQueue(Protocol):
-    """What memory, and whoever runs on it, must know of the device's command queue."""
+    """The part of a device's command queue that memory and plans use."""
 
     @property
     def resident_values(self) -> Mapping[str, int]:
-        """Values of Variables that kernels find on the device, and no run may bring."""
+        """Values of Variables that kernels read on the device, and no run may give."""
 
     def refuse_while_capturing(self, what: str) -> None:
-        """Raise for ``what`` can not be recorded.
+        """Refuse the operation ``what``, which can not be recorded.
 
         Raises:
             CaptureError: the calling thread records.
@@ -73,7 +73,7 @@ class HostMemory:
     """Memory that the processor reads and writes itself.
 
     Attributes:
-        block: what exports the memory as a writable buffer of bytes.
+        block: the exporter of the memory as a writable buffer of bytes.
     """
 
     def __init__(self, block: Any) -> None:
@@ -101,16 +101,16 @@ class HostMemory:
 
 
 class Storage:
-    """One block of device memory, taken when it is first used, and zero then.
+    """One block of device memory, allocated at its first use, and zeroed.
 
-    What it is and where buffers lie in it is settled before there is any memory: a plan that is
-    never executed on buffers of its own takes none for them.
+    Its size and the offsets of its buffers are known before it is allocated: a plan that is never
+    executed on buffers of its own takes no memory for them.
 
     Args:
-        device: whose memory it is.
+        device: the device of the memory.
         nbytes: its size.
         allocate: takes that many bytes of the device.
-        queue: what uses the memory goes through it; by default, nothing runs later.
+        queue: the queue of all submissions that use it; by default, nothing runs asynchronously.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Storage:
     ) -> None:
         self.device = device
         self.nbytes = nbytes
-        self.allocations = 0  #: how often memory was taken
-        self.queue = queue  #: what uses the memory goes through it
+        self.allocations = 0  #: number of allocations so far
+        self.queue = queue  #: the queue of all submissions that use it
         self._allocate = allocate
         self._memory: Memory | None = None
         self._closed = False
@@ -147,7 +147,7 @@ class Storage:
             return self._memory
 
     def span(self, offset: int, nbytes: int, *, written: bool) -> tuple[int, int, bool]:
-        """What a submission that reads or writes these bytes touches; see :class:`Accesses`."""
+        """The access of a submission to these bytes; see :class:`Accesses`."""
         return self.memory.address + offset, nbytes, written
 
     def submission(self, what: str, offset: int, nbytes: int, *, written: bool) -> Submission:
@@ -177,7 +177,7 @@ class Storage:
             self.close()
 
     def close(self) -> None:
-        """Give the memory back for good. No recording that uses it is left, on any context."""
+        """Give the memory back for good, and drop all recordings that use it, on any context."""
         with self._lock:
             memory, self._memory = self._memory, None
             self._closed = True
@@ -194,14 +194,14 @@ class Storage:
 
 
 class LentStorage(Storage):
-    """A block that somebody else keeps, and may exchange for another: it is asked for at each use.
+    """A block of another owner, which may exchange it: it is looked up at each use.
 
     Args:
-        device: whose memory it is.
+        device: the device of the memory.
         nbytes: its size.
-        lend: gives the block of the moment.
-        token: an address that stands for the lender's memory, whichever block that is: what the
-            lender submits touches it.
+        lend: returns the present block.
+        token: an address that represents the owner's memory, whichever block that is: submissions
+            of the owner touch it.
         queue: as for :class:`Storage`.
     """
 
@@ -218,12 +218,12 @@ class LentStorage(Storage):
         self._token = token
 
     def span(self, offset: int, nbytes: int, *, written: bool) -> tuple[int, int, bool]:
-        """See :class:`Storage`; all of the lender's memory counts as one."""
+        """See :class:`Storage`; all of the owner's memory counts as one."""
         self.check_open()
         return self._token, 1, written
 
     def release(self) -> None:
-        """It is not for those to give back who use it.
+        """Refuse: only the owner gives the memory back.
 
         Raises:
             PlanError: always.
@@ -234,7 +234,7 @@ class LentStorage(Storage):
 
     @property
     def memory(self) -> Memory:
-        """The block of the moment.
+        """The present block.
 
         Raises:
             PlanError: it was given back for good.
@@ -246,17 +246,18 @@ class LentStorage(Storage):
 class Buffer:
     """A tensor's bytes: a range of a storage, C-ordered.
 
-    Where the type has Variables, the range has room for their greatest values, while
-    :attr:`shape`, and what :meth:`copyout` gives, follow the values that the plan last ran with;
-    the elements lie at the start of the range, without gaps.
+    If the type has Variables, the range has room for their greatest values, while :attr:`shape` and
+    the result of :meth:`copyout` follow the values that the plan last ran with; the elements lie at
+    the start of the range, without gaps.
 
     Args:
         storage: the memory.
-        offset: where in it the buffer starts, in bytes.
+        offset: of the first byte in the storage.
         type: dtype and shape.
         sizes: the values of the Variables, which may change; needed only if ``type`` has some.
-        read_only: what makes the buffer not for the user to write, or nothing.
-        write: writes the whole buffer in the place of :meth:`copyin`, where others must know of it.
+        read_only: the reason for which the user may not write the buffer, or nothing.
+        write: writes the whole buffer in the place of :meth:`copyin`, for buffers whose owner must
+            be notified.
 
     Raises:
         PlanError: the range is not within the storage.
@@ -289,7 +290,7 @@ class Buffer:
 
     @property
     def device(self) -> Any:
-        """Whose memory it is."""
+        """The device of the memory."""
         return self.storage.device
 
     @property
@@ -309,12 +310,12 @@ class Buffer:
 
     @property
     def ndim(self) -> int:
-        """How many dimensions."""
+        """The number of dimensions."""
         return len(self.type.shape)
 
     @property
     def end(self) -> int:
-        """Where in the storage the buffer ends."""
+        """The end of the buffer in the storage, in bytes."""
         return self.offset + self.nbytes
 
     def copyin(self, data: Any) -> None:
@@ -365,7 +366,7 @@ class Buffer:
     def view(self, offset: int, nbytes: int) -> Buffer:
         """A buffer on part of these bytes: one-dimensional.
 
-        It has this buffer's dtype where offset and size are whole elements, else ``uint8``.
+        It has this buffer's dtype if offset and size are whole elements, else ``uint8``.
 
         Raises:
             InputError: the part is not within the buffer.
@@ -404,10 +405,10 @@ class Buffer:
         )
 
     def check_target(self) -> None:
-        """Raise what keeps a device from writing the buffer while it runs.
+        """Check that ops may write the buffer.
 
         Raises:
-            InputError: it is not the user's to write, or others must know when it is written.
+            InputError: it is read-only, or its owner must be notified when it is written.
         """
         if self._read_only or self._write is not None:
             why = self._read_only or "a param or state of a compiled graph"
@@ -416,8 +417,7 @@ class Buffer:
     def release(self) -> None:
         """Give back the memory for good: that of this buffer and of all that share its storage.
 
-        Recordings that use it are dropped. Reading or writing it, and running what uses it, raise
-        from now on.
+        Recordings that use it are dropped. From now on, reading, writing or running on it raises.
 
         Raises:
             CaptureError: inside a recording.
@@ -428,14 +428,14 @@ class Buffer:
     def __repr__(self) -> str:
         return f"<Buffer {self.type} on {self.device}, {self.nbytes} bytes at {self.offset}>"
 
-    # -- what is written ---------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def _write_reshaped(self, array: Array) -> None:
         assert self._write is not None
         self._write(array.reshape(self.shape))
 
     def _from_bytes(self, data: bytes | bytearray | memoryview) -> Array:
-        """The elements that ``data`` holds, as many as there are live ones or there is room for."""
+        """The elements in ``data``: as many as are live, or as the buffer has room for."""
         try:
             octets = np.frombuffer(data, np.uint8) if memoryview(data).nbytes else np.empty(0, "u1")
         except (ValueError, BufferError) as error:  # released, or not contiguous

@@ -1,4 +1,4 @@
-"""The plan: prepared ops in the order in which they run, and the memory that they run on."""
+"""Execution plans: prepared ops in execution order, and their memory."""
 
 from __future__ import annotations
 
@@ -33,48 +33,51 @@ __all__ = ["ExecutionPlan", "Runner"]
 
 
 class Runner(Protocol):
-    """Prepared ops as a device has made them ready to run, any number of times."""
+    """Prepared ops that a device has encoded, to be run any number of times."""
 
     @property
     def accesses(self) -> Accesses:
         """The memory that a run touches."""
 
     def check(self) -> None:
-        """Raises what keeps the ops from running: a param that was never set."""
+        """Check that the ops can run.
+
+        Raises:
+            InputError: a param was never set.
+        """
 
     def run(self, variables: Sequence[int]) -> None:
         """Run all ops, in order or as if in order."""
 
     def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
-        """Run; the seconds that each op but views took."""
+        """Run; return the seconds of each op but views."""
 
     def discard(self) -> None:
-        """Give back the memory of what lives within a run, until the next one."""
+        """Give back the memory of intermediate buffers, until the next run."""
 
     def close(self) -> None:
         """Give back all memory; from now on :meth:`run` raises :class:`PlanError`."""
 
 
 class ExecutionPlan:
-    """What runs, in which order, on which memory.
+    """A schedule of ops and the buffers that they run on.
 
     Made by :meth:`Session.prepare`, held by every :class:`CompiledGraph`, or built by hand. It has
-    buffers of its own for inputs and outputs, for which memory is taken when they are first used:
-    a compiled graph runs on the caller's arrays instead. It may be used from many threads; runs
-    happen one after the other.
+    buffers of its own for inputs and outputs, whose memory is taken at their first use: a compiled
+    graph runs on the caller's arrays instead. It may be used from many threads; runs are
+    serialised.
 
     Args:
-        ops: what to run. Their order is that of ``ops``, but for ops that declare a dependency on
-            a later one.
-        device: where they run.
-        runner: makes ops, in their final order, ready to run.
+        ops: the ops. They run in this order, but for ops that declare a dependency on a later one.
+        device: the device that runs them.
+        runner: encodes ops, given in their final order.
         inputs, outputs: buffers by name.
-        memory: how much memory the plan takes; by default, what the ops touch.
+        memory: the memory of the plan; by default, that of the buffers that the ops touch.
         preparation: ops that have run, or will, outside of :meth:`execute`.
         variables: the Variables, in the order in which kernels take them.
         sizes: their values, shared with the buffers' shapes; first the greatest ones.
-        values: which buffer holds which value of the graph.
-        queue: the device's; it may record, and hold values of Variables. By default, none of that.
+        values: the buffers of the graph's values.
+        queue: the device's, which may record, and hold values of Variables; by default, none.
         facts: conditions that values of the Variables must meet.
 
     Raises:
@@ -82,8 +85,8 @@ class ExecutionPlan:
             or through others on itself; or an output is neither written by an op nor an input.
 
     Attributes:
-        device: where it runs.
-        memory: how much memory it takes.
+        device: the device that runs it.
+        memory: the memory that it takes.
         prepared_ops: kernel calls, copies and views, in schedule order.
         preparation: those that run once per write of a param.
         inputs, outputs: buffers by name.
@@ -203,7 +206,7 @@ class ExecutionPlan:
                 return result
 
     def _checked(self, variables: object, resident: Mapping[str, int]) -> dict[str, int]:
-        """All values that are known, those of ``variables`` and on the device included."""
+        """All known values, those of ``variables`` and those on the device included."""
         given = variable_values(variables, self._variables)
         if fixed := [name for name in given if name in resident]:
             raise VariableError(
@@ -218,7 +221,7 @@ class ExecutionPlan:
         return values
 
     def _resident_values(self) -> dict[str, int]:
-        """The Variables that the device has the values of."""
+        """The values of Variables that are on the device."""
         block = {} if self._queue is None else self._queue.resident_values
         return {name: block[name] for name in self._variables if name in block}
 
@@ -232,7 +235,7 @@ class ExecutionPlan:
             op.kernel, self.device, len(op.buffers), elapsed, flops, nbytes, op.node_names
         )
 
-    # -- what it consists of -----------------------------------------------------------------------
+    # -- contents ----------------------------------------------------------------------------------
 
     @property
     def prepared_kernels(self) -> tuple[KernelCall, ...]:
@@ -251,18 +254,18 @@ class ExecutionPlan:
 
     @property
     def value_to_buffer(self) -> Mapping[int, int]:
-        """By a graph value's id, the position in :attr:`buffers` of what holds it."""
+        """By a graph value's id, the position of its buffer in :attr:`buffers`."""
         return {key: self._index[buffer] for key, buffer in self._values.by_id.items()}
 
     def buffer(self, value: Value | int) -> Buffer | None:
         """The buffer of an input or intermediate value, or of its id.
 
-        Intermediate values may share memory: what one holds after a run is only sure with
+        Intermediate values may share memory: their contents after a run are defined only with
         ``CompileOptions(keep_intermediates=True)``.
 
         Returns:
-            ``None`` for a value that is never in memory, because its kernel goes on to compute with
-            it, or because nothing needs it.
+            ``None`` for a value that is never in memory, because it is fused into its consumer or
+            unused.
 
         Raises:
             PlanError: it is a value of another graph, or neither a value nor an id.
@@ -271,15 +274,15 @@ class ExecutionPlan:
 
     @property
     def num_outputs(self) -> int:
-        """How many outputs there are."""
+        """The number of outputs."""
         return len(self.outputs)
 
     def output_buffer(self) -> Buffer | None:
-        """The first output; ``None`` when there is none."""
+        """The first output; ``None`` without outputs."""
         return self.output_buffer_at(0)
 
     def output_buffer_at(self, index: int) -> Buffer | None:
-        """The output at a position; ``None`` when there is none there."""
+        """The output at a position; ``None`` if ``index`` is out of range."""
         outputs = self.output_buffers()
         return outputs[index] if 0 <= index < len(outputs) else None
 
@@ -298,7 +301,7 @@ class ExecutionPlan:
     # -- memory ------------------------------------------------------------------------------------
 
     def allocate(self) -> None:
-        """Take all memory now that the first run would take.
+        """Take the memory now that the first run would take.
 
         Raises:
             PlanError: it was released.
@@ -311,8 +314,8 @@ class ExecutionPlan:
     def release_intermediate_buffers(self) -> None:
         """Give back the memory of all but inputs, outputs, states and params.
 
-        The plan still runs: memory is taken again as the next run writes it. Until then, what
-        intermediate buffers hold is zero. Recordings of the plan are dropped.
+        The plan still runs: memory is taken again by the next run. Until then, intermediate buffers
+        read as zero. Recordings of the plan are dropped.
 
         Raises:
             CaptureError: inside a recording.
@@ -325,7 +328,7 @@ class ExecutionPlan:
                     self._runner.discard()
 
     def release_all_buffers(self) -> None:
-        """Give back all memory, for good; a run in progress comes to its end first.
+        """Give back all memory, for good, after a run in progress.
 
         Running the plan, or the compiled graph that holds it, raises :class:`PlanError` from now
         on, and so does reading or writing a buffer. Recordings of the plan are dropped.
@@ -373,7 +376,7 @@ class ExecutionPlan:
 def _check_outputs(
     ops: Sequence[PreparedOp], inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]
 ) -> None:
-    """That every byte of every output comes from somewhere."""
+    """Check that every byte of every output is written by an op or is an input's."""
     filled = [*inputs.values(), *(buffer for op in ops for buffer in op.writes)]
     for name, output in outputs.items():
         if not isinstance(output, Buffer):

@@ -1,8 +1,7 @@
-"""What must wait for what: conflicts between ops, from the bytes that they read and write.
+"""Hazards between ops, from the bytes that they read and write.
 
-Two ops conflict when one writes bytes that the other reads or writes. What counts is the range of
-bytes within a storage, never which handle names it: two views of one buffer conflict where they
-overlap, and nowhere else.
+Two ops conflict when one writes bytes that the other reads or writes. Bytes are ranges within a
+storage, whichever handle names them: two views of one buffer conflict exactly if they overlap.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Range(Protocol):
 
 
 class Accesses(Protocol):
-    """What an op reads and writes."""
+    """The ranges that an op reads and writes."""
 
     @property
     def reads(self) -> Sequence[Range]: ...
@@ -39,7 +38,7 @@ class Accesses(Protocol):
 
 
 class Hazard(enum.Enum):
-    """Why an op must wait for an earlier one."""
+    """A reason for an op to wait for an earlier one."""
 
     RAW = "reads what the earlier one writes"
     WAR = "writes what the earlier one reads"
@@ -70,23 +69,23 @@ def hazards(earlier: Accesses, later: Accesses) -> frozenset[Hazard]:
 
 
 def conflicts(a: Accesses, b: Accesses) -> bool:
-    """Whether the order of two ops matters."""
+    """Whether two ops must keep their order."""
     return bool(hazards(a, b))
 
 
 @dataclass
 class _Uses:
-    """Who touched a storage: ``(begin, end, op)``."""
+    """Reads and writes of a storage: ``(begin, end, op)``."""
 
     reads: list[tuple[int, int, int]] = field(default_factory=list)
     writes: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 class HazardTracker:
-    """Tells for each op, taken in order, which of the ops before it it must wait for.
+    """Finds, for each op in order, the earlier ops that it must wait for.
 
-    Waiting is transitive, so an op is forgotten where a later one has overwritten all it touched:
-    who conflicts with the former conflicts with the latter, which waits for the former.
+    Waiting is transitive, so an op is dropped once a later one has overwritten all that it touched:
+    an op that conflicts with the former conflicts with the latter, which waits for the former.
     """
 
     def __init__(self) -> None:
@@ -105,7 +104,7 @@ class HazardTracker:
         return found
 
     def add(self, id: int, op: Accesses) -> set[int]:
-        """Remember ``op`` as ``id``; gives what it must wait for."""
+        """Add ``op`` as ``id``; return the ids that it must wait for."""
         found = self.conflicting(op)
         for range_ in op.writes:
             uses = self._uses.setdefault(range_.storage_id, _Uses())
@@ -119,7 +118,7 @@ class HazardTracker:
         return found
 
     def clear(self) -> None:
-        """Forget everything: the device has waited for all of it."""
+        """Drop all ops, as after a barrier."""
         self._uses.clear()
 
 
@@ -131,5 +130,5 @@ def _collect(uses: Sequence[tuple[int, int, int]], range_: Range, found: set[int
 
 
 def _beyond(uses: Sequence[tuple[int, int, int]], range_: Range) -> list[tuple[int, int, int]]:
-    """Those that reach outside the range."""
+    """The uses that reach outside the range."""
     return [use for use in uses if use[0] < range_.offset or range_.end < use[1]]

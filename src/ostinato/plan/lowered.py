@@ -1,4 +1,4 @@
-"""A lowered program as prepared ops, and which of its buffers hold which values of the graph."""
+"""A lowered program as prepared ops, and the buffers of the graph's values."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class LoweredOps:
     """The prepared ops of a program.
 
     Args:
-        program: kernels, and the buffers they work on.
-        buffers: where each of these lies.
+        program: kernels and their buffers.
+        buffers: the device buffer of each of these.
         code: the device's code of a kernel.
         origin: the graph that was lowered, and the one that the user built.
 
@@ -116,7 +116,7 @@ def _stored(program: Program, graph: BaseGraph) -> dict[Value, LoweredBuffer]:
 
 
 def _holder(value: Value, stored: Mapping[Value, LoweredBuffer]) -> LoweredBuffer | None:
-    """What holds a value, or the value that it is a reshape of."""
+    """The buffer of a value, or of the value that it is a reshape of."""
     while value not in stored and value.node.op.name == "reshape":
         (value,) = value.node.inputs
     return stored.get(value)

@@ -1,4 +1,4 @@
-"""Placing buffers that live at different times in one arena."""
+"""Placement of intermediate buffers in one arena, by their lifetimes."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where each buffer starts in the arena.
+    """The offset of each buffer in the arena.
 
     Attributes:
         offsets: one per lifetime, multiples of :data:`ALIGNMENT`.
         arena_bytes: the arena's size.
-        unshared_bytes: what the buffers would take if none shared memory.
+        unshared_bytes: the sum of sizes, without sharing.
         lower_bound_bytes: the largest sum of bytes that are live at one step; no arena is smaller.
     """
 
@@ -60,10 +60,10 @@ class MemoryReport:
     """A compiled graph's memory, in bytes.
 
     Attributes:
-        arena_bytes: what intermediate values take, sharing memory where they can.
-        unshared_bytes: what they would take without sharing.
+        arena_bytes: memory of intermediate values, which share it.
+        unshared_bytes: the sum of their sizes, without sharing.
         lower_bound_bytes: the largest sum of bytes live at one time.
-        param_bytes: params, constants, what was prepared from them, and places for experts.
+        param_bytes: params, constants, prepacked weights, and slots of resident experts.
         state_bytes: states.
     """
 
@@ -93,8 +93,8 @@ def place(lifetimes: Sequence[Lifetime], *, apart: bool = False) -> Placement:
     """
     sizes = [_aligned(life.nbytes) for life in lifetimes]
     offsets = [0] * len(lifetimes)
-    live: dict[int, list[int]] = {}  # by step, which of those placed live then
-    starting: dict[int, list[int]] = {}  # and which begin to
+    live: dict[int, list[int]] = {}  # by step, the placed buffers that are live then
+    starting: dict[int, list[int]] = {}  # by step, those whose lifetime begins then
     for i in sorted(range(len(lifetimes)), key=lambda i: (-sizes[i], lifetimes[i].first)):
         steps = range(1) if apart else range(lifetimes[i].first, lifetimes[i].last + 1)
         found = list(live.get(steps[0], ()))
@@ -116,7 +116,7 @@ def place(lifetimes: Sequence[Lifetime], *, apart: bool = False) -> Placement:
 def arena_placement(
     program: Program, *, apart: bool = False
 ) -> tuple[Placement, list[LoweredBuffer]]:
-    """Places the buffers that live within one run; returns them in the placement's order."""
+    """Place the intermediate buffers of a program; return them in the placement's order."""
     first: dict[LoweredBuffer, int] = {}
     last: dict[LoweredBuffer, int] = {}
     for step, call in enumerate(program.calls):
@@ -135,10 +135,10 @@ def arena_placement(
 def program_memory(
     program: Program, placement: Placement, passing: Collection[LoweredBuffer] = ()
 ) -> MemoryReport:
-    """What a program takes whose intermediate buffers are placed like this.
+    """The memory of a program with this placement of its intermediate buffers.
 
     Args:
-        passing: params that are not kept.
+        passing: non-retained params.
     """
     return MemoryReport(
         placement.arena_bytes,
@@ -150,7 +150,7 @@ def program_memory(
 
 
 def ops_memory(ops: Sequence[PreparedOp], held: Collection[Buffer]) -> MemoryReport:
-    """What ops take that run on buffers placed already; ``held`` ones are no intermediates."""
+    """The memory of ops on buffers that have an address; ``held`` ones are no intermediates."""
     outside = {buffer.storage_id for buffer in held}
     touched: dict[tuple[int, int, int], Lifetime] = {}
     storages: dict[int, int] = {}

@@ -1,13 +1,12 @@
-"""The order of everything that touches memory: one for the process, as memory is.
+"""The order of all submissions that touch memory, one list for the process.
 
-What is submitted takes its place in one list, with the ranges of bytes that it reads and writes,
-and waits for those before it that it conflicts with. So whatever shares memory takes effect in the
-order of submission, whichever object or context it went through, and all else runs in parallel. The
-list itself is native (``csrc/order.c``), since a bound call takes and leaves its place in a few
-nanoseconds.
+A submission enters the list with the ranges of bytes that it reads and writes, and waits for the
+earlier ones that it conflicts with. Submissions that share memory therefore take effect in order,
+through whichever object or context they were made, and all others run in parallel. The list is
+native (``csrc/order.c``), since a bound call enters and leaves it in a few nanoseconds.
 
-A device that runs asynchronously does the same with its own means: where the processor waits for
-its turn, a stream waits for the events of the submissions before it.
+A device that runs asynchronously keeps the same order by its own means: a stream waits for the
+events of earlier submissions.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "ORDER", "Accesses", "MemoryOrder", "Submission", "arrays_touched"]
 
-#: For what touches no memory but what another :class:`Accesses` names.
+#: The accesses of a submission that touches no further memory.
 NOTHING = Accesses(())
 
 
 class MemoryUser(Protocol):
-    """A context, as far as changes of memory concern it."""
+    """A context that is notified of changes of memory."""
 
     def memory_changed(self, memory: object, *, replaced: bool) -> None:
         """Drop the recordings that use this memory; see :meth:`MemoryOrder.memory_changes`."""
@@ -43,17 +42,16 @@ class MemoryOrder:
         self._users: weakref.WeakSet[MemoryUser] = weakref.WeakSet()
 
     def join(self, user: MemoryUser) -> None:
-        """Have a context told of memory that changes."""
+        """Notify a context of changes of memory from now on."""
         self._users.add(user)
 
     def memory_changes(self, memory: object, *, replaced: bool = False) -> None:
         """Drop the recordings that use this memory, on whichever context they are.
 
         Args:
-            memory: a block, an array, a storage that is lent, or a program: what was replaced,
-                exchanged or given back.
-            replaced: the block is another one from now on, or gone: what else was made ready to run
-                on the old one must raise instead.
+            memory: the block, array, lent storage or program that was replaced or given back.
+            replaced: the block is exchanged or gone: all else that was encoded on the old one must
+                raise from now on.
         """
         for user in list(self._users):
             user.memory_changed(memory, replaced=replaced)
@@ -65,10 +63,10 @@ class MemoryOrder:
 
     @property
     def on_yield(self) -> Callable[[str], object] | None:
-        """Called where threads may be switched, for tests that force that to happen.
+        """A hook at the points where threads may be switched, for tests that force switches.
 
-        The points are ``"enter"``, before a submission takes its place; ``"wait"``, again and again
-        while it waits; ``"begin"``, when its turn has come; ``"leave"``, when it has taken effect.
+        The points are ``"enter"``, before a submission enters the list; ``"wait"``, repeatedly
+        while it waits; ``"begin"``, when it starts; ``"leave"``, when it has taken effect.
         """
         hook = _order.set_hook(None)
         _order.set_hook(hook)
@@ -79,7 +77,7 @@ class MemoryOrder:
         _order.set_hook(hook)
 
 
-#: The one there is: a second could not know what the first one lets touch the same bytes.
+#: The only instance: a second one could not order accesses to the same bytes against this one's.
 ORDER = MemoryOrder()
 
 

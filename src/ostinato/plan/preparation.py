@@ -1,4 +1,4 @@
-"""Which of the calls that run once must run again when a param is written."""
+"""Prepacking: groups of calls that run once, and again when one of their params is written."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Preparation", "passing_params", "preparations"]
 
 @dataclass(frozen=True)
 class Preparation:
-    """Calls that share what they prepare, so that they run all together or not at all.
+    """Calls that write the same prepacked buffers, so that they run all together or not at all.
 
-    Together, because a call may add to what another one wrote: run alone it would add twice.
+    A call may accumulate into the output of another: run alone, it would accumulate twice.
 
     Attributes:
-        calls: in the order in which they run.
+        calls: in execution order.
         params: names of the params that they read.
     """
 
@@ -31,7 +31,7 @@ class Preparation:
 
 
 def preparations(calls: Sequence[Call]) -> list[Preparation]:
-    """Divides the calls that prepare buffers, in the order in which they run, into such groups."""
+    """Divide the calls that prepack buffers, in execution order, into such groups."""
     group_of: dict[LoweredBuffer, list[Call]] = {}
     for call in calls:
         joined = {id(group_of[b]): group_of[b] for b in _prepared([call]) if b in group_of}
@@ -43,9 +43,9 @@ def preparations(calls: Sequence[Call]) -> list[Preparation]:
 
 
 def passing_params(program: Program) -> frozenset[LoweredBuffer]:
-    """Params that nothing reads once what is prepared from them is prepared.
+    """Non-retained weights: params that nothing reads once they are prepacked.
 
-    Neither a run reads them, nor what is prepared anew when another param is written.
+    Neither runs read them, nor calls that prepack again when another param is written.
     """
     needed = {b for call in program.calls for b in call.buffers if b.role is Role.PARAM}
     for group in preparations(program.prepare):

@@ -1,7 +1,7 @@
-"""Prepared ops: what every plan, session and recording is a list of.
+"""Prepared ops: the elements of plans, sessions and recordings.
 
-An op says which bytes it reads and which it writes; from that alone follows what must wait for
-what (:mod:`ostinato.plan.hazards`). How a device carries it out is the device's business.
+An op declares the bytes that it reads and writes; dependencies between ops follow from these alone
+(:mod:`ostinato.plan.hazards`). Devices encode them in their own ways.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ __all__ = [
 ]
 
 
-#: Roles of buffers that only the compiler, or a device between two runs, writes.
+#: Roles of buffers that are written only by the compiler, or by a device between two runs.
 _CHOSEN_ROLES = frozenset({"constant", "idle", "placed"})
 
 
 class KernelCode(Protocol):
-    """A kernel as a device compiled it; what else it holds is for the device to know."""
+    """A kernel as a device compiled it."""
 
     @property
     def source(self) -> str:
-        """What the device's compiler was given."""
+        """The input of the device's compiler, as text."""
 
     @property
     def assembly(self) -> str | None:
-        """What it made of it, where there is a text form."""
+        """Its output as text, if there is a text form."""
 
 
 class Argument(NamedTuple):
@@ -82,10 +82,10 @@ class PreparedKernel:
     """A compiled kernel.
 
     Attributes:
-        name: what it computes, in a word or two (``"matmul+gelu"``).
-        kernel: what was compiled.
-        code: the device's own.
-        arguments: what each buffer has to have room for.
+        name: names of its ops (``"matmul+gelu"``).
+        kernel: its loop IR.
+        code: the device's code.
+        arguments: name and type of each argument.
         fixed: by position, the buffers of arguments whose contents the compiler has chosen.
     """
 
@@ -100,9 +100,9 @@ class PreparedKernel:
         """The kernel of a call, compiled to ``code``.
 
         Args:
-            call: the kernel and the memory that it was compiled to work on.
-            code: the device's.
-            buffers: where that lies, as far as it is settled.
+            call: the kernel and its arguments.
+            code: the device's code.
+            buffers: the buffers of arguments that have an address.
         """
         arguments = tuple([Argument(buffer.name, buffer.type) for buffer in call.buffers])
         fixed = {
@@ -119,23 +119,23 @@ class PreparedKernel:
 
     @property
     def assembly(self) -> str | None:
-        """What the compiler made of it, where there is a text form."""
+        """The output of the device's compiler as text, if there is a text form."""
         return self.code.assembly
 
     @property
     def loops(self) -> str:
-        """What it computes, as loop IR: the same for every device."""
+        """Its loop IR as text: the same for every device."""
         return text.kernel_text(self.kernel)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedOp:
-    """One thing for a device to do.
+    """One operation of a device.
 
     Attributes:
         id: its number in the plan.
-        dependencies: ids of the ops that must be finished before it starts. Whoever makes an op
-            lists only what its bytes do not tell; in a plan, what they tell is there as well.
+        dependencies: ids of the ops that must be finished before it starts. An op is made with
+            those only that do not follow from its bytes; a plan adds those that do.
     """
 
     id: int
@@ -143,7 +143,7 @@ class PreparedOp:
 
     @property
     def name(self) -> str:
-        """What it does, for people."""
+        """A readable name."""
         raise NotImplementedError
 
     @property
@@ -165,7 +165,7 @@ class KernelCall(PreparedOp):
     """A kernel applied to buffers.
 
     Attributes:
-        kernel: what to run.
+        kernel: the kernel.
         buffers: one per argument of the kernel; each may be larger than the kernel needs.
         node_names: labels of the graph's nodes that it computes.
         flops: floating point operations.
@@ -254,7 +254,7 @@ class Copy(PreparedOp):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class View(PreparedOp):
-    """Sees bytes of one buffer as another: nothing to do, yet only right after its writers.
+    """A buffer on bytes of another one: no work, but dependent on the writers of the source.
 
     Raises:
         PlanError: the target is not within the source, or one is no buffer.
@@ -283,16 +283,16 @@ class View(PreparedOp):
 
 
 def check_ops(ops: Sequence[PreparedOp], variables: Sequence[Symbol]) -> None:
-    """Check ops that a device is asked to run on their buffers.
+    """Check ops before a device encodes them.
 
     Args:
-        ops: what to run.
+        ops: the ops, in order.
         variables: those that a run gives values, in order.
 
     Raises:
-        PlanError: an op writes a buffer that is not for ops to write; or a kernel takes other
-            Variables, or more values of one than its code was compiled for; or it is directed
-            (see :attr:`Kernel.directing`) by a buffer that may hold anything.
+        PlanError: an op writes a buffer that ops may not write; or a kernel takes other Variables,
+            or a Variable may have values that its code was not compiled for; or it is directed
+            (see :attr:`Kernel.directing`) by a buffer of unknown contents.
     """
     lists: list[tuple[Buffer, object]] = []
     for op in ops:
@@ -311,7 +311,7 @@ def check_ops(ops: Sequence[PreparedOp], variables: Sequence[Symbol]) -> None:
 
 
 def _check_directing(op: KernelCall, lists: Sequence[tuple[Buffer, object]]) -> None:
-    """Check what directs a kernel: the buffer that it was compiled with, or a list just written."""
+    """Check that a kernel is directed by the buffer of its compilation or a list just written."""
     for position, layout in op.kernel.kernel.directing.items():
         buffer = op.buffers[position]
         fixed = op.kernel.fixed.get(position)

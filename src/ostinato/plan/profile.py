@@ -1,4 +1,4 @@
-"""How long each kernel of a run took, and how fast that is."""
+"""Profiles of runs: the time and throughput of each kernel."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class KernelProfile:
     """One dispatch of one kernel.
 
     Attributes:
-        kernel: what ran.
-        device: where.
-        num_buffers: how many arguments it had.
+        kernel: the kernel.
+        device: the device that ran it.
+        num_buffers: number of its arguments.
         elapsed: seconds.
         flops: floating point operations, at the sizes of this run.
         bytes: bytes that it read and wrote, at the sizes of this run: each element of a buffer
@@ -37,12 +37,12 @@ class KernelProfile:
 
     @property
     def name(self) -> str:
-        """What the kernel computes, in a word or two."""
+        """The kernel's title (``"matmul+gelu"``)."""
         return self.kernel.name
 
     @property
     def source(self) -> str:
-        """What the device's compiler was given; see :class:`PreparedKernel`."""
+        """The kernel's source; see :class:`PreparedKernel`."""
         return self.kernel.source
 
     @property

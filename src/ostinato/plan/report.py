@@ -1,4 +1,4 @@
-"""What the compiler did with a graph, for people to read."""
+"""The compile report of a graph, as readable text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CompileReport", "KernelNote", "NodeNote", "and_more"]
 
-#: How many of a list of alike things are named before the rest is counted.
+#: Number of entries of a list that are named before the rest is counted.
 _NAMED = 3
 
 
@@ -34,7 +34,7 @@ class KernelNote:
     """A kernel that was made.
 
     Attributes:
-        title: what it computes, in a word or two.
+        title: names of its ops (``"matmul+gelu"``).
         nodes: labels of the nodes that it computes.
         code: its name in the machine code; kernels with the same code share it.
     """
@@ -46,20 +46,19 @@ class KernelNote:
 
 @dataclass
 class CompileReport:
-    """What was rewritten, what fused, what did not and why.
+    """Passes, rewrites, kernels, and fusions that were made or refused.
 
     Attributes:
         graph: the graph's name.
         device: the device it was compiled for.
-        passes: what the passes did, in order.
-        native: nodes of the graph, or of what the passes made of it, that the device takes as they
-            are.
-        rewritten: nodes that it does not, and that were spelled in ops that it does.
+        passes: the changes of the passes, in order.
+        native: nodes, after the passes, that the device computes natively.
+        rewritten: nodes that it does not, which were decomposed into ops that it does.
         kernels: of one run, in order.
         prepared: kernels that run once per write of a param, in order.
         refused: fusions that were not made, with the reason.
         compiled: kernels compiled afresh; ``cached``: taken from the cache.
-        seconds: by stage of the compiler, how long it took.
+        seconds: the time of each stage of the compiler.
     """
 
     graph: str = ""
@@ -76,7 +75,7 @@ class CompileReport:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Count the time that is spent inside as that of a stage."""
+        """Add the time spent inside to that of a stage."""
         start = time.perf_counter()
         try:
             yield
@@ -108,13 +107,13 @@ class CompileReport:
 
 
 def and_more(names: Sequence[str]) -> str:
-    """The first few of ``names``, and how many more there are."""
+    """The first few of ``names``, and the number of further ones."""
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     return ", ".join([*names[:_NAMED], *more])
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
-    """A heading and indented lines; nothing when there is nothing to say."""
+    """A heading and indented lines; no heading without lines."""
     listed = [f"  {line}" for line in lines]
     return [f"{title}:", *listed] if listed else []
 

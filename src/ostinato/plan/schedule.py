@@ -1,4 +1,4 @@
-"""The order in which prepared ops run."""
+"""The schedule of prepared ops: their order and dependencies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def schedule(ops: Sequence[PreparedOp]) -> tuple[PreparedOp, ...]:
     """``ops`` in an order in which they may run, each with all its dependencies.
 
     The order is the one given, but for ops that declare a dependency on a later one. In that
-    order, whoever touches bytes that an earlier op writes, or writes bytes that it reads, depends
-    on it.
+    order, an op that touches bytes that an earlier one writes, or writes bytes that it reads,
+    depends on it.
 
     Raises:
-        PlanError: something is no op; two ops have one id; or an op depends on itself, on one that
-            does not exist, or through others on itself. Names them.
+        PlanError: an element is no op; two ops have one id; or an op depends on itself, on one that
+            does not exist, or through others on itself. The message names them.
     """
     by_id = _numbered(ops)
     tracker = HazardTracker()

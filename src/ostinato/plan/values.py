@@ -1,4 +1,4 @@
-"""Which buffer holds which value of the graph that a user built."""
+"""The map from values of the user's graph to buffers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Origin", "ValueBuffers"]
 
 
 class Origin:
-    """The graph that a user built, and what passes made of it.
+    """The graph that a user built, and the one that passes made of it.
 
     Args:
-        built: it is not kept alive: its weights may be large.
-        lowered: the graph that became kernels.
+        built: the user's; it is not kept alive, since its weights may be large.
+        lowered: the graph that was lowered to kernels.
     """
 
     def __init__(self, built: BaseGraph, lowered: BaseGraph) -> None:
@@ -33,7 +33,7 @@ class Origin:
         return value.graph is self._built()
 
     def stand_ins(self) -> Mapping[int, Value]:
-        """By the ids of values of the user's graph, what stands for them in the lowered one."""
+        """By the ids of values of the user's graph, their counterparts in the lowered one."""
         if self.lowered.stand_ins is not None:
             return self.lowered.stand_ins
         return {value.id: value for value in self.lowered.values()}
@@ -44,7 +44,7 @@ class ValueBuffers:
 
     Args:
         by_id: the buffers.
-        origin: tells whose values they are; by default, of any graph.
+        origin: the graph whose values they are; by default, of any graph.
     """
 
     def __init__(self, by_id: Mapping[int, Buffer], origin: Origin | None = None) -> None:

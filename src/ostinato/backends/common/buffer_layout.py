@@ -24,8 +24,8 @@ class BufferLayout:
     Attributes:
         places: by buffer, its slot and its offset there.
         sizes: by fixed slot, its bytes.
-        results: by output, the offset in the arena of the place for a result that is not asked for.
-        placement: how buffers that live within a run share the arena.
+        results: by output, the offset in the arena of room for a result that is not requested.
+        placement: offsets of intermediate buffers in the arena.
     """
 
     places: Mapping[LoweredBuffer, tuple[int, int]]
@@ -81,7 +81,7 @@ class BufferLayout:
 
 
 def _side_by_side(buffers: Iterable[LoweredBuffer], start: int = 0) -> tuple[list[int], int]:
-    """Offsets from ``start`` on, and where the last buffer ends."""
+    """Offsets from ``start`` on, and the end of the last buffer."""
     offsets = []
     for buffer in buffers:
         offsets.append(start)

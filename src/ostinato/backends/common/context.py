@@ -1,7 +1,7 @@
-"""A device's command queue: what is submitted to it runs in order, or is recorded to be replayed.
+"""The command queue of a device: submissions run in order, or are recorded to be replayed.
 
-All that devices share lives here, above all the rules of recording. The order of what is submitted
-is kept by the memory that it touches (:mod:`ostinato.plan.order`), across all contexts.
+The rules of recording are the same for all devices. Submissions are ordered by the memory that they
+touch (:mod:`ostinato.plan.order`), across all contexts.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ _NO_VALUES: Mapping[str, int] = MappingProxyType({})
 
 
 class Context(CompiledOpCache):
-    """The command queue of a device, and what it recorded. A session has one.
+    """The command queue of a device, with its recordings. A session has one.
 
-    It may be used from many threads. What they submit takes effect in the order in which they
-    submitted it, as far as it touches the same memory; what does not, runs in parallel. A recording
-    is made by one thread, and of what that thread submits.
+    It may be used from many threads. Submissions that touch the same memory take effect in the
+    order in which they are made; all others run in parallel. A recording is made by one thread, and
+    holds the submissions of that thread.
 
     Args:
-        device: whose queue it is.
+        device: the device.
 
     Attributes:
-        device: whose queue it is.
-        label: names it in messages.
+        device: the device.
+        label: its name in messages.
         supports_capture: whether it can record; else :meth:`begin_graph_capture` raises.
     """
 
@@ -73,10 +73,10 @@ class Context(CompiledOpCache):
         super().__init__()
         self.device = device
         self.label = f"context {id(self):#x} of {device}"
-        self._shelf = Mutex()  # guards what is kept to be run again
+        self._mutex = Mutex()  # guards recordings and the list of queues
         self._recordings: dict[int, KeptRecording] = {}
         self._serials = itertools.count(1)
-        self._after: list[Callable[[], object]] = []  # of the recording that is being made
+        self._after: list[Callable[[], object]] = []  # of the recording in progress
         self._queues: tuple[weakref.ref[Queue], ...] = ()  # those that were ever used
         self._queue = Queue()
         ORDER.join(self)
@@ -90,50 +90,50 @@ class Context(CompiledOpCache):
     @property
     @abstractmethod
     def capturing(self) -> bool:
-        """Whether what the calling thread submits now is recorded, not run."""
+        """Whether submissions of the calling thread are recorded, not run."""
 
     @property
     @abstractmethod
     def capturing_number(self) -> int:
-        """The number of the recording that any thread makes here, or 0."""
+        """The number of the recording in progress, on any thread, or 0."""
 
     @property
     @abstractmethod
     def captured_calls(self) -> int:
-        """How many submissions the recording that is being made holds so far."""
+        """The number of submissions in the recording in progress."""
 
     @abstractmethod
     def _begin(self, exclusive: bool) -> None:
-        """Record from now on what the calling thread submits; see :meth:`begin_graph_capture`."""
+        """Start recording the calling thread; see :meth:`begin_graph_capture`."""
 
     @abstractmethod
     def _end(self) -> Recording:
-        """Record no longer; what was recorded.
+        """Stop recording, and return the recording.
 
         Raises:
-            CaptureError: what made the recording fail.
+            CaptureError: the recording has failed.
         """
 
     @abstractmethod
     def _cancel(self) -> None:
-        """Record no longer, and forget what was."""
+        """Stop recording, and drop the recording."""
 
     @abstractmethod
     def _capture_uses(self, memory: object) -> bool:
-        """Whether what was recorded so far touches this memory, or runs this program."""
+        """Whether the recording in progress touches this memory, or runs this program."""
 
     def begin_graph_capture(self, *, exclusive: bool = False) -> None:
-        """Record from now on: what this thread submits is not run, until :meth:`end_graph_capture`.
+        """Record this thread's submissions until :meth:`end_graph_capture`; they do not run.
 
-        What was queued before still runs: this waits for it. What other threads submit runs as
-        ever, and so does what this thread submits to another context, unless ``exclusive``.
+        Earlier queued calls are waited for. Submissions of other threads run as ever, and so do
+        this thread's to other contexts, unless ``exclusive``.
 
         Args:
-            exclusive: refuse with :class:`CaptureError` what this thread submits to another
-                context, and let the recording fail: a replay would leave it out.
+            exclusive: refuse this thread's submissions to other contexts with
+                :class:`CaptureError`, and fail the recording: a replay would lack them.
 
         Raises:
-            CaptureError: this thread records already, and goes on doing so; or another one records
+            CaptureError: this thread records already, and continues; or another thread records
                 here; or the device has no capture.
         """
         if not self.supports_capture:
@@ -149,17 +149,17 @@ class Context(CompiledOpCache):
                 f"another thread records for {self.label}: wait until it has called "
                 "end_graph_capture, or record on a context of your own"
             )
-        self._settle()
+        self._wait_for_queues()
         self._begin(exclusive)
         self._after = []
 
     def end_graph_capture(self, key: int) -> None:
-        """Keep what was recorded under ``key``, in the place of an older recording.
+        """Store the recording under ``key``, replacing an older one.
 
         Raises:
-            CaptureError: this thread records nothing here; or ``key`` is no int, and recording
-                goes on; or the recording has failed, and is dropped: something was submitted to
-                another context, or memory that it uses was changed or given back.
+            CaptureError: this thread does not record here; or ``key`` is no int, and recording
+                continues; or the recording has failed, and is dropped: this thread submitted to
+                another context, or memory that it uses was exchanged or given back.
         """
         if not self.capturing:
             raise CaptureError(
@@ -169,37 +169,37 @@ class Context(CompiledOpCache):
         number = _checked_key(key)
         after, self._after = self._after, []
         kept = KeptRecording(next(self._serials), self._end(), after)
-        with self._shelf:
+        with self._mutex:
             self._recordings[number] = kept
 
     def cancel_graph_capture(self) -> None:
-        """Drop what is being recorded, by whichever thread. Recordings made before stay."""
+        """Drop the recording in progress, on any thread. Stored recordings are kept."""
         if self.capturing_number:
             self._after = []
             self._cancel()
 
     def replay_graph(self, key: int) -> bool:
-        """Run what was recorded under ``key``, behind all that was submitted before, and wait.
+        """Run the recording under ``key``, behind all earlier submissions, and wait.
 
         Returns:
-            ``False`` when there is no such recording, or no longer: nothing has happened.
+            ``False`` if there is no such recording, or no longer: nothing has run.
 
         Raises:
             CaptureError: inside a recording, or ``key`` is no int.
-            VariableError: the variable block has a value that does not fit. Nothing has run.
+            VariableError: a value of the variable block is out of bounds. Nothing has run.
         """
         kept = self._recordings.get(_checked_key(key))
         if kept is None:
             return False
         self.refuse_while_capturing("replay_graph waits")
         with Submission(kept.recording.accesses):
-            if kept.dropped:  # by what was submitted before, and ran while this waited
+            if kept.dropped:  # by an earlier submission, while this one waited
                 return False
             kept.replay()
         return True
 
     def recording_serial(self, key: int) -> int:
-        """Tells recordings apart that are kept under one key in turn; 0 where there is none."""
+        """The serial number of the recording under ``key``, unique in this context; 0 if none."""
         kept = self._recordings.get(key)
         return 0 if kept is None else kept.serial
 
@@ -209,22 +209,22 @@ class Context(CompiledOpCache):
         Raises:
             CaptureError: ``key`` is no int.
         """
-        with self._shelf:
+        with self._mutex:
             self._recordings.pop(_checked_key(key), None)
 
     def reset_all_graphs(self) -> None:
-        """Drop all recordings. One that is being made goes on."""
-        with self._shelf:
+        """Drop all stored recordings. A recording in progress continues."""
+        with self._mutex:
             self._recordings.clear()
 
     def refuse_while_capturing(self, what: str) -> None:
-        """Let nothing pass that a recording can not hold.
+        """Refuse an operation that a recording can not hold.
 
         Args:
-            what: the call, and why it does not fit: ``"run reads its results back"``.
+            what: the call, and the reason: ``"run reads its results back"``.
 
         Raises:
-            CaptureError: the calling thread records, and goes on doing so; or it makes an exclusive
+            CaptureError: the calling thread records, and continues; or it makes an exclusive
                 recording of another context, which has failed.
         """
         if self.capturing:
@@ -241,14 +241,14 @@ class Context(CompiledOpCache):
             _order.fail_recording(number, message)
         if not self._recordings:
             return
-        with self._shelf:
+        with self._mutex:
             users = [(k, r) for k, r in self._recordings.items() if r.recording.uses(memory)]
             for key, kept in users:
                 kept.dropped = True
-                self._recordings.pop(key, None)  # letting go may run code that resets it
+                self._recordings.pop(key, None)  # its destructor may reset the key itself
 
     def after_replay(self, call: Callable[[], object]) -> None:
-        """Have ``call`` be part of every replay of what is being recorded."""
+        """Make ``call`` part of every replay of the recording in progress."""
         if self.capturing:
             self._after.append(call)
 
@@ -257,7 +257,7 @@ class Context(CompiledOpCache):
     @property
     @abstractmethod
     def _block_accesses(self) -> Accesses:
-        """What a write of the variable block touches."""
+        """The accesses of a write of the variable block."""
 
     @abstractmethod
     def _write_state(self, values: tuple[int, int, int]) -> None:
@@ -265,23 +265,23 @@ class Context(CompiledOpCache):
 
     @abstractmethod
     def _read_state(self) -> tuple[int, int, int]:
-        """What the variable block holds."""
+        """Read token, position and kv_len from the variable block."""
 
     @property
     @abstractmethod
     def dev_state_mode(self) -> bool:
-        """Whether kernels take ``token``, ``position`` and ``kv_len`` from the variable block."""
+        """Whether kernels read ``token``, ``position`` and ``kv_len`` from the variable block."""
 
     @abstractmethod
     def _set_mode(self, enable: bool) -> None:
-        """Choose where kernels take those Variables from."""
+        """Switch dev-state mode."""
 
     def set_decode_state(self, token: int, step: int) -> None:
         """Write the variable block: ``token``, ``position = step`` and ``kv_len = step + 1``.
 
-        What was submitted before still sees what it held then. It is written inside a recording
-        too, and is never part of one: replays read what it holds when they start. Before the first
-        call it holds 0, 0 and 1.
+        Earlier submissions still read the former values. Inside a recording it is written at once,
+        and is no part of that: replays read the values at their start. Initially it holds 0, 0
+        and 1.
 
         Raises:
             VariableError: one of them is no int, or negative. Nothing has been written.
@@ -291,22 +291,22 @@ class Context(CompiledOpCache):
             self._write_state((token, step, step + 1))
 
     def set_dev_state_mode(self, enable: bool) -> None:
-        """Whether Variables named ``token``, ``position`` and ``kv_len`` live in the block.
+        """Choose whether kernels read ``token``, ``position`` and ``kv_len`` from the block.
 
-        In this mode kernels read them there, whatever a call was bound or submitted with, so one
-        recording serves every step. What is recorded in this mode reads them there for good.
+        In this mode they ignore the values that a call was bound or submitted with, so one
+        recording serves every step. Calls recorded in this mode read the block for good.
         """
         with Submission(self._block_accesses):
             self._set_mode(bool(enable))
 
     @property
     def decode_state(self) -> Mapping[str, int]:
-        """What the variable block holds, by Variable."""
+        """The values of the variable block, by Variable."""
         return dict(zip(DECODE_VARIABLES, self._read_state(), strict=True))
 
     @property
     def resident_values(self) -> Mapping[str, int]:
-        """The Variables that kernels take from the block: none, unless in dev-state mode."""
+        """The values of Variables that kernels read from the block; none outside dev-state mode."""
         return self.decode_state if self.dev_state_mode else _NO_VALUES
 
     # -- memory ------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Context(CompiledOpCache):
         """Zeroed memory of the device."""
 
     def storage(self, nbytes: int) -> Storage:
-        """Memory that is taken when it is first used, also by what is recorded."""
+        """A storage that is allocated at its first use, also by a recorded one."""
         return Storage(self.device, nbytes, self.allocator, queue=self)
 
     @property
@@ -340,7 +340,7 @@ class Context(CompiledOpCache):
 
         Raises:
             CaptureError: as :meth:`empty`.
-            InputError: it is no array, or of a dtype that there is none of.
+            InputError: it is no array, or of an unknown dtype.
         """
         try:
             source = as_numpy(array)
@@ -354,7 +354,7 @@ class Context(CompiledOpCache):
     def constant(self, array: Array) -> Buffer:
         """A buffer of its own with a copy of ``array``, for ops to read.
 
-        Unlike :meth:`upload` it may be called inside a recording: it is no part of that.
+        Unlike :meth:`upload` it may be called inside a recording, and is no part of that.
         """
         type_ = TensorType(DType.parse(array.dtype), array.shape)
         buffer = Buffer(self.storage(type_.max_bytes), 0, type_)
@@ -369,10 +369,10 @@ class Context(CompiledOpCache):
 
     @abstractmethod
     def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
-        """``ops``, in this order, ready to run on their buffers as one submission.
+        """Encode ``ops``, in this order, to run on their buffers as one submission.
 
         Args:
-            ops: what to run; their buffers' memory is taken now.
+            ops: the ops; their buffers' memory is taken now.
             variables: in the order in which kernels take them.
 
         Raises:
@@ -380,15 +380,15 @@ class Context(CompiledOpCache):
         """
 
     def submit(self, encode: Callable[[], Encoded]) -> futures.Future[int]:
-        """Queue encoded ops behind what was submitted before, and return at once.
+        """Queue encoded ops behind all earlier submissions, and return at once.
 
         Inside a recording they are recorded instead, and the future is done.
 
         Args:
-            encode: gives the ops, encoded anew where memory that is lent to them was exchanged.
+            encode: returns the encoded ops, encoded again if memory lent to them was exchanged.
 
         Returns:
-            The nanoseconds that they take to run, or what they raise; 0 for what is recorded.
+            The nanoseconds of the run, or its error; 0 for ops that are recorded.
         """
         future: futures.Future[int] = futures.Future()
         self.enqueue(
@@ -413,7 +413,7 @@ class Context(CompiledOpCache):
             with Submission(encoded.accesses):
                 if encode() is encoded:
                     return _timed(encode)
-            # What ran in the meantime exchanged memory: the accesses may be others now.
+            # An earlier submission exchanged memory: the accesses may have changed.
 
     def enqueue(
         self,
@@ -425,10 +425,10 @@ class Context(CompiledOpCache):
         """Queue ``call``, and return at once; inside a recording, call ``record`` instead.
 
         Args:
-            queue: any; what waits for this context's work waits for that on it, too.
+            queue: any queue; waiting for this context includes it from now on.
             accesses: the memory that ``call`` touches.
-            call: runs on the queue's thread, when its turn has come.
-            record: runs here and now.
+            call: runs on the queue's thread, after the submissions that it conflicts with.
+            record: runs on the calling thread.
 
         Raises:
             CaptureError: this thread records for another context.
@@ -437,26 +437,26 @@ class Context(CompiledOpCache):
             record()
             return
         self.refuse_while_capturing("a call is queued on its own context")
-        with self._shelf:
+        with self._mutex:
             if all(known() is not queue for known in self._queues):
                 living = [known for known in self._queues if known() is not None]
                 self._queues = (*living, weakref.ref(queue))
         queue.submit(accesses, call)
 
     def synchronize(self) -> None:
-        """Wait until all that was submitted is done.
+        """Wait until all submissions are done.
 
         Raises:
-            CaptureError: inside a recording: nothing was submitted that could be waited for.
+            CaptureError: inside a recording, in which nothing runs.
         """
         self.refuse_while_capturing("synchronize waits")
-        self._settle()
+        self._wait_for_queues()
 
-    def _settle(self) -> None:
+    def _wait_for_queues(self) -> None:
         for known in self._queues:
             queue = known()
             if queue is not None:
-                queue.settle()
+                queue.wait()
 
 
 def _carry_out(
@@ -466,7 +466,7 @@ def _carry_out(
 ) -> None:
     try:
         future.set_result(run(encode))
-    except BaseException as error:  # whatever it is belongs to the one who waits
+    except BaseException as error:  # raised by the future, whatever it is
         future.set_exception(error)
 
 

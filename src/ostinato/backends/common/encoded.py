@@ -1,4 +1,4 @@
-"""Work that a device has made ready to run, any number of times: encoded ops and recordings."""
+"""Work that a device has encoded, to be run any number of times: ops and recordings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Encoded", "KeptRecording", "Recording"]
 
 
 class Recording(Protocol):
-    """What was submitted between begin and end, frozen by a device."""
+    """The submissions between begin and end of a recording."""
 
     @property
     def n_calls(self) -> int:
-        """How many submissions it holds."""
+        """The number of submissions."""
 
     @property
     def accesses(self) -> Accesses:
@@ -35,7 +35,7 @@ class KeptRecording:
     """A recording that a context keeps under a key.
 
     Args:
-        serial: no two recordings of a context have the same.
+        serial: unique among the recordings of a context.
         recording: the device's.
         after: calls that are part of every replay.
 
@@ -54,16 +54,16 @@ class KeptRecording:
         self._after = tuple(after)
 
     def replay(self) -> None:
-        """Run it, and what belongs to every replay."""
+        """Run it, then the calls that are part of every replay."""
         self.recording.replay()
         for call in self._after:
             call()
 
 
 class Encoded(ABC):
-    """Prepared ops made ready to run by a context, any number of times, as one submission.
+    """Prepared ops encoded by a context, to be run any number of times, as one submission.
 
-    It is what a plan runs through as well (:class:`~ostinato.plan.execution_plan.Runner`).
+    It is a runner of plans as well (:class:`~ostinato.plan.execution_plan.Runner`).
     """
 
     @property
@@ -73,7 +73,7 @@ class Encoded(ABC):
 
     @abstractmethod
     def launch(self) -> None:
-        """Run all ops on the calling thread; while that records, be recorded instead."""
+        """Run all ops on the calling thread; while that records, record them instead."""
 
     @abstractmethod
     def run(self, variables: Sequence[int]) -> None:
@@ -81,16 +81,16 @@ class Encoded(ABC):
 
     @abstractmethod
     def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
-        """Run; the seconds that each op but views took."""
+        """Run; return the seconds of each op but views."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held for running; from now on running raises :class:`PlanError`."""
+        """Give back its memory; from now on running raises :class:`PlanError`."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raises what keeps the ops from running."""
+        """Check that the ops can run; raises the reason if not."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Give back the memory of what lives within a run and is not the caller's."""
+        """Give back the memory of intermediate buffers that are not the caller's."""

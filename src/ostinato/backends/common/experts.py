@@ -1,4 +1,4 @@
-"""What a device says of the experts of a graph: which were called, and where they live."""
+"""Descriptions of a graph's layers of experts, shared by devices and their users."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["ExpertLayer", "ExpertTransfers", "ExpertsInFile"]
 
 @dataclass(frozen=True)
 class ExpertsInFile:
-    """Params that stay in a file, and how much memory a device may have for some of their experts.
+    """Params whose experts stay in a file, and the memory budget for resident ones.
 
     Attributes:
-        tensors: by param, where its experts' matrices are.
-        budget: bytes of memory; ``None``: as much as it takes.
+        tensors: by param, the matrices of its experts in the file.
+        budget: bytes of memory; ``None``: unlimited.
     """
 
     tensors: Mapping[str, ExpertTensor]
@@ -29,13 +29,13 @@ class ExpertsInFile:
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """A layer that sends tokens to experts.
+    """A layer that routes tokens to experts.
 
     Attributes:
         name: the label of its node.
-        experts: how many there are.
-        places: how many of them the device has room for, where the others are in a file; ``None``
-            where all of them are on the device at all times.
+        experts: number of experts.
+        places: number of experts that can be resident, the others being in a file; ``None`` if all
+            of them are on the device at all times.
     """
 
     name: str
@@ -45,13 +45,13 @@ class ExpertLayer:
 
 @dataclass(frozen=True)
 class ExpertTransfers:
-    """What was moved between the device and the file that experts live in, so far.
+    """Transfers of experts between a file and the device so far.
 
     Attributes:
-        promotions: experts that were given a place on the device.
-        demotions: experts that lost theirs.
-        bytes_moved: bytes read from the file to fill places.
-        bytes_staged: bytes read from the file for experts that runs called and that had no place.
+        promotions: number of experts made resident.
+        demotions: number of experts evicted.
+        bytes_moved: bytes read from the file to make experts resident.
+        bytes_staged: bytes read from the file for calls of non-resident experts.
     """
 
     promotions: int = 0

@@ -1,4 +1,4 @@
-"""The context of backends that bring none."""
+"""The default context, of backends that define none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["HostContext"]
 class HostContext(Context):
     """The context of a backend that runs whole graphs only: no recording, and memory of the host.
 
-    What encodes ops one by one is refused; :meth:`replay_graph` finds nothing.
+    Encoding single ops is refused; :meth:`replay_graph` returns ``False``.
     """
 
     supports_capture = False
@@ -49,7 +49,7 @@ class HostContext(Context):
         raise CaptureError(f"{self.device} cannot record")
 
     def _cancel(self) -> None:
-        """Nothing is ever recorded."""
+        """Do nothing, as there is no recording."""
 
     def _capture_uses(self, memory: object) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""A queue of calls that a forked process does not inherit in use."""
+"""A fork-safe queue of calls on a thread of its own."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = ["Queue"]
 
 
 class Queue:
-    """Calls made one after the other on a thread of their own.
+    """Calls that run one after the other on a thread of their own.
 
-    The thread starts with the first call and ends when nobody refers to the queue any more, or with
-    the interpreter, which lets the queued calls finish. A child of ``os.fork`` finds it empty.
+    The thread starts with the first call and ends once the queue is garbage, or with the
+    interpreter, after the queued calls. In a child of ``os.fork`` the queue is empty.
     """
 
     def __init__(self) -> None:
         self._guard = Mutex()
-        self._process = -1  # nothing is there yet
+        self._process = -1  # no thread yet
         self._last: futures.Future[None] | None = None
         self._outcome = _Outcome()
 
     def submit(self, accesses: Accesses, call: Callable[[], object]) -> None:
         """Queue ``call``, which touches this memory, and return at once.
 
-        It has its place in the order from now on, and is made when its turn has come.
+        It enters the order of submissions now, and runs after the earlier ones it conflicts with.
         """
         with self._guard:
             if self._process != os.getpid():
@@ -48,19 +48,19 @@ class Queue:
 
     @property
     def idle(self) -> bool:
-        """Whether everything that this process queued is done."""
+        """Whether all calls that this process queued are done."""
         last = self._last
         return last is None or last.done() or self._process != os.getpid()
 
-    def settle(self) -> None:
-        """Wait until everything queued so far is done; what it raised stays for :meth:`sync`."""
+    def wait(self) -> None:
+        """Wait for all calls queued so far; their first error is kept for :meth:`sync`."""
         last = self._last
         if last is not None and not self.idle:
             last.result()
 
     def sync(self) -> None:
         """Wait, then raise the first error since the last ``sync``, if there was one."""
-        self.settle()
+        self.wait()
         with self._guard:
             error, self._outcome.error = self._outcome.error, None
         if error is not None:
@@ -68,7 +68,7 @@ class Queue:
 
 
 class _Outcome:
-    """The first error of the calls; apart from the queue, so that its thread does not hold that."""
+    """The first error of the calls; separate, so that the thread does not refer to the queue."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -77,6 +77,6 @@ class _Outcome:
         try:
             with submission:
                 call()
-        except BaseException as error:  # whatever it is belongs to the one who syncs
+        except BaseException as error:  # raised by sync, whatever it is
             if self.error is None:
                 self.error = error

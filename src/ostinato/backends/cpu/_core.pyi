@@ -245,19 +245,19 @@ class Program:
     Runs of one program on several threads take turns. Variables are 0 until set.
 
     Args:
-        pool: whose threads share the steps.
+        pool: the threads that share the steps.
         slots: the memory that steps refer to.
-        steps: what to run, in order.
-        n_vars: how many variables kernels read.
+        steps: the steps, in order.
+        n_vars: number of variables that kernels read.
         owner: any object to keep alive with the program, such as the owner of the machine code.
         turns_with: another program that shares memory with this one. Runs of one wait for runs of
             the other, and for those of all others that take turns with it.
-        queue: whether bound calls are recorded, and where resident variables are.
+        queue: records bound calls, and holds resident variables.
         resident: the variables that can be read from the queue's block.
         touches: memory that every run touches, each ``(address, nbytes, written)``; beside that, a
             run touches its buffers, the queue's block if it reads that, and a token that stands for
             this program and those that it takes turns with.
-        sources: further objects that :meth:`uses` knows.
+        sources: further objects for which :meth:`uses` returns ``True``.
         limit_slot: the fixed slot that holds limits which kernels read; see :meth:`set_limits`.
 
     Raises:
@@ -365,9 +365,9 @@ class Program:
         Runs of threads that have limits of their own go by those.
 
         Args:
-            limits: an int64 for each step, of whose extent only what lies before that is run; then
-                the bytes of ``limit_slot``, in which kernels find limits of their own. ``None``:
-                steps run in full, and those bytes are zero.
+            limits: an int64 for each step, which bounds its extent; then the bytes of
+                ``limit_slot``, from which kernels read limits of their own. ``None``: steps run in
+                full, and those bytes are zero.
 
         Raises:
             TypeError, ValueError: a limit is negative, or they are not as long as that. Nothing has

@@ -36,9 +36,9 @@ class CpuBackend(Backend):
 
     Args:
         device: always ``CPU:0``.
-        threads: how many threads run a graph, the calling one included; by default one for each
-            processor that this process may use.
-        recover_stolen_cores: move threads of the pool that other processes keep off their cores.
+        threads: number of threads that run a graph, the calling one included; by default one for
+            each processor that this process may use.
+        recover_stolen_cores: move threads of the pool off cores that other processes keep busy.
     """
 
     def __init__(

@@ -55,11 +55,11 @@ class Compilation:
     Attributes:
         program: kernels, buffers, and the order in which kernels run.
         code: of the kernels.
-        layout: where the buffers lie.
-        passing: params that are not kept in their own form.
+        layout: slots and offsets of the buffers.
+        passing: non-retained params.
         origin: the graph before and after the passes.
-        report: what the compiler did.
-        least: by Variable, the least value that the graph can do with, where that is known.
+        report: the compile report.
+        least: by Variable, the least value that the graph accepts, where one is known.
     """
 
     program: CpuProgram
@@ -72,7 +72,7 @@ class Compilation:
 
     @property
     def stored_by_layer(self) -> list[StoredExperts | None]:
-        """For each layer that chooses experts, where they are if that is a file."""
+        """For each layer that selects experts, its experts in a file, if they are there."""
         stored = {experts.routing: experts for experts in self.program.stored_experts}
         return [stored.get(routing) for routing in self.program.routings if routing.chooses]
 
@@ -170,9 +170,9 @@ def compile_graph(
 
     Args:
         graph, options, progress: see :meth:`ostinato.backends.base.Backend.compile`.
-        lowering: how it is lowered.
+        lowering: options of lowering.
         device: for the report.
-        built: the graph that the user has, where that is another object than ``graph``.
+        built: the user's graph, if that is another object than ``graph``.
     """
     report = CompileReport(graph.name, str(device))
     target = TargetSpec.named(options.target)

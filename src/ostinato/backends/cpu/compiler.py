@@ -1,4 +1,4 @@
-"""Kernels to machine code: compile what the cache does not have, then link everything at once."""
+"""Compilation of kernels to machine code, cached by content, and linked at once."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class CompiledKernel:
     Attributes:
         name: its symbol.
         address: of the kernel.
-        extent_address: of the function that gives its extent; 0 where that is a constant.
-        kernel: what was compiled.
-        target: for which processor.
-        linked: keeps the code.
+        extent_address: of the function that returns its extent; 0 if that is a constant.
+        kernel: its loop IR.
+        target: the processor that it was compiled for.
+        linked: owner of the code.
     """
 
     name: str
@@ -72,9 +72,9 @@ class BuiltinKernel:
     """A kernel of the native core: nothing is generated for it.
 
     Attributes:
-        name: what it does.
+        name: its title.
         address: of its code.
-        kernel: what it is asked to do.
+        kernel: its description.
     """
 
     name: str
@@ -90,7 +90,7 @@ class BuiltinKernel:
 
     @property
     def source(self) -> str:
-        """It is part of the core; this says what it does."""
+        """The loop IR of the kernel, which is part of the core."""
         return kernel_text(self.kernel)
 
     assembly = None
@@ -106,8 +106,8 @@ class MachineCode:
     """Linked kernels and size functions. Their addresses are valid as long as this lives.
 
     Attributes:
-        linked: the code; ``None`` where the core has all of it.
-        objects: the cache's keys of what was linked, each with the symbols wanted from it.
+        linked: the code; ``None`` if all kernels are built-in.
+        objects: the cache's keys of the linked objects, each with the symbols used from it.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class MachineCode:
         return CompiledKernel(name, address, extent, kernel, self._target, self.linked)
 
     def size_symbol(self, size: Dim) -> str:
-        """The symbol of the function that gives a symbolic size; none for a constant."""
+        """The symbol of the function that returns a symbolic size; empty for a constant."""
         return "" if isinstance(size, int) else f"{self._sizes[size]}_extent"
 
 
@@ -146,7 +146,7 @@ class KernelCompiler:
 
     Args:
         target: the processor.
-        cache: holds the objects of kernels compiled before.
+        cache: objects of kernels compiled before.
     """
 
     def __init__(self, target: TargetSpec, cache: ObjectCache) -> None:
@@ -180,7 +180,7 @@ class KernelCompiler:
         self, builds: dict[str, tuple[str, CpuKernel]], progress: Progress | None
     ) -> dict[str, tuple[bytes, list[str]]]:
         """By symbol, a kernel's object, and all symbols in it."""
-        # What takes long to describe takes long to compile: that comes first.
+        # Longest first: compile time grows with the length of a kernel's text.
         order = sorted(builds, key=lambda name: len(builds[name][0]), reverse=True)
         built = build_all(
             self.cache,

@@ -1,4 +1,4 @@
-"""The processor as a command queue."""
+"""The CPU's command queue."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class CpuContext(Context):
 
     Args:
         device: the CPU.
-        pool: whose threads run kernels.
+        pool: the threads that run kernels.
 
     Attributes:
-        pool: whose threads run kernels.
+        pool: the threads that run kernels.
         commands: records the bound calls of programs, and holds the variable block.
     """
 
@@ -80,7 +80,7 @@ class CpuContext(Context):
     def memory_changed(self, memory: object, *, replaced: bool) -> None:
         super().memory_changed(_known_as(memory), replaced=replaced)
         if replaced:
-            with self._shelf:
+            with self._mutex:
                 encoded = list(self._encoded)
             for user in encoded:
                 if user.program.uses(_known_as(memory)):
@@ -173,7 +173,7 @@ class CpuContext(Context):
         lent = tuple(storage for storage in storages if isinstance(storage, LentStorage))
         program = self.program(memory, steps, named, owner=owner, touches=_spans(ops), sources=lent)
         encoded = CpuEncoded(program)
-        with self._shelf:
+        with self._mutex:
             self._encoded.add(encoded)
         return encoded
 
@@ -203,13 +203,13 @@ class CpuEncoded(Encoded):
         return self.program.run_profiled((), variables)
 
     def check(self) -> None:
-        """Buffers that are gone were missed when the program was made."""
+        """Do nothing: released buffers were found when the program was made."""
 
     def discard(self) -> None:
-        """All buffers are the caller's."""
+        """Do nothing: all buffers are the caller's."""
 
     def stop(self) -> None:
-        """Let nothing run any more: memory is gone."""
+        """Make later runs raise, since memory is gone."""
         self.program.stop(PlanError(RELEASED))
 
     def close(self) -> None:
@@ -218,12 +218,12 @@ class CpuEncoded(Encoded):
 
 
 def _known_as(memory: object) -> object:
-    """The object that programs of the core know memory by."""
+    """The object by which programs of the core identify memory."""
     return memory.block if isinstance(memory, HostMemory) else memory
 
 
 def _spans(ops: Sequence[PreparedOp]) -> list[tuple[int, int, bool]]:
-    """The memory that ops touch: of each storage, the bytes from the first to the last one read or written."""
+    """The accesses of ops: in each storage, from the first to the last byte read, or written."""
     extents: dict[tuple[Storage, bool], tuple[int, int]] = {}
     for op in ops:
         for written, buffers in ((False, op.reads), (True, op.writes)):

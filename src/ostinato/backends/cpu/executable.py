@@ -14,9 +14,9 @@ from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.memory import Tenancy
-from ostinato.backends.cpu.originals import Originals, batches
 from ostinato.backends.cpu.routing import RoutingLog
 from ostinato.backends.cpu.submission import RELEASED, copy_step, discard_step
+from ostinato.backends.cpu.unpacked_weights import UnpackedWeights, batches
 from ostinato.dtypes import DType
 from ostinato.errors import InputError, PlanError
 from ostinato.ir.stored import elements
@@ -45,7 +45,7 @@ __all__ = ["CpuExecutable"]
 
 Array = np.ndarray[Any, Any]
 
-#: What buffers hold that are not for users to write, by the name of their role.
+#: Descriptions of buffers that users may not write, by the name of their role.
 _READ_ONLY = {
     "constant": "a constant",
     "prepared": "prepared from params",
@@ -57,15 +57,15 @@ _READ_ONLY = {
 class CpuExecutable(Executable):
     """See :class:`~ostinato.backends.base.Executable`.
 
-    Memory is taken once, here: an arena for what lives within a run, and a block each for
-    constants, weights and states. Inputs and outputs are the caller's arrays.
+    Memory is taken once, here: an arena for intermediate values, and a block each for constants,
+    weights and states. Inputs and outputs are the caller's arrays.
 
     Args:
-        image: what a run needs.
-        code: the kernels; ``None`` where the core has all of them.
-        context: the processor as a command queue.
-        params: what params hold.
-        compilation: gives what the image was made of, for those who ask for more than to run it.
+        image: the compiled program.
+        code: the kernels; ``None`` if all of them are built-in.
+        context: the CPU's command queue.
+        params: contents of the params.
+        compilation: returns the compilation of the program, for plans and reports.
         experts: further params, which stay in a file.
     """
 
@@ -88,7 +88,7 @@ class CpuExecutable(Executable):
         self._compilation = compilation
         self._stored = compilation().stored_by_layer if experts else [None] * len(image.routings)
         passing = {name: p.nbytes for name, p in image.params.items() if p.place is None}
-        self._originals = Originals(passing)
+        self._unpacked = UnpackedWeights(passing)
         self._leading_rows: dict[int, LeadingRows] = {}
         self._constants = _core.Arena(image.sizes[Slot.CONSTANTS])
         for offset, data in image.constants:
@@ -99,23 +99,23 @@ class CpuExecutable(Executable):
             self.write_state(name, None)
         self._write_first(params)
         for name, tensor in self._experts.items():
-            self._originals.note(name, tensor)
+            self._unpacked.record(name, tensor)
         if self._tier is not None:
             self._tier.begin(self._first_experts())
 
     @property
     def compilation(self) -> Compilation:
-        """What the image was made of."""
+        """The compilation of the program."""
         return self._compilation()
 
     @property
-    def report(self) -> CompileReport:  # type: ignore[override]  # nobody sets it
+    def report(self) -> CompileReport:  # type: ignore[override]  # read-only
         return self.compilation.report
 
     # -- memory ------------------------------------------------------------------------------------
 
     def _take_memory(self) -> None:
-        """Memory of its own for all that is not shared, and the native program that runs on it."""
+        """Take the memory that is not shared, and make the native program that runs on it."""
         sizes = self._image.sizes
         self._arena = _core.Arena(sizes[Slot.ARENA])
         self._states = _core.Arena(sizes[Slot.STATES])
@@ -143,7 +143,7 @@ class CpuExecutable(Executable):
             self._tier = ExpertTier(layers, self._experts, places, self._placed, code, self._native)
 
     def _fixed(self) -> list[_core.Slot]:
-        """In the order of :class:`Slot`."""
+        """The memory of the fixed slots, in the order of :class:`Slot`."""
         self._check_open()
         weights = self._weights.arena
         return [self._arena, self._constants, weights, self._states, self._idle, self._placed]
@@ -165,7 +165,7 @@ class CpuExecutable(Executable):
                 twin._context = context
             twin._lent = {}
             twin.unset = set(self.unset)
-            twin._originals = self._originals.copy()
+            twin._unpacked = self._unpacked.copy()
             twin._weights = self._weights.join()
             twin._take_memory()
         self._transfer(twin._states, (Slot.STATES, 0), self._image.sizes[Slot.STATES])
@@ -178,7 +178,7 @@ class CpuExecutable(Executable):
         steps: Sequence[_core.Step],
         slots: Sequence[_core.Slot],
     ) -> _core.Program:
-        """A program for something to be done between two runs."""
+        """A program that runs between two runs of the graph."""
         pool, variables = self._context.pool, len(self._image.variables)
         return _core.Program(pool, slots, steps, variables, owner=self._code, turns_with=self._run)
 
@@ -202,7 +202,7 @@ class CpuExecutable(Executable):
                 ORDER.memory_changes(own, replaced=True)
             self._arena = self._states = self._constants = self._placed = _core.Arena(0)
             self._weights = Tenancy(0)
-            self._originals = Originals({})
+            self._unpacked = UnpackedWeights({})
 
     def _check_open(self) -> None:
         if self._closed:
@@ -216,12 +216,12 @@ class CpuExecutable(Executable):
         stale = [p for p in self._image.preparations if not params.keys().isdisjoint(p.params)]
         self._write(params, stale)
         for name in params:
-            if name in self._originals:
-                self._originals.note(name, params[name].copy())
+            if name in self._unpacked:
+                self._unpacked.record(name, params[name].copy())
                 self._lent_memory_moved(name)
 
     def _write_first(self, params: Mapping[str, ParamSource]) -> None:
-        """Write what the graph and its compiler were given, which nobody else sees yet."""
+        """Write the initial params, before anything else can read them."""
         waiting: Sequence[Preparation] = self._image.preparations
         known: set[str] = set()
         for batch in batches(params):
@@ -230,14 +230,14 @@ class CpuExecutable(Executable):
             waiting = [p for p in waiting if not known.issuperset(p.params)]
             self._write({name: elements(source) for name, source in batch.items()}, ready)
             for name in batch:
-                if name in self._originals:
-                    self._originals.note(name, batch[name])
+                if name in self._unpacked:
+                    self._unpacked.record(name, batch[name])
 
     def _write(self, params: Mapping[str, Array], stale: Sequence[Preparation]) -> None:
-        """Copy arrays into params, then prepare; params that have no place are prepared from only.
+        """Copy arrays into params, then prepack; non-retained params are only prepacked.
 
-        All of it is one native program that takes turns with runs. It is made for the occasion:
-        weights are written rarely, and in any combination.
+        This is one native program that excludes runs while it runs. It is made for this write
+        alone: weights are written rarely, and in any combination.
         """
         declared = self._image.params
         numbers = {name: number for number, name in enumerate(params, len(Slot))}
@@ -258,7 +258,7 @@ class CpuExecutable(Executable):
         self.unset.difference_update(params)
 
     def _lent_memory_moved(self, key: Slot | str) -> None:
-        """Let no session that reads lent memory, and no recording, go on with the old block."""
+        """Invalidate sessions and recordings that use the old block of lent memory."""
         if key in self._lent:
             ORDER.memory_changes(self._lent[key], replaced=True)
 
@@ -287,7 +287,7 @@ class CpuExecutable(Executable):
         *,
         write: bool = False,
     ) -> None:
-        """Copy bytes between memory of others and a place of ours, in turn with runs."""
+        """Copy bytes between outside memory and a slot, ordered with runs."""
         there = (len(Slot), 0)
         step = copy_step(place, there, nbytes) if write else copy_step(there, place, nbytes)
         slots = [*self._fixed(), (nbytes, not write)]
@@ -349,7 +349,7 @@ class CpuExecutable(Executable):
         )
 
     def _layers(self) -> list[tuple[RoutingPlace, StoredExperts | None]]:
-        """The layers that have a choice, with where their experts are if that is a file."""
+        """The layers that select experts, with their experts in a file, if they are there."""
         return [*zip(self._image.routings, self._stored, strict=True)]
 
     def _in_file(self) -> list[StoredExperts]:
@@ -357,7 +357,7 @@ class CpuExecutable(Executable):
         return [stored for stored in self._stored if stored is not None]
 
     def _first_experts(self) -> list[Array]:
-        """For each layer in the file, those who have a place if nobody asks for others."""
+        """For each layer in the file, the mask of its default residents."""
         return [
             np.arange(experts.routing.layout.experts) < experts.places
             for experts in self._in_file()
@@ -369,7 +369,7 @@ class CpuExecutable(Executable):
             return masks
         wanted = dict(zip(self._in_file(), self._first_experts(), strict=True))
         for (_, experts), mask in zip(self._layers(), masks, strict=True):
-            # Where all have a place, nothing is gained by taking one away.
+            # If all fit, evicting one gains nothing.
             if experts is not None and mask is not None and not wanted[experts].all():
                 wanted[experts] = mask
         self._tier.place([*wanted.values()])
@@ -394,7 +394,7 @@ class CpuExecutable(Executable):
     # -- the plan ----------------------------------------------------------------------------------
 
     def make_plan(self, facts: Sequence[Fact]) -> ExecutionPlan:
-        # Whoever only runs graphs does without these.
+        # Imported here, since runs do not need them.
         from ostinato.backends.cpu.submission import ProgramRunner
         from ostinato.plan.buffer import LentStorage
         from ostinato.plan.execution_plan import ExecutionPlan
@@ -407,7 +407,7 @@ class CpuExecutable(Executable):
         external = [*program.inputs.values(), *program.outputs.values()]
         context, device = self._context, self._context.device
         own = [context.storage(buffer.nbytes) for buffer in external]
-        token = id(self._run)  # what every run of it touches
+        token = id(self._run)  # touched by every run
         kept: dict[Slot | str, Storage] = {
             slot: LentStorage(device, size, partial(self._lend, slot), token, context)
             for slot, size in zip(Slot, layout.sizes, strict=True)
@@ -418,7 +418,7 @@ class CpuExecutable(Executable):
             for buffer, (slot, offset) in layout.places.items()
         }
         for buffer in passing:
-            lend = partial(self._lend_original, buffer.name)
+            lend = partial(self._lend_unpacked, buffer.name)
             kept[buffer.name] = LentStorage(device, buffer.nbytes, lend, token, context)
             buffers[buffer] = self._plan_buffer(buffer, kept[buffer.name], 0, sizes)
         self._lent = kept
@@ -457,9 +457,9 @@ class CpuExecutable(Executable):
     def _lend(self, slot: Slot) -> HostMemory:
         return HostMemory(self._fixed()[slot])
 
-    def _lend_original(self, name: str) -> HostMemory:
+    def _lend_unpacked(self, name: str) -> HostMemory:
         self._check_open()
-        return self._originals.memory(name)
+        return self._unpacked.memory(name)
 
     def _write_param(self, name: str, array: Array) -> None:
         self.write_params({name: array})
@@ -481,7 +481,7 @@ class CpuExecutable(Executable):
         self._run.pop_limits()
 
     def _limits(self, extent: tuple[int, int] | None) -> bytes | None:
-        """For each step how far it runs, and what kernels read of that, as the core takes it."""
+        """The core's form of an active extent: for each step its extent, then the masked tails."""
         if extent is None or extent[0] == extent[1]:
             return None
         from ostinato.backends.cpu.partial_launch import LeadingRows

@@ -1,4 +1,4 @@
-"""Experts in a file: which of them have places in memory, and moving them there between runs."""
+"""Experts in a file: residency in memory, and transfers between runs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ __all__ = ["ExpertTier"]
 
 Array = np.ndarray[Any, Any]
 
-#: Where a source counts, among its numbers; see csrc/experts.h.
+#: Positions of a source's counters among its numbers; see csrc/experts.h.
 _BYTES_READ, _FAILURES = 9, 10
 
 
 class ExpertTier:
-    """The layers of a program whose experts are in a file. At first nobody has a place.
+    """The layers of a program whose experts are in a file; none is resident at first.
 
     Args:
         layers: these layers.
-        tensors: by param, where the matrices are.
-        places: where buffers lie: theirs are all in one fixed slot.
+        tensors: by param, its matrices in the file.
+        places: slots and offsets of buffers; theirs are all in one fixed slot.
         memory: that of the slot.
-        code: of the kernels that pack.
-        native: makes a program of steps on slots, which takes turns with runs.
+        code: of the kernels that prepack.
+        native: makes a program of steps on slots that excludes runs while it runs.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class ExpertTier:
         self._promotions = self._demotions = self._moved = self._reported = 0
         self._tables = [np.full(layer.routing.layout.experts, -1, np.int64) for layer in layers]
         self._make_programs(memory, native)
-        self._settle.run(self._tables)
+        self._publish.run(self._tables)
 
     def _number_of(self, buffer: LoweredBuffer) -> int:
-        """Where a buffer starts, in int64 numbers."""
+        """The offset of a buffer, in int64 numbers."""
         return self._places[buffer][1] // 8
 
     def _describe(self, matrix: StoredMatrix, code: MachineCode) -> None:
-        """Write down where a matrix of each expert is, as csrc/experts.h has it."""
+        """Write the descriptor of a matrix of each expert, in the layout of csrc/experts.h."""
         tensor, packing = self._tensors[matrix.param], matrix.packing
         nest = packing.nest
         extent = nest.extent
@@ -90,13 +90,13 @@ class ExpertTier:
         memory: _core.Arena,
         native: Callable[[Sequence[_core.Step], Sequence[_core.Slot]], _core.Program],
     ) -> None:
-        """One that fetches experts into places, and one that lets runs know of them."""
+        """Make the program that stages experts into slots, and the one that publishes tables."""
         slots: list[_core.Slot] = [memory]
-        settle: list[_core.Step] = []
+        publish: list[_core.Step] = []
         fetch: list[_core.Step] = []
         for number, (layer, table) in enumerate(zip(self._layers, self._tables, strict=True), 1):
             place = (0, self._places[layer.table][1])
-            settle.append(copy_step(place, (number, 0), table.nbytes))
+            publish.append(copy_step(place, (number, 0), table.nbytes))
             slots.append((table.nbytes, False))
         lists: list[_core.Slot] = []
         for number, layer in enumerate(self._layers, len(slots)):
@@ -105,20 +105,20 @@ class ExpertTier:
                 at = [(0, self._places[matrix.source][1]), (number, 0)]
                 at.append((0, self._places[matrix.slots][1]))
                 fetch.append(_fetch_step(at, layer.places, matrix.packing))
-        self._settle = native(settle, slots)
-        self._fetch = native([*settle, *fetch], [*slots, *lists])
+        self._publish = native(publish, slots)
+        self._fetch = native([*publish, *fetch], [*slots, *lists])
 
-    # -- places ------------------------------------------------------------------------------------
+    # -- residency ---------------------------------------------------------------------------------
 
     def place(self, masks: Sequence[Array]) -> None:
-        """Give the places of each layer to these experts; those that have one already keep it.
+        """Make these experts of each layer resident; those that are already keep their slots.
 
         Args:
-            masks: a bool for each expert; no more are true than there are places.
+            masks: a bool for each expert; at most as many are true as there are slots.
 
         Raises:
-            ModelFormatError: the file could not be read, or was written. Those that were to be
-                given a place have none.
+            ModelFormatError: the file could not be read, or was written. None of the experts to be
+                promoted is resident.
         """
         kept, tables, lists = [], [], []
         promoted = demoted = moved = 0
@@ -138,7 +138,8 @@ class ExpertTier:
             moved += len(new) * sum(m.packing.matrix_bytes for m in layer.matrices)
         self._tables = kept
         self._demotions += demoted
-        # Who leaves is told to runs before, who comes only after the places are written.
+        # Evictions are published before their slots are overwritten, new residents after their
+        # slots are filled.
         if promoted:
             failures = self.failures()
             self._fetch.run([*kept, *lists])
@@ -146,51 +147,52 @@ class ExpertTier:
             self.check(failures)
         self._tables = tables
         self._promotions += promoted
-        self._settle.run(tables)
+        self._publish.run(tables)
 
     def begin(self, masks: Sequence[Array]) -> None:
-        """The same, as if it had always been like this: nothing is counted."""
+        """Make the initial experts resident, without counting transfers."""
         self.place(masks)
         self._promotions = self._demotions = self._moved = 0
         self._memory[self._bytes_read] = 0
 
     def resident(self) -> list[Array]:
-        """By layer, who has a place."""
+        """By layer, the mask of resident experts."""
         return [table >= 0 for table in self._tables]
 
     def failures(self) -> int:
-        """How many reads have failed so far."""
+        """The number of failed reads so far."""
         return int(self._memory[self._failures].sum())
 
     def check(self, before: int) -> None:
-        """Make sure that all was read that should have been, and from the file that was opened.
+        """Check that no read has failed, and that the file is unchanged since it was opened.
 
         Args:
-            before: how many reads had failed before.
+            before: the number of failed reads before the operation.
 
         Raises:
-            ModelFormatError: it was not; or it was not at an earlier time, and nobody was told.
+            ModelFormatError: a read has failed, now or earlier without a report; or the file has
+                changed.
         """
-        failures, told = self.failures(), self._reported
+        failures, reported = self.failures(), self._reported
         self._reported = failures
         for file, tensor in self._files.items():
-            if failures > min(before, told) or not file.unchanged:
+            if failures > min(before, reported) or not file.unchanged:
                 raise tensor.changed()
 
     def transfers(self) -> ExpertTransfers:
-        """What was moved so far."""
+        """The transfers so far."""
         staged = int(self._memory[self._bytes_read].sum()) - self._moved
         return ExpertTransfers(self._promotions, self._demotions, self._moved, staged)
 
     def close(self, error: Exception) -> None:
         """Give back the memory; from now on, moving experts raises ``error``."""
-        self._settle.stop(error)
+        self._publish.stop(error)
         self._fetch.stop(error)
         self._failures = self._bytes_read = np.zeros(0, np.intp)
         self._memory = np.zeros(0, np.int64)
 
 
 def _fetch_step(at: Sequence[_core.Argument], count: int, packing: PiecePacking) -> _core.Step:
-    """The step that fetches matrices of ``count`` places."""
+    """The step that stages the matrices of ``count`` slots."""
     extent = count * packing.pieces
     return (_core.fetch_experts_kernel, at, extent, 0, 1, packing.scratch_bytes)

@@ -16,12 +16,12 @@ __all__ = ["Image", "Preparation", "Step"]
 
 
 class Step(NamedTuple):
-    """A kernel and what it works on.
+    """A kernel and its arguments.
 
     Attributes:
-        code: the symbol of a compiled kernel, or the name of one of the core's.
-        ready: whether it is one of the core's.
-        arguments: ``(slot, offset)`` of each; of a param that has no place, ``(-1 - n, 0)``, where
+        code: the symbol of a compiled kernel, or the name of a built-in one.
+        ready: whether it is a built-in kernel of the core.
+        arguments: ``(slot, offset)`` of each; of a non-retained param, ``(-1 - n, 0)``, where
             ``n`` is its position among the params.
         extent, grain, scratch_bytes, parallel: see
             :class:`~ostinato.backends.cpu.rules.kernel.CpuKernel`;
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
         Args:
             code: of the compiled kernels.
-            given: the slots of params that have no place, by position.
+            given: the slots of non-retained params, by position.
         """
         arguments = [(s, o) if s >= 0 else (given[-1 - s], o) for s, o in self.arguments]
         extent_address = 0

@@ -11,7 +11,7 @@ __all__ = ["Tenancy"]
 
 
 class _Block:
-    """Memory, and those who read it. What reads it keeps its tenancy alive, and nothing else."""
+    """Memory and the sharers that read it, which alone keep it alive."""
 
     def __init__(self, nbytes: int) -> None:
         self.arena = _core.Arena(nbytes)
@@ -19,11 +19,11 @@ class _Block:
 
 
 class Tenancy:
-    """A claim to read a block of memory that others may read too; before it writes, it moves out.
+    """A copy-on-write reference to a block of memory: a shared block is copied before a write.
 
     Attributes:
-        guard: to be held while tenants join, move out or write; all who ever shared a block have
-            the same one, so that nobody writes what somebody else is about to copy or to share.
+        guard: to be held while sharers join, move out or write. All that ever shared a block have
+            the same one, so that no block is written while another sharer copies or joins it.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -32,18 +32,18 @@ class Tenancy:
 
     @property
     def arena(self) -> _core.Arena:
-        """The memory, as long as this tenant does not move out."""
+        """The memory, until :meth:`move_out`."""
         return self._block.arena
 
     def join(self) -> Tenancy:
-        """A claim of somebody else to the same block."""
+        """Another reference to the same block."""
         other = Tenancy.__new__(Tenancy)
         other.guard = self.guard
         other._enter(self._block)
         return other
 
     def move_out(self) -> bool:
-        """Have the block to oneself: a copy of it, if others read it. Whether it is a copy."""
+        """Copy the block if it is shared, before a write; return whether it was copied."""
         left = self._block
         if len(left.tenants) == 1:
             return False

@@ -1,4 +1,4 @@
-"""Which experts a run has called: read from where its kernels have left it."""
+"""The experts that a run has called, read from the lists that its kernels leave in the arena."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RoutingLog"]
 
 Array = np.ndarray[Any, Any]
 
-#: A number of parts that no run writes: it says that there was no run since.
+#: A number of parts that no run writes: the mark of a list that was read or cleared.
 _READ = np.full(1, -1, np.int64)
 
 
@@ -29,7 +29,7 @@ class RoutingLog:
     Args:
         routings: the lists, in order.
         arena: the arena.
-        native: makes a program of steps on slots, which takes turns with runs.
+        native: makes a program of steps on slots that excludes runs while it runs.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class RoutingLog:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what the last run has called; to be called when the arena is new or discarded."""
+        """Clear the lists; to be called when the arena is new or discarded."""
         self._mark.run([np.empty(self._nbytes, np.uint8), _READ])
 
     def take(self) -> list[Array] | None:
         """The experts of each routing in the last run; ``None`` if they were taken, or cleared.
 
-        Of a run with an active extent, those of the rows in use.
+        For a run with an active extent, those of the active rows.
         """
         copied = np.empty(self._nbytes // 8, np.int64)
         self._take.run([copied, _READ])
@@ -90,8 +90,8 @@ def _experts(routing: RoutingPlace, numbers: Array) -> Array:
 
 
 def _live(tokens: int, idle: int, parts: int) -> int:
-    """The leading tokens that are no padding, where the last ``idle`` of ``parts`` parts are.
+    """The number of leading tokens without the masked tail, the last ``idle`` of ``parts`` parts.
 
-    Tokens that do not divide into so many parts are not rows of the padded axis: all of them count.
+    Tokens that do not divide into so many parts are not rows of the padded axis: none is masked.
     """
     return tokens - tokens // parts * idle if parts and tokens % parts == 0 else tokens

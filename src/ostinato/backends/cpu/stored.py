@@ -1,4 +1,4 @@
-"""Programs that were compiled before, found again by the record of their graph."""
+"""Stored programs, found by the record of their graph."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["StoredProgram"]
 
-#: Images with more bytes of constants and states are not kept.
+#: Images with more bytes of constants and states are not stored.
 _MOST_BYTES = 16 << 20
 
 
 class StoredProgram:
-    """The program that an earlier compile, perhaps of another process, made of an equal graph.
+    """The program of an equal graph, compiled earlier by this or another process.
 
     Args:
-        graph: it is not kept alive: its weights may be large.
+        graph: the graph; it is not kept alive, since its weights may be large.
         options: of the compile.
         device: the CPU.
     """
@@ -55,7 +55,7 @@ class StoredProgram:
         return None if entry is None else Image.from_entry(entry)
 
     def keep(self, image: Image) -> None:
-        """Keep an image for compiles to come."""
+        """Store an image for later compiles."""
         held = [len(data) for _, data in image.constants]
         held += [len(state.initial) for state in image.states.values()]
         if sum(held) <= _MOST_BYTES:
@@ -63,7 +63,7 @@ class StoredProgram:
 
     @staticmethod
     def code(image: Image) -> LinkedCode | None:
-        """The code of an image's kernels; ``None`` if the cache has some of it no longer."""
+        """The code of an image's kernels; ``None`` if some of it is no longer in the cache."""
         found = []
         for key, symbols in image.objects:
             data = process_cache().find(key)
@@ -91,10 +91,10 @@ class StoredProgram:
         return compilation
 
     def compilation(self) -> Compilation:
-        """The compilation that made the image, which is done again at the first call.
+        """The compilation of the image, repeated at the first call.
 
         Raises:
-            OstinatoError: it makes another program than the image, the one that runs.
+            OstinatoError: it gives another program than the image, which is the one that runs.
         """
         return self._compiled
 

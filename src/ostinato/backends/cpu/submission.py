@@ -25,14 +25,14 @@ __all__ = [
     "kernel_step",
 ]
 
-#: Bytes that one thread copies before it looks for more.
+#: Bytes of a copy that one thread takes at a time.
 _COPIED_AT_ONCE = 1 << 18
 
 RELEASED = "the plan's buffers were released; prepare the graph again to run it"
 
 
 def allocate(nbytes: int) -> HostMemory:
-    """Zeroed memory of the processor's own."""
+    """Zeroed host memory."""
     return HostMemory(_core.Arena(nbytes))
 
 
@@ -44,12 +44,12 @@ def kernel_step(
 
 
 def copy_step(target: _core.Argument, source: _core.Argument, nbytes: int) -> _core.Step:
-    """The step that copies bytes from one place to another."""
+    """The step that copies bytes from ``source`` to ``target``, each ``(slot, byte_offset)``."""
     return (_core.memcpy_kernel, (target, source), nbytes, 0, _COPIED_AT_ONCE, 0)
 
 
 def discard_step(place: _core.Argument, nbytes: int) -> _core.Step:
-    """The step that gives bytes back to the system; they are zero when they are used again."""
+    """The step that gives pages back to the system; they read as zero afterwards."""
     return (_core.discard_kernel, (place,), nbytes, 0, max(1, nbytes), 0, False)
 
 
@@ -59,8 +59,8 @@ class ProgramRunner:
     Args:
         program: its external slots are ``storages``.
         storages: the plan's inputs and outputs, where those are not fixed in the program.
-        check: raises what keeps the program from running.
-        discard: gives back the memory of what lives within a run.
+        check: raises if the program can not run.
+        discard: gives back the memory of intermediate buffers.
         close: stops the program and gives back all memory.
     """
 
@@ -102,8 +102,7 @@ def block(storage: Storage, *, written: bool = False) -> Any:
         written: whether it is going to be written.
 
     Raises:
-        PlanError: the memory is not the processor's own, is smaller than the storage, or cannot be
-            written.
+        PlanError: it is no host memory, is smaller than the storage, or cannot be written.
     """
     memory = storage.memory
     if not isinstance(memory, HostMemory):

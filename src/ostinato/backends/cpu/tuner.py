@@ -46,7 +46,7 @@ _MOST_TILES = 6
 #: Other tile sizes are taken if they need less than this share of the time of the heuristic's.
 _CLEARLY_FASTER = 0.97
 
-#: Weights of the products that are measured together: more than second-level caches hold.
+#: Weights of the matmuls that are measured together: more than second-level caches hold.
 _WEIGHT_BYTES = 12 << 20
 _MOST_PRODUCTS = 12
 
@@ -55,12 +55,12 @@ _SECONDS, _TURNS = 0.04, 5
 
 
 class _OutOfTime(Exception):
-    """There is no time left to measure in."""
+    """The time limit of measurements is exceeded."""
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """A cut with code that can be called, and what the last call left."""
+    """Tile sizes with their compiled code, and the outputs of its last call."""
 
     cut: TileSizes
     call: Callable[[], None]
@@ -79,20 +79,20 @@ class _Measured:
 
 
 class Tuner:
-    """Cuts the products of one compile.
+    """Selects the tile sizes of the matmuls of one compile.
 
     Args:
         build: compiles a graph under options of lowering.
         options: of the compile.
         target: the processor.
-        threads: how many run a graph.
+        threads: number of threads that run a graph.
     """
 
     def __init__(
         self, build: Build, options: CompileOptions, target: TargetSpec, threads: int
     ) -> None:
         self._build = build
-        # What is measured is one product; several of them stand side by side only to be cold.
+        # One matmul is measured; the others of the graph only keep its weights cold.
         self._options = replace(options, product_fusion=False)
         self._target = target
         self._threads = threads
@@ -189,7 +189,7 @@ def _tiles(product: MatmulSpec, registers: RegisterFile) -> list[tuple[int, int]
     return [first, *alike[: _MOST_TILES - 1]]
 
 
-#: Vectors of sums from which on a tile has one sum per element.
+#: The number of accumulator vectors from which on a tile has one sum per element.
 _ONE_CHAIN = 7
 
 

@@ -148,7 +148,7 @@ static int wait_for_turn(order_entry *entry) {
     return yield_at("begin");
 }
 
-/* An entry that has been appended, and whose thread is known, until its turn has come. */
+/* Wait until an appended entry, with its thread set, conflicts with no older one. */
 static int begin(order_thread *thread, order_entry *entry) {
     if (wait_for_turn(entry) < 0) {
         if (entry->listed) {

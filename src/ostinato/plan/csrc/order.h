@@ -1,10 +1,10 @@
-/* The order of submissions: what touches the same memory takes effect in the order in which it was
- * submitted.
+/* The order of submissions: those that touch the same memory take effect in the order in which they
+ * are made.
  *
  * A submission is an entry of one list, appended when it is made and unlinked when it has taken
  * effect. It waits for those before it that touch a byte that it writes, or write one that it
- * touches, and for no others. An entry only ever waits for older ones, so nothing can wait in
- * a circle. The list is guarded by the GIL. */
+ * touches, and for no others. Entries only wait for older ones, so there is no circular wait. The
+ * list is guarded by the GIL. */
 #ifndef OSTINATO_ORDER_H
 #define OSTINATO_ORDER_H
 
@@ -24,7 +24,7 @@ typedef struct order_entry {
     struct order_entry *before, *after; /* in the list */
     const order_range *ranges[ORDER_RANGE_SETS];
     size_t n_ranges[ORDER_RANGE_SETS];
-    const void *thread; /* the thread whose submission it is; NULL while it is queued */
+    const void *thread; /* the thread of the submission; NULL while it is queued */
     bool listed;
     bool awaited; /* a thread sleeps until it leaves */
     bool queued;  /* lives in an object of its own rather than on a thread's stack */
@@ -56,9 +56,8 @@ typedef struct {
     /* What was entered has taken effect. */
     void (*leave)(order_thread *thread, order_entry *entry);
 
-    /* A new recording, which the calling thread makes; `label` names whose it is. An exclusive one
-     * fails when its thread submits something to another context. 0 with an exception when out of
-     * memory. */
+    /* A new recording of the calling thread; `label` names its context. An exclusive one fails when
+     * its thread submits to another context. 0 with an exception when out of memory. */
     uint64_t (*begin_recording)(void *label, bool exclusive);
 
     /* Ends a recording; a new reference to what made it fail, or to None. */

@@ -30,7 +30,7 @@ static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* Whoever exported the buffer, a program included, holds a reference: nobody is left to use it. */
+/* Exports of the buffer, those to programs included, hold references: none is left by now. */
 static void arena_dealloc(ArenaObject *self) {
     PyTypeObject *type = TYPE_OF(self);
     memory_unmap(&self->block);

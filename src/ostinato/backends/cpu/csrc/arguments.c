@@ -1,4 +1,4 @@
-/* Readers of Python values whose errors say where the value stood and what it should have been. */
+/* Readers of Python values; their errors name the position of a value and the expected type. */
 #include "python_types.h"
 
 #include <stdarg.h>

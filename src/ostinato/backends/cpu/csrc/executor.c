@@ -19,7 +19,7 @@ typedef struct {
 struct executor {
     thread_pool *pool;
     pthread_mutex_t lock; /* held by the run in progress; guards the pointer table */
-    struct executor *turn; /* whose lock that is: this one's, unless it takes turns with another */
+    struct executor *turn; /* the owner of that lock: this one, or the one that it excludes */
     unsigned fork_epoch;
     size_t n_steps;
     size_t n_externals;

@@ -1,5 +1,5 @@
-/* A prepared list of kernel calls, flattened so that running it follows no pointer it need not.
- * Knows nothing of Python, and checks nothing: whoever builds one has checked. */
+/* A prepared list of kernel calls, flattened so that a run follows as few pointers as possible.
+ * Independent of Python; arguments are checked by its callers. */
 #ifndef OSTINATO_EXECUTOR_H
 #define OSTINATO_EXECUTOR_H
 

@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The size of a huge page on x86-64 and on arm64 with 4 KiB pages. Where it differs, the worst
- * that happens is an alignment nobody needed. */
+/* The size of a huge page on x86-64 and on arm64 with 4 KiB pages. Elsewhere, the only effect is a
+ * needless alignment. */
 #define HUGE_PAGE ((size_t)2 << 20)
 
 static size_t round_up(size_t value, size_t multiple) {

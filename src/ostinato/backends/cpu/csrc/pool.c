@@ -1,5 +1,5 @@
-/* How work is handed out, and why a slow thread can hurt nobody
- * -------------------------------------------------------------
+/* Distribution of work, without waiting for slow threads
+ * ------------------------------------------------------
  * The owner of a job (the thread in pool_run) cuts it into chunks and deals every thread a *lane*:
  * a contiguous share of them, so that a thread meets the same rows in step after step and finds
  * them in its cache. (bench/core_dispatch.py, 512 KiB scaled in place by two threads: 4.2 us;
@@ -9,7 +9,7 @@
  * is one compare-and-swap.
  *
  *   - The owner waits for claimed chunks only. It claims as long as there is something to claim, so
- *     a worker that sleeps, or that the system took off its core, delays nobody by not showing up.
+ *     a worker that sleeps, or that the system took off its core, causes no delay.
  *   - A worker that wakes late finds empty lanes, or another generation in them; it has touched
  *     nothing but the pool itself, which outlives it (pool_destroy joins).
  *   - A worker can not claim a chunk under a stale description. It learns of generation g, reads
@@ -270,7 +270,7 @@ static void deal_lanes(thread_pool *p, const shared_job *shared) {
     for (int i = 0; i < p->threads; i++) {
         int64_t next = first_chunk(p, shared->chunks, i + 1);
         uint64_t ticket = shared->generation << 16 | (uint64_t)(next - first) << 8;
-        /* Nobody trusts a ticket before it has seen its generation, which is published last. */
+        /* No ticket is used before its generation has been read, which is published last. */
         atomic_store_explicit(&p->lanes[i].ticket, ticket, memory_order_relaxed);
         first = next;
     }

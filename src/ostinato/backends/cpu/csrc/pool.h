@@ -1,4 +1,4 @@
-/* A pool of threads that share out one range of work at a time. Knows nothing of Python. */
+/* A pool of threads that share one range of work at a time; independent of Python. */
 #ifndef OSTINATO_POOL_H
 #define OSTINATO_POOL_H
 
@@ -12,8 +12,8 @@
 
 typedef struct thread_pool thread_pool;
 
-/* One kernel over [0, extent). Everything it points at stays valid until pool_run returns, and
- * nobody looks at it afterwards. Thread t gets the scratch at scratch + t * scratch_stride. */
+/* One kernel over [0, extent). Everything it points at stays valid until pool_run returns, and is
+ * not read afterwards. Thread t gets the scratch at scratch + t * scratch_stride. */
 typedef struct {
     kernel_fn kernel;
     char *const *buffers;
@@ -41,8 +41,8 @@ int pool_threads(const thread_pool *p);
 bool pool_recovers_stolen_cores(const thread_pool *p);
 int pool_workers(const thread_pool *p);
 
-/* How many times this process has been forked off. Locks and workers taken over from the parent
- * are dead; whoever owns some compares this number with the one it saw when it made them. */
+/* The number of forks that this process descends from. Locks and workers inherited from the parent
+ * are dead; their owner compares this number with the one of the time it made them. */
 unsigned pool_fork_epoch(void);
 
 /* Makes a pool taken over by fork() usable: forgets the parent's workers and locks. Cheap when

@@ -15,7 +15,7 @@
 /* Two lines: adjacent-line prefetchers make neighbours share. */
 #define CACHE_LINE 128
 
-/* The description of the current job. Written by the owner only; see above for who reads it. */
+/* The description of the current job, written by its owner alone and read by the workers. */
 typedef struct {
     _Atomic(kernel_fn) kernel;
     _Atomic(char *const *) buffers;
@@ -27,7 +27,7 @@ typedef struct {
     _Atomic size_t scratch_stride;
 } published_job;
 
-/* The same, as one thread knows it. */
+/* One thread's copy of it. */
 typedef struct {
     uint64_t generation;
     pool_job job;

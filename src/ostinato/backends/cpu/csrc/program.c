@@ -86,8 +86,8 @@ static void release_fixed(ProgramObject *self) {
 }
 
 /* Lets go of everything that can close a cycle. A finalizer may still get hold of the program;
- * the missing pool tells program_execute to refuse. The program that it takes turns with takes
- * turns with none, so it closes no cycle, and others may still need its lock. */
+ * program_execute refuses to run without a pool. The program that it takes turns with takes turns
+ * with none, so it closes no cycle, and others may still need its lock. */
 static int program_clear(ProgramObject *self) {
     Py_CLEAR(self->pool);
     release_fixed(self);

@@ -1,4 +1,4 @@
-"""Compiled objects made executable: by the core where that is simple, else by LLVM."""
+"""Loading of compiled objects: by the core if they are simple, else by LLVM."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load(objects: Collection[tuple[bytes, Sequence[str]]]) -> LinkedCode:
 
 
 def _supply_imports(block: CodeBlock) -> bool:
-    """Put in the addresses of functions from outside; whether all were found."""
+    """Resolve the addresses of imported functions; return whether all were found."""
     for name, place in block.imports.items():
         address = function_address(name)
         if address is None:

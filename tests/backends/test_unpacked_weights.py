@@ -63,7 +63,7 @@ def test_it_holds_zeros_until_it_is_written(session: ost.Session) -> None:
 
 
 def test_weights_prepared_together_can_be_written_apart(session: ost.Session) -> None:
-    """Weights packed together from two params are packed again when either changes."""
+    """Weights prepacked from two params are prepacked again when either changes."""
     g = ost.Graph()
     w, s = g.param("w", (K, N), value=array(K, N)), g.param("s", (N,), value=array(N))
     g.set_outputs([g.matmul(g.input("x", (4, K)), w * s)])

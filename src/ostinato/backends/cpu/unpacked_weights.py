@@ -1,4 +1,4 @@
-"""Params that kernels read in another form only, and that are therefore not kept in their own."""
+"""Non-retained weights: params that kernels read only in their prepacked form."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from ostinato.ir.stored import ParamSource
 
-__all__ = ["Originals", "batches"]
+__all__ = ["UnpackedWeights", "batches"]
 
-#: Bytes of weights that are fetched at a time, so that a model in a file never is in memory whole.
+#: Bytes of weights that are read at a time: a model in a file is never in memory as a whole.
 _FETCHED_AT_ONCE = 4 << 20
 
 
-class Originals:
-    """Where such params came from, for those who ask what they hold.
+class UnpackedWeights:
+    """The sources of such params, to read their unpacked contents from.
 
     Args:
         nbytes: their sizes, by name.
@@ -35,14 +35,14 @@ class Originals:
     def __contains__(self, name: str) -> bool:
         return name in self._nbytes
 
-    def note(self, name: str, source: ParamSource) -> None:
-        """Take down that a param was given this, which nobody will change."""
+    def record(self, name: str, source: ParamSource) -> None:
+        """Record the source of a param's contents, which is never changed."""
         self._sources[name] = source
         if name in self._shown:
             self._shown[name].write(0, bytes_of(elements(source)))
 
     def memory(self, name: str) -> HostMemory:
-        """What a param holds, in memory that is taken now and follows later writes."""
+        """The contents of a param, in memory that is taken now and follows later writes."""
         if name not in self._shown:
             memory = HostMemory(_core.Arena(self._nbytes[name]))
             if name in self._sources:
@@ -50,15 +50,15 @@ class Originals:
             self._shown[name] = memory
         return self._shown[name]
 
-    def copy(self) -> Originals:
-        """The same for another executable, which may be given other params from now on."""
-        twin = Originals(self._nbytes)
+    def copy(self) -> UnpackedWeights:
+        """A copy for another executable, whose params may be written independently."""
+        twin = UnpackedWeights(self._nbytes)
         twin._sources = dict(self._sources)
         return twin
 
 
 def batches(sources: Mapping[str, ParamSource]) -> Iterator[dict[str, ParamSource]]:
-    """The sources in their order, a few at a time; at least one batch, which may be empty."""
+    """Split sources, in order, into batches; at least one batch, which may be empty."""
     batch: dict[str, ParamSource] = {}
     held = 0
     for name, source in sources.items():
