@@ -1,9 +1,9 @@
 """A deterministic explorer of schedules: real threads, of which exactly one runs at any time.
 
-A seeded random choice decides who goes on at every switch point: where the order of submissions
-calls its hook, where a thread waits for a lock or for queued work, and, with some probability, at
-any line of the chosen source files. So a seed is a schedule, which can be had again.
-"""
+At every switch point, a seeded random choice decides which thread goes on: where the order of
+submissions calls its hook, where a thread waits for a lock or for queued work, and, with some
+probability, at any line of the chosen source files. So a seed is a schedule, which can be had
+again. """
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ class Lock:
 
 
 class _Future:
-    """A result to come; who asks for it switches until it is there."""
+    """A result to come; a thread that asks for it switches until it is there."""
 
     def __init__(self) -> None:
         self._result: Any = None

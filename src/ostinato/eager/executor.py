@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphExecutor"]
 
-#: What Python numbers become where no array says otherwise.
+#: Dtypes of Python numbers, unless an array gives another.
 _SCALARS: dict[type, DType] = {bool: BOOL, int: INT64, float: FLOAT32}
 
 #: Entries before a cache is emptied: shapes and scalars that change with every step never hit it.

@@ -169,7 +169,7 @@ class CompileCache:
     """Compiled graphs by key; the one that was used longest ago makes room for a new one.
 
     May be used from many threads: a graph is compiled once however many ask at the same time. An
-    evicted graph lives on as long as someone holds it.
+    evicted graph lives on as long as it is referenced.
 
     Args:
         session: compiles the graphs.
@@ -194,7 +194,7 @@ class CompileCache:
     def get(self, key: Hashable, build: Callable[[], BaseGraph]) -> CompiledGraph:
         """The graph of ``key``, compiled from ``build()`` if it is not there.
 
-        What ``build`` or compiling raises reaches everyone who waits, and is not kept. ``build``
+        What ``build`` or compiling raises reaches all callers that wait, and is not kept. ``build``
         may ask this cache for other keys.
 
         Raises:

@@ -267,10 +267,10 @@ class Execution:
                 np.copyto(outputs[position], buffer)
         return outputs
 
-    # -- memory for results that nobody brought an array for ---------------------------------------
+    # -- memory for results without an array of the caller's --------------------------------------
 
     def _with_room(self, chosen: Sequence[Array | None], live: Live) -> list[Array]:
-        """``chosen``, with places in the arena for the outputs that nobody chose."""
+        """``chosen``, with places in the arena for the other outputs."""
         asked = [array for array in chosen if array is not None]
         if len(asked) == len(chosen):
             return asked

@@ -72,7 +72,7 @@ class GraphRunner:
     def run(self, key: int, step: Callable[[], R]) -> R | None:
         """Make ``step`` happen once, eagerly or by replay.
 
-        Inside somebody else's recording, the step becomes a part of that.
+        Inside a recording of the caller's, the step becomes a part of that.
 
         Args:
             key: names the recording. Steps that submit different work need different keys.

@@ -70,7 +70,7 @@ class Handles:
         return self._inputs[name]
 
     def bind(self, name: str, array: Array) -> Array | None:
-        """Have ``array``, which nobody else writes, stand in for the input; what did so before."""
+        """Have ``array``, which has no other writer, stand in for the input; its predecessor."""
         left = self.bound.get(name)
         self.bound[name] = array
         return left

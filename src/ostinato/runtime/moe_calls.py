@@ -32,7 +32,7 @@ class _Account:
     """The record of a graph's experts between two runs.
 
     Attributes:
-        masks: for each layer, which experts are resident; ``None``: nobody said.
+        masks: for each layer, which experts are resident; ``None``: not set.
         capturing: whether the ids of runs are kept for their user.
         uncounted: the experts that the last run called and the masks of then, until they are
             counted for their user.
@@ -114,7 +114,7 @@ class MoeCalls:
             account = self._observed()
             try:
                 account.masks = tuple(self._execution.executable.place_experts(masks))
-            except ModelFormatError:  # some have left, and nobody has come
+            except ModelFormatError:  # some were evicted, and none was staged
                 account.masks = tuple(self._execution.executable.resident_experts())
                 raise
 
@@ -158,7 +158,7 @@ class MoeCalls:
         return expert_pool.MoeResidencyStats.of([*zip(tokens, taken[1], strict=True)])
 
     def _observed(self) -> _Account:
-        """The account, once the last run, if nobody saw it yet, is in it."""
+        """The account, which the last run is added to if it is not in it yet."""
         if self._account is None:
             self._account = _Account(tuple(self._execution.executable.resident_experts()))
         account = self._account

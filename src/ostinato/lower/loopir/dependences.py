@@ -82,7 +82,7 @@ def accesses_of_scalars(scalars: Iterable[Scalar]) -> Iterator[Access]:
 
 
 class Dependences:
-    """The dependences of the expressions in some stages, which are told apart by identity."""
+    """The dependences of the expressions in some stages, which are distinguished by identity."""
 
     def __init__(self, stages: Iterable[Stage]) -> None:
         self._known: dict[int, frozenset[Dependence]] = {}

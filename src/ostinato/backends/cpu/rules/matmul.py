@@ -35,7 +35,7 @@ class MatmulRules:
 
     Args:
         registers: what tiles are sized for.
-        choose_tiles: knows better tile sizes than the heuristic; ``None``: nothing does.
+        choose_tiles: gives better tile sizes than the heuristic's; ``None``: the heuristic decides.
     """
 
     def __init__(self, registers: RegisterFile, choose_tiles: ChooseTiles | None) -> None:

@@ -148,7 +148,7 @@ def tile_sizes(
     Args:
         matmuls: of the same rows.
         registers: what they are tiled for.
-        choose: asked about the widest one, if that one's tile is everyone's.
+        choose: called with the widest one, if all have its tile.
     """
     first, *others = matmuls
     tile = first.tile(registers, others)
