@@ -3,7 +3,7 @@
 At every switch point, a seeded random choice decides which thread goes on: where the order of
 submissions calls its hook, where a thread waits for a lock or for queued work, and, with some
 probability, at any line of the chosen source files. So a seed is a schedule, which can be had
-again. """
+again."""
 
 from __future__ import annotations
 
