@@ -49,7 +49,9 @@ class MemoryOrder:
         """Drop the recordings that use this memory, on whichever context they are.
 
         Args:
-            memory: the block, array, lent storage or program that was replaced or given back.
+            memory: the block, array, lent storage or program that was replaced or given back. A
+                tuple concerns the users of all its items: of a lent storage and its former block,
+                those that have not moved to the new block.
             replaced: the block is exchanged or gone: all else that was encoded on the old one must
                 raise from now on.
         """

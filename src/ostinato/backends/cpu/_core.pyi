@@ -358,7 +358,7 @@ class Program:
         the program keeps raising the first error.
         """
     def uses(self, memory: object, /) -> bool:
-        """Whether it holds this object as the memory of a fixed slot."""
+        """Whether this object is the memory of a fixed slot, or a source; of a tuple, all items."""
     def set_limits(self, limits: bytes | None, /) -> None:
         """Has all later runs, those of bound calls too, leave out steps' work beyond a limit.
 

@@ -219,6 +219,8 @@ class CpuEncoded(Encoded):
 
 def _known_as(memory: object) -> object:
     """The object by which programs of the core identify memory."""
+    if isinstance(memory, tuple):
+        return tuple(map(_known_as, memory))
     return memory.block if isinstance(memory, HostMemory) else memory
 
 

@@ -218,7 +218,6 @@ class CpuExecutable(Executable):
         for name in params:
             if name in self._unpacked:
                 self._unpacked.record(name, params[name].copy())
-                self._lent_memory_moved(name)
 
     def _write_first(self, params: Mapping[str, ParamSource]) -> None:
         """Write the initial params, before anything else can read them."""
@@ -250,17 +249,14 @@ class CpuExecutable(Executable):
         prepared = [step.native(self._code, given) for part in stale for step in part.steps]
         arrays = [np.require(array, requirements="A") for array in params.values()]
         with self._weights.guard:
+            former = self._weights.arena
             if self._weights.move_out():
                 self._run.move_slot(Slot.WEIGHTS, self._weights.arena)
-                self._lent_memory_moved(Slot.WEIGHTS)
+                if lent := self._lent.get(Slot.WEIGHTS):  # what a clone has lent stays as it is
+                    ORDER.memory_changes((lent, HostMemory(former)), replaced=True)
             slots = [*self._fixed(), *((declared[name].nbytes, False) for name in params)]
             self._native([*copies, *prepared], slots).run(arrays)
         self.unset.difference_update(params)
-
-    def _lent_memory_moved(self, key: Slot | str) -> None:
-        """Invalidate sessions and recordings that use the old block of lent memory."""
-        if key in self._lent:
-            ORDER.memory_changes(self._lent[key], replaced=True)
 
     # -- states ------------------------------------------------------------------------------------
 

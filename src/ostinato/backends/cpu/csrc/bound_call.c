@@ -108,7 +108,7 @@ static PyObject *bound_call_call(BoundCallObject *self, PyObject *args, PyObject
     Py_RETURN_NONE;
 }
 
-bool call_uses(const BoundCallObject *call, const PyObject *object) {
+bool call_uses(const BoundCallObject *call, PyObject *object) {
     const ProgramObject *program = call->program;
     if (program == NULL) {
         return false;

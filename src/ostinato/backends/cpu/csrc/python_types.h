@@ -212,11 +212,12 @@ void release_calls(recorded_call *calls, Py_ssize_t n_calls);
  * its bounds, or a bound buffer is too small for it. */
 int read_block(const ProgramObject *program, const bindings *b, int64_t *vars);
 
-/* Whether a program runs on this memory: a slot that it holds itself, or one of its sources. */
-bool program_uses(const ProgramObject *program, const PyObject *memory);
+/* Whether a program runs on this memory: a slot that it holds itself, or one of its sources. Of a
+ * tuple, on all of them. */
+bool program_uses(const ProgramObject *program, PyObject *memory);
 
 /* Whether a bound call does, or one of its buffers is this object's. */
-bool call_uses(const BoundCallObject *call, const PyObject *object);
+bool call_uses(const BoundCallObject *call, PyObject *object);
 
 /* ---- order (touches.c) ----------------------------------------------------------------------- */
 

@@ -76,7 +76,15 @@ int program_parse_touched(ProgramObject *self, PyObject *touches) {
     return status;
 }
 
-bool program_uses(const ProgramObject *program, const PyObject *memory) {
+bool program_uses(const ProgramObject *program, PyObject *memory) {
+    for (Py_ssize_t i = 0; PyTuple_Check(memory) && i < PyTuple_Size(memory); i++) {
+        if (!program_uses(program, PyTuple_GetItem(memory, i))) {
+            return false;
+        }
+    }
+    if (PyTuple_Check(memory)) {
+        return true;
+    }
     for (Py_ssize_t i = 0; i < program->n_fixed; i++) {
         if (program->fixed[i].view.obj == memory) {
             return true;
