@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ostinato.backends.cpu.choices import lowering_options
-from ostinato.backends.cpu.compiler import ready_kernel
+from ostinato.backends.cpu.compiler import builtin_kernel
 from ostinato.backends.options import CompileOptions
 from ostinato.codegen.llvm import render
 from ostinato.codegen.llvm.kernel import extent_symbol
@@ -70,7 +70,7 @@ class LoweredGraph:
 
     def address(self, call: Call, symbol: str = "kernel") -> int:
         """Where the call's code is, or a function that comes with it."""
-        ready = ready_kernel(call.kernel)
+        ready = builtin_kernel(call.kernel)
         return self._compiled(call).address(symbol) if ready is None else ready.address
 
     def _compiled(self, call: Call) -> Any:

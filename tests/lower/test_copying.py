@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from ostinato.backends.cpu.compiler import KernelCompiler, ready_kernel
+from ostinato.backends.cpu.compiler import KernelCompiler, builtin_kernel
 from ostinato.cache.objects import ObjectCache
 from ostinato.codegen.llvm.toolchain import TargetSpec
 from ostinato.dtypes import ALL_DTYPES, BOOL, FLOAT32, INT64
@@ -147,7 +147,7 @@ def copied(case: Case, rng: np.random.Generator, memory):
     target = memory((case.target_size,), case.dtype)
     untouched = target.copy()
     if isinstance(ready.kernel, Copying):
-        code = ready_kernel(ready.kernel)
+        code = builtin_kernel(ready.kernel)
         plan = memory(ready.buffers[2].data.shape, INT64)
         plan[...] = ready.buffers[2].data
         run(code.address, ready.kernel, source, target, plan)
@@ -203,7 +203,7 @@ def test_transposing(memory, dtype, shape):
     source, target = memory((rows * columns,), dtype), memory((rows * columns,), dtype)
     rng = np.random.default_rng(0)
     source.view(np.uint8)[...] = rng.integers(0, 256, source.nbytes, np.uint8)
-    run(ready_kernel(ready.kernel).address, ready.kernel, source, target, ready.buffers[2].data)
+    run(builtin_kernel(ready.kernel).address, ready.kernel, source, target, ready.buffers[2].data)
     assert target.tobytes() == np.ascontiguousarray(source.reshape(shape).T).tobytes()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.backends.cpu.choices import CAPABILITIES
-from ostinato.backends.cpu.compiler import KernelCompiler, MachineCode, ReadyKernel
+from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
 from ostinato.backends.cpu.image import (
     External,
     Image,
@@ -30,7 +30,7 @@ from ostinato.lower.program import Role
 from ostinato.passes.decompose import REWROTE
 from ostinato.passes.pipeline import run_passes
 from ostinato.plan.buffer import bytes_of
-from ostinato.plan.preparation import passing_params, preparations
+from ostinato.plan.preparation import non_retained_params, preparations
 from ostinato.plan.report import CompileReport, KernelNote, NodeNote
 from ostinato.plan.values import Origin
 from ostinato.records import dataclass, replace
@@ -110,7 +110,7 @@ class Compilation:
 
     def _step(self, call: Call) -> Step:
         code = self.code.kernel(call.kernel)
-        ready = isinstance(code, ReadyKernel)
+        ready = isinstance(code, BuiltinKernel)
         extent, extent_address, grain, scratch_bytes, parallel = code.launch
         return Step(
             f"{code.name}_kernel" if ready else code.name,
@@ -191,7 +191,7 @@ def compile_graph(
         code = _compile_kernels(program, target, report, progress)
     _describe(lowered, program, code, report)
     with report.timed("memory"):
-        passing = passing_params(program)
+        passing = non_retained_params(program)
         layout = Layout.of(program, passing, apart=options.keep_intermediates)
     origin = Origin(graph if built is None else built, lowered)
     least = least_values(graph_facts(graph))

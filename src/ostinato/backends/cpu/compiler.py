@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ostinato.lower.program import Kernel
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["CompiledKernel", "KernelCompiler", "MachineCode", "ReadyKernel"]
+__all__ = ["BuiltinKernel", "CompiledKernel", "KernelCompiler", "MachineCode"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class CompiledKernel:
 
 
 @dataclass(frozen=True)
-class ReadyKernel:
+class BuiltinKernel:
     """A kernel of the native core: nothing is generated for it.
 
     Attributes:
@@ -97,17 +97,17 @@ class ReadyKernel:
 
 #: The native core's kernels by the name of the class that describes them, which need not be
 #: imported: title and code.
-_READY = {
+_BUILTIN = {
     "Choosing": ("choose_experts", _core.choose_experts_kernel),
     "Copying": ("copy", _core.copy_kernel),
     "Fetching": ("fetch_experts", _core.fetch_experts_kernel),
 }
 
 
-def ready_kernel(kernel: Kernel) -> ReadyKernel | None:
+def builtin_kernel(kernel: Kernel) -> BuiltinKernel | None:
     """The code of a built-in kernel of the native core; ``None``: it has to be generated."""
-    found = _READY.get(type(kernel).__name__)
-    return None if found is None else ReadyKernel(*found, kernel)
+    found = _BUILTIN.get(type(kernel).__name__)
+    return None if found is None else BuiltinKernel(*found, kernel)
 
 
 class MachineCode:
@@ -132,10 +132,10 @@ class MachineCode:
         self._names = names
         self._sizes = sizes
 
-    def kernel(self, kernel: Kernel) -> CompiledKernel | ReadyKernel:
+    def kernel(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel:
         """The code of a compiled or built-in kernel."""
-        if ready := ready_kernel(kernel):
-            return ready
+        if builtin := builtin_kernel(kernel):
+            return builtin
         assert self.linked is not None
         name = self._names[kernel]
         symbolic = not isinstance(kernel.extent, int)
@@ -172,7 +172,7 @@ class KernelCompiler:
 
         names: dict[Kernel, str] = {}
         builds: dict[str, tuple[str, Kernel]] = {}
-        generated = [kernel for kernel in dict.fromkeys(kernels) if ready_kernel(kernel) is None]
+        generated = [kernel for kernel in dict.fromkeys(kernels) if builtin_kernel(kernel) is None]
         for kernel in generated:
             text = kernel_text(kernel)
             names[kernel] = name = self._symbol(text)

@@ -12,7 +12,7 @@ from ostinato.plan.order import Accesses
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.cpu.compiler import CompiledKernel, ReadyKernel
+    from ostinato.backends.cpu.compiler import BuiltinKernel, CompiledKernel
     from ostinato.plan.buffer import Storage
 
 __all__ = [
@@ -37,7 +37,7 @@ def allocate(nbytes: int) -> HostMemory:
 
 
 def kernel_step(
-    compiled: CompiledKernel | ReadyKernel, arguments: Sequence[_core.Argument]
+    compiled: CompiledKernel | BuiltinKernel, arguments: Sequence[_core.Argument]
 ) -> _core.Step:
     """The step that runs a kernel on arguments, each ``(slot, byte_offset)``."""
     return (compiled.address, arguments, *compiled.launch)
