@@ -1,4 +1,4 @@
-"""The kinds of memory of a compiled graph, and copy-on-write sharing between clones."""
+"""The kinds of memory of a compiled graph, and copy-on-write blocks, shared between clones."""
 
 from __future__ import annotations
 
