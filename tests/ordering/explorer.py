@@ -21,8 +21,9 @@ from typing import Any
 from unittest import mock
 
 import ostinato
-from ostinato.backends import context, queue, turns
-from ostinato.plan import buffer, compute_graph, execution_plan
+from ostinato.backends.common import context, mutex, queue
+from ostinato.eager import compute_graph
+from ostinato.plan import buffer, execution_plan
 from ostinato.plan.order import ORDER
 
 HOME = Path(ostinato.__file__).parent
@@ -33,6 +34,8 @@ FILES = frozenset(
     for pattern in (
         "runtime/*.py",
         "backends/*.py",
+        "backends/common/*.py",
+        "eager/*.py",
         "backends/cpu/context.py",
         "backends/cpu/executable.py",
         "plan/execution_plan.py",
@@ -196,7 +199,7 @@ class Explorer:
         locks = {"Lock": Lock, "RLock": Lock}
         waiting = SimpleNamespace(Future=_Future, ThreadPoolExecutor=lambda *_, **__: _Worker(self))
         with ExitStack() as stack:
-            for module in (turns, buffer, execution_plan):
+            for module in (mutex, buffer, execution_plan):
                 ours = SimpleNamespace(**{**vars(threading), **locks})
                 stack.enter_context(mock.patch.object(module, "threading", ours))
             for module in (queue, context):

@@ -133,18 +133,18 @@ def arena_placement(
 
 
 def program_memory(
-    program: Program, placement: Placement, passing: Collection[LoweredBuffer] = ()
+    program: Program, placement: Placement, non_retained: Collection[LoweredBuffer] = ()
 ) -> MemoryReport:
     """The memory of a program with this placement of its intermediate buffers.
 
     Args:
-        passing: non-retained params.
+        non_retained: non-retained params.
     """
     return MemoryReport(
         placement.arena_bytes,
         placement.unshared_bytes,
         placement.lower_bound_bytes,
-        _total(program, (Role.PARAM, Role.CONSTANT, Role.PREPARED, Role.PLACED), passing),
+        _total(program, (Role.PARAM, Role.CONSTANT, Role.PREPARED, Role.PLACED), non_retained),
         _total(program, (Role.STATE,)),
     )
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ostinato.lower.program import Call, Program
 
-__all__ = ["Preparation", "passing_params", "preparations"]
+__all__ = ["Preparation", "non_retained_params", "preparations"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def preparations(calls: Sequence[Call]) -> list[Preparation]:
     return [_preparation(sorted(group, key=position.__getitem__)) for group in groups]
 
 
-def passing_params(program: Program) -> frozenset[LoweredBuffer]:
+def non_retained_params(program: Program) -> frozenset[LoweredBuffer]:
     """Non-retained weights: params that nothing reads once they are prepacked.
 
     Neither runs read them, nor calls that prepack again when another param is written.

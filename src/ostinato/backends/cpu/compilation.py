@@ -29,7 +29,7 @@ from ostinato.lower.program import Role
 from ostinato.passes.decompose import REWROTE
 from ostinato.passes.pipeline import run_passes
 from ostinato.plan.buffer import bytes_of
-from ostinato.plan.preparation import passing_params, preparations
+from ostinato.plan.preparation import non_retained_params, preparations
 from ostinato.plan.report import CompileReport, KernelNote, NodeNote
 from ostinato.plan.values import Origin
 from ostinato.records import dataclass, replace
@@ -190,7 +190,7 @@ def compile_graph(
         code = _compile_kernels(program, target, report, progress)
     _describe(lowered, program, code, report)
     with report.timed("memory"):
-        passing = passing_params(program)
+        passing = non_retained_params(program)
         experts = [b for layer in program.stored_experts for b in layer.buffers]
         apart = options.keep_intermediates
         layout = BufferLayout.of(program, passing, experts, apart=apart)

@@ -125,7 +125,7 @@ class MachineCode:
         self._sizes = sizes
 
     def kernel(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel:
-        """The code of a kernel that was compiled, or that the core has."""
+        """The code of a compiled or built-in kernel."""
         assert isinstance(kernel, CpuKernel)
         if builtin := builtin_kernel(kernel):
             return builtin

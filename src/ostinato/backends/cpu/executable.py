@@ -13,7 +13,7 @@ from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
-from ostinato.backends.cpu.memory import Tenancy
+from ostinato.backends.cpu.memory import CopyOnWriteBlock
 from ostinato.backends.cpu.routing import RoutingLog
 from ostinato.backends.cpu.submission import RELEASED, copy_step, discard_step
 from ostinato.backends.cpu.unpacked_weights import UnpackedWeights, batches
@@ -93,7 +93,7 @@ class CpuExecutable(Executable):
         self._constants = _core.Arena(image.sizes[Slot.CONSTANTS])
         for offset, data in image.constants:
             memoryview(self._constants)[offset : offset + len(data)] = data
-        self._weights = Tenancy(image.sizes[Slot.WEIGHTS])
+        self._weights = CopyOnWriteBlock(image.sizes[Slot.WEIGHTS])
         self._take_memory()
         for name in image.states:
             self.write_state(name, None)
@@ -166,7 +166,7 @@ class CpuExecutable(Executable):
             twin._lent = {}
             twin.unset = set(self.unset)
             twin._unpacked = self._unpacked.copy()
-            twin._weights = self._weights.join()
+            twin._weights = self._weights.share()
             twin._take_memory()
         self._transfer(twin._states, (Slot.STATES, 0), self._image.sizes[Slot.STATES])
         if self._tier is not None and twin._tier is not None:
@@ -201,7 +201,7 @@ class CpuExecutable(Executable):
             for own in (self._run, *self._lent.values()):
                 ORDER.memory_changes(own, replaced=True)
             self._arena = self._states = self._constants = self._placed = _core.Arena(0)
-            self._weights = Tenancy(0)
+            self._weights = CopyOnWriteBlock(0)
             self._unpacked = UnpackedWeights({})
 
     def _check_open(self) -> None:
@@ -250,7 +250,7 @@ class CpuExecutable(Executable):
         arrays = [np.require(array, requirements="A") for array in params.values()]
         with self._weights.guard:
             former = self._weights.arena
-            if self._weights.move_out():
+            if self._weights.unshare():
                 self._run.move_slot(Slot.WEIGHTS, self._weights.arena)
                 if lent := self._lent.get(Slot.WEIGHTS):  # what a clone has lent stays as it is
                     ORDER.memory_changes((lent, HostMemory(former)), replaced=True)

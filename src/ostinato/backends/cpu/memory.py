@@ -7,23 +7,23 @@ import weakref
 from ostinato.backends.common.mutex import Mutex
 from ostinato.backends.cpu import _core
 
-__all__ = ["Tenancy"]
+__all__ = ["CopyOnWriteBlock"]
 
 
 class _Block:
-    """Memory and the sharers that read it, which alone keep it alive."""
+    """Memory and, held weakly, the references of those that read it."""
 
     def __init__(self, nbytes: int) -> None:
         self.arena = _core.Arena(nbytes)
-        self.tenants: weakref.WeakSet[Tenancy] = weakref.WeakSet()
+        self.sharers: weakref.WeakSet[CopyOnWriteBlock] = weakref.WeakSet()
 
 
-class Tenancy:
+class CopyOnWriteBlock:
     """A copy-on-write reference to a block of memory: a shared block is copied before a write.
 
     Attributes:
-        guard: to be held while sharers join, move out or write. All that ever shared a block have
-            the same one, so that no block is written while another sharer copies or joins it.
+        guard: to be held while a block is shared, unshared or written. All references that ever
+            shared a block have the same one, so that no block is written while it is copied.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -32,26 +32,26 @@ class Tenancy:
 
     @property
     def arena(self) -> _core.Arena:
-        """The memory, until :meth:`move_out`."""
+        """The memory, until :meth:`unshare`."""
         return self._block.arena
 
-    def join(self) -> Tenancy:
+    def share(self) -> CopyOnWriteBlock:
         """Another reference to the same block."""
-        other = Tenancy.__new__(Tenancy)
+        other = CopyOnWriteBlock.__new__(CopyOnWriteBlock)
         other.guard = self.guard
         other._enter(self._block)
         return other
 
-    def move_out(self) -> bool:
+    def unshare(self) -> bool:
         """Copy the block if it is shared, before a write; return whether it was copied."""
         left = self._block
-        if len(left.tenants) == 1:
+        if len(left.sharers) == 1:
             return False
         self._enter(_Block(left.arena.nbytes))
         memoryview(self.arena)[:] = memoryview(left.arena)
-        left.tenants.discard(self)
+        left.sharers.discard(self)
         return True
 
     def _enter(self, block: _Block) -> None:
         self._block = block
-        block.tenants.add(self)
+        block.sharers.add(self)
