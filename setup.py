@@ -30,7 +30,10 @@ def native(name: str, folder: Path) -> Extension:
         include_dirs=[str(ORDER)],
         define_macros=[("Py_LIMITED_API", f"0x{STABLE_ABI:08X}")],
         py_limited_api=True,
-        extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread"],
+        extra_compile_args=[
+            *("-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread"),
+            "-fvisibility=hidden",  # calls within the library are direct
+        ],
         extra_link_args=["-pthread"],
     )
 

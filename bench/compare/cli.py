@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.compare import report
-from bench.compare.measure import measure
+from bench.compare.measure import BEFORE, measure
 from bench.compare.peers import OURS, PEERS, version
 from bench.compare.workloads import WORKLOADS
 
@@ -19,7 +19,7 @@ from bench.compare.workloads import WORKLOADS
 def main(arguments: Sequence[str]) -> None:
     allowed = sorted(os.sched_getaffinity(0))
     options = _parser(len(allowed)).parse_args(arguments)
-    sides = [OURS, *_installed(options.peers)]
+    sides = [OURS, *([BEFORE] if options.before else []), *_installed(options.peers)]
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
     print(report.machine(), flush=True)
@@ -29,7 +29,8 @@ def main(arguments: Sequence[str]) -> None:
         for threads in options.threads:
             start = time.perf_counter()
             # The last cores: the first one has the machine's other work to do.
-            row = measure(name, allowed[-threads:], sides, options.runs, how)
+            cores = allowed[-threads:]
+            row = measure(name, cores, sides, options.runs, how, options.before)
             rows.append(row)
             if options.json:
                 report.write_json(rows, options.json)
@@ -59,6 +60,12 @@ def _parser(cores: int) -> argparse.ArgumentParser:
         help="by default 1, then all cores",
     )
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="CHECKOUT",
+        help="another checkout of this project, with its environment in .venv, as a further side",
+    )
     parser.add_argument("--runs", type=_count, default=20, metavar="N", help="rounds of turns")
     parser.add_argument(
         "--clock",

@@ -30,6 +30,8 @@ from bench.compare.workloads import WORKLOADS, Array
 TURN_SECONDS = 0.05
 #: The name of the side that measures floors.
 FLOORS = "floors"
+#: The name of the side that is another checkout of this project.
+BEFORE = "before"
 #: A process counts as asleep when it used less than a tenth of this long a while.
 _WATCH_SECONDS = 0.002
 _MOST_WATCHES = 500
@@ -40,17 +42,37 @@ class SideError(Exception):
 
 
 class Side:
-    """A process that holds one runtime with one workload."""
+    """A process that holds one runtime with one workload.
+
+    Args:
+        name: the runtime.
+        workload: see :data:`WORKLOADS`.
+        cores: the processors that it stays on.
+        how: the last arguments of :mod:`~bench.compare.worker`.
+        folder: for its outputs and its log.
+        checkout: of this project, with an environment in ``.venv``; by default, this one.
+    """
 
     def __init__(
-        self, name: str, workload: str, cores: Sequence[int], how: Sequence[str], folder: Path
+        self,
+        name: str,
+        workload: str,
+        cores: Sequence[int],
+        how: Sequence[str],
+        folder: Path,
+        checkout: Path | None = None,
     ) -> None:
-        self.name, self._folder = name, folder
+        self.name = name
+        self._folder = folder / name
+        self._folder.mkdir()
+        self._outputs = name if checkout is None else OURS
         threads = str(len(cores))
-        command = [sys.executable, "-m", "bench.compare.worker", name, workload]
+        python = sys.executable if checkout is None else str(checkout / ".venv/bin/python")
+        command = [python, "-m", "bench.compare.worker", self._outputs, workload]
         self._log = (folder / f"{name}.log").open("w+")
         self._process = subprocess.Popen(
-            [*command, ",".join(map(str, cores)), str(folder), *how],
+            [*command, ",".join(map(str, cores)), str(self._folder), *how],
+            cwd=checkout,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -65,7 +87,7 @@ class Side:
 
     def outputs(self) -> list[Array]:
         """The outputs of a run, once ready."""
-        with np.load(self._folder / f"{self.name}.npz") as arrays:
+        with np.load(self._folder / f"{self._outputs}.npz") as arrays:
             return [arrays[key] for key in arrays.files]
 
     def turn(self, seconds: float) -> Any:
@@ -181,16 +203,19 @@ def measure(
     names: Sequence[str],
     rounds: int,
     how: Sequence[str] = ("wall",),
+    before: Path | None = None,
 ) -> Row:
     """Prepare ``workload`` in a process for each of ``names``, compare results, and time them.
 
-    ``how`` are the last arguments of :mod:`~bench.compare.worker`.
+    ``how`` are the last arguments of :mod:`~bench.compare.worker`, ``before`` is the checkout of
+    the side of that name.
     """
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
 
         def start(name: str) -> Side:
-            side = Side(name, workload, cores, how, Path(folder))
+            checkout = before if name == BEFORE else None
+            side = Side(name, workload, cores, how, Path(folder), checkout)
             stack.callback(side.close)
             side.wait_until_ready()
             return side

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.compare.measure import Row
+from bench.compare.measure import BEFORE, Row
 from bench.compare.peers import MODULES, OURS, PEERS, version
 
 
@@ -56,10 +56,11 @@ def write_page(rows: Sequence[Row], clock: str, command: str, path: Path) -> Non
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown: medians, with the least times in brackets."""
-    head = ["workload", "threads", OURS, *PEERS, "ratio", "of least", "floor", "reached"]
+    before = [BEFORE] if any(BEFORE in row.sides for row in rows) else []
+    head = ["workload", "threads", OURS, *PEERS, *before, "ratio", "of least", "floor", "reached"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
-        times = [_times(row, name) for name in MODULES]
+        times = [_times(row, name) for name in (*MODULES, *before)]
         share = f"{100 * row.floors.floor_ms / row.ours.median:.0f} %" if row.ours else "–"
         cells = [row.workload, str(row.threads), *times, _ratio(row.ratio)]
         cells += [_ratio(row.ratio_of_least), _ms(row.floors.floor_ms), share]

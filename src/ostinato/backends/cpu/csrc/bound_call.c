@@ -94,7 +94,7 @@ static PyObject *bound_call_call(BoundCallObject *self, PyObject *args, PyObject
         PyErr_SetString(PyExc_RuntimeError, "this call has been garbage collected");
         return NULL;
     }
-    order_thread *thread = order->thread();
+    order_thread *thread = calling_thread();
     int status = 0;
     if (thread->number != 0 && program->queue != NULL) { /* it has recorded before */
         status = queue_records(program->queue, thread);

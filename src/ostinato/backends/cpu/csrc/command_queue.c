@@ -249,7 +249,7 @@ static PyObject *queue_begin(CommandQueueObject *self, PyObject *exclusive) {
 
 static PyObject *queue_end(CommandQueueObject *self, PyObject *unused) {
     (void)unused;
-    if (!order->is_recording(self->recording, order->thread())) {
+    if (!order->is_recording(self->recording, calling_thread())) {
         PyErr_SetString(self->capture_error, "this thread does not record");
         return NULL;
     }
@@ -284,7 +284,7 @@ static PyObject *queue_uses(CommandQueueObject *self, PyObject *object) {
 
 static PyObject *queue_recording(CommandQueueObject *self, void *unused) {
     (void)unused;
-    return PyBool_FromLong(order->is_recording(self->recording, order->thread()));
+    return PyBool_FromLong(order->is_recording(self->recording, calling_thread()));
 }
 
 static PyObject *queue_number(CommandQueueObject *self, void *unused) {

@@ -48,7 +48,7 @@ static int check_limits(ProgramObject *self, PyObject *limits) {
 /* Borrowed: those of the calling thread's runs, or NULL. */
 static PyObject *current_limits(const ProgramObject *self) {
     if (self->n_of_threads > 0) {
-        const order_thread *thread = order->thread();
+        const order_thread *thread = calling_thread();
         for (Py_ssize_t i = self->n_of_threads - 1; i >= 0; i--) {
             if (self->of_threads[i].thread == thread) {
                 return self->of_threads[i].limits;
@@ -106,13 +106,13 @@ PyObject *program_push_limits(ProgramObject *self, PyObject *limits) {
         return PyErr_NoMemory();
     }
     self->of_threads = grown;
-    grown[self->n_of_threads++] = (thread_limits){order->thread(), Py_XNewRef(limits)};
+    grown[self->n_of_threads++] = (thread_limits){calling_thread(), Py_XNewRef(limits)};
     Py_RETURN_NONE;
 }
 
 PyObject *program_pop_limits(ProgramObject *self, PyObject *unused) {
     (void)unused;
-    const order_thread *thread = order->thread();
+    const order_thread *thread = calling_thread();
     for (Py_ssize_t i = self->n_of_threads - 1; i >= 0; i--) {
         if (self->of_threads[i].thread == thread) {
             PyObject *limits = self->of_threads[i].limits;

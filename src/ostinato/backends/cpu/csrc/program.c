@@ -209,7 +209,7 @@ typedef struct {
  * meanwhile can not make it overrun buffers that were checked for fewer rows. */
 static int run_in_turn(ProgramObject *self, const bindings *b, const int64_t *values,
                        const run_request *request) {
-    order_thread *thread = order->thread();
+    order_thread *thread = calling_thread();
     order_entry entry;
     if (program_enter(self, b, thread, &entry) < 0) {
         return -1;
@@ -227,7 +227,7 @@ static int run_in_turn(ProgramObject *self, const bindings *b, const int64_t *va
 }
 
 static int check_not_recording(const ProgramObject *self) {
-    order_thread *thread = order->thread();
+    order_thread *thread = calling_thread();
     if (thread->number == 0 || self->queue == NULL) {
         return 0;
     }

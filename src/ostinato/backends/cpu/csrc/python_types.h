@@ -30,6 +30,15 @@ typedef struct {
 /* The order of submissions, which all contexts share. */
 extern const order_api *order;
 
+/* The calling thread, as the order of submissions has it; asked for once. */
+static inline order_thread *calling_thread(void) {
+    static _Thread_local order_thread *known __attribute__((tls_model("initial-exec")));
+    if (known == NULL) {
+        known = order->thread();
+    }
+    return known;
+}
+
 extern PyType_Spec arena_spec;
 extern PyType_Spec thread_pool_spec;
 extern PyType_Spec program_spec;

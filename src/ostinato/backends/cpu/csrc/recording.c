@@ -188,7 +188,7 @@ static int replay_in_turn(RecordingObject *self) {
 
 static PyObject *recording_replay(RecordingObject *self, PyObject *unused) {
     (void)unused;
-    order_thread *thread = order->thread();
+    order_thread *thread = calling_thread();
     order_entry entry = {.ranges = {self->touched}, .n_ranges = {(size_t)self->n_touched}};
     if (order_enter(order, thread, &entry) < 0) {
         return NULL;
