@@ -15,8 +15,8 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=2)
+def session(device: str) -> ost.Session:
+    return ost.Session(device, threads=2)
 
 
 def _affine() -> ost.Graph:

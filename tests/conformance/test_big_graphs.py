@@ -68,14 +68,14 @@ def _concatenated(g: ost.Graph, x: Value) -> Value:
     [_chain, _shared, _non_affine, _tangled_work, _shifted, _normalised, _concatenated],
 )
 def test_compiles_soon_and_right(
-    build: Callable[[ost.Graph, Value], Value], optimize: bool
+    build: Callable[[ost.Graph, Value], Value], optimize: bool, device: str
 ) -> None:
     graph = ost.Graph("big")
     graph.set_outputs([build(graph, graph.input("x", (4, 6)))])
     inputs = {"x": np.random.default_rng(0).uniform(-1, 1, (4, 6)).astype(np.float32)}
     start = time.process_time()
     options = ost.CompileOptions(optimize=optimize)
-    (actual,) = ost.Session("cpu", threads=1).compile(graph, options=options).run(inputs)
+    (actual,) = ost.Session(device, threads=1).compile(graph, options=options).run(inputs)
     # Of this process alone, and generous: what is caught is work that grows with the square.
     assert time.process_time() - start < 30
     (expected,) = ost.reference.evaluate(graph, inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 CHUNK = 125
 
 
-@functools.cache
-def _sessions() -> dict[int, ost.Session]:
-    return {threads: ost.Session("cpu", threads=threads) for threads in (1, 2)}
+@pytest.fixture(scope="session")
+def sessions(device: str) -> dict[int, ost.Session]:
+    return {threads: ost.Session(device, threads=threads) for threads in (1, 2)}
 
 
 @settings(
@@ -42,8 +41,8 @@ def _sessions() -> dict[int, ost.Session]:
     ),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_random_graph(ops: list[str], seed: int) -> None:
-    check(seed, ops, _sessions())
+def test_random_graph(sessions: dict[int, ost.Session], ops: list[str], seed: int) -> None:
+    check(seed, ops, sessions)
 
 
 @pytest.mark.slow

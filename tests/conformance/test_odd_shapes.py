@@ -37,8 +37,8 @@ class OddDraw(Draw):
 
 
 @pytest.fixture(scope="module")
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=2)
+def session(device: str) -> ost.Session:
+    return ost.Session(device, threads=2)
 
 
 #: Tables of gigabytes, and products beyond any float.

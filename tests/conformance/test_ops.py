@@ -25,8 +25,8 @@ def test_every_op_has_a_recipe() -> None:
 
 
 @pytest.fixture(scope="module")
-def sessions() -> dict[int, ost.Session]:
-    return {threads: ost.Session("cpu", threads=threads) for threads in (1, 2)}
+def sessions(device: str) -> dict[int, ost.Session]:
+    return {threads: ost.Session(device, threads=threads) for threads in (1, 2)}
 
 
 @pytest.mark.parametrize(

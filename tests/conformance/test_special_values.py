@@ -93,8 +93,8 @@ def mismatches(actual: Array, expected: Array, name: str) -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return ost.Session(device, threads=1)
 
 
 def check(session: ost.Session, graph: ost.Graph, arrays: list[Array]) -> None:

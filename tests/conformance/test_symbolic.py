@@ -291,8 +291,8 @@ def _experts(s: Symbolic) -> Any:
 
 
 @pytest.fixture(scope="module")
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=2)
+def session(device: str) -> ost.Session:
+    return ost.Session(device, threads=2)
 
 
 def check_sizes(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Capabilities
+from ostinato.backends.common.lowering_options import lowering_options as shared_options
 from ostinato.backends.cpu.rules.table import LOWERED_OPS, CpuLowering
 from ostinato.backends.cpu.rules.tiles import RegisterFile
 from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16
 from ostinato.ir.leaves import LEAVES
-from ostinato.lower.fusion.regions import FusionOptions
 from ostinato.lower.loopir.builder import INDEX_OPS, POINTWISE
 from ostinato.lower.loopir.views import VIEWS
-from ostinato.lower.lowering import LoweringOptions
 from ostinato.ops.elementwise import ELEMENTWISE
 
 if TYPE_CHECKING:
@@ -39,20 +38,9 @@ def lowering_options(
         choose_tiles: see :class:`~ostinato.backends.cpu.rules.table.CpuLowering`.
     """
     on = options.optimize
-    fusion = FusionOptions(
-        elementwise=on and options.elementwise_fusion,
-        epilogue=on and options.epilogue_fusion,
-        rowwise=on and options.rowwise_fusion,
-        products=on and options.product_fusion,
-    )
-    apart = options.keep_intermediates
     return CpuLowering(
         _registers(options, target),
-        LoweringOptions(
-            fusion,
-            channels_last=on and options.channels_last and not apart,
-            in_place=on and options.in_place and not apart,
-        ),
+        shared_options(options),
         winograd=on and options.winograd,
         builtin_copies=on,
         choose_tiles=choose_tiles,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.backends.common.buffer_layout import BufferLayout
+from ostinato.backends.common.node_notes import note_nodes
 from ostinato.backends.common.program_image import (
     External,
     ObjectCode,
@@ -24,13 +25,11 @@ from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.cache.objects import process_cache
 from ostinato.ir.facts import least_values
 from ostinato.ir.graph_facts import graph_facts
-from ostinato.ir.leaves import LEAVES
 from ostinato.lower.program import Role
-from ostinato.passes.decompose import REWROTE
 from ostinato.passes.pipeline import run_passes
 from ostinato.plan.buffer import bytes_of
 from ostinato.plan.preparation import non_retained_params, preparations
-from ostinato.plan.report import CompileReport, KernelNote, NodeNote
+from ostinato.plan.report import CompileReport, KernelNote
 from ostinato.plan.values import Origin
 from ostinato.records import dataclass, replace
 
@@ -223,15 +222,7 @@ def _describe(
     graph: BaseGraph, program: CpuProgram, code: MachineCode, report: CompileReport
 ) -> None:
     """Note which nodes of the final graph are in which kernel."""
-    rewritten = {
-        label: event.what.removeprefix(REWROTE)
-        for event in report.passes
-        if event.what.startswith(REWROTE)
-        for label in event.labels
-    }
-    computed = {n.label: n.op.name for n in graph.nodes if n.op.name not in LEAVES}
-    report.rewritten = [NodeNote(label, op) for label, op in rewritten.items()]
-    report.native = [NodeNote(la, op) for la, op in computed.items() if la not in rewritten]
+    note_nodes(report, graph)
     report.kernels = [_note(call, code) for call in program.calls]
     report.prepared = [_note(call, code) for call in program.prepare]
 

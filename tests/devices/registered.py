@@ -1,0 +1,25 @@
+"""Devices of the tests, registered as those of an installed package are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from unittest import mock
+
+__all__ = ["registered"]
+
+_GROUP = "ostinato.backends"
+
+
+@contextmanager
+def registered(**backends: str) -> Iterator[None]:
+    """Have further entry points ``kind = "module:Class"`` in the group of backends."""
+    found = metadata.entry_points
+    entries = [metadata.EntryPoint(kind, path, _GROUP) for kind, path in backends.items()]
+
+    def entry_points(*, group: str) -> object:
+        return [*found(group=group), *entries] if group == _GROUP else found(group=group)
+
+    with mock.patch.object(metadata, "entry_points", entry_points):
+        yield
