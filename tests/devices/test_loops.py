@@ -76,7 +76,7 @@ def test_a_state_is_updated_where_it_is(session: ost.Session) -> None:
     assert [k.name for k in compiled.plan.kernels].count("copy") == 0
     for row in (0, 2):
         compiled.run({"row": ONES * (row + 1), "i": np.int64(row), "row2": ONES})
-    assert compiled.read_handle("s").tolist() == [[1, 1], [0, 0], [3, 3]]
+    np.testing.assert_array_equal(compiled.read_handle("s"), [[1, 1], [0, 0], [3, 3]])
 
 
 def test_a_plan_runs_on_buffers_of_its_own(session: ost.Session) -> None:

@@ -1,4 +1,4 @@
-"""The rule table: what this device has no loop nests for is a call of a NumPy library."""
+"""The rule table and the capabilities: what loop nests cannot express is a library call."""
 
 from __future__ import annotations
 
