@@ -45,6 +45,14 @@ def test_python_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.Monk
         exec(compile(block, f"{name} block {number}", "exec"), namespace)
 
 
+def test_excerpts_are_in_the_files_that_they_name() -> None:
+    blocks = python_blocks(ROOT / "docs" / "add-a-device.md")
+    assert blocks
+    for block in blocks:
+        first, excerpt = block.split("\n", 1)
+        assert excerpt in (ROOT / first.removeprefix("# ")).read_text(), block
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_between_pages(path: Path) -> None:
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)

@@ -10,13 +10,14 @@ import pytest
 
 import ostinato as ost
 from ostinato.errors import InputError
+from tests.devices.registered import open_session
 
 Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module")
 def session(device: str) -> ost.Session:
-    return ost.Session(device, threads=2)
+    return open_session(device, threads=2)
 
 
 def _affine() -> ost.Graph:

@@ -10,6 +10,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.ir.graph import Value
+from tests.devices.registered import open_session
 
 from .compare import assert_close
 
@@ -75,7 +76,7 @@ def test_compiles_soon_and_right(
     inputs = {"x": np.random.default_rng(0).uniform(-1, 1, (4, 6)).astype(np.float32)}
     start = time.process_time()
     options = ost.CompileOptions(optimize=optimize)
-    (actual,) = ost.Session(device, threads=1).compile(graph, options=options).run(inputs)
+    (actual,) = open_session(device, threads=1).compile(graph, options=options).run(inputs)
     # Of this process alone, and generous: what is caught is work that grows with the square.
     assert time.process_time() - start < 30
     (expected,) = ost.reference.evaluate(graph, inputs)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ostinato as ost
+from tests.devices.registered import open_session
 
 from .fuzz import RECIPES, check
 from .motifs import MOTIFS
@@ -23,7 +24,7 @@ CHUNK = 125
 
 @pytest.fixture(scope="session")
 def sessions(device: str) -> dict[int, ost.Session]:
-    return {threads: ost.Session(device, threads=threads) for threads in (1, 2)}
+    return {threads: open_session(device, threads=threads) for threads in (1, 2)}
 
 
 @settings(

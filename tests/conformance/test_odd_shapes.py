@@ -9,6 +9,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.ir.graph import Value
+from tests.devices.registered import open_session
 
 from .compare import check_against_oracle
 from .draw import Draw
@@ -38,7 +39,7 @@ class OddDraw(Draw):
 
 @pytest.fixture(scope="module")
 def session(device: str) -> ost.Session:
-    return ost.Session(device, threads=2)
+    return open_session(device, threads=2)
 
 
 #: Tables of gigabytes, and products beyond any float.

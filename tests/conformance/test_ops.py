@@ -9,6 +9,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.ops import OPS
+from tests.devices.registered import open_session
 
 from .compare import check_against_oracle
 from .draw import Draw
@@ -26,7 +27,7 @@ def test_every_op_has_a_recipe() -> None:
 
 @pytest.fixture(scope="module")
 def sessions(device: str) -> dict[int, ost.Session]:
-    return {threads: ost.Session(device, threads=threads) for threads in (1, 2)}
+    return {threads: open_session(device, threads=threads) for threads in (1, 2)}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import ostinato as ost
 from ostinato.dtypes import DType
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
+from tests.devices.registered import open_session
 
 from .compare import TOLERANCE
 from .draw import ANY, NUMBERS
@@ -94,7 +95,7 @@ def mismatches(actual: Array, expected: Array, name: str) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def session(device: str) -> ost.Session:
-    return ost.Session(device, threads=1)
+    return open_session(device, threads=1)
 
 
 def check(session: ost.Session, graph: ost.Graph, arrays: list[Array]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import ostinato as ost
 from ostinato.dtypes import DType
 from ostinato.ir.graph import Value
+from tests.devices.registered import open_session
 
 from .compare import assert_close
 
@@ -292,7 +293,7 @@ def _experts(s: Symbolic) -> Any:
 
 @pytest.fixture(scope="module")
 def session(device: str) -> ost.Session:
-    return ost.Session(device, threads=2)
+    return open_session(device, threads=2)
 
 
 def check_sizes(

@@ -7,9 +7,20 @@ from contextlib import contextmanager
 from importlib import metadata
 from unittest import mock
 
-__all__ = ["registered"]
+import ostinato as ost
+
+__all__ = ["LOOPS", "open_session", "registered"]
+
+#: The entry point of the device that interprets loop nests.
+LOOPS = "tests.devices.loops.backend:LoopsBackend"
 
 _GROUP = "ostinato.backends"
+
+
+def open_session(device: str, threads: int | None = None) -> ost.Session:
+    """A session on a device of this machine, or on one of the tests' own."""
+    with registered(loops=LOOPS):
+        return ost.Session(device, threads=threads)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,14 @@ import pytest
 import ostinato as ost
 from ostinato.errors import CaptureError, PlanError
 
-from .registered import registered
+from .registered import LOOPS, open_session, registered
 
 Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[ost.Session]:
-    with registered(loops="tests.devices.loops.backend:LoopsBackend"):
-        yield ost.Session("loops")
+def session() -> ost.Session:
+    return open_session("loops")
 
 
 def _dense(session: ost.Session) -> ost.CompiledGraph:
@@ -41,7 +39,7 @@ ONES = np.ones((1, 2), np.float32)
 
 
 def test_it_is_listed_beside_the_cpu() -> None:
-    with registered(loops="tests.devices.loops.backend:LoopsBackend"):
+    with registered(loops=LOOPS):
         assert ost.available_devices() == [ost.Device.CPU, ost.Device("LOOPS", 0)]
     assert not ost.is_available("cpu:1")
     assert ost.available_devices() == [ost.Device.CPU]
@@ -78,7 +76,7 @@ def test_a_state_is_updated_where_it_is(session: ost.Session) -> None:
     assert [k.name for k in compiled.plan.kernels].count("copy") == 0
     for row in (0, 2):
         compiled.run({"row": ONES * (row + 1), "i": np.int64(row), "row2": ONES})
-    assert compiled.read_handle("s").tolist() == [[1, 1], [0, 0], [3, 3]]
+    np.testing.assert_array_equal(compiled.read_handle("s"), [[1, 1], [0, 0], [3, 3]])
 
 
 def test_a_plan_runs_on_buffers_of_its_own(session: ost.Session) -> None:

@@ -129,16 +129,6 @@ class ProgramBuilder:
                 self.copy(view)
                 non_affine = 0
 
-    def in_memory(self, value: Value) -> LoweredBuffer:
-        """A buffer that holds ``value`` alone, whole and in C order: its own, or a copy's.
-
-        Library calls take such operands; loop nests read through any layout.
-        """
-        buffer = self.stored.get(value)
-        if buffer is None or buffer.layout is not None:
-            self.copy(value)
-        return self.stored[value]
-
     def copy(self, value: Value) -> None:
         """Bring ``value``, a view of something, into memory of its own."""
         buffer = LoweredBuffer(value.type, Role.TEMP, f"{value.node.label}.copy", value)

@@ -1,4 +1,4 @@
-"""The device: what it takes, how a graph is compiled for it, and how it is found."""
+"""The backend: the device's presence, its capabilities, and compilation for it."""
 
 from __future__ import annotations
 

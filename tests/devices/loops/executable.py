@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from ostinato.plan.memory import program_memory
 from ostinato.plan.order import ORDER, Accesses, Submission, arrays_touched
 from ostinato.plan.report import CompileReport
 from ostinato.plan.values import Origin
-from ostinato.variables import evaluate
+from ostinato.variables import Symbol, evaluate
 
 from .interpreter import run_nest
 from .rules import LibraryCall
@@ -122,7 +123,7 @@ class LoopsExecutable(Executable):
             self._elements(self._program.params[name], {})[...] = _flat(array)
         self.unset.difference_update(params)
         if not self.unset:
-            self._run_calls(self._program.prepare, {}, ())
+            self._run_calls(self._program.prepare, {}, {})
 
     def read_state(self, name: str) -> Array:
         buffer = self._program.states[name]
@@ -145,7 +146,7 @@ class LoopsExecutable(Executable):
         external = dict(zip(program.inputs.values(), map(_flat, inputs), strict=True))
         results = [output.reshape(-1) for output in outputs]
         external |= zip(program.outputs.values(), results, strict=True)
-        self._run_calls(program.calls, external, variables)
+        self._run_calls(program.calls, external, self._values(variables))
 
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
@@ -167,11 +168,10 @@ class LoopsExecutable(Executable):
         self,
         calls: Iterable[Call],
         external: Mapping[LoweredBuffer, Array],
-        variables: Sequence[int],
+        values: Mapping[Symbol, int],
     ) -> list[float]:
         """Run kernels in order; the seconds that each took."""
-        symbols = dict(zip(self._program.variables, variables, strict=False))
-        sizes = {symbol.name: size for symbol, size in symbols.items()}
+        sizes = _by_name(values)
         seconds = []
         with np.errstate(all="ignore"):
             for call in calls:
@@ -180,12 +180,15 @@ class LoopsExecutable(Executable):
                     external[b] if b in external else self._elements(b, sizes) for b in call.buffers
                 ]
                 if isinstance(call.kernel, LibraryCall):
-                    call.kernel.run(buffers, symbols)
+                    call.kernel.run(buffers, values)
                 else:
                     assert isinstance(call.kernel, LoopNest)
-                    run_nest(call.kernel, buffers, symbols)
+                    run_nest(call.kernel, buffers, values)
                 seconds.append(time.perf_counter() - start)
         return seconds
+
+    def _values(self, variables: Sequence[int]) -> dict[Symbol, int]:
+        return dict(zip(self._program.variables, variables, strict=True))
 
     def _check_apart(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         for position, output in enumerate(outputs):
@@ -200,7 +203,7 @@ class LoopsExecutable(Executable):
         sizes = {v.name: v.max for v in program.variables}
         device, token = context.device, id(self)  # what every run touches
         kept: list[Storage] = [
-            LentStorage(device, size, lambda s=slot: HostMemory(self._open_blocks()[s]), token)
+            LentStorage(device, size, partial(self._block, slot), token, context)
             for slot, size in zip(Slot, layout.sizes, strict=True)
         ]
         external = [*program.inputs.values(), *program.outputs.values()]
@@ -231,27 +234,33 @@ class LoopsExecutable(Executable):
     ) -> Buffer:
         write: Callable[[Array], None] | None = None
         if buffer.role is Role.PARAM:
-            write = lambda array: self.write_params({buffer.name: array})  # noqa: E731
+            write = partial(self._write_param, buffer.name)
         elif buffer.role is Role.STATE:
-            write = lambda array: self.write_state(buffer.name, array)  # noqa: E731
+            write = partial(self.write_state, buffer.name)
         fixed = buffer.role in (Role.CONSTANT, Role.PREPARED)
         read_only = f"a {buffer.role.value} buffer" if fixed else ""
         return Buffer(storage, offset, buffer.type, sizes=sizes, read_only=read_only, write=write)
 
+    def _write_param(self, name: str, array: Array) -> None:
+        self.write_params({name: array})
+
+    def _block(self, slot: Slot) -> HostMemory:
+        return HostMemory(self._open_blocks()[slot])
+
     def run_plan(self, storages: Sequence[Storage], variables: Sequence[int]) -> list[float]:
         """Run on a plan's inputs and outputs; the seconds that each kernel took."""
-        values = zip(self._program.variables, variables, strict=True)
-        sizes = {symbol.name: size for symbol, size in values}
+        values = self._values(variables)
+        sizes = _by_name(values)
         external = {}
         buffers = [*self._program.inputs.values(), *self._program.outputs.values()]
         for buffer, storage in zip(buffers, storages, strict=True):
             assert isinstance(storage.memory, HostMemory)
             count = evaluate(buffer.type.size, sizes)
             external[buffer] = np.ndarray(count, buffer.type.dtype.numpy, storage.memory.block)
-        return self._run_calls(self._program.calls, external, variables)
+        return self._run_calls(self._program.calls, external, values)
 
     def check_params(self) -> None:
-        """Raise what keeps a plan from running."""
+        """Raise :class:`InputError` where a param was never set."""
         if self.unset:
             names = ", ".join(sorted(self.unset))
             raise InputError(f"these params were never set: {names}")
@@ -259,7 +268,7 @@ class LoopsExecutable(Executable):
 
 @dataclass(frozen=True)
 class LoopsCode:
-    """A kernel as this device compiled it: not at all."""
+    """The code of a kernel: its loop IR, which is interpreted."""
 
     kernel: Kernel
     assembly: None = None
@@ -301,6 +310,10 @@ def _flat(array: Array) -> Array:
     """The elements of an array in C order; any byte that is not 0 is a true bool."""
     flat = array.reshape(-1)
     return flat.view(np.uint8) != 0 if flat.dtype == bool else flat
+
+
+def _by_name(values: Mapping[Symbol, int]) -> dict[str, int]:
+    return {symbol.name: size for symbol, size in values.items()}
 
 
 def _shape(buffer: LoweredBuffer) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The renderer's stand-in: runs loop nests with NumPy, all points of a block at once.
+"""An interpreter of loop nests on NumPy, which computes all points of a block at once.
 
 The axes of a nest are the axes of arrays. An index expression is an array of offsets, a load is an
 indexed read, a reduction reduces the axes of its stage, and a store is an indexed write.
@@ -34,7 +34,7 @@ from ostinato.ops import OPS
 from ostinato.ops.namespace import ORACLE, as_oracle
 from ostinato.variables import Dim, Maximum, Minimum, Quotient, Symbol
 
-__all__ = ["index_values", "run_nest"]
+__all__ = ["run_nest"]
 
 Array = np.ndarray[Any, Any]
 
@@ -59,7 +59,7 @@ def run_nest(nest: LoopNest, buffers: Sequence[Array], sizes: Mapping[Symbol, in
         _Block(nest, buffers, sizes, block).run()
 
 
-def index_values(dim: Dim, values: Mapping[Symbol, Any]) -> Any:
+def _index_values(dim: Dim, values: Mapping[Symbol, Any]) -> Any:
     """The value of ``dim``; an array where a symbol's value is one."""
     if isinstance(dim, int):
         return dim
@@ -70,7 +70,7 @@ def index_values(dim: Dim, values: Mapping[Symbol, Any]) -> Any:
             if isinstance(atom, Symbol):
                 term = term * values[atom]
                 continue
-            left, right = index_values(atom.left, values), index_values(atom.right, values)
+            left, right = _index_values(atom.left, values), _index_values(atom.right, values)
             match atom:
                 case Quotient():
                     term = term * (left // right)
@@ -85,7 +85,7 @@ def index_values(dim: Dim, values: Mapping[Symbol, Any]) -> Any:
 
 
 def _extents(axes: Sequence[Symbol], sizes: Mapping[Symbol, int]) -> list[int]:
-    return [index_values(extent_of(axis), sizes) for axis in axes]
+    return [_index_values(extent_of(axis), sizes) for axis in axes]
 
 
 def _blocks(extents: Sequence[int], points: int) -> Iterator[tuple[range, ...]]:
@@ -148,7 +148,8 @@ class _Block:
         for position, axis in enumerate((*self.nest.outer_axes, *stage.axes)):
             line = [1] * len(ranges)
             line[position] = -1
-            self.values[axis] = np.asarray(ranges[position]).astype(np.int64).reshape(line)
+            points = ranges[position]
+            self.values[axis] = np.arange(points.start, points.stop).reshape(line)
 
     # -- statements --------------------------------------------------------------------------------
 
@@ -182,10 +183,10 @@ class _Block:
         value = as_oracle(self._by_row(self._scalar(reduce.value)))
         if reduce.op not in ("argmax", "argmin"):
             return round_to(getattr(ORACLE, reduce.op)(value, axis=-1), reduce.dtype)
-        best = getattr(ORACLE, reduce.op)(value, axis=-1, keepdims=True)
+        best: Array = getattr(ORACLE, reduce.op)(value, axis=-1, keepdims=True)
         if not value.shape[-1]:
             return best[..., 0]
-        index = self._by_row(index_values(reduce.index, self.values))
+        index = self._by_row(_index_values(reduce.index, self.values))
         return np.take_along_axis(index, best, axis=-1)[..., 0]
 
     def _scanned(self, scan: Scan) -> Array:
@@ -217,12 +218,12 @@ class _Block:
     def _hold(self, conditions: Sequence[Dim]) -> Any:
         held: Any = True
         for condition in conditions:
-            held = held & (index_values(condition, self.values) >= 0)
+            held = held & (_index_values(condition, self.values) >= 0)
         return held
 
     def _offset(self, buffer: int, index: Dim) -> Any:
         """The offsets of elements; those of a temp count from the row of their outer point."""
-        offset = index_values(index, self.values)
+        offset = _index_values(index, self.values)
         temp = buffer - len(self.nest.args)
         return offset if temp < 0 else offset + self._of_outer(self.rows[temp])
 
@@ -248,7 +249,7 @@ class _Block:
                 return self._loaded(scalar)
             case IndexValue():
                 self._bind(scalar.bindings)
-                return convert(index_values(scalar.index, self.values), scalar.dtype)
+                return convert(_index_values(scalar.index, self.values), scalar.dtype)
             case Guard():
                 self._bind(scalar.bindings)
                 inside = self._hold(scalar.conditions)
@@ -274,7 +275,8 @@ class _Block:
             return np.zeros(index.shape, buffer.dtype)
         else:
             index = np.clip(index, 0, buffer.size - 1)
-        return buffer[index]
+        found: Array = buffer[index]
+        return found
 
 
 def _check(index: Array, buffer: Array) -> None:

@@ -1,4 +1,4 @@
-"""The rule table: what this device has no loop nests for is a call of a NumPy library."""
+"""The rule table and the capabilities: what loop nests cannot express is a library call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from ostinato import reference
 from ostinato.backends.base import Capabilities
 from ostinato.dtypes import ALL_DTYPES
-from ostinato.ir.graph import Node
+from ostinato.ir.graph import Node, Value
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.fusion.regions import Region
 from ostinato.lower.loopir.builder import INDEX_OPS, POINTWISE
@@ -67,7 +67,7 @@ def lower_library_call(lowering: ProgramBuilder, region: Region, root: Node) -> 
     """Call the library for the root, then store what else the region computes."""
     outputs = dict(lowering.region_outputs(region))
     build = lowering.helper_builder()
-    read = tuple(build.argument(lowering.in_memory(v), reads=True) for v in root.inputs)
+    read = tuple(build.argument(_whole(lowering, v), reads=True) for v in root.inputs)
     results = {}
     for value in root.outputs:
         whole = value in outputs and outputs[value].layout is None
@@ -81,6 +81,14 @@ def lower_library_call(lowering: ProgramBuilder, region: Region, root: Node) -> 
         build = lowering.builder(region)
         nest = copy_nest(build, value, buffer, lowering.variables)
         lowering.call(region, build, nest, [(value, buffer)])
+
+
+def _whole(lowering: ProgramBuilder, value: Value) -> LoweredBuffer:
+    """A buffer that holds ``value`` alone and in C order: its own, or that of a copy."""
+    buffer = lowering.stored.get(value)
+    if buffer is None or buffer.layout is not None:
+        lowering.copy(value)
+    return lowering.stored[value]
 
 
 #: The device's own rules; the shared ones, made of loop nests, are found beneath them.
