@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +14,14 @@ import numpy as np
 import pytest
 
 from ostinato.plan import _order
-from ostinato.plan.order import NOTHING, ORDER, Accesses, Submission, arrays_touched
+from ostinato.plan.order import (
+    NOTHING,
+    ORDER,
+    Accesses,
+    MemoryOrder,
+    Submission,
+    arrays_touched,
+)
 
 
 def span(start: int, end: int, *, written: bool) -> Accesses:
@@ -307,3 +316,48 @@ def test_exclusive_recordings_fail_by_what_goes_elsewhere():
     assert failure is not None
     assert "there" in failure
     _order.refuse_elsewhere(0, "there", ValueError)
+
+
+# -- changes of memory -----------------------------------------------------------------------------
+
+
+class User:
+    """A context that counts the changes it hears of."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+
+    def memory_changed(self, memory: object, *, replaced: bool) -> None:
+        self.changes += 1
+
+
+def test_contexts_may_join_while_memory_changes():
+    order, first, ended = MemoryOrder(), User(), threading.Event()
+    order.join(first)
+
+    def join() -> None:
+        while not ended.is_set():
+            users = [User() for _ in range(50)]
+            for user in users:
+                order.join(user)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=join)
+    thread.start()
+    try:
+        for _ in range(500):
+            order.memory_changes(object())
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert first.changes == 500
+
+
+def test_contexts_that_are_gone_hear_of_nothing():
+    order, user = MemoryOrder(), User()
+    order.join(user)
+    del user
+    gc.collect()
+    order.memory_changes(object())

@@ -39,11 +39,12 @@ class MemoryOrder:
     """The contexts that share the memory of this process, and the list of their submissions."""
 
     def __init__(self) -> None:
-        self._users: weakref.WeakSet[MemoryUser] = weakref.WeakSet()
+        self._users: dict[int, weakref.ref[MemoryUser]] = {}
 
     def join(self, user: MemoryUser) -> None:
         """Notify a context of changes of memory from now on."""
-        self._users.add(user)
+        key = id(user)
+        self._users[key] = weakref.ref(user, lambda _: self._users.pop(key, None))
 
     def memory_changes(self, memory: object, *, replaced: bool = False) -> None:
         """Drop the recordings that use this memory, on whichever context they are.
@@ -55,8 +56,9 @@ class MemoryOrder:
             replaced: the block is exchanged or gone: all else that was encoded on the old one must
                 raise from now on.
         """
-        for user in list(self._users):
-            user.memory_changed(memory, replaced=replaced)
+        for known in list(self._users.values()):  # one step: others may join meanwhile
+            if (user := known()) is not None:
+                user.memory_changed(memory, replaced=replaced)
 
     @property
     def in_flight(self) -> int:

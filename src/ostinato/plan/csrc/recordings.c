@@ -75,8 +75,7 @@ void fail_recording(uint64_t number, PyObject *message) {
     }
 }
 
-bool refuse_elsewhere(order_thread *thread, uint64_t number, void *label,
-                             void *error_type) {
+bool refuse_elsewhere(order_thread *thread, uint64_t number, void *label, void *error_type) {
     recording *known = find_recording(thread->exclusive);
     if (known == NULL || known->number == number) {
         return false;
