@@ -32,6 +32,7 @@ class ProgramBuilder:
         variables: what kernels take the values of.
         stored: the buffers of the graph's leaves.
         placement: where computed values are written.
+        outer: the program of the graph around, whose calls these are among.
 
     Attributes:
         calls: so far.
@@ -40,6 +41,8 @@ class ProgramBuilder:
         needed: the computed values that are read outside of their region.
         counted: nodes whose operations are those of calls that count themselves.
         kept: buffers that each run writes, and that keep their contents until the next.
+        assigned: buffers that are written in several places, of which a run decides.
+        fixed: the nodes that depend on params and constants alone.
     """
 
     def __init__(
@@ -49,17 +52,20 @@ class ProgramBuilder:
         variables: tuple[Symbol, ...],
         stored: dict[Value, LoweredBuffer],
         placement: Placement,
+        outer: ProgramBuilder | None = None,
     ) -> None:
         self.graph = graph
         self.nodes = nodes
         self.variables = variables
         self.stored = stored
         self.placement = placement
-        self.calls: list[Call] = []
+        self.calls: list[Call] = [] if outer is None else outer.calls
         self.inlined: set[Node] = set()
         self.needed: set[Value] = set()
         self.counted: set[Node] = set()
-        self.kept: set[LoweredBuffer] = set()
+        self.kept: set[LoweredBuffer] = set() if outer is None else outer.kept
+        self.assigned: set[LoweredBuffer] = set() if outer is None else outer.assigned
+        self.fixed: set[Node] = set()
         self._position = {node: i for i, node in enumerate(nodes)}
 
     def builder(

@@ -29,6 +29,7 @@ _FAMILIES = (
     "recurrent",
     "quant",
     "moe",
+    "control",
 )
 
 

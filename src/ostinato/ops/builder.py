@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.errors import GraphError
 from ostinato.ir.graph import BaseGraph, Value
+from ostinato.ir.leaves import INPUT
 from ostinato.ops.vocabulary import Vocabulary
+from ostinato.ops.vocabulary.control import ControlVocabulary, Nested
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.ir.op import Attr, Op
     from ostinato.ir.types import TensorType
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "NestedGraph"]
 
 
-class Graph(BaseGraph, Vocabulary[Value]):
+class Graph(BaseGraph, Vocabulary[Value], ControlVocabulary):
     """A typed graph under construction.
 
     >>> g = Graph("example")
@@ -26,3 +32,71 @@ class Graph(BaseGraph, Vocabulary[Value]):
 
     def type_of(self, operand: Any) -> TensorType | None:
         return operand.type if isinstance(operand, Value) else None
+
+    def nest(self, name: str) -> NestedGraph:
+        return NestedGraph(name, self)
+
+
+class NestedGraph(Graph, Nested):
+    """A nested graph under construction: values of the graphs around may be operands.
+
+    Args:
+        name: of the graph.
+        outer: the graph around.
+    """
+
+    def __init__(self, name: str, outer: Graph) -> None:
+        super().__init__(name)
+        self._outer = outer
+        self._arguments: list[Value] = []
+        self._captured: dict[Value, Value] = {}
+
+    @property
+    def captured(self) -> list[Value]:
+        return list(self._captured)
+
+    def argument(self, name: str, type_: TensorType) -> Value:
+        value = super().input(name, type_.shape, type_.dtype)
+        self._arguments.append(value)
+        return value
+
+    def local(self, value: Any) -> Value:
+        if isinstance(value, Value) and value.graph is self:
+            return value
+        outer = self._of_outer(value)
+        if outer not in self._captured:
+            name = f"captured_{len(self._captured)}"
+            self._captured[outer] = super().input(name, outer.shape, outer.dtype)
+        return self._captured[outer]
+
+    def _of_outer(self, value: Any) -> Value:
+        if isinstance(self._outer, NestedGraph):
+            return self._outer.local(value)
+        self._outer._own(f"nested graph {self.name!r}", (value,))
+        assert isinstance(value, Value)
+        return value
+
+    def apply(self, op: Op, operands: Sequence[Any], attrs: dict[str, Attr]) -> tuple[Value, ...]:
+        return super().apply(op, [self.local(value) for value in operands], attrs)
+
+    def input(self, name: str, *args: Any, **kwargs: Any) -> Value:
+        raise GraphError(f"input {name!r}: a nested graph takes values of the graph around")
+
+    def param(self, name: str, *args: Any, **kwargs: Any) -> Value:
+        raise GraphError(f"param {name!r}: a nested graph has none; use one of the graph around")
+
+    def state(self, name: str, *args: Any, **kwargs: Any) -> Value:
+        raise GraphError(f"state {name!r}: a nested graph has none; use one of the graph around")
+
+    def closed(self, results: Sequence[Value], captured: Sequence[Value]) -> Graph:
+        graph = Graph(self.name)
+        inputs = [*self._arguments, *(self.local(value) for value in captured)]
+        new: dict[Value, Value] = {}
+        for value in inputs:
+            new[value] = graph.adopt(value.node, ())[0]
+        for node in self.nodes:
+            if node.op is not INPUT:
+                copies = graph.adopt(node, [new[value] for value in node.inputs])
+                new.update(zip(node.outputs, copies, strict=True))
+        graph.set_outputs([new[value] for value in results])
+        return graph

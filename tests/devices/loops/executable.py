@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from ostinato.backends.options import CompileOptions
 from ostinato.errors import InputError, PlanError
 from ostinato.ir.facts import Fact
 from ostinato.ir.stored import ParamSource, elements
+from ostinato.lower.control import Control, ControlKind, control_targets
 from ostinato.lower.loopir.kernel import Kernel
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.text import kernel_text
@@ -166,25 +167,34 @@ class LoopsExecutable(Executable):
 
     def _run_calls(
         self,
-        calls: Iterable[Call],
+        calls: Sequence[Call],
         external: Mapping[LoweredBuffer, Array],
         values: Mapping[Symbol, int],
     ) -> list[float]:
         """Run kernels in order; the seconds that each took."""
         sizes = _by_name(values)
-        seconds = []
+        targets = control_targets(calls)
+        counters: dict[int, int] = {}  # by position among the Variables, a loop's iteration
+        seconds = [0.0] * len(calls)
+        position = 0
         with np.errstate(all="ignore"):
-            for call in calls:
-                start = time.perf_counter()
+            while position < len(calls):
+                call, start = calls[position], time.perf_counter()
                 buffers = [
                     external[b] if b in external else self._elements(b, sizes) for b in call.buffers
                 ]
-                if isinstance(call.kernel, LibraryCall):
-                    call.kernel.run(buffers, values)
+                following = position + 1
+                if isinstance(call.kernel, Control):
+                    target = targets[position]
+                    following = _following(call.kernel, position, target, buffers, sizes, counters)
+                elif isinstance(call.kernel, LibraryCall):
+                    call.kernel.run(buffers, {**values, **_iterations(call.kernel, counters)})
                 else:
                     assert isinstance(call.kernel, LoopNest)
-                    run_nest(call.kernel, buffers, values)
-                seconds.append(time.perf_counter() - start)
+                    nest = call.kernel
+                    run_nest(nest, buffers, {**values, **_iterations(nest, counters)})
+                seconds[position] += time.perf_counter() - start
+                position = following
         return seconds
 
     def _values(self, variables: Sequence[int]) -> dict[Symbol, int]:
@@ -304,6 +314,40 @@ class PlanRunner:
 
     def close(self) -> None:
         self.executable.close()
+
+
+def _iterations(kernel: Kernel, counters: Mapping[int, int]) -> dict[Symbol, int]:
+    """The iterations of the loops around a kernel, which are its last Variables."""
+    known = enumerate(kernel.variables)
+    return {symbol: counters[position] for position, symbol in known if position in counters}
+
+
+def _following(
+    control: Control,
+    position: int,
+    target: int,
+    buffers: Sequence[Array],
+    sizes: Mapping[str, int],
+    counters: dict[int, int],
+) -> int:
+    """The position of the call that comes after a control kernel."""
+    goes_on = not control.conditional or bool(buffers[0][0])
+    match control.kind:
+        case ControlKind.IF:
+            return position + 1 if goes_on else target
+        case ControlKind.LOOP | ControlKind.END_LOOP:
+            begins = control.kind is ControlKind.LOOP
+            iteration = 0 if begins else counters[control.counter] + 1
+            counters[control.counter] = iteration
+            if control.trips is not None:
+                goes_on &= iteration < evaluate(control.trips, sizes)
+            if control.counted:
+                goes_on &= iteration < int(buffers[-1][0])
+            if not goes_on:
+                del counters[control.counter]
+            return position + 1 if goes_on == begins else target
+        case _:
+            return target
 
 
 def _flat(array: Array) -> Array:

@@ -25,6 +25,7 @@ from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.cache.objects import process_cache
 from ostinato.ir.facts import least_values
 from ostinato.ir.graph_facts import graph_facts
+from ostinato.lower.control import ENDLESS, Control, control_targets
 from ostinato.lower.program import Role
 from ostinato.passes.pipeline import run_passes
 from ostinato.plan.buffer import bytes_of
@@ -81,7 +82,7 @@ class Compilation:
         program, layout = self.program, self.layout
         return Image(
             objects=tuple(ObjectCode(key, tuple(s)) for key, s in self.code.objects.items()),
-            steps=tuple(map(self._step, program.calls)),
+            steps=tuple(self._steps()),
             preparations=tuple(
                 Preparation(tuple(sorted(part.params)), tuple(map(self._step, part.calls)))
                 for part in preparations(program.prepare)
@@ -104,6 +105,32 @@ class Compilation:
                 for v in program.variables
             ),
             routings=tuple(self._routings()),
+        )
+
+    def _steps(self) -> Iterator[Step]:
+        """The steps of a run."""
+        calls = self.program.calls
+        targets = control_targets(calls)
+        for position, call in enumerate(calls):
+            if isinstance(call.kernel, Control):
+                yield self._control(call, call.kernel, targets[position])
+            else:
+                yield self._step(call)
+
+    def _control(self, call: Call, kernel: Control, target: int) -> Step:
+        trips = ENDLESS if kernel.trips is None else kernel.trips
+        symbol = self.code.size_symbol(trips)
+        flags = (kernel.conditional, kernel.counted)
+        return Step(
+            symbol,
+            False,
+            tuple(self._place(buffer) for buffer in call.buffers),
+            trips if isinstance(trips, int) else 0,
+            bool(symbol),
+            1,
+            0,
+            False,
+            (int(kernel.kind), target, kernel.counter, *flags),
         )
 
     def _step(self, call: Call) -> Step:
@@ -210,6 +237,8 @@ def _compile_kernels(
     kernels = [*program.kernels, *(matrix.packing.nest for matrix in matrices)]
     externals = [*program.inputs.values(), *program.outputs.values()]
     sizes = [b.type.size * b.type.dtype.itemsize for b in externals]
+    controls = [call.kernel for call in program.calls if isinstance(call.kernel, Control)]
+    sizes += [kernel.trips for kernel in controls if kernel.trips is not None]
     compiler = KernelCompiler(target, cache)
     code = compiler.compile(kernels, sizes, program.variables, progress)
     report.compiled = cache.counters.misses - before.misses
@@ -228,4 +257,4 @@ def _describe(
 
 
 def _note(call: Call, code: MachineCode) -> KernelNote:
-    return KernelNote(call.title, call.nodes, code.kernel(call.kernel).name)
+    return KernelNote(call.title, call.nodes, code.code(call.kernel).name)

@@ -10,6 +10,7 @@ from ostinato.backends.cpu.host import usable_processors
 from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.cache.builds import build_all
 from ostinato.cache.fingerprint import object_key
+from ostinato.lower.control import Control
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.records import dataclass
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.kernel import Kernel
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["BuiltinKernel", "CompiledKernel", "KernelCompiler", "MachineCode"]
+__all__ = ["BuiltinKernel", "CompiledKernel", "ControlCode", "KernelCompiler", "MachineCode"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,24 @@ class BuiltinKernel:
     assembly = None
 
 
+@dataclass(frozen=True)
+class ControlCode:
+    """A step of the native core that decides which step comes next."""
+
+    kernel: Control
+
+    @property
+    def name(self) -> str:
+        return self.kernel.kind.name.lower()
+
+    @property
+    def source(self) -> str:
+        """The kernel as text."""
+        return kernel_text(self.kernel)
+
+    assembly = None
+
+
 def builtin_kernel(kernel: CpuKernel) -> BuiltinKernel | None:
     """The code of a kernel that the native core has; ``None``: it has to be generated."""
     name = kernel.builtin
@@ -123,6 +142,10 @@ class MachineCode:
         self._target = target
         self._names = names
         self._sizes = sizes
+
+    def code(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel | ControlCode:
+        """The code of a kernel, or of a step without one."""
+        return ControlCode(kernel) if isinstance(kernel, Control) else self.kernel(kernel)
 
     def kernel(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel:
         """The code of a compiled or built-in kernel."""

@@ -418,7 +418,7 @@ class CpuExecutable(Executable):
             kept[buffer.name] = LentStorage(device, buffer.nbytes, lend, token, context)
             buffers[buffer] = self._plan_buffer(buffer, kept[buffer.name], 0, sizes)
         self._lent = kept
-        lowered = LoweredOps(program, buffers, compiled.code.kernel, compiled.origin)
+        lowered = LoweredOps(program, buffers, compiled.code.code, compiled.origin)
         return ExecutionPlan(
             lowered.ops,
             device=device,

@@ -27,6 +27,9 @@ class Step(NamedTuple):
             :class:`~ostinato.backends.cpu.rules.kernel.CpuKernel`;
             the extent is 0 where the code has a function that gives it.
         symbolic: whether it has.
+        control: of a step that decides which step comes next, see
+            :data:`~ostinato.backends.cpu._core.Control`; ``code`` is then the symbol of a function
+            that gives its extent, the most iterations of a loop, or empty.
     """
 
     code: str
@@ -37,6 +40,7 @@ class Step(NamedTuple):
     grain: int
     scratch_bytes: int
     parallel: bool
+    control: tuple[int, int, int, bool, bool] | None = None
 
     def native(self, code: LinkedCode | None, given: Mapping[int, int]) -> _core.Step:
         """The core's form of it.
@@ -47,6 +51,11 @@ class Step(NamedTuple):
         """
         arguments = [(s, o) if s >= 0 else (given[-1 - s], o) for s, o in self.arguments]
         extent_address = 0
+        if self.control is not None:
+            if self.symbolic:
+                assert code is not None
+                extent_address = code.address(self.code)
+            return (0, arguments, self.extent, extent_address, 1, 0, False, self.control)
         if self.ready:
             address: int = getattr(_core, self.code)
         else:

@@ -50,7 +50,7 @@ def compile_op(
     kernels = program.kernels
     code = KernelCompiler(target, process_cache()).compile(kernels, (), program.variables)
     results = 0 if signature.in_place else len(signature.results)
-    return CompiledOp.of(program, len(signature.operands), results, code.kernel, upload)
+    return CompiledOp.of(program, len(signature.operands), results, code.code, upload)
 
 
 def _kernel_variables(signature: OpSignature) -> tuple[Symbol, ...]:

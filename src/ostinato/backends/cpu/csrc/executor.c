@@ -24,6 +24,7 @@ struct executor {
     size_t n_steps;
     size_t n_externals;
     size_t n_arguments;
+    size_t n_vars;
     memory_block scratch;
     size_t scratch_stride;
     bool stopped; /* guarded by the lock: the memory of slots may be gone */
@@ -36,6 +37,7 @@ struct executor {
     char **bound;         /* per external: the address its pointers were written for */
     size_t *first_patch;  /* per external, and one more: where its patches begin */
     patch *patches;
+    int64_t *vars;        /* those of the run in progress, then the counters of loops */
 };
 
 /* ---- building -------------------------------------------------------------------------------- */
@@ -56,8 +58,9 @@ static executor *allocate(const executor_description *d) {
     size_t bound = sizeof(char *) * d->n_externals;
     size_t first_patch = sizeof(size_t) * (d->n_externals + 1);
     size_t patches = sizeof(patch) * count_patches(d);
+    size_t vars = sizeof(int64_t) * (d->n_vars + d->n_counters);
     char *at = calloc(1, sizeof(executor) + steps + arguments + pointers + bound + first_patch +
-                             patches);
+                             patches + vars);
     executor *e = (executor *)at;
     if (e != NULL) {
         /* Every part is made of words of 8 bytes, so none needs padding. */
@@ -67,6 +70,7 @@ static executor *allocate(const executor_description *d) {
         e->bound = (char **)(at += pointers);
         e->first_patch = (size_t *)(at += bound);
         e->patches = (patch *)(at += first_patch);
+        e->vars = (int64_t *)(at += patches);
     }
     return e;
 }
@@ -126,6 +130,7 @@ executor *executor_create(const executor_description *d, thread_pool *p) {
     e->n_steps = d->n_steps;
     e->n_arguments = d->n_arguments;
     e->n_externals = d->n_externals;
+    e->n_vars = d->n_vars;
     fill_pointers(e, d);
     e->unbound = true;
     e->fork_epoch = pool_fork_epoch();
@@ -159,8 +164,8 @@ static void bind_externals(executor *e, char *const *addresses) {
     e->unbound = false;
 }
 
-static void run_step(executor *e, const executor_step *step, const int64_t *vars) {
-    int64_t extent = step->extent_of == NULL ? step->extent : step->extent_of(vars);
+static void run_kernel(executor *e, const executor_step *step, int64_t extent,
+                       const int64_t *vars) {
     pool_job job = {
         .kernel = step->kernel,
         .buffers = e->pointers + step->first_argument,
@@ -176,29 +181,45 @@ static void run_step(executor *e, const executor_step *step, const int64_t *vars
     pool_run(e->pool, &job);
 }
 
+/* Runs the step at a position; returns the position of the next one. */
+static size_t run_step(executor *e, size_t position, int64_t *vars) {
+    const executor_step *step = &e->steps[position];
+    int64_t extent = step->extent_of == NULL ? step->extent : step->extent_of(vars);
+    if (step->control.kind != CONTROL_NONE) {
+        char *const *arguments = e->pointers + step->first_argument;
+        return control_next(&step->control, position, extent, arguments, vars);
+    }
+    run_kernel(e, step, extent, vars);
+    return position + 1;
+}
+
 static double now_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void run_timed(executor *e, const int64_t *vars, double *seconds) {
+static void run_timed(executor *e, int64_t *vars, double *seconds) {
     double before = now_seconds();
-    for (size_t i = 0; i < e->n_steps; i++) {
-        run_step(e, &e->steps[i], vars);
+    for (size_t i = 0; i < e->n_steps;) {
+        size_t next = run_step(e, i, vars);
         double after = now_seconds();
-        seconds[i] = after - before;
+        seconds[i] += after - before;
         before = after;
+        i = next;
     }
 }
 
 static void run_steps(executor *e, char *const *addresses, const int64_t *vars, double *seconds) {
     bind_externals(e, addresses);
+    if (e->n_vars > 0) {
+        memcpy(e->vars, vars, sizeof(int64_t) * e->n_vars);
+    }
     if (seconds != NULL) {
-        run_timed(e, vars, seconds);
+        run_timed(e, e->vars, seconds);
     } else {
-        for (size_t i = 0; i < e->n_steps; i++) {
-            run_step(e, &e->steps[i], vars);
+        for (size_t i = 0; i < e->n_steps;) {
+            i = run_step(e, i, e->vars);
         }
     }
 }

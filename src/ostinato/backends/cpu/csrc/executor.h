@@ -1,5 +1,5 @@
-/* A prepared list of kernel calls, flattened so that a run follows as few pointers as possible.
- * Independent of Python; arguments are checked by its callers. */
+/* A prepared list of kernel calls, and of steps that decide which of them run, flattened so that a
+ * run follows as few pointers as possible. Independent of Python; arguments are checked by its callers. */
 #ifndef OSTINATO_EXECUTOR_H
 #define OSTINATO_EXECUTOR_H
 
@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "control.h"
 #include "kernel.h"
 #include "pool.h"
 
@@ -18,6 +19,7 @@ typedef struct {
     int64_t grain;
     size_t first_argument; /* its arguments start here in the list of all arguments */
     bool threaded;
+    control control; /* of a step without a kernel; the extent is the most iterations of a loop */
 } executor_step;
 
 /* An argument of a step: `offset` bytes into a slot. */
@@ -41,6 +43,8 @@ typedef struct {
     const executor_slot *slots;
     size_t n_externals;
     size_t scratch_bytes; /* the most that any step needs */
+    size_t n_vars;        /* that a run brings */
+    size_t n_counters;    /* further variables, in which loops count */
     struct executor *turns_with; /* never runs at the same time as that one; NULL: nothing to heed */
 } executor_description;
 
@@ -53,7 +57,8 @@ void executor_destroy(executor *e);
 
 /* Runs all steps in order; allocates nothing. Runs of one executor, and of
  * those that it takes turns with, on several threads happen one after the other.
- * Where `seconds` is not NULL, the time of each step goes there. False, and nothing has run, once
+ * Where `seconds` is not NULL, the time of each step is added there, zero for a step that no branch
+ * came to. False, and nothing has run, once
  * the executor was stopped. */
 bool executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds);
 
