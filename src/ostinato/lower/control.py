@@ -53,7 +53,7 @@ CONTROL_OPS = (COND.name, LOOP.name)
 #: The most iterations of a loop of which no number is known.
 ENDLESS = 1 << 40
 
-#: What the name of a loop's iteration number starts with; no Variable of a user has such a name.
+#: The first character of the name of a loop's iteration number; no user's Variable has it.
 _ITERATION = "#"
 
 

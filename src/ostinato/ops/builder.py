@@ -33,6 +33,16 @@ class Graph(BaseGraph, Vocabulary[Value], ControlVocabulary):
     def type_of(self, operand: Any) -> TensorType | None:
         return operand.type if isinstance(operand, Value) else None
 
+    def local(self, value: Any) -> Value:
+        """``value``, which is to be a value of this graph.
+
+        Raises:
+            GraphError: it is none.
+        """
+        self._own(f"graph {self.name!r}", (value,))
+        assert isinstance(value, Value)
+        return value
+
     def nest(self, name: str) -> NestedGraph:
         return NestedGraph(name, self)
 
@@ -63,18 +73,11 @@ class NestedGraph(Graph, Nested):
     def local(self, value: Any) -> Value:
         if isinstance(value, Value) and value.graph is self:
             return value
-        outer = self._of_outer(value)
+        outer = self._outer.local(value)
         if outer not in self._captured:
             name = f"captured_{len(self._captured)}"
             self._captured[outer] = super().input(name, outer.shape, outer.dtype)
         return self._captured[outer]
-
-    def _of_outer(self, value: Any) -> Value:
-        if isinstance(self._outer, NestedGraph):
-            return self._outer.local(value)
-        self._outer._own(f"nested graph {self.name!r}", (value,))
-        assert isinstance(value, Value)
-        return value
 
     def apply(self, op: Op, operands: Sequence[Any], attrs: dict[str, Attr]) -> tuple[Value, ...]:
         return super().apply(op, [self.local(value) for value in operands], attrs)

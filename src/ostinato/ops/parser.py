@@ -243,7 +243,9 @@ class _Parser:
         if not isinstance(attr, Digest):
             return attr
         if attr not in self._nested:
-            raise GraphError(f"{op}: no graph sha256:{attr} stands above")
+            raise GraphError(
+                f"{op}: an attribute cannot be an array, and no graph sha256:{attr} stands above"
+            )
         return self._nested[attr]
 
     def _leaf(

@@ -28,8 +28,9 @@ def load_onnx(
     scalars and small integer tensors become constants. What depends on stored tensors alone is
     computed while loading (up to a million elements): a weight that the model rearranges before
     use becomes a param of the rearranged tensor's name. Shape computations are followed too, so
-    none of them is left in the graph. An ``If`` whose condition is known takes its branch; one
-    that depends on data runs both branches, which must give the same types, and chooses.
+    none of them is left in the graph. An ``If`` whose condition is known takes its branch; of one
+    that depends on data, a run takes one, and both must give the same types. A ``Loop`` is unrolled
+    only where it must be: its values change their shapes, or sizes follow from the iteration.
 
     >>> g = ost.load_onnx("encoder.onnx", dims={"batch": 8, "sequence": (1, 128)})
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.external import ExternalData
     from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
-    from ostinato.ops.builder import Graph
+    from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
 __all__ = ["Call", "Converter", "NotSupported", "Result"]
@@ -63,7 +63,10 @@ class Call:
         operands: the inputs; ``None`` where an optional one is left out.
         outputs: the output names; ``""`` where one is not wanted.
         attributes: by name.
-        inline: converts a subgraph in place and gives its outputs.
+        inline: converts a subgraph in place, given tensors for its inputs, and gives its outputs.
+        nested: the same within a nested graph of ``g``.
+        attempt: gives what a function gives; ``None`` when that collects an error, which is
+            forgotten.
         external: where tensors of attributes may keep their data.
     """
 
@@ -76,7 +79,9 @@ class Call:
     operands: tuple[Tensor | None, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, AttributeProto]
-    inline: Callable[[GraphProto], list[Tensor]]
+    inline: Callable[[GraphProto, Sequence[Tensor]], list[Tensor]]
+    nested: Callable[[GraphProto, NestedGraph, Sequence[Tensor]], list[Tensor]]
+    attempt: Callable[[Callable[[], Any]], Any]
     external: ExternalData
 
     # -- failing ----------------------------------------------------------------------------
@@ -108,8 +113,11 @@ class Call:
 
     def value(self, index: int) -> Value:
         """The operand at ``index`` as a value of the graph."""
-        operand = self.operand(index)
-        return self.leaves.value(operand) if isinstance(operand, Known) else operand
+        return self.as_value(self.operand(index))
+
+    def as_value(self, tensor: Value | Known) -> Value:
+        """A tensor as a value of the graph under construction."""
+        return self.leaves.value(tensor) if isinstance(tensor, Known) else self.g.local(tensor)
 
     def optional(self, index: int) -> Value | None:
         """The operand at ``index`` as a value, or ``None`` when the node leaves it out."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.onnx.call import Call, NotSupported
@@ -13,7 +13,7 @@ from ostinato.frontends.onnx.converters import FOLDED_BY_CONVERTER, find_convert
 from ostinato.frontends.onnx.file_tensors import FileTensor
 from ostinato.frontends.onnx.folding import fold
 from ostinato.frontends.onnx.functions import FunctionLibrary
-from ostinato.frontends.onnx.known import Known, Leaves, Missing
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, NestedLeaves
 from ostinato.frontends.onnx.messages import AttributeProto
 from ostinato.frontends.onnx.order import label_of, ordered
 from ostinato.frontends.onnx.tensors import (
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.frontends.onnx.source import ModelSource
-    from ostinato.ops.builder import Graph
+    from ostinato.ops.builder import Graph, NestedGraph
 
 __all__ = ["Importer", "Scope"]
+
+T = TypeVar("T")
 
 #: The greatest depth of subgraphs and functions; a file beyond it is made to exhaust the stack.
 _DEEPEST = 60
@@ -43,9 +45,11 @@ _MOST_NODES_IN_FUNCTIONS = 50_000
 
 @dataclass(frozen=True)
 class Scope:
-    """The names visible to the nodes of one graph or function body.
+    """The names visible to the nodes of one graph or function body, and the graph that they become.
 
     Attributes:
+        g: the graph under construction.
+        leaves: makes known tensors into values of ``g``.
         names: defined here.
         outer: the scope around; ``None`` for the model's graph and for function bodies.
         opsets: the version of each operator domain.
@@ -54,6 +58,8 @@ class Scope:
         depth: how many graphs and functions lie around.
     """
 
+    g: Graph
+    leaves: Leaves
     names: dict[str, Tensor]
     outer: Scope | None
     opsets: Mapping[str, int]
@@ -77,9 +83,13 @@ class Scope:
             scope = scope.outer
         raise ModelFormatError(f"the name {name!r} is used and not defined")
 
-    def inner(self) -> Scope:
-        """An empty scope for a subgraph, which sees this one's names."""
-        return replace(self, names={}, outer=self, depth=self.depth + 1)
+    def inner(self, names: dict[str, Tensor]) -> Scope:
+        """A scope for a subgraph, which sees this one's names and has these."""
+        return replace(self, names=names, outer=self, depth=self.depth + 1)
+
+    def nested(self, g: NestedGraph, names: dict[str, Tensor]) -> Scope:
+        """The same for a subgraph that becomes a nested graph."""
+        return replace(self.inner(names), g=g, leaves=NestedLeaves(g, self.leaves))
 
 
 class Importer:
@@ -93,6 +103,7 @@ class Importer:
         self._unsupported: dict[str, None] = {}  # a set that keeps the order
         self._failure: OstinatoError | None = None
         self._nodes_in_functions = 0
+        self._initializers: dict[tuple[int, str], Tensor] = {}
 
     def run(self, inputs: Mapping[str, Tensor]) -> None:
         """Convert the whole model, given the tensors of its inputs, and set the outputs.
@@ -103,7 +114,7 @@ class Importer:
             ModelFormatError: the model breaks the rules of the format.
         """
         proto = self._source.proto.graph
-        scope = Scope(dict(inputs), None, self._source.opsets, {})
+        scope = Scope(self._g, self._leaves, dict(inputs), None, self._source.opsets, {})
         outputs = self._body(proto, scope)
         self._raise_collected()
         named = {}
@@ -125,7 +136,10 @@ class Importer:
         if scope.depth > _DEEPEST:
             raise ModelFormatError(f"{what}: subgraphs and functions nest too deep")
         for tensor in proto.initializer:
-            self._define(scope, tensor.name, self._initializer(tensor), what)
+            key = id(proto), tensor.name  # a body that is unrolled is converted more than once
+            if scope.depth == 0 or key not in self._initializers:
+                self._initializers[key] = self._initializer(tensor)
+            self._define(scope, tensor.name, self._initializers[key], what)
         for sparse in proto.sparse_initializer:
             missing = Missing(f"{sparse.values.name!r} is a sparse tensor")
             self._define(scope, sparse.values.name, missing, what)
@@ -170,7 +184,7 @@ class Importer:
         """The outputs of one node. Errors are collected, so that the rest is checked too."""
         label = scope.prefix + label_of(node)
         try:
-            with self._g.labelled(label):
+            with scope.g.labelled(label):
                 return self._convert(node, label, scope)
         except NotSupported as reason:
             self._note(node, scope, str(reason))
@@ -189,8 +203,8 @@ class Importer:
         domain = "" if node.domain == "ai.onnx" else node.domain
         operands = tuple(scope.find(name) if name else None for name in node.input)
         call = Call(
-            g=self._g,
-            leaves=self._leaves,
+            g=scope.g,
+            leaves=scope.leaves,
             op_type=node.op_type,
             domain=domain,
             opset=scope.opsets.get(domain, 1),
@@ -199,6 +213,8 @@ class Importer:
             outputs=tuple(node.output),
             attributes=_attributes(node, scope),
             inline=partial(self._inline, scope),
+            nested=partial(self._nested, scope),
+            attempt=self._attempt,
             external=self._source.external,
         )
         converter = find_converter(domain, node.op_type)
@@ -245,11 +261,32 @@ class Importer:
                 if attribute.type == AttributeProto.GRAPH:
                     self._scan(attribute.g, scope)
 
-    def _inline(self, scope: Scope, proto: GraphProto) -> list[Tensor]:
-        """The outputs of a subgraph that takes no inputs but sees the names around it."""
-        if proto.input:
-            raise ModelFormatError("a branch of If takes no inputs")
-        return self._body(proto, scope.inner())
+    def _inline(
+        self, scope: Scope, proto: GraphProto, inputs: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """The outputs of a subgraph, which sees the names around it."""
+        self._nodes_in_functions += len(proto.node)
+        if self._nodes_in_functions > _MOST_NODES_IN_FUNCTIONS:
+            raise ModelFormatError("loops and functions multiply without end")
+        return self._body(proto, scope.inner(_named_inputs(proto, inputs)))
+
+    def _nested(
+        self, scope: Scope, proto: GraphProto, g: NestedGraph, inputs: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """The outputs of a subgraph, converted within the nested graph ``g``."""
+        return self._body(proto, scope.nested(g, _named_inputs(proto, inputs)))
+
+    def _attempt(self, convert: Callable[[], T]) -> T | None:
+        """The result of ``convert``; ``None``, and its errors forgotten, if it fails."""
+        unsupported, failure = dict(self._unsupported), self._failure
+        try:
+            result = convert()
+        except (NotSupported, OstinatoError):
+            result = None
+        if self._unsupported != unsupported or self._failure is not failure:
+            self._unsupported, self._failure = unsupported, failure
+            return None
+        return result
 
     def _call_function(self, function: FunctionProto, call: Call, scope: Scope) -> list[Tensor]:
         """The outputs of a function's body with the call's operands for its inputs."""
@@ -263,6 +300,8 @@ class Importer:
                 names[name] = operand
         defaults = FunctionLibrary.defaults(function, call.domain, call.opset)
         inner = Scope(
+            scope.g,
+            scope.leaves,
             names,
             None,
             FunctionLibrary.opsets(function) or scope.opsets,
@@ -297,6 +336,15 @@ class Importer:
             raise UnsupportedOpError(f"model {self._source.name!r}: {nodes} not supported:{lines}")
         if self._failure is not None:
             raise self._failure
+
+
+def _named_inputs(proto: GraphProto, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names of a subgraph's inputs."""
+    names = [value.name for value in proto.input]
+    if len(names) != len(inputs):
+        what = f"subgraph {proto.name!r}"
+        raise ModelFormatError(f"{what} takes {len(names)} inputs, got {len(inputs)}")
+    return dict(zip(names, inputs, strict=True))
 
 
 def _without_trailing_gaps(operands: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -71,12 +71,24 @@ class ControlVocabulary(ABC):
 
         >>> (y,) = g.cond(g.sum(x) > 0, lambda t: t.exp(x), lambda t: t.neg(x))
         """
-        (flag,) = self._values([condition], BOOL)
         branches = [self.nest("then"), self.nest("else")]
         results = [
             _built(branch, build, ())
             for branch, build in zip(branches, (then, otherwise), strict=True)
         ]
+        return self.join(condition, branches, results)
+
+    def join(
+        self, condition: Any, branches: Sequence[Nested], results: Sequence[Sequence[Value]]
+    ) -> tuple[Value, ...]:
+        """A :meth:`cond` of nested graphs that are built already.
+
+        Args:
+            condition: a bool scalar.
+            branches: two graphs made by :meth:`nest`.
+            results: of each.
+        """
+        (flag,) = self._values([condition], BOOL)
         captured = list(dict.fromkeys(v for branch in branches for v in branch.captured))
         graphs = [b.closed(r, captured) for b, r in zip(branches, results, strict=True)]
         attrs = {"then_graph": graphs[0], "else_graph": graphs[1]}
@@ -107,18 +119,10 @@ class ControlVocabulary(ABC):
         Returns:
             The last carried values, then the stacked results.
         """
-        counted = trips is not None and not isinstance(trips, int | Expr)
-        count = self._values([trips], INT64) if counted else []
-        flag = [] if condition is None else self._values([condition], BOOL)
-        return self._loop(
-            body,
-            [*count, *flag],
-            self._values(carried),
-            [],
-            None if counted else trips,
-            counted=counted,
-            conditional=bool(flag),
-        )
+        first = self._values(carried)
+        nested, arguments = self.begin_loop(first)
+        results = _built(nested, body, arguments)
+        return self.end_loop(nested, results, first, trips=trips, condition=condition)
 
     def scan(
         self,
@@ -153,15 +157,13 @@ class ControlVocabulary(ABC):
             raise GraphError("a scan takes at least one tensor to scan")
         backwards = _flags("reverse", reverse, len(moved))
 
-        def with_iteration(graph: Any, _: Value, *values: Value) -> Value | Sequence[Value]:
-            return body(graph, *values)
-
-        results = self._loop(
-            with_iteration,
-            [],
+        nested, (_, *arguments) = self.begin_loop(first, moved)
+        results = self.end_loop(
+            nested,
+            _built(nested, body, arguments),
             first,
             moved,
-            moved[0].shape[0],
+            trips=moved[0].shape[0],
             backwards=backwards,
             result_backwards=result_reverse,
         )
@@ -189,19 +191,15 @@ class ControlVocabulary(ABC):
             for value, place in zip(values, axes, strict=True)
         ]
 
-    def _loop(
-        self,
-        build: Build,
-        head: Sequence[Value],
-        carried: Sequence[Value],
-        scanned: Sequence[Value],
-        trips: Any,
-        *,
-        counted: bool = False,
-        conditional: bool = False,
-        backwards: Sequence[bool] = (),
-        result_backwards: Sequence[bool] | None = None,
-    ) -> tuple[Value, ...]:
+    def begin_loop(
+        self, carried: Sequence[Value], scanned: Sequence[Value] = ()
+    ) -> tuple[Any, list[Value]]:
+        """The body of a loop, to be built, and its arguments: the iteration, then the values.
+
+        Args:
+            carried: the first values that the body takes.
+            scanned: what each iteration takes its part of, along the first axis.
+        """
         body = self.nest("body")
         arguments = [body.argument("iteration", TensorType(INT64, ()))]
         arguments += [body.argument(f"carried_{i}", v.type) for i, v in enumerate(carried)]
@@ -209,19 +207,47 @@ class ControlVocabulary(ABC):
             body.argument(f"part_{i}", TensorType(v.dtype, v.shape[1:]))
             for i, v in enumerate(scanned)
         ]
-        results = _built(body, build, arguments)
+        return body, arguments
+
+    def end_loop(
+        self,
+        body: Nested,
+        results: Sequence[Value],
+        carried: Sequence[Value],
+        scanned: Sequence[Value] = (),
+        *,
+        trips: Dim | Value | None,
+        condition: Any = None,
+        backwards: Sequence[bool] = (),
+        result_backwards: Sequence[bool] | None = None,
+    ) -> tuple[Value, ...]:
+        """The results of the loop whose body :meth:`begin_loop` began.
+
+        Args:
+            body, carried, scanned: of that call.
+            results: of the body.
+            trips, condition: see :meth:`while_loop`.
+            backwards, result_backwards: ``reverse`` and ``result_reverse`` of :meth:`scan`.
+        """
+        counted = trips is not None and not isinstance(trips, int | Expr)
+        count = self._values([trips], INT64) if counted else []
+        flag = [] if condition is None else self._values([condition], BOOL)
         captured = body.captured
-        count = len(results) - conditional - len(carried)
+        stacked = len(results) - len(flag) - len(carried)
         attrs: dict[str, Attr] = {
             "body": body.closed(results, captured),
             "carried": len(carried),
             "scanned": len(scanned),
-            "trips": trips,
+            "trips": None if counted else trips,
             "counted": counted,
-            "conditional": conditional,
-            "backwards": (*backwards, *_flags("result_reverse", result_backwards, max(count, 0))),
+            "conditional": bool(flag),
+            "backwards": (
+                *backwards,
+                *_flags("result_reverse", result_backwards, max(stacked, 0)),
+            ),
         }
-        return self._apply(control.LOOP, [*head, *carried, *scanned, *captured], attrs)
+        operands = [*count, *flag, *carried, *scanned, *captured]
+        return self._apply(control.LOOP, operands, attrs)
 
     def _apply(
         self, op: control.ControlFlow, operands: Sequence[Value], attrs: dict[str, Attr]

@@ -36,7 +36,18 @@ _TABLES = {
 
 #: Ops whose converters give known results by themselves, or whose operands are not all they read.
 FOLDED_BY_CONVERTER = frozenset(
-    {"Constant", "ConstantOfShape", "Identity", "If", "NonZero", "Range", "Shape", "Size"}
+    {
+        "Constant",
+        "ConstantOfShape",
+        "Identity",
+        "If",
+        "Loop",
+        "NonZero",
+        "Range",
+        "Scan",
+        "Shape",
+        "Size",
+    }
 )
 
 
