@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.context import DECODE_VARIABLES, Context
 from ostinato.backends.common.encoded import Encoded
+from ostinato.backends.common.program_runner import RELEASED, host_block
 from ostinato.backends.cpu import _core
-from ostinato.backends.cpu.submission import RELEASED, allocate, block, copy_step, kernel_step
+from ostinato.backends.cpu.submission import allocate, copy_step, kernel_step
 from ostinato.errors import CaptureError, PlanError, VariableError
 from ostinato.lazy import LazyModule
 from ostinato.plan.buffer import HostMemory, LentStorage
@@ -168,7 +169,7 @@ class CpuContext(Context):
         steps = [_step(op, slots) for op in ops if not isinstance(op, prepared.View)]
         owner = tuple(op.kernel.code for op in ops if isinstance(op, prepared.KernelCall))
         written = {b.storage for op in ops for b in op.writes}
-        memory = [block(storage, written=storage in written) for storage in storages]
+        memory = [host_block(storage, written=storage in written) for storage in storages]
         named = [(v.name, v.min, v.max) for v in variables]
         lent = tuple(storage for storage in storages if isinstance(storage, LentStorage))
         program = self.program(memory, steps, named, owner=owner, touches=_spans(ops), sources=lent)
