@@ -113,3 +113,27 @@ def test_the_report_says_what_was_rewritten(session: ost.Session) -> None:
     text = session.compile(g).explain()
     assert "on LOOPS:0" in text
     assert "rewritten: 1 nodes" in text
+
+
+def test_a_non_retained_param_is_shown_by_the_plan(session: ost.Session) -> None:
+    g = ost.Graph("non-retained")
+    w = g.param("w", (2, 2))
+    g.set_outputs([g.matmul(g.input("x", (1, 2)), g.cumsum(w, axis=0))])
+    compiled = session.compile(g, {"w": np.ones((2, 2), np.float32)})
+    buffer = compiled.plan.buffer(w)
+    assert buffer is not None
+    assert buffer.copyout().tolist() == [[1, 1], [1, 1]]
+    buffer.copyin(np.full((2, 2), 3, np.float32))
+    assert buffer.copyout().tolist() == [[3, 3], [3, 3]]
+    assert compiled.run({"x": ONES})[0].tolist() == [[9, 9]]
+
+
+def test_what_is_prepared_from_params_is_not_written(session: ost.Session) -> None:
+    g = ost.Graph("prepared")
+    sums = g.cumsum(g.param("w", (2, 2)), axis=0)
+    g.set_outputs([g.matmul(g.input("x", (1, 2)), sums)])
+    buffer = session.compile(g, {"w": np.ones((2, 2), np.float32)}).plan.buffer(sums)
+    assert buffer is not None
+    assert buffer.copyout().tolist() == [[1, 1], [2, 2]]
+    with pytest.raises(ost.InputError, match="prepared from params"):
+        buffer.copyin(np.zeros((2, 2), np.float32))

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from ostinato.backends.base import Backend, Progress
 from ostinato.backends.common.experts import ExpertsInFile
+from ostinato.backends.common.image_builder import build_image
+from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.lowering_options import lowering_options
-from ostinato.backends.common.node_notes import note_nodes
+from ostinato.backends.common.node_notes import note_kernels
+from ostinato.backends.common.program_image import ProgramImage
 from ostinato.backends.device import Device
 from ostinato.backends.options import CompileOptions
 from ostinato.ir.graph import BaseGraph
 from ostinato.ir.stored import ParamSource
 from ostinato.lower.lowering import lower
-from ostinato.passes.pipeline import run_passes
-from ostinato.plan.report import CompileReport, KernelNote
-from ostinato.plan.values import Origin
 
 from .executable import LoopsExecutable
+from .program import Step
 from .rules import CAPABILITIES, TABLE
 
 __all__ = ["LoopsBackend"]
@@ -44,20 +46,13 @@ class LoopsBackend(Backend):
         *,
         experts: ExpertsInFile | None = None,
     ) -> LoopsExecutable:
-        report = CompileReport(graph.name, str(self.device))
-        with report.timed("passes"):
-            lowered, report.passes = run_passes(
-                graph,
-                capabilities=CAPABILITIES,
-                optimize=options.optimize,
-                disabled=options.disabled_passes,
-                verify=options.verify,
-            )
-        with report.timed("lowering"):
-            program, report.refused = lower(lowered, TABLE, lowering_options(options))
-        note_nodes(report, lowered)
-        report.kernels = [KernelNote(c.title, c.nodes, c.title) for c in program.calls]
-        report.prepared = [KernelNote(c.title, c.nodes, c.title) for c in program.prepare]
-        return LoopsExecutable(
-            program, Origin(graph, lowered), report, self.context, params, options
+        lowered = lower_graph(
+            graph,
+            options,
+            self.device,
+            CAPABILITIES,
+            partial(lower, table=TABLE, options=lowering_options(options)),
         )
+        note_kernels(lowered.report, lowered.program, lambda call: call.title)
+        image = build_image(ProgramImage[Step], lowered, partial(Step.of, lowered))
+        return LoopsExecutable(image, lowered, self.context, params)

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
     from ostinato.backends.common.context import Context
     from ostinato.backends.common.lowered_graph import LoweredGraph
+    from ostinato.backends.common.program_memory import ProgramMemory
     from ostinato.backends.common.program_runner import RunnableProgram
     from ostinato.ir.facts import Fact
     from ostinato.lower.loopir.kernel import Kernel
     from ostinato.lower.program import LoweredBuffer
-    from ostinato.plan.buffer import Memory, Storage
+    from ostinato.plan.buffer import Storage
     from ostinato.plan.prepared import KernelCode
 
 __all__ = ["PlannedExecutable", "lent_storages", "make_plan"]
@@ -48,11 +49,9 @@ class PlannedExecutable(Protocol):
     def program(self) -> RunnableProgram:
         """The device's program."""
 
-    def lend(self, slot: Slot) -> Memory:
-        """The present memory of a fixed slot."""
-
-    def lend_unpacked(self, name: str) -> Memory:
-        """The contents of a non-retained param, in memory that follows later writes."""
+    @property
+    def memory(self) -> ProgramMemory[Any, Any]:
+        """The memory of the fixed slots."""
 
     def write_params(self, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """See :meth:`Executable.write_params`."""
@@ -71,13 +70,13 @@ def lent_storages(
     executable: PlannedExecutable, lowered: LoweredGraph[Any], context: Context
 ) -> dict[Slot | str, Storage]:
     """The memory that plans share with runs: by fixed slot, and by non-retained param."""
-    device, token = context.device, id(executable.program)
+    device, token, memory = context.device, id(executable.program), executable.memory
     lent: dict[Slot | str, Storage] = {
-        slot: LentStorage(device, size, partial(executable.lend, slot), token, context)
+        slot: LentStorage(device, size, partial(memory.lend, slot), token, context)
         for slot, size in zip(Slot, lowered.layout.sizes, strict=True)
     }
     for buffer in lowered.passing:
-        lend = partial(executable.lend_unpacked, buffer.name)
+        lend = partial(memory.lend_unpacked, buffer.name)
         lent[buffer.name] = LentStorage(device, buffer.nbytes, lend, token, context)
     return lent
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ostinato.ir.stored import ParamSource
-    from ostinato.plan.buffer import HostMemory
+    from ostinato.plan.buffer import Memory
 
 __all__ = ["UnpackedWeights", "batches"]
 
@@ -28,11 +28,11 @@ class UnpackedWeights:
         allocate: takes zeroed memory to show contents in.
     """
 
-    def __init__(self, nbytes: Mapping[str, int], allocate: Callable[[int], HostMemory]) -> None:
+    def __init__(self, nbytes: Mapping[str, int], allocate: Callable[[int], Memory]) -> None:
         self._nbytes = nbytes
         self._allocate = allocate
         self._sources: dict[str, ParamSource] = {}
-        self._shown: dict[str, HostMemory] = {}
+        self._shown: dict[str, Memory] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._nbytes
@@ -43,7 +43,7 @@ class UnpackedWeights:
         if name in self._shown:
             self._shown[name].write(0, bytes_of(elements(source)))
 
-    def memory(self, name: str) -> HostMemory:
+    def memory(self, name: str) -> Memory:
         """The contents of a param, in memory that is taken now and follows later writes."""
         if name not in self._shown:
             memory = self._allocate(self._nbytes[name])

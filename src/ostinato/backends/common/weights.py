@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
     from ostinato.ir.stored import ParamSource
-    from ostinato.plan.buffer import HostMemory
+    from ostinato.plan.buffer import Memory
 
 __all__ = ["Weights", "WriteParams"]
 
@@ -58,7 +58,7 @@ class Weights(Generic[M, S]):
         image: ProgramImage[S],
         memory: M,
         duplicate: Callable[[M], M],
-        allocate: Callable[[int], HostMemory],
+        allocate: Callable[[int], Memory],
     ) -> None:
         self._preparations = image.preparations
         self._duplicate, self._allocate = duplicate, allocate

@@ -9,12 +9,13 @@ import numpy as np
 
 from ostinato.backends.base import Executable
 from ostinato.backends.common.program_image import Slot
+from ostinato.backends.common.program_memory import ProgramMemory
 from ostinato.backends.common.program_runner import RELEASED
-from ostinato.backends.common.weights import Weights
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.arenas import Arenas
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.expert_layers import ExpertLayers
-from ostinato.backends.cpu.submission import allocate, copy_step, discard_step, duplicate
+from ostinato.backends.cpu.submission import copy_step, discard_step
 from ostinato.errors import InputError, PlanError
 from ostinato.plan.buffer import HostMemory
 from ostinato.plan.order import ORDER
@@ -67,22 +68,15 @@ class CpuExecutable(Executable):
         self._image = image._replace(constants=())
         self._lent: dict[Slot | str, Storage] = {}
         self._tensors = experts or {}
-        self._closed = False
         self._context = context
         self._code = code
         self._compilation = compilation
         self._leading_rows: dict[int, LeadingRows] = {}
-        self._constants = _core.Arena(image.sizes[Slot.CONSTANTS])
-        for offset, data in image.constants:
-            memoryview(self._constants)[offset : offset + len(data)] = data
-        memory = _core.Arena(image.sizes[Slot.WEIGHTS])
-        self._weights: Weights[_core.Arena, Step] = Weights(image, memory, duplicate, allocate)
-        self.unset = self._weights.unset
-        self._take_memory()
+        self._start(ProgramMemory(image, Arenas()))
         for name in image.states:
             self.write_state(name, None)
-        self._weights.write_first(params, self._write)
-        self._weights.record(self._tensors)
+        self.memory.weights.write_first(params, self._write)
+        self.memory.weights.record(self._tensors)
         self._experts.begin()
 
     @property
@@ -96,16 +90,15 @@ class CpuExecutable(Executable):
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def _take_memory(self) -> None:
-        """Take the memory that is not shared, and make the native program that runs on it."""
-        sizes = self._image.sizes
-        self._arena = _core.Arena(sizes[Slot.ARENA])
-        self._states = _core.Arena(sizes[Slot.STATES])
-        self._idle = _core.Arena(sizes[Slot.IDLE])
-        self._placed = _core.Arena(sizes[Slot.PLACED])
+    def _start(self, memory: ProgramMemory[_core.Arena, Step]) -> None:
+        """Make the native programs that run on ``memory``."""
+        self.memory = memory
+        self.unset = memory.weights.unset
+        fixed = memory.fixed()
+        self._arena = fixed[Slot.ARENA]
         steps = [step.native(self._code, {}) for step in self._image.steps]
-        slots = [*self._fixed(), *self._externals()]
-        owner = (self._code, self._weights.block)
+        slots = [*fixed, *self._externals()]
+        owner = (self._code, memory.weights.block)
         self.program = self._context.program(
             slots,
             steps,
@@ -117,14 +110,8 @@ class CpuExecutable(Executable):
         self.run_direct = self.program.run_direct
         self._experts = ExpertLayers(self._image.routings, self._arena, self._native)
         if self._tensors:
-            self._experts.open_tier(self.compilation, self._tensors, self._placed)
+            self._experts.open_tier(self.compilation, self._tensors, fixed[Slot.PLACED])
         self._tier = self._experts.tier
-
-    def _fixed(self) -> list[_core.Slot]:
-        """The memory of the fixed slots, in the order of :class:`Slot`."""
-        self._check_open()
-        weights = self._weights.block.memory
-        return [self._arena, self._constants, weights, self._states, self._idle, self._placed]
 
     def _externals(self) -> Iterator[_core.Slot]:
         for nbytes, written, size in self._image.externals:
@@ -135,17 +122,16 @@ class CpuExecutable(Executable):
                 yield nbytes, written
 
     def clone(self, context: Context | None = None) -> CpuExecutable:
-        with self._weights.block.guard:
-            self._check_open()
+        with self.memory.guard:
             twin = copy.copy(self)
             if context is not None:
                 assert isinstance(context, CpuContext)
                 twin._context = context
             twin._lent = {}
-            twin._weights = self._weights.share()
-            twin.unset = twin._weights.unset
-            twin._take_memory()
-        self._transfer(twin._states, (Slot.STATES, 0), self._image.sizes[Slot.STATES])
+            twin._start(self.memory.clone())
+        self._transfer(
+            twin.memory.fixed()[Slot.STATES], (Slot.STATES, 0), self._image.sizes[Slot.STATES]
+        )
         twin._experts.begin(self._experts)
         return twin
 
@@ -162,7 +148,7 @@ class CpuExecutable(Executable):
 
     def discard(self) -> None:
         step = discard_step((Slot.ARENA, 0), self._image.intermediate_bytes)
-        self._native([step], self._fixed()).run()
+        self._native([step], self.memory.fixed()).run()
         self._experts.clear()
         ORDER.memory_changes(self.program)
         for slot in (Slot.ARENA, Slot.IDLE):
@@ -170,25 +156,20 @@ class CpuExecutable(Executable):
                 ORDER.memory_changes(self._lent[slot])
 
     def close(self) -> None:
-        with self._weights.block.guard:
-            self._closed = True
+        with self.memory.guard:
+            self.memory.close()
             self.program.stop(PlanError(RELEASED))
             self._experts.close(PlanError(RELEASED))
             for own in (self.program, *self._lent.values()):
                 ORDER.memory_changes(own, replaced=True)
-            self._arena = self._states = self._constants = self._placed = _core.Arena(0)
-            self._weights.release(_core.Arena(0))
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise PlanError(RELEASED)
+            self._arena = _core.Arena(0)
 
     # -- params ------------------------------------------------------------------------------------
 
     def write_params(self, params: Mapping[str, Array]) -> None:
         if stored := [name for name in params if name in self._tensors]:
             raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
-        self._weights.write(params, self._write)
+        self.memory.weights.write(params, self._write)
 
     def _write(self, params: Mapping[str, Array], stale: Sequence[Preparation]) -> None:
         """Copy arrays into params, then prepack; non-retained params are only prepacked.
@@ -206,14 +187,15 @@ class CpuExecutable(Executable):
                 copies.append(copy_step(place, (number, 0), nbytes))
         prepared = [step.native(self._code, given) for part in stale for step in part.steps]
         arrays = [np.require(array, requirements="A") for array in params.values()]
-        block = self._weights.block
+        block = self.memory.weights.block
         with block.guard:
             former = block.memory
             if block.unshare():
                 self.program.move_slot(Slot.WEIGHTS, block.memory)
                 if lent := self._lent.get(Slot.WEIGHTS):  # what a clone has lent stays as it is
                     ORDER.memory_changes((lent, HostMemory(former)), replaced=True)
-            slots = [*self._fixed(), *((declared[name].nbytes, False) for name in params)]
+            slots: list[_core.Slot] = [*self.memory.fixed()]
+            slots += [(declared[name].nbytes, False) for name in params]
             self._native([*copies, *prepared], slots).run(arrays)
 
     # -- states ------------------------------------------------------------------------------------
@@ -241,7 +223,7 @@ class CpuExecutable(Executable):
         """Copy bytes between outside memory and a slot, ordered with runs."""
         there = (len(Slot), 0)
         step = copy_step(place, there, nbytes) if write else copy_step(there, place, nbytes)
-        slots = [*self._fixed(), (nbytes, not write)]
+        slots: list[_core.Slot] = [*self.memory.fixed(), (nbytes, not write)]
         self._native([step], slots).run([outside])
 
     # -- running -----------------------------------------------------------------------------------
@@ -297,18 +279,18 @@ class CpuExecutable(Executable):
         return self._experts.descriptions()
 
     def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
-        self._check_open()
+        self.memory.check_open()
         return self._experts.place(masks)
 
     def resident_experts(self) -> Sequence[Array | None]:
         return self._experts.resident()
 
     def expert_transfers(self) -> ExpertTransfers:
-        self._check_open()
+        self.memory.check_open()
         return self._experts.transfers()
 
     def take_expert_ids(self) -> list[Array] | None:
-        self._check_open()
+        self.memory.check_open()
         return self._experts.take_ids()
 
     # -- the plan ----------------------------------------------------------------------------------
@@ -321,15 +303,6 @@ class CpuExecutable(Executable):
         lowered, code = compiled.lowered, compiled.code.kernel
         self._lent = lent_storages(self, lowered, context)
         return make_plan(self, lowered, code, self._lent, context, facts)
-
-    def lend(self, slot: Slot) -> HostMemory:
-        """The present memory of a fixed slot."""
-        return HostMemory(self._fixed()[slot])
-
-    def lend_unpacked(self, name: str) -> HostMemory:
-        """The contents of a non-retained param."""
-        self._check_open()
-        return self._weights.unpacked.memory(name)
 
     # -- leading rows ------------------------------------------------------------------------------
 
@@ -351,13 +324,15 @@ class CpuExecutable(Executable):
         actual, upper = extent
         if upper not in self._leading_rows:
             self._leading_rows[upper] = LeadingRows(self.compilation.program, upper)
-        return self._leading_rows[upper].limits(self._image.steps, actual, self._idle.nbytes)
+        return self._leading_rows[upper].limits(
+            self._image.steps, actual, self._image.sizes[Slot.IDLE]
+        )
 
     # -- the arena ---------------------------------------------------------------------------------
 
     @property
     def arena(self) -> memoryview:
-        self._check_open()
+        self.memory.check_open()
         return memoryview(self._arena)
 
     @property

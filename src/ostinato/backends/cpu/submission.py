@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.compiler import BuiltinKernel, CompiledKernel
 
-__all__ = ["allocate", "copy_step", "discard_step", "duplicate", "kernel_step"]
+__all__ = ["allocate", "copy_step", "discard_step", "kernel_step"]
 
 #: Bytes of a copy that one thread takes at a time.
 _COPIED_AT_ONCE = 1 << 18
@@ -21,13 +21,6 @@ _COPIED_AT_ONCE = 1 << 18
 def allocate(nbytes: int) -> HostMemory:
     """Zeroed host memory."""
     return HostMemory(_core.Arena(nbytes))
-
-
-def duplicate(arena: _core.Arena) -> _core.Arena:
-    """A copy of memory."""
-    twin = _core.Arena(arena.nbytes)
-    memoryview(twin)[:] = memoryview(arena)
-    return twin
 
 
 def kernel_step(
