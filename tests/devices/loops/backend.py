@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 
 from ostinato.backends.base import Backend, Progress
 from ostinato.backends.common.experts import ExpertsInFile
@@ -18,6 +18,7 @@ from ostinato.ir.graph import BaseGraph
 from ostinato.ir.stored import ParamSource
 from ostinato.lower.lowering import lower
 
+from .context import LoopsContext
 from .executable import LoopsExecutable
 from .program import Step
 from .rules import CAPABILITIES, TABLE
@@ -26,12 +27,16 @@ __all__ = ["LoopsBackend"]
 
 
 class LoopsBackend(Backend):
-    """The device ``LOOPS:0``. Its context is the default one: it records nothing."""
+    """The device ``LOOPS:0``."""
 
     capabilities = CAPABILITIES
 
     def __init__(self, device: Device, threads: int | None = None) -> None:
         self.device = device
+
+    @cached_property
+    def context(self) -> LoopsContext:
+        return LoopsContext(self.device)
 
     @staticmethod
     def count() -> int:
@@ -54,5 +59,5 @@ class LoopsBackend(Backend):
             partial(lower, table=TABLE, options=lowering_options(options)),
         )
         note_kernels(lowered.report, lowered.program, lambda call: call.title)
-        image = build_image(ProgramImage[Step], lowered, partial(Step.of, lowered))
+        image = build_image(ProgramImage[Step], lowered, partial(Step.of_call, lowered))
         return LoopsExecutable(image, lowered, self.context, params)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,12 @@ from ostinato.backends.common.program_image import ProgramImage, ProgramPreparat
 from ostinato.backends.common.program_memory import ProgramMemory
 from ostinato.ir.facts import Fact
 from ostinato.ir.stored import ParamSource
-from ostinato.lower.loopir.kernel import Kernel
-from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.program import Program
 from ostinato.plan.buffer import HostMemory
 from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.order import ORDER, Accesses, Submission, arrays_touched
 
-from .program import LoopsProgram, Step, octets
+from .program import LoopsCode, LoopsProgram, Step, octets
 
 __all__ = ["LoopsExecutable"]
 
@@ -176,18 +173,6 @@ class Blocks:
 
     def memory(self, block: Array) -> HostMemory:
         return HostMemory(block)
-
-
-@dataclass(frozen=True)
-class LoopsCode:
-    """The code of a kernel: its loop IR, which is interpreted."""
-
-    kernel: Kernel
-    assembly: None = None
-
-    @property
-    def source(self) -> str:
-        return kernel_text(self.kernel)
 
 
 def _check_apart(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ostinato.backends.common.lowered_graph import LoweredGraph
+from ostinato.dtypes import UINT8, DType
 from ostinato.lower.loopir.kernel import Kernel
 from ostinato.lower.loopir.nest import LoopNest
+from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.program import Call, Program
 from ostinato.plan.order import Accesses
 from ostinato.variables import Dim, Symbol, evaluate
@@ -18,29 +22,58 @@ from ostinato.variables import Dim, Symbol, evaluate
 from .interpreter import run_nest
 from .rules import LibraryCall
 
-__all__ = ["LoopsProgram", "Step"]
+__all__ = ["LoopsCode", "LoopsProgram", "Step", "octets"]
 
 Array = np.ndarray[Any, Any]
 
 
 class Step(NamedTuple):
-    """A kernel and its arguments.
+    """A computation and its arguments.
 
     Attributes:
-        kernel: the kernel; this device compiles no code.
-        arguments: see :meth:`LoweredGraph.place`.
+        compute: takes one-dimensional arrays, one for each argument, and the values of Variables.
+        dtypes: by argument.
+        places: by argument, slot and offset; see :meth:`LoweredGraph.place`.
         sizes: by argument, its number of elements.
     """
 
-    kernel: Kernel
-    arguments: tuple[tuple[int, int], ...]
-    sizes: tuple[Dim, ...]
+    compute: Callable[[Sequence[Array], Mapping[Symbol, int]], None]
+    dtypes: tuple[DType, ...]
+    places: Sequence[tuple[int, int]]
+    sizes: Sequence[Dim]
 
     @staticmethod
-    def of(lowered: LoweredGraph[Program], call: Call) -> Step:
-        """The step of a call."""
-        places = tuple(map(lowered.place, call.buffers))
-        return Step(call.kernel, places, tuple(buffer.type.size for buffer in call.buffers))
+    def of(kernel: Kernel, places: Sequence[tuple[int, int]], sizes: Sequence[Dim]) -> Step:
+        """The step that runs a kernel: a library call, or a loop nest that is interpreted."""
+        if isinstance(kernel, LibraryCall):
+            compute = kernel.run
+        else:
+            assert isinstance(kernel, LoopNest)
+            compute = partial(run_nest, kernel)
+        return Step(compute, tuple(arg.dtype for arg in kernel.args), places, sizes)
+
+    @staticmethod
+    def of_call(lowered: LoweredGraph[Program], call: Call) -> Step:
+        """The step of a call of a lowered graph."""
+        sizes = [buffer.type.size for buffer in call.buffers]
+        return Step.of(call.kernel, [*map(lowered.place, call.buffers)], sizes)
+
+    @staticmethod
+    def copy(target: tuple[int, int], source: tuple[int, int], nbytes: int) -> Step:
+        """The step that copies bytes."""
+        return Step(_copy, (UINT8, UINT8), (target, source), (nbytes, nbytes))
+
+
+@dataclass(frozen=True)
+class LoopsCode:
+    """The code of a kernel: its loop IR, which is interpreted."""
+
+    kernel: Kernel
+    assembly: None = None
+
+    @property
+    def source(self) -> str:
+        return kernel_text(self.kernel)
 
 
 class LoopsProgram:
@@ -91,19 +124,15 @@ class LoopsProgram:
         sizes = {symbol.name: value for symbol, value in values.items()}
         seconds = []
         with np.errstate(all="ignore"):
-            for kernel, arguments, counts in steps:
+            for step in steps:
                 start = time.perf_counter()
                 buffers = [
-                    np.ndarray(evaluate(count, sizes), arg.dtype.numpy, memory[slot].data, offset)
-                    for arg, (slot, offset), count in zip(
-                        kernel.args, arguments, counts, strict=True
+                    np.ndarray(evaluate(size, sizes), dtype.numpy, memory[slot].data, offset)
+                    for dtype, (slot, offset), size in zip(
+                        step.dtypes, step.places, step.sizes, strict=True
                     )
                 ]
-                if isinstance(kernel, LibraryCall):
-                    kernel.run(buffers, values)
-                else:
-                    assert isinstance(kernel, LoopNest)
-                    run_nest(kernel, buffers, values)
+                step.compute(buffers, values)
                 seconds.append(time.perf_counter() - start)
         return seconds
 
@@ -113,3 +142,8 @@ def octets(block: Any) -> Array:
     if isinstance(block, np.ndarray):
         return block.reshape(-1).view(np.uint8)
     return np.frombuffer(block, np.uint8)
+
+
+def _copy(buffers: Sequence[Array], values: Mapping[Symbol, int]) -> None:
+    target, source = buffers
+    target[:] = source
