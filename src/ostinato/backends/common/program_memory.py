@@ -119,9 +119,9 @@ class ProgramMemory(Generic[M, S]):
 
     def _fresh(self) -> tuple[M, M, M, M]:
         """New blocks for the slots that no two executables share."""
-        own = (Slot.ARENA, Slot.STATES, Slot.IDLE, Slot.PLACED)
-        arena, states, idle, placed = (self._kind.allocate(self._sizes[slot]) for slot in own)
-        return arena, states, idle, placed
+        allocate, sizes = self._kind.allocate, self._sizes
+        arena, states = allocate(sizes[Slot.ARENA]), allocate(sizes[Slot.STATES])
+        return arena, states, allocate(sizes[Slot.IDLE]), allocate(sizes[Slot.PLACED])
 
     def _shown(self, nbytes: int) -> Memory:
         return self._kind.memory(self._kind.allocate(nbytes))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.context import DECODE_VARIABLES, Context
 from ostinato.backends.common.encoded import Encoded
-from ostinato.backends.common.op_encoding import OpMemory
 from ostinato.backends.common.program_runner import RELEASED, host_block
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.submission import allocate, copy_step, kernel_step
@@ -20,6 +19,7 @@ from ostinato.plan.order import ORDER
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ostinato.backends.common import op_encoding
     from ostinato.backends.common.compiled_op import CompiledOp
     from ostinato.backends.common.encoded import Recording
     from ostinato.backends.common.op_signature import OpSignature
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ostinato.plan.prepared import PreparedOp
     from ostinato.variables import Symbol
 else:
+    op_encoding = LazyModule("ostinato.backends.common.op_encoding")
     prepared = LazyModule("ostinato.plan.prepared")
 
 __all__ = ["CpuContext"]
@@ -159,7 +160,7 @@ class CpuContext(Context):
         return program.bind([target, source])
 
     def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
-        touched = OpMemory.of(ops, variables, self.device)
+        touched = op_encoding.OpMemory.of(ops, variables, self.device)
         storages, written = touched.storages, touched.written
         steps = [_step(op, touched) for op in ops if not isinstance(op, prepared.View)]
         owner = tuple(op.kernel.code for op in ops if isinstance(op, prepared.KernelCall))
@@ -221,7 +222,7 @@ def _known_as(memory: object) -> object:
     return memory.block if isinstance(memory, HostMemory) else memory
 
 
-def _step(op: PreparedOp, memory: OpMemory) -> _core.Step:
+def _step(op: PreparedOp, memory: op_encoding.OpMemory) -> _core.Step:
     match op:
         case prepared.KernelCall():
             code: Any = op.kernel.code

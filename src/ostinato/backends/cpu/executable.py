@@ -12,10 +12,9 @@ from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.program_memory import ProgramMemory
 from ostinato.backends.common.program_runner import RELEASED
 from ostinato.backends.cpu import _core
-from ostinato.backends.cpu.arenas import Arenas
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.expert_layers import ExpertLayers
-from ostinato.backends.cpu.submission import copy_step, discard_step
+from ostinato.backends.cpu.submission import Arenas, copy_step, discard_step
 from ostinato.errors import InputError, PlanError
 from ostinato.plan.buffer import HostMemory
 from ostinato.plan.order import ORDER

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
-from ostinato.backends.common.routing_log import RoutingLog
-from ostinato.backends.cpu.routing_lists import ArenaLists
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.program_image import RoutingPlace
+    from ostinato.backends.common.routing_log import RoutingLog
     from ostinato.backends.cpu import _core
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.expert_tier import ExpertTier
@@ -45,7 +44,7 @@ class ExpertLayers:
     ) -> None:
         self._routings = routings
         self._native = native
-        self._log = RoutingLog(routings, ArenaLists(routings, arena, native))
+        self._log = _log(routings, arena, native) if routings else None
         self._stored: Sequence[StoredExperts | None] = [None] * len(routings)
         self.tier: ExpertTier | None = None
 
@@ -125,14 +124,28 @@ class ExpertLayers:
 
     def take_ids(self) -> list[Array] | None:
         """See :meth:`Executable.take_expert_ids`."""
-        return self._log.take() if self._routings else None
+        return None if self._log is None else self._log.take()
 
     def clear(self) -> None:
         """Clear the lists; to be called when the arena is discarded."""
-        self._log.clear()
+        if self._log is not None:
+            self._log.clear()
 
     def close(self, error: Exception) -> None:
         """Give back the memory; from now on, reading and placing raise ``error``."""
-        self._log.close(error)
+        if self._log is not None:
+            self._log.close(error)
         if self.tier is not None:
             self.tier.close(error)
+
+
+def _log(
+    routings: Sequence[RoutingPlace],
+    arena: _core.Arena,
+    native: Callable[[Sequence[_core.Step], Sequence[_core.Slot]], _core.Program],
+) -> RoutingLog:
+    # Imported here, since most graphs have no experts.
+    from ostinato.backends.common.routing_log import RoutingLog
+    from ostinato.backends.cpu.routing_lists import ArenaLists
+
+    return RoutingLog(routings, ArenaLists(routings, arena, native))

@@ -12,10 +12,25 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.compiler import BuiltinKernel, CompiledKernel
 
-__all__ = ["allocate", "copy_step", "discard_step", "kernel_step"]
+__all__ = ["Arenas", "allocate", "copy_step", "discard_step", "kernel_step"]
 
 #: Bytes of a copy that one thread takes at a time.
 _COPIED_AT_ONCE = 1 << 18
+
+
+class Arenas:
+    """See :class:`~ostinato.backends.common.program_memory.BlockKind`."""
+
+    def allocate(self, nbytes: int) -> _core.Arena:
+        return _core.Arena(nbytes)
+
+    def duplicate(self, block: _core.Arena) -> _core.Arena:
+        twin = _core.Arena(block.nbytes)
+        memoryview(twin)[:] = memoryview(block)
+        return twin
+
+    def memory(self, block: _core.Arena) -> HostMemory:
+        return HostMemory(block)
 
 
 def allocate(nbytes: int) -> HostMemory:
