@@ -126,6 +126,61 @@ def test_imports_make_no_rings():
     assert not found, "\n".join(" ".join(sorted(ring)) for ring in found)
 
 
+#: A function or a variable with external linkage that C code defines; each begins in column 0.
+DEFINITION = re.compile(
+    r"^(?!static\b|typedef\b|extern\b)\w[\w \t*]*?\b(\w+)\s*"
+    r"(?:\([^;{}]*\)\s*\{|(?:\[\w*\]\s*)*(?:__attribute__.*)?[=;])",
+    re.MULTILINE,
+)
+
+
+def native_units(folder: Path) -> dict[str, set[str]]:
+    """The units of a folder of C, a ``.c`` file and the header of its name, with those they use.
+
+    A unit uses those whose header it includes, and those that define a function or a variable that
+    its code names. So a header that declares what another unit defines is no way round.
+    """
+    included: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    home: dict[str, str] = {}
+    for path in sorted(folder.glob("*.[ch]")):
+        code = re.sub(r"/\*.*?\*/|//[^\n]*", " ", path.read_text(), flags=re.DOTALL)
+        included.setdefault(path.stem, set()).update(re.findall(r'#include "(\w+)\.h"', code))
+        code = re.sub(r'"(?:\\.|[^"\\\n])*"', " ", code)
+        words = re.sub(r"\(\*\w+\)(?=\()|(?:\.|->)\w+", " ", code)  # not the names of members
+        named.setdefault(path.stem, set()).update(re.findall(r"\w+", words))
+        if path.suffix == ".c":
+            home |= dict.fromkeys(DEFINITION.findall(code), path.stem)
+    used = {unit: {home[word] for word in words & home.keys()} for unit, words in named.items()}
+    return {unit: (used[unit] | included[unit] & named.keys()) - {unit} for unit in named}
+
+
+@pytest.mark.parametrize("folder", ["plan/csrc", "backends/cpu/csrc"])
+def test_native_units_make_no_circles(folder):
+    units = native_units(ROOT / folder)
+    assert any(units.values())
+    found = rings(units)
+    assert not found, "\n".join(" ".join(sorted(circle)) for circle in found)
+
+
+def test_circles_of_native_units_are_found_by_includes_and_by_definitions(tmp_path):
+    sources = {
+        "low.h": "typedef struct { int (*high)(int); } table; /* has high */\nint low(table t);\n",
+        "low.c": '#include "low.h"\n\nint low(table t) {\n    return t.high(1); // not high\n}\n',
+        "high.h": '#include "low.h"\n\nextern const char *const names[2];\n',
+        "high.c": '#include "high.h"\n\nconst char *const names[2] = {"low", "high"};\n\n'
+        "static int own(void) { return 1; }\n\n"
+        "int high(int x) { return low((table){high}) + own(); }\n",
+    }
+    for name, text in sources.items():
+        (tmp_path / name).write_text(text)
+    assert native_units(tmp_path) == {"low": set(), "high": {"low"}}
+    assert not rings(native_units(tmp_path))
+    for declared in ("int high(int x);\n", "extern const char *const names[2];\n"):
+        (tmp_path / "low.h").write_text(sources["low.h"] + declared)
+        assert rings(native_units(tmp_path)) == [frozenset({"low", "high"})]
+
+
 #: Parts of processors and words of single devices, which shared lowering has no use for.
 DEVICE_WORDS = re.compile(
     r"(?i)thread|\bpanels?\b|\bcaches?\b|register|vector|\blanes?\b|simd|llvm|cuda"
