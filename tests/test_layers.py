@@ -20,7 +20,7 @@ from ostinato.cache.fingerprint import ABOVE_CODE
 
 ROOT = Path(ostinato.__file__).parent
 
-#: From the ground up. Modules of one floor may import each other.
+#: From the ground up. Modules of one floor may import each other, as long as they make no rings.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "dtypes", "conversion", "variables", "symbolic", "cache", "lazy", "records"),
     ("ir",),

@@ -76,7 +76,8 @@ class Op(ABC):
         """The results, computed with the array namespace ``xp``: an array, or a tuple of them.
 
         The rule never mutates an array and never names NumPy, so that it serves the oracle, the
-        array-namespace backends and (for elementwise ops) the code generators alike.
+        array-namespace backends and (for elementwise ops) the code generators alike. Those have no
+        operator ``**``: elementwise rules call ``xp.pow``.
         """
 
     def decompose(self, g: Any, operands: Sequence[Any], attrs: dict[str, Attr]) -> Any:
