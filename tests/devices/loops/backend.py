@@ -10,8 +10,8 @@ from ostinato.backends.common.experts import ExpertsInFile
 from ostinato.backends.common.image_builder import build_image
 from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.lowering_options import lowering_options
-from ostinato.backends.common.node_notes import note_kernels
 from ostinato.backends.common.program_image import ProgramImage
+from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.device import Device
 from ostinato.backends.options import CompileOptions
 from ostinato.ir.graph import BaseGraph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ostinato.backends.common.buffer_layout import BufferLayout
-from ostinato.backends.common.node_notes import note_nodes
+from ostinato.backends.common.report_notes import note_nodes
 from ostinato.ir.facts import least_values
 from ostinato.ir.graph_facts import graph_facts
 from ostinato.passes.pipeline import run_passes

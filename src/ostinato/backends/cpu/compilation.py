@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.image_builder import build_image
 from ostinato.backends.common.lowered_graph import lower_graph
-from ostinato.backends.common.node_notes import note_kernels
 from ostinato.backends.common.program_image import ObjectCode, RoutingPlace
+from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.cpu.capabilities import CAPABILITIES
 from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
 from ostinato.backends.cpu.image import Image, Step
