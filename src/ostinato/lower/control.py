@@ -77,6 +77,7 @@ class Control(Kernel):
         conditional, counted: whether it reads these.
         trips: of a loop, the most iterations as far as is known.
         counter: of a loop, the position of the number of the iteration among the kernels' ``vars``.
+        iteration: that number, as the kernels of the body know it.
     """
 
     kind: ControlKind
@@ -85,6 +86,7 @@ class Control(Kernel):
     counted: bool = False
     trips: Dim | None = None
     counter: int = 0
+    iteration: Symbol | None = None
     variables: tuple[Symbol, ...] = ()
 
     def describe(self, text: KernelText) -> None:
@@ -208,7 +210,7 @@ def _lower_loop(build: ProgramBuilder, node: Node, lower: LowerNested) -> None:
         graph.assign(state, value)
     graph.outputs = {name: graph.outputs[name] for name in targets}
 
-    limits = {"trips": trips, "counter": counter, "counted": parts.counted}
+    limits = {"trips": trips, "counter": counter, "iteration": number, "counted": parts.counted}
     flags = {"conditional": parts.conditional}
     _control(build, node, ControlKind.LOOP, [*started, *counts], **flags, **limits)
     lower(graph, stored, targets, (*build.variables, number))

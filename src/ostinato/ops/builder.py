@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 from ostinato.errors import GraphError
 from ostinato.ir.graph import BaseGraph, Value
 from ostinato.ir.leaves import INPUT
+from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary import Vocabulary
 from ostinato.ops.vocabulary.control import ControlVocabulary, Nested
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.ir import text
     from ostinato.ir.op import Attr, Op
     from ostinato.ir.types import TensorType
+else:
+    text = LazyModule("ostinato.ir.text")
 
 __all__ = ["Graph", "NestedGraph"]
 
@@ -29,6 +33,10 @@ class Graph(BaseGraph, Vocabulary[Value], ControlVocabulary):
     Args:
         name: the graph's name in reports.
     """
+
+    def __str__(self) -> str:
+        """The text form; see :mod:`ostinato.ir.text`."""
+        return text.format_graph(self)
 
     def type_of(self, operand: Any) -> TensorType | None:
         return operand.type if isinstance(operand, Value) else None

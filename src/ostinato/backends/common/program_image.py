@@ -9,6 +9,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
+import numpy as np
+
+from ostinato.dtypes import DType
+
 __all__ = [
     "External",
     "ObjectCode",
@@ -61,6 +65,16 @@ class StatePlace(NamedTuple):
     shape: tuple[int, ...]
     place: tuple[int, int]
     initial: Elements
+
+    def empty(self) -> np.ndarray[Any, Any]:
+        """A new array of its type."""
+        return np.empty(self.shape, DType.parse(self.dtype).numpy)
+
+    def initial_array(self) -> np.ndarray[Any, Any]:
+        """Its elements before the first run, in C order."""
+        initial = np.frombuffer(self.initial, np.uint8).view(DType.parse(self.dtype).numpy)
+        whole = initial[0] if initial.size == 1 else initial.reshape(self.shape)
+        return np.ascontiguousarray(np.broadcast_to(whole, self.shape))
 
 
 class External(NamedTuple):
@@ -153,7 +167,7 @@ class ProgramImage(NamedTuple, Generic[S]):
         """The cache entry that :meth:`from_entry` takes."""
         return _plain(self)
 
-    def runs_like(self, other: Self) -> bool:
+    def runs_like(self, other: ProgramImage[S]) -> bool:
         """Whether a run of the other does the same, but for what constants hold.
 
         Labels of layers do not matter: the text of a graph leaves some out.
