@@ -15,6 +15,7 @@ from onnx.numpy_helper import to_array
 
 import ostinato as ost
 from ostinato.frontends.onnx.converters import converters, find_converter
+from ostinato.frontends.onnx.dims import element_type
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 
 if TYPE_CHECKING:
@@ -63,32 +64,66 @@ def load_case(case: Any, inputs: dict[str, Any]) -> ost.Graph:
     A node test gives everything as an input, also shapes and axes, which real models store.
     """
     names = [value.name for value in case.model.graph.input if value.name in inputs]
-    for fixed in ([], names[1:]):
+    lists = [name for name in names if isinstance(inputs[name], list)]
+    for fixed in ([], [name for name in names[1:] if name not in lists], names[1:]):
+        dims = {name: _shapes(inputs[name]) for name in names if _is_structured(inputs[name])}
+        dims = {name: shapes for name, shapes in dims.items() if name not in fixed}
+        constants = {name: inputs[name] for name in fixed}
         try:
-            return ost.load_onnx(case.model, constants={name: inputs[name] for name in fixed})
-        except (ost.UnsupportedOpError, ost.GraphError):
+            return ost.load_onnx(case.model, dims=dims, constants=constants)
+        except (ost.UnsupportedOpError, ost.GraphError, ost.ModelFormatError):
             pass
     return ost.load_onnx(case.model, constants={name: inputs[name] for name in names})
+
+
+def _is_structured(given: Any) -> bool:
+    """Whether an input is a sequence, or an optional that is empty."""
+    return given is None or isinstance(given, list)
+
+
+def _shapes(given: Any) -> Any:
+    return None if given is None else [array.shape for array in given]
+
+
+def flattened(name: str, given: Any) -> dict[str, Any]:
+    """The tensors of an input or output, by the names that the graph has for them."""
+    if not _is_structured(given):
+        return {name: given}
+    return {f"{name}[{i}]": array for i, array in enumerate(given or [])}
 
 
 def run_case(case: Any) -> None:
     """Load, evaluate, compare with the stored outputs."""
     for stored_inputs, expected in case.data_sets:
         declared = (value.name for value in case.model.graph.input)
-        arrays = [to_array(a) if isinstance(a, TensorProto) else a for a in stored_inputs]
-        inputs = dict(zip(declared, arrays, strict=False))
+        inputs = dict(zip(declared, map(array_of, stored_inputs), strict=False))
         graph = load_case(case, inputs)
-        live = {name: inputs[name] for name in graph.inputs}
-        results = ost.reference.evaluate(graph, live, {})
-        outputs = case.model.graph.output
-        for result, stored, value in zip(results, expected, outputs, strict=True):
-            wanted = to_array(stored) if isinstance(stored, TensorProto) else np.asarray(stored)
-            compare(result, wanted, value, case)
+        tensors = {
+            k: v for name, given in inputs.items() for k, v in flattened(name, given).items()
+        }
+        live = {name: tensors[name] for name in graph.inputs}
+        results = dict(zip(graph.outputs, run_outputs(graph, live), strict=True))
+        for stored, value in zip(expected, case.model.graph.output, strict=True):
+            for name, wanted in flattened(value.name, array_of(stored)).items():
+                compare(results.pop(name), np.asarray(wanted), value, case)
+        assert not results
+
+
+def run_outputs(graph: ost.Graph, live: dict[str, Any]) -> list[Any]:
+    """The outputs of a graph; a model whose only output is an empty sequence has none."""
+    return ost.reference.evaluate(graph, live, {}) if graph.outputs else []
+
+
+def array_of(stored: Any) -> Any:
+    """A stored tensor as an array, in a sequence too."""
+    if isinstance(stored, list):
+        return [array_of(item) for item in stored]
+    return to_array(stored) if isinstance(stored, TensorProto) else stored
 
 
 def compare(result: Any, wanted: Any, value: Any, case: Any) -> None:
     """Shapes, dtypes and everything but floats exactly; floats as closely as their dtype holds."""
-    dtype = ELEMENT_TYPES[value.type.tensor_type.elem_type].numpy
+    dtype = ELEMENT_TYPES[element_type(value.type).elem_type].numpy
     assert (result.shape, result.dtype) == (wanted.shape, dtype), value.name
     if dtype.kind in "biu":
         np.testing.assert_array_equal(result, wanted.astype(dtype), err_msg=value.name)
@@ -103,10 +138,7 @@ def expected_refusal(case: Any) -> str | None:
     """Part of the message with which a case must be refused; ``None`` if it must work."""
     graph = case.model.graph
     for value in (*graph.input, *graph.output):
-        kind = value.type.WhichOneof("value")
-        if kind != "tensor_type":
-            return ""
-        if value.type.tensor_type.elem_type not in ELEMENT_TYPES:
+        if element_type(value.type).elem_type not in ELEMENT_TYPES:
             return "elements|casts to"
     missing = {op for op in op_types(graph) if find_converter("", op) is None}
     if missing:

@@ -39,9 +39,11 @@ def load_onnx(
         dims: the sizes of dynamic dims, by the model's name of the dim (``{"batch": 8}``) or by
             input (``{"x": (8, 3, 224, 224)}``, ``{"x": {0: 8}}``). A size is an int, a pair of
             bounds ``(1, 128)``, or an ``ost.Variable``. A dynamic dim without a size becomes a
-            Variable of its name, bounded by 1 and 512.
+            Variable of its name, bounded by 1 and 512. A sequence takes a list of shapes, and its
+            tensors become inputs ``x[0]``, ``x[1]``, …; an optional is empty with ``None``.
         constants: inputs to fix at a value, by name (``{"sampling_rate": 16000}``): they vanish
-            from the graph, and whatever depends on them alone is computed while loading.
+            from the graph, and whatever depends on them alone is computed while loading. A sequence
+            is a list of arrays, an empty optional ``None``.
         name: the graph's name; by default the file's or the model's.
         base_dir: where the model's external data lies, when ``source`` is not a path.
 

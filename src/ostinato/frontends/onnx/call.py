@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
 
 from ostinato.errors import ModelFormatError
-from ostinato.frontends.onnx.known import Known, Leaves, Missing, Tensor
+from ostinato.frontends.onnx.known import (
+    Known,
+    Leaves,
+    Missing,
+    OptionalOf,
+    SequenceOf,
+    Tensor,
+)
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -109,6 +116,18 @@ class Call:
         found = self.operands[index] if index < len(self.operands) else None
         if found is None or isinstance(found, Missing):
             self.malformed(f"operand {index} is missing")
+        if isinstance(found, SequenceOf | OptionalOf):
+            kind = "a sequence" if isinstance(found, SequenceOf) else "an optional"
+            self.malformed(f"operand {index} is {kind}, expected a tensor")
+        return found
+
+    def sequence(self, index: int) -> SequenceOf:
+        """The operand at ``index``, a sequence of tensors."""
+        found = self.operands[index] if index < len(self.operands) else None
+        if isinstance(found, OptionalOf):
+            found = found.item
+        if not isinstance(found, SequenceOf):
+            self.malformed(f"operand {index} is no sequence")
         return found
 
     def value(self, index: int) -> Value:

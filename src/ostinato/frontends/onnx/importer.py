@@ -16,6 +16,7 @@ from ostinato.frontends.onnx.functions import FunctionLibrary
 from ostinato.frontends.onnx.known import Known, Leaves, Missing, NestedLeaves
 from ostinato.frontends.onnx.messages import AttributeProto
 from ostinato.frontends.onnx.order import label_of, ordered
+from ostinato.frontends.onnx.structured import flattened
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,
     element_name,
@@ -121,9 +122,10 @@ class Importer:
         for value, tensor in zip(proto.output, outputs, strict=True):
             if value.name in named:
                 raise ModelFormatError(f"the model lists its output {value.name!r} twice")
-            if isinstance(tensor, Missing):
-                raise UnsupportedOpError(f"output {value.name!r}: {tensor.reason}")
-            named[value.name] = self._leaves.value(tensor) if isinstance(tensor, Known) else tensor
+            for name, part in flattened(value.name, tensor):
+                if isinstance(part, Missing):
+                    raise UnsupportedOpError(f"output {name!r}: {part.reason}")
+                named[name] = self._leaves.value(part) if isinstance(part, Known) else part
         if not named:
             raise ModelFormatError("the model has no outputs")
         self._g.set_outputs(named)

@@ -31,6 +31,8 @@ __all__ = [
     "Leaves",
     "Missing",
     "NestedLeaves",
+    "OptionalOf",
+    "SequenceOf",
     "Tensor",
     "as_known",
     "boxed",
@@ -98,8 +100,28 @@ class Missing:
     reason: str = ""
 
 
-#: The tensor behind a name in the model: known, or a value of the graph.
-Tensor: TypeAlias = "Value | Known | Missing"
+@dataclass(frozen=True, eq=False)
+class SequenceOf:
+    """A sequence of tensors, whose length is known at import.
+
+    Attributes:
+        items: the tensors.
+        dtype: the element type of each.
+    """
+
+    items: tuple[Value | Known, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class OptionalOf:
+    """A tensor or sequence, or nothing; which, is known at import."""
+
+    item: Value | Known | SequenceOf | None
+
+
+#: The tensor behind a name in the model: known, or a value of the graph; or several of these.
+Tensor: TypeAlias = "Value | Known | Missing | SequenceOf | OptionalOf"
 
 
 def as_known(array: Any, name: str = "", dtype: DType | None = None) -> Known:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import InputError, ModelFormatError, OstinatoError, UnsupportedOpError
-from ostinato.frontends.onnx.dims import DimResolver
+from ostinato.frontends.onnx.dims import DimResolver, element_type
 from ostinato.frontends.onnx.importer import Importer
 from ostinato.frontends.onnx.known import Known
 from ostinato.frontends.onnx.source import ModelSource, open_model
+from ostinato.frontends.onnx.structured import KINDS, fixed_input, live_input
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name
 from ostinato.ir.types import TensorType
 from ostinato.ops.builder import Graph
@@ -78,20 +79,55 @@ def _inputs(
     model: ModelSource, g: Graph, dims: Mapping[str, Any] | None, constants: dict[str, Any]
 ) -> dict[str, Tensor]:
     """The model's inputs: inputs of ``g``, or known tensors."""
-    types = _types(model, dims)
+    declared, resolver = _declared(model, dims)
+    names = [value.name for value in declared]
     for given in constants:
-        if given not in types:
-            raise InputError(f"constants: the model has no input {given!r}; it has {list(types)}")
-    return {
-        name: _fixed(name, constants[name], type_.dtype, type_.shape)
-        if name in constants
-        else g.input(name, type_.shape, type_.dtype)
-        for name, type_ in types.items()
-    }
+        if given not in names:
+            raise InputError(f"constants: the model has no input {given!r}; it has {names}")
+    return {value.name: _input(value, g, resolver, constants) for value in declared}
+
+
+def _input(
+    value: ValueInfoProto, g: Graph, resolver: DimResolver, constants: Mapping[str, Any]
+) -> Tensor:
+    name, dtype, tensor_type = value.name, _dtype(value), element_type(value.type)
+    if value.type.WhichOneof("value") not in KINDS:
+        shape = resolver.shape(name, tensor_type)
+        if name in constants:
+            return _fixed(name, constants[name], dtype, shape)
+        return g.input(name, shape, dtype)
+    if name not in constants:
+        return live_input(
+            name, value.type, dtype, resolver, lambda leaf, shape: g.input(leaf, shape, dtype)
+        )
+
+    def known(leaf: str, given: Any) -> Known:
+        return _fixed(leaf, given, dtype, np.asarray(given).shape)
+
+    return fixed_input(name, value.type, constants[name], dtype, known)
 
 
 def _types(model: ModelSource, dims: Mapping[str, Any] | None) -> dict[str, TensorType]:
-    """The type of each input that has no default value."""
+    """The type of each tensor that is an input and has no default value."""
+    declared, resolver = _declared(model, dims)
+    types: dict[str, TensorType] = {}
+    for value in declared:
+        dtype = _dtype(value)
+
+        def declare(name: str, shape: tuple[Dim, ...], dtype: DType = dtype) -> Any:
+            types[name] = TensorType(dtype, shape)
+
+        if value.type.WhichOneof("value") in KINDS:
+            live_input(value.name, value.type, dtype, resolver, declare)
+        else:
+            declare(value.name, resolver.shape(value.name, value.type.tensor_type))
+    return types
+
+
+def _declared(
+    model: ModelSource, dims: Mapping[str, Any] | None
+) -> tuple[list[ValueInfoProto], DimResolver]:
+    """The inputs that have no default value, and their sizes."""
     proto = model.proto.graph
     defaults = {t.name for t in proto.initializer} | {
         t.values.name for t in proto.sparse_initializer
@@ -100,22 +136,20 @@ def _types(model: ModelSource, dims: Mapping[str, Any] | None) -> dict[str, Tens
     names = [value.name for value in declared]
     if len(set(names)) != len(names):
         raise ModelFormatError(f"the model lists an input twice: {names}")
-    resolver = DimResolver(dims, declared)
-    return {
-        value.name: TensorType(_dtype(value), resolver.shape(value.name, value.type.tensor_type))
-        for value in declared
-    }
+    return declared, DimResolver(dims, declared)
 
 
 def _dtype(value: ValueInfoProto) -> DType:
+    """The element type of an input, or of the tensors of an input."""
     kind = value.type.WhichOneof("value")
     if kind is None:
         raise ModelFormatError(f"input {value.name!r} has no type")
-    if kind != "tensor_type":
+    if kind != "tensor_type" and kind not in KINDS:
         raise UnsupportedOpError(
-            f"input {value.name!r} is no tensor (a {kind}); only tensors are supported"
+            f"input {value.name!r} is no tensor (a {kind}); only tensors, sequences and optionals "
+            "of them are supported"
         )
-    number = value.type.tensor_type.elem_type
+    number = element_type(value.type).elem_type
     if number not in ELEMENT_TYPES:
         raise UnsupportedOpError(f"input {value.name!r} has {element_name(number)} elements")
     return ELEMENT_TYPES[number]

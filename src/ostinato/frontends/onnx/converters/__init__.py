@@ -26,6 +26,7 @@ _FAMILIES = (
     "resize",
     "recurrent",
     "control",
+    "sequences",
 )
 
 #: By domain, what a family calls its table of converters, and the families that have one.
@@ -33,6 +34,22 @@ _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
     "com.microsoft": ("EXTENSIONS", ("activations", "normalization")),
 }
+
+#: Ops on sequences and optionals, whose converters take them apart while the model is loaded.
+_SEQUENCES = (
+    "ConcatFromSequence",
+    "Optional",
+    "OptionalGetElement",
+    "OptionalHasElement",
+    "SequenceAt",
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SequenceLength",
+    "SequenceMap",
+    "SplitToSequence",
+)
 
 #: Ops whose converters give known results by themselves, or whose operands are not all they read.
 FOLDED_BY_CONVERTER = frozenset(
@@ -47,6 +64,7 @@ FOLDED_BY_CONVERTER = frozenset(
         "Scan",
         "Shape",
         "Size",
+        *_SEQUENCES,
     }
 )
 

@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import GraphError
-from ostinato.frontends.onnx.known import Known, Missing, NestedLeaves, as_known
+from ostinato.frontends.onnx.known import (
+    Known,
+    Missing,
+    NestedLeaves,
+    OptionalOf,
+    SequenceOf,
+    as_known,
+)
+from ostinato.frontends.onnx.structured import flattened
 from ostinato.ir.graph import Value
 from ostinato.variables import Expr, maximum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from onnx import GraphProto
 
@@ -53,20 +61,42 @@ def convert_if(call: Call) -> Result:
     )
     if any(isinstance(tensor, Missing) for tensor in (*then, *other)):
         return [Missing() for _ in call.outputs]
-    pairs = list(zip(then, other, strict=True))
-    open_ = [i for i, (a, b) in enumerate(pairs) if not _alike(a, b)]
-    for i in open_:
-        _check_types(*pairs[i])
-    results: list[Tensor] = list(then)
+    for a, b in zip(then, other, strict=True):
+        _check_types(a, b)
+    parts = [_tensors(found) for found in (then, other)]
+    open_ = [i for i, (a, b) in enumerate(zip(*parts, strict=True)) if not _alike(a, b)]
+    results = parts[0]
     if open_:
         values = [
             [_value_in(call, graph, found[i]) for i in open_]
-            for graph, found in zip(graphs, (then, other), strict=True)
+            for graph, found in zip(graphs, parts, strict=True)
         ]
         flag = call.g.cast(call.g.reshape(call.value(0), ()), "bool")
         for i, value in zip(open_, call.g.join(flag, graphs, values), strict=True):
             results[i] = value
-    return results
+    rest = iter(results)
+    return [_rebuilt(tensor, rest) for tensor in then]
+
+
+def _tensors(found: Sequence[Tensor]) -> list[Value | Known]:
+    """The tensors of a branch's results, those in sequences one by one."""
+    return [
+        part
+        for tensor in found
+        for _, part in flattened("", tensor)
+        if not isinstance(part, Missing)
+    ]
+
+
+def _rebuilt(like: Tensor, parts: Iterator[Value | Known]) -> Tensor:
+    """A tensor, or a sequence or optional of as many tensors as ``like`` has."""
+    if isinstance(like, SequenceOf):
+        return SequenceOf(tuple(next(parts) for _ in like.items), like.dtype)
+    if isinstance(like, OptionalOf):
+        inside = None if like.item is None else _rebuilt(like.item, parts)
+        assert not isinstance(inside, Missing | OptionalOf)
+        return OptionalOf(inside)
+    return next(parts)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -76,12 +106,21 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a is b
 
 
-def _check_types(a: Any, b: Any) -> None:
-    if a.type != b.type:
+def _check_types(a: Tensor, b: Tensor) -> None:
+    if _kind(a) != _kind(b):
         raise GraphError(
-            f"its condition is not known when the model is loaded, and its branches give {a.type} "
-            f"and {b.type}; fix what the condition depends on with dims= or constants="
+            "its condition is not known when the model is loaded, and its branches give "
+            f"{_kind(a)} and {_kind(b)}; fix what the condition depends on with dims= or constants="
         )
+
+
+def _kind(tensor: Tensor) -> str:
+    """The type of a branch's result, in words."""
+    if isinstance(tensor, SequenceOf):
+        return f"the sequence ({', '.join(str(item.type) for item in tensor.items)})"
+    if isinstance(tensor, OptionalOf):
+        return "an empty optional" if tensor.item is None else f"optional {_kind(tensor.item)}"
+    return "nothing" if isinstance(tensor, Missing) else str(tensor.type)
 
 
 def _checked(call: Call, results: list[Tensor]) -> list[Tensor]:
@@ -104,7 +143,7 @@ def _value_in(call: Call, graph: NestedGraph, tensor: Tensor) -> Value:
 def convert_loop(call: Call) -> Result:
     """A ``while_loop``; unrolled where that alone is possible."""
     body = call.graph("body")
-    carried = [call.operand(i) for i in range(2, len(call.operands))]
+    carried = list(call.operands[2:])
     if len(body.input) != len(carried) + 2:
         call.malformed(f"its body takes {len(body.input)} inputs, expected {len(carried) + 2}")
     if len(body.output) < len(carried) + 1:
@@ -113,6 +152,13 @@ def convert_loop(call: Call) -> Result:
     if started is not None and not started.symbolic and not started.array.any():
         return _no_iteration(call, body, carried)
     trips = _trips(call)
+    if any(isinstance(tensor, SequenceOf | OptionalOf) for tensor in carried):
+        if not isinstance(trips, int) or started is None:
+            call.unsupported(
+                "it carries a sequence, and the number of its iterations is not known when the "
+                "model is loaded"
+            )
+        return _unrolled(call, body, carried, trips)
     looped = call.attempt(partial(_looped, call, body, carried, trips, started is not None))
     if looped is not None:
         return list(looped)
@@ -144,7 +190,7 @@ def _trips(call: Call) -> Dim | Value | None:
 def _looped(
     call: Call,
     body: GraphProto,
-    carried: Sequence[Value | Known],
+    carried: Sequence[Tensor | None],
     trips: Dim | Value | None,
     started: bool,
 ) -> list[Tensor]:
@@ -153,40 +199,37 @@ def _looped(
     Args:
         started: whether the first iteration is known to begin.
     """
-    g, n_carried = call.g, len(carried)
-    initial = [call.as_value(tensor) for tensor in carried]
-    conditional: list[bool] = []
-
-    def build(b: NestedGraph, iteration: Value, *values: Value) -> list[Value]:
-        # An iteration runs only if its condition holds.
-        found = call.nested(body, b, [iteration, as_known(np.array(True)), *values])
-        if any(isinstance(tensor, Missing) for tensor in found):
-            call.unsupported("a node of its body is not supported")
-        going, *rest = found
-        known = isinstance(going, Known) and not going.symbolic and going.array.all()
-        conditional.append(not (started and known))
-        head = [b.reshape(_value_in(call, b, going), ())] if conditional[0] else []
-        return [*head, *(_value_in(call, b, tensor) for tensor in rest)]
-
-    nested, arguments = g.begin_loop(initial)
-    results = build(nested, *arguments)
-    if (conditional[0] and len(results) > 1 + n_carried) or (
-        not isinstance(trips, int | Expr) and len(results) > n_carried + conditional[0]
-    ):
+    g = call.g
+    initial = [call.value(2 + i) for i in range(len(carried))]
+    nested, (iteration, *values) = g.begin_loop(initial)
+    # An iteration runs only if its condition holds.
+    found = call.nested(body, nested, [iteration, as_known(np.array(True)), *values])
+    if any(isinstance(tensor, Missing) for tensor in found):
+        call.unsupported("a node of its body is not supported")
+    going, *rest = found
+    always = isinstance(going, Known) and not going.symbolic and bool(going.array.all())
+    conditional = not (started and always)
+    results = [_value_in(call, nested, tensor) for tensor in rest]
+    exact = not conditional and isinstance(trips, int | Expr)
+    if len(results) > len(carried) and not exact:
         call.unsupported(
             "its scan outputs have as many parts as there are iterations, which depends on data"
         )
     condition: Any = None
-    if conditional[0]:
+    if conditional:
+        results.insert(0, nested.reshape(_value_in(call, nested, going), ()))
         condition = g.reshape(call.value(1), ()) if call.has(1) else g.constant(np.array(True))
     elif trips is None:
         call.malformed("it has neither a trip count nor a condition, and would never end")
     return list(g.end_loop(nested, results, initial, trips=trips, condition=condition))
 
 
-def _unrolled(call: Call, body: GraphProto, carried: Sequence[Tensor], trips: int) -> list[Tensor]:
+def _unrolled(
+    call: Call, body: GraphProto, carried: Sequence[Tensor | None], trips: int
+) -> list[Tensor]:
     """The results of a loop whose iterations are converted one by one."""
-    values, parts = list(carried), [[] for _ in body.output[len(carried) + 1 :]]  # type: ignore[var-annotated]
+    values = [call.operand(2 + i) if t is None else t for i, t in enumerate(carried)]
+    parts: list[list[Value | Known]] = [[] for _ in body.output[len(carried) + 1 :]]
     for number in range(trips):
         iteration = as_known(np.array(number, np.int64))
         found = call.inline(body, [iteration, as_known(np.array(True)), *values])
@@ -197,6 +240,8 @@ def _unrolled(call: Call, body: GraphProto, carried: Sequence[Tensor], trips: in
             call.unsupported("its condition depends on data")
         values = found[1 : len(carried) + 1]
         for whole, part in zip(parts, found[len(carried) + 1 :], strict=True):
+            if not isinstance(part, Value | Known):
+                call.malformed("a scan output is no tensor")
             whole.append(part)
         if not going.array.all():
             break
@@ -206,10 +251,12 @@ def _unrolled(call: Call, body: GraphProto, carried: Sequence[Tensor], trips: in
     return [*values, *stacked]
 
 
-def _no_iteration(call: Call, body: GraphProto, carried: Sequence[Tensor]) -> list[Tensor]:
+def _no_iteration(call: Call, body: GraphProto, carried: Sequence[Tensor | None]) -> list[Tensor]:
     """The results of a loop that never begins: scan outputs are empty."""
-    looped = _looped(call, body, carried, 0, started=True)  # type: ignore[arg-type]
-    return [*carried, *looped[len(carried) :]]
+    first = [call.operand(2 + i) if t is None else t for i, t in enumerate(carried)]
+    if len(body.output) == len(carried) + 1:
+        return first
+    return [*first, *_looped(call, body, carried, 0, started=True)[len(carried) :]]
 
 
 # -- Scan ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.frontends.onnx.known import as_known, known_dims
+from ostinato.frontends.onnx.known import OptionalOf, SequenceOf, as_known, known_dims
 from ostinato.ops.base import broadcast_shapes, normalize_axes, normalize_axis
 from ostinato.variables import (
     ceil_div,
@@ -43,7 +43,8 @@ def convert_size(call: Call) -> Result:
 
 
 def convert_identity(call: Call) -> Result:
-    return call.operand(0)
+    found = call.operands[0] if call.operands else None
+    return found if isinstance(found, SequenceOf | OptionalOf) else call.operand(0)
 
 
 def convert_dropout(call: Call) -> Result:

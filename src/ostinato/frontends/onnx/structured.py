@@ -1,0 +1,115 @@
+"""Inputs and outputs of a model that are sequences or optionals.
+
+A graph has tensors alone: the tensors of a sequence ``x`` are its inputs or outputs ``x[0]``,
+``x[1]``, …, and an optional that is empty has none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ostinato.errors import InputError, UnsupportedOpError
+from ostinato.frontends.onnx.dims import element_type
+from ostinato.frontends.onnx.known import Known, Missing, OptionalOf, SequenceOf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from onnx import TypeProto
+
+    from ostinato.dtypes import DType
+    from ostinato.frontends.onnx.dims import DimResolver
+    from ostinato.frontends.onnx.known import Tensor
+    from ostinato.ir.graph import Value
+    from ostinato.variables import Dim
+
+__all__ = ["KINDS", "fixed_input", "flattened", "live_input"]
+
+#: The kinds of types that are no tensors, and what they are called.
+KINDS = {"sequence_type": "a sequence", "optional_type": "an optional"}
+
+
+def live_input(
+    name: str,
+    type_: TypeProto,
+    dtype: DType,
+    resolver: DimResolver,
+    declare: Callable[[str, tuple[Dim, ...]], Value],
+) -> SequenceOf | OptionalOf:
+    """The tensors of an input that each run gives.
+
+    Args:
+        name, type_: of the input.
+        dtype: the element type of its tensors.
+        resolver: knows the shapes that the caller gives.
+        declare: makes an input of the graph.
+
+    Raises:
+        UnsupportedOpError: the length of a sequence is not given.
+    """
+    inner = type_.optional_type.elem_type if type_.HasField("optional_type") else type_
+    is_optional = inner is not type_
+    if is_optional and resolver.is_absent(name):
+        return OptionalOf(None)
+    item: Value | SequenceOf
+    if inner.HasField("sequence_type"):
+        shapes = resolver.shapes(name, element_type(type_))
+        if shapes is None:
+            raise UnsupportedOpError(
+                f"input {name!r} is a sequence: give the shape of each of its tensors, "
+                f"dims={{{name!r}: [(2, 3), ...]}}"
+            )
+        items = [declare(f"{name}[{i}]", shape) for i, shape in enumerate(shapes)]
+        item = SequenceOf(tuple(items), dtype)
+    else:
+        item = declare(name, resolver.shape(name, element_type(type_)))
+    if is_optional:
+        return OptionalOf(item)
+    assert isinstance(item, SequenceOf)
+    return item
+
+
+def fixed_input(
+    name: str, type_: TypeProto, given: Any, dtype: DType, known: Callable[[str, Any], Known]
+) -> SequenceOf | OptionalOf:
+    """An input that is fixed with ``constants=``: a list of arrays, or ``None`` for no element.
+
+    Args:
+        name, type_: of the input.
+        given: the caller's.
+        dtype: the element type of its tensors.
+        known: makes an array a known tensor.
+
+    Raises:
+        InputError: the value is of another kind.
+    """
+    if type_.HasField("optional_type"):
+        if given is None:
+            return OptionalOf(None)
+        inner = type_.optional_type.elem_type
+        if inner.HasField("sequence_type"):
+            item: Known | SequenceOf = _fixed_sequence(name, given, dtype, known)
+        else:
+            item = known(name, given)
+        return OptionalOf(item)
+    return _fixed_sequence(name, given, dtype, known)
+
+
+def _fixed_sequence(
+    name: str, given: Any, dtype: DType, known: Callable[[str, Any], Known]
+) -> SequenceOf:
+    if not isinstance(given, list | tuple):
+        raise InputError(f"constants: {name!r} is a sequence, expected a list, got {given!r:.60}")
+    return SequenceOf(tuple(known(f"{name}[{i}]", a) for i, a in enumerate(given)), dtype)
+
+
+def flattened(name: str, tensor: Tensor) -> Iterator[tuple[str, Value | Known | Missing]]:
+    """The tensors of an output, by name."""
+    if isinstance(tensor, OptionalOf):
+        if tensor.item is not None:
+            yield from flattened(name, tensor.item)
+    elif isinstance(tensor, SequenceOf):
+        for position, item in enumerate(tensor.items):
+            yield f"{name}[{position}]", item
+    else:
+        yield name, tensor
