@@ -230,7 +230,7 @@ def test_rows_of_a_product_shrink_by_tiles_not_by_blocks():
     ]
     assert len(products) == 2
     for kernel, cut in products:
-        assert cut.idle == UPPER - 3
+        assert cut.masked_tail == UPPER - 3
         assert kernel.computed_rows(3) == kernel.rows < UPPER
 
 

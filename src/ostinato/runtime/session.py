@@ -91,10 +91,10 @@ class Session:
             options: instead of the session's.
             progress: called with ``(done, total)`` as kernels are compiled.
             experts: an :class:`ostinato.moe.ExpertFile` with the matrices of experts. Such params
-                stay there: some experts have places in memory, the others are read from the file
+                stay there: some experts have slots in memory, the others are read from the file
                 by each run that calls them, and results are the same to the bit.
             expert_budget: bytes of memory for experts, those that are being read included; every
-                clone has as much. By default all experts have places.
+                clone has as much. By default all experts have slots.
 
         Raises:
             GraphError: the graph has no outputs, is malformed, or has a tensor beyond all memory.

@@ -72,7 +72,7 @@ class LoopsExecutable(Executable):
 
     def _elements(self, buffer: LoweredBuffer, sizes: Mapping[str, int]) -> Array:
         """The elements of a buffer in memory of the executable's own."""
-        slot, offset = self._layout.places[buffer]
+        slot, offset = self._layout.locations[buffer]
         block = self._open_blocks()[slot]
         count = evaluate(buffer.type.size, sizes)
         return np.ndarray(count, buffer.type.dtype.numpy, block.data, offset)
@@ -211,7 +211,7 @@ class LoopsExecutable(Executable):
         storages = [*kept, *own]
         buffers = {
             buffer: self._plan_buffer(buffer, storages[slot], offset, sizes)
-            for buffer, (slot, offset) in layout.places.items()
+            for buffer, (slot, offset) in layout.locations.items()
         }
         lowered = LoweredOps(program, buffers, LoopsCode, self._origin)
         return ExecutionPlan(

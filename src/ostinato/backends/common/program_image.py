@@ -12,12 +12,12 @@ from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 __all__ = [
     "External",
     "ObjectCode",
-    "ParamPlace",
+    "ParamLocation",
     "ProgramImage",
     "ProgramPreparation",
-    "RoutingPlace",
+    "RoutingLocation",
     "Slot",
-    "StatePlace",
+    "StateLocation",
 ]
 
 S = TypeVar("S", bound=tuple[Any, ...])
@@ -33,8 +33,8 @@ class Slot(IntEnum):
     CONSTANTS = 1  #: shared by clones for good
     WEIGHTS = 2  #: params and what is prepared from them; shared by clones until one writes
     STATES = 3  #: what lives from run to run
-    IDLE = 4  #: how many rows kernels may leave out
-    PLACED = 5  #: resident experts, and their slots
+    MASKED_TAIL = 4  #: numbers of last rows that kernels leave out
+    RESIDENT = 5  #: resident experts, and their slots
 
 
 class ProgramPreparation(NamedTuple, Generic[S]):
@@ -44,22 +44,22 @@ class ProgramPreparation(NamedTuple, Generic[S]):
     steps: tuple[S, ...]
 
 
-class ParamPlace(NamedTuple):
-    """A param: how large it is, and where it lies; ``None``: it is not kept in its own form."""
+class ParamLocation(NamedTuple):
+    """A param: its size and its location; ``None``: a non-retained weight."""
 
     nbytes: int
-    place: tuple[int, int] | None
+    location: tuple[int, int] | None
 
 
-class StatePlace(NamedTuple):
-    """A state: its type, where it lies, and its elements before the first run.
+class StateLocation(NamedTuple):
+    """A state: its type, its location, and its elements before the first run.
 
     Where all elements are the same, ``initial`` has one.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    place: tuple[int, int]
+    location: tuple[int, int]
     initial: Elements
 
 
@@ -71,8 +71,8 @@ class External(NamedTuple):
     size: str
 
 
-class RoutingPlace(NamedTuple):
-    """The place where a run leaves its routing: the list of rows by expert.
+class RoutingLocation(NamedTuple):
+    """The location of a layer's routing in the arena: the list of rows by expert.
 
     Attributes:
         node: the label of the layer.
@@ -121,11 +121,11 @@ class ProgramImage(NamedTuple, Generic[S]):
     results: tuple[int, ...]
     intermediate_bytes: int
     constants: tuple[tuple[int, Elements], ...]
-    params: dict[str, ParamPlace]
-    states: dict[str, StatePlace]
+    params: dict[str, ParamLocation]
+    states: dict[str, StateLocation]
     externals: tuple[External, ...]
     variables: tuple[tuple[str, int, int], ...]
-    routings: tuple[RoutingPlace, ...]
+    routings: tuple[RoutingLocation, ...]
 
     @classmethod
     def step_of(cls, entry: tuple[Any, ...]) -> S:
@@ -143,10 +143,10 @@ class ProgramImage(NamedTuple, Generic[S]):
                 ProgramPreparation(params, tuple(map(cls.step_of, steps)))
                 for params, steps in image.preparations
             ),
-            params={name: ParamPlace(*place) for name, place in image.params.items()},
-            states={name: StatePlace(*place) for name, place in image.states.items()},
+            params={name: ParamLocation(*entry) for name, entry in image.params.items()},
+            states={name: StateLocation(*entry) for name, entry in image.states.items()},
             externals=tuple(External(*external) for external in image.externals),
-            routings=tuple(RoutingPlace(*place) for place in image.routings),
+            routings=tuple(RoutingLocation(*entry) for entry in image.routings),
         )
 
     def entry(self) -> object:
@@ -161,7 +161,7 @@ class ProgramImage(NamedTuple, Generic[S]):
         return self._unlabelled() == other._unlabelled()
 
     def _unlabelled(self) -> Self:
-        routings = tuple(place._replace(node="") for place in self.routings)
+        routings = tuple(routing._replace(node="") for routing in self.routings)
         return self._replace(constants=(), routings=routings)
 
 

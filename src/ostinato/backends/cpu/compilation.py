@@ -12,10 +12,10 @@ from ostinato.backends.common.node_notes import note_nodes
 from ostinato.backends.common.program_image import (
     External,
     ObjectCode,
-    ParamPlace,
-    RoutingPlace,
+    ParamLocation,
+    RoutingLocation,
     Slot,
-    StatePlace,
+    StateLocation,
 )
 from ostinato.backends.cpu.capabilities import CAPABILITIES
 from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
@@ -55,7 +55,7 @@ class Compilation:
         program: kernels, buffers, and the order in which kernels run.
         code: of the kernels.
         layout: slots and offsets of the buffers.
-        passing: non-retained params.
+        non_retained: params that are read, packed and dropped.
         origin: the graph before and after the passes.
         report: the compile report.
         least: by Variable, the least value that the graph accepts, where one is known.
@@ -64,7 +64,7 @@ class Compilation:
     program: CpuProgram
     code: MachineCode
     layout: BufferLayout
-    passing: frozenset[LoweredBuffer]
+    non_retained: frozenset[LoweredBuffer]
     origin: Origin
     report: CompileReport
     least: Mapping[str, int]
@@ -94,7 +94,7 @@ class Compilation:
                 for buffer, offset in layout.members(Slot.CONSTANTS)
             ),
             params={
-                name: ParamPlace(buffer.nbytes, layout.places.get(buffer))
+                name: ParamLocation(buffer.nbytes, layout.locations.get(buffer))
                 for name, buffer in program.params.items()
             },
             states={name: self._state(buffer) for name, buffer in program.states.items()},
@@ -113,7 +113,7 @@ class Compilation:
         return Step(
             f"{code.name}_kernel" if builtin else code.name,
             builtin,
-            tuple(self._place(buffer) for buffer in call.buffers),
+            tuple(self._location(buffer) for buffer in call.buffers),
             extent,
             extent_address != 0,
             grain,
@@ -121,19 +121,19 @@ class Compilation:
             parallel,
         )
 
-    def _place(self, buffer: LoweredBuffer) -> tuple[int, int]:
-        if buffer in self.passing:
+    def _location(self, buffer: LoweredBuffer) -> tuple[int, int]:
+        if buffer in self.non_retained:
             return -1 - list(self.program.params.values()).index(buffer), 0
-        return self.layout.places[buffer]
+        return self.layout.locations[buffer]
 
-    def _state(self, buffer: LoweredBuffer) -> StatePlace:
+    def _state(self, buffer: LoweredBuffer) -> StateLocation:
         assert buffer.value is not None
         initial = buffer.value.node.attrs["init"]
         shape = tuple(map(int, initial.shape))
         if not any(initial.strides):  # one element, broadcast
             initial = initial[(slice(1),) * initial.ndim]
         elements = bytes_of(np.ascontiguousarray(initial))
-        return StatePlace(buffer.type.dtype.name, shape, self.layout.places[buffer], elements)
+        return StateLocation(buffer.type.dtype.name, shape, self.layout.locations[buffer], elements)
 
     def _externals(self) -> list[LoweredBuffer]:
         return [*self.program.inputs.values(), *self.program.outputs.values()]
@@ -142,16 +142,16 @@ class Compilation:
         size = self.code.size_symbol(buffer.type.size * buffer.type.dtype.itemsize)
         return External(buffer.nbytes, buffer.role is Role.OUTPUT, size)
 
-    def _routings(self) -> Iterator[RoutingPlace]:
+    def _routings(self) -> Iterator[RoutingLocation]:
         for routing in self.program.routings:
             if routing.chooses:
                 groups = routing.groups
-                yield RoutingPlace(
+                yield RoutingLocation(
                     routing.node,
                     tuple(map(int, routing.shape[1:])),  # type: ignore[arg-type]  # not symbolic
                     routing.layout.experts,
                     routing.layout.first_row,
-                    self.layout.places[groups][1],
+                    self.layout.locations[groups][1],
                     groups.nbytes,
                 )
 
@@ -189,13 +189,13 @@ def compile_graph(
         code = _compile_kernels(program, target, report, progress)
     _describe(lowered, program, code, report)
     with report.timed("memory"):
-        passing = non_retained_params(program)
+        non_retained = non_retained_params(program)
         experts = [b for layer in program.stored_experts for b in layer.buffers]
         apart = options.keep_intermediates
-        layout = BufferLayout.of(program, passing, experts, apart=apart)
+        layout = BufferLayout.of(program, non_retained, experts, apart=apart)
     origin = Origin(graph if built is None else built, lowered)
     least = least_values(graph_facts(graph))
-    return Compilation(program, code, layout, passing, origin, report, least)
+    return Compilation(program, code, layout, non_retained, origin, report, least)
 
 
 def _compile_kernels(

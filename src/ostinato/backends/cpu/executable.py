@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ostinato.backends.common.context import Context
-    from ostinato.backends.common.program_image import RoutingPlace
+    from ostinato.backends.common.program_image import RoutingLocation
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.image import Image, Preparation
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode
@@ -49,8 +49,8 @@ Array = np.ndarray[Any, Any]
 _READ_ONLY = {
     "constant": "a constant",
     "prepared": "prepared from params",
-    "idle": "set between runs",
-    "placed": "set between runs",
+    "masked tail": "set between runs",
+    "resident": "set between runs",
 }
 
 
@@ -87,8 +87,8 @@ class CpuExecutable(Executable):
         self._code = code
         self._compilation = compilation
         self._stored = compilation().stored_by_layer if experts else [None] * len(image.routings)
-        passing = {name: p.nbytes for name, p in image.params.items() if p.place is None}
-        self._unpacked = UnpackedWeights(passing)
+        non_retained = {name: p.nbytes for name, p in image.params.items() if p.location is None}
+        self._unpacked = UnpackedWeights(non_retained)
         self._leading_rows: dict[int, LeadingRows] = {}
         self._constants = _core.Arena(image.sizes[Slot.CONSTANTS])
         for offset, data in image.constants:
@@ -119,8 +119,8 @@ class CpuExecutable(Executable):
         sizes = self._image.sizes
         self._arena = _core.Arena(sizes[Slot.ARENA])
         self._states = _core.Arena(sizes[Slot.STATES])
-        self._idle = _core.Arena(sizes[Slot.IDLE])
-        self._placed = _core.Arena(sizes[Slot.PLACED])
+        self._masked_tail = _core.Arena(sizes[Slot.MASKED_TAIL])
+        self._resident = _core.Arena(sizes[Slot.RESIDENT])
         steps = [step.native(self._code, {}) for step in self._image.steps]
         slots = [*self._fixed(), *self._externals()]
         owner = (self._code, self._weights)
@@ -130,7 +130,7 @@ class CpuExecutable(Executable):
             self._image.variables,
             owner=owner,
             touches=[(self._arena.address, self._arena.nbytes, True)],
-            limit_slot=Slot.IDLE,
+            limit_slot=Slot.MASKED_TAIL,
         )
         self.run_direct = self._run.run_direct
         self._log = RoutingLog(self._image.routings, self._arena, self._native)
@@ -139,14 +139,23 @@ class CpuExecutable(Executable):
             from ostinato.backends.cpu.expert_tier import ExpertTier
 
             compilation = self.compilation
-            places, code = compilation.layout.places, compilation.code
-            self._tier = ExpertTier(layers, self._experts, places, self._placed, code, self._native)
+            locations, code = compilation.layout.locations, compilation.code
+            self._tier = ExpertTier(
+                layers, self._experts, locations, self._resident, code, self._native
+            )
 
     def _fixed(self) -> list[_core.Slot]:
         """The memory of the fixed slots, in the order of :class:`Slot`."""
         self._check_open()
         weights = self._weights.arena
-        return [self._arena, self._constants, weights, self._states, self._idle, self._placed]
+        return [
+            self._arena,
+            self._constants,
+            weights,
+            self._states,
+            self._masked_tail,
+            self._resident,
+        ]
 
     def _externals(self) -> Iterator[_core.Slot]:
         for nbytes, written, size in self._image.externals:
@@ -187,7 +196,7 @@ class CpuExecutable(Executable):
         self._native([step], self._fixed()).run()
         self._log.clear()
         ORDER.memory_changes(self._run)
-        for slot in (Slot.ARENA, Slot.IDLE):
+        for slot in (Slot.ARENA, Slot.MASKED_TAIL):
             if slot in self._lent:
                 ORDER.memory_changes(self._lent[slot])
 
@@ -200,7 +209,7 @@ class CpuExecutable(Executable):
                 self._tier.close(PlanError(RELEASED))
             for own in (self._run, *self._lent.values()):
                 ORDER.memory_changes(own, replaced=True)
-            self._arena = self._states = self._constants = self._placed = _core.Arena(0)
+            self._arena = self._states = self._constants = self._resident = _core.Arena(0)
             self._weights = CopyOnWriteBlock(0)
             self._unpacked = UnpackedWeights({})
 
@@ -243,9 +252,9 @@ class CpuExecutable(Executable):
         given = {n: numbers[name] for n, name in enumerate(declared) if name in numbers}
         copies = []
         for name, number in numbers.items():
-            nbytes, place = declared[name]
-            if place is not None:
-                copies.append(copy_step(place, (number, 0), nbytes))
+            nbytes, location = declared[name]
+            if location is not None:
+                copies.append(copy_step(location, (number, 0), nbytes))
         prepared = [step.native(self._code, given) for part in stale for step in part.steps]
         arrays = [np.require(array, requirements="A") for array in params.values()]
         with self._weights.guard:
@@ -263,7 +272,7 @@ class CpuExecutable(Executable):
     def read_state(self, name: str) -> Array:
         state = self._image.states[name]
         array = np.empty(state.shape, DType.parse(state.dtype).numpy)
-        self._transfer(array, state.place, array.nbytes)
+        self._transfer(array, state.location, array.nbytes)
         return array
 
     def write_state(self, name: str, array: Array | None) -> None:
@@ -273,19 +282,19 @@ class CpuExecutable(Executable):
             initial = np.frombuffer(state.initial, np.uint8).view(dtype)
             whole = initial[0] if initial.size == 1 else initial.reshape(state.shape)
             array = np.ascontiguousarray(np.broadcast_to(whole, state.shape))
-        self._transfer(array, state.place, array.nbytes, write=True)
+        self._transfer(array, state.location, array.nbytes, write=True)
 
     def _transfer(
         self,
         outside: Array | _core.Arena,
-        place: tuple[int, int],
+        location: tuple[int, int],
         nbytes: int,
         *,
         write: bool = False,
     ) -> None:
         """Copy bytes between outside memory and a slot, ordered with runs."""
         there = (len(Slot), 0)
-        step = copy_step(place, there, nbytes) if write else copy_step(there, place, nbytes)
+        step = copy_step(location, there, nbytes) if write else copy_step(there, location, nbytes)
         slots = [*self._fixed(), (nbytes, not write)]
         self._native([step], slots).run([outside])
 
@@ -340,11 +349,11 @@ class CpuExecutable(Executable):
     @property
     def expert_layers(self) -> tuple[ExpertLayer, ...]:
         return tuple(
-            ExpertLayer(routing.node, routing.experts, stored.places if stored else None)
+            ExpertLayer(routing.node, routing.experts, stored.slots if stored else None)
             for routing, stored in self._layers()
         )
 
-    def _layers(self) -> list[tuple[RoutingPlace, StoredExperts | None]]:
+    def _layers(self) -> list[tuple[RoutingLocation, StoredExperts | None]]:
         """The layers that select experts, with their experts in a file, if they are there."""
         return [*zip(self._image.routings, self._stored, strict=True)]
 
@@ -355,8 +364,7 @@ class CpuExecutable(Executable):
     def _first_experts(self) -> list[Array]:
         """For each layer in the file, the mask of its default residents."""
         return [
-            np.arange(experts.routing.layout.experts) < experts.places
-            for experts in self._in_file()
+            np.arange(experts.routing.layout.experts) < experts.slots for experts in self._in_file()
         ]
 
     def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
@@ -398,7 +406,7 @@ class CpuExecutable(Executable):
         from ostinato.plan.memory import program_memory
 
         compiled = self.compilation
-        program, layout, passing = compiled.program, compiled.layout, compiled.passing
+        program, layout, non_retained = compiled.program, compiled.layout, compiled.non_retained
         sizes = {v.name: v.max for v in program.variables}
         external = [*program.inputs.values(), *program.outputs.values()]
         context, device = self._context, self._context.device
@@ -411,9 +419,9 @@ class CpuExecutable(Executable):
         storages = [*kept.values(), *own]
         buffers = {
             buffer: self._plan_buffer(buffer, storages[slot], offset, sizes)
-            for buffer, (slot, offset) in layout.places.items()
+            for buffer, (slot, offset) in layout.locations.items()
         }
-        for buffer in passing:
+        for buffer in non_retained:
             lend = partial(self._lend_unpacked, buffer.name)
             kept[buffer.name] = LentStorage(device, buffer.nbytes, lend, token, context)
             buffers[buffer] = self._plan_buffer(buffer, kept[buffer.name], 0, sizes)
@@ -428,7 +436,7 @@ class CpuExecutable(Executable):
             ),
             inputs={name: buffers[b] for name, b in program.inputs.items()},
             outputs={name: buffers[b] for name, b in program.outputs.items()},
-            memory=program_memory(program, layout.placement, passing),
+            memory=program_memory(program, layout.placement, non_retained),
             preparation=lowered.preparation,
             variables=program.variables,
             sizes=sizes,
@@ -487,17 +495,17 @@ class CpuExecutable(Executable):
             self._leading_rows[upper] = LeadingRows(self.compilation.program, upper)
         cuts = self._leading_rows[upper].cuts(actual)
         limits = np.full(len(cuts), np.iinfo(np.int64).max)
-        idle = np.zeros(self._idle.nbytes // limits.itemsize, np.int64)
+        masked_tail = np.zeros(self._masked_tail.nbytes // limits.itemsize, np.int64)
         for position, (step, cut) in enumerate(zip(self._image.steps, cuts, strict=True)):
             if cut is None:
                 continue
             limits[position] = cut.extent
             for slot, offset in step.arguments:
-                if slot == Slot.IDLE:
-                    idle[offset // limits.itemsize] = cut.idle
+                if slot == Slot.MASKED_TAIL:
+                    masked_tail[offset // limits.itemsize] = cut.masked_tail
                     if cut.parts:
-                        idle[offset // limits.itemsize + 1] = cut.parts
-        return limits.tobytes() + idle.tobytes()
+                        masked_tail[offset // limits.itemsize + 1] = cut.parts
+        return limits.tobytes() + masked_tail.tobytes()
 
     # -- the arena ---------------------------------------------------------------------------------
 

@@ -21,12 +21,12 @@ class Cut:
 
     Attributes:
         extent: steps of its parallel range.
-        idle: what its :attr:`~ostinato.backends.cpu.rules.gemm.Gemm.idle` is to hold.
-        parts: the second number of a :attr:`~.GroupRows.idle`; 0: it has one.
+        masked_tail: what its :attr:`~ostinato.backends.cpu.rules.gemm.Gemm.masked_tail` is to hold.
+        parts: the second number of a :attr:`~.GroupRows.masked_tail`; 0: it has one.
     """
 
     extent: int
-    idle: int
+    masked_tail: int
     parts: int = 0
 
 

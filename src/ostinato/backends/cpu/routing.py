@@ -12,7 +12,7 @@ from ostinato.backends.cpu.submission import copy_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.common.program_image import RoutingPlace
+    from ostinato.backends.common.program_image import RoutingLocation
     from ostinato.backends.cpu import _core
 
 __all__ = ["RoutingLog"]
@@ -34,7 +34,7 @@ class RoutingLog:
 
     def __init__(
         self,
-        routings: Sequence[RoutingPlace],
+        routings: Sequence[RoutingLocation],
         arena: _core.Arena,
         native: Callable[[Sequence[_core.Step], Sequence[_core.Slot]], _core.Program],
     ) -> None:
@@ -78,7 +78,7 @@ class RoutingLog:
         self._mark.stop(error)
 
 
-def _experts(routing: RoutingPlace, numbers: Array) -> Array:
+def _experts(routing: RoutingLocation, numbers: Array) -> Array:
     """The expert of each row, in the shape of the expert ids."""
     parts = numbers[1 : 1 + 3 * int(numbers[0])].reshape(-1, 3)
     experts = np.repeat(parts[:, 0], parts[:, 2])
@@ -89,9 +89,9 @@ def _experts(routing: RoutingPlace, numbers: Array) -> Array:
     return by_token[: _live(len(by_token), *numbers[-2:].tolist())]
 
 
-def _live(tokens: int, idle: int, parts: int) -> int:
-    """The number of leading tokens without the masked tail, the last ``idle`` of ``parts`` parts.
+def _live(tokens: int, masked_tail: int, parts: int) -> int:
+    """The number of leading tokens without the last ``masked_tail`` of ``parts`` parts.
 
     Tokens that do not divide into so many parts are not rows of the padded axis: none is masked.
     """
-    return tokens - tokens // parts * idle if parts and tokens % parts == 0 else tokens
+    return tokens - tokens // parts * masked_tail if parts and tokens % parts == 0 else tokens

@@ -38,7 +38,7 @@ def program(budget: int | None, *, experts: tuple[int, ...] = (8, 8), tokens: An
 
 
 def places(program: Any) -> list[int]:
-    return [layer.places for layer in program.stored_experts]
+    return [layer.slots for layer in program.stored_experts]
 
 
 def kernels(program: Any, kind: type) -> list[Any]:

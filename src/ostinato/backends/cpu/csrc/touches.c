@@ -1,4 +1,4 @@
-/* The memory that a program's runs touch: their place in the order of submissions. */
+/* The memory that a program's runs touch: their position in the order of submissions. */
 #include "python_types.h"
 
 PyObject *accesses_of(core_state *state, const order_range *ranges, Py_ssize_t n_ranges) {

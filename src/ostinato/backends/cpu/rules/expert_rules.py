@@ -166,7 +166,7 @@ class ExpertRules:
                 multiply(panels, chosen, last)
             return lowering.calls[start:]
 
-        if share.places:
+        if share.slots:
             round_(0, last=not share.staged)
         if share.staged:
             pattern = round_(1, last=True)
@@ -206,16 +206,16 @@ class ExpertRules:
             if experts.routing is routing:
                 return experts
         table = LoweredBuffer(
-            TensorType(INT64, (routing.layout.experts,)), Role.PLACED, f"{routing.node}.places"
+            TensorType(INT64, (routing.layout.experts,)), Role.RESIDENT, f"{routing.node}.slots"
         )
-        self.stored_experts[table] = StoredExperts(routing, share.places, table)
+        self.stored_experts[table] = StoredExperts(routing, share.slots, table)
         return self.stored_experts[table]
 
     def _stored_matrices(self, matmul: RowMatmul, share: Share) -> Iterator[StoredMatrix]:
         for weight, packing in zip(matmul.weights, matmul.packings, strict=True):
             name = weight.name
-            resident = for_experts(packing, share.places)
-            slots = resident.packed_buffer(matmul.tile[1], Role.PLACED, matmul.form)
+            resident = for_experts(packing, share.slots)
+            slots = resident.packed_buffer(matmul.tile[1], Role.RESIDENT, matmul.form)
             experts, depth, columns = weight.shape
             assert isinstance(depth, int)
             assert isinstance(columns, int)
@@ -223,7 +223,7 @@ class ExpertRules:
             matrix = (depth, columns)
             pieces = piece_packing(weight.dtype, matrix, slots.type, transposed=transposed)
             size = SOURCE_HEAD + experts
-            source = LoweredBuffer(TensorType(INT64, (size,)), Role.PLACED, f"{name}.source")
+            source = LoweredBuffer(TensorType(INT64, (size,)), Role.RESIDENT, f"{name}.source")
             yield StoredMatrix(name, pieces, source, slots)
 
     def _select(
