@@ -9,7 +9,8 @@ from ostinato.backends.device import Device
 from ostinato.backends.options import CompileOptions
 from ostinato.backends.registry import open_backend
 from ostinato.errors import GraphError, InputError, UnsupportedOpError
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
+from ostinato.ir.graph import BaseGraph
 from ostinato.ir.stored import ExpertSource
 from ostinato.ir.types import MAX_TENSOR_BYTES
 from ostinato.runtime.compiled_graph import CompiledGraph
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ostinato.backends.base import Capabilities, Progress
     from ostinato.backends.common.context import Context
     from ostinato.ir.binding import VariableValues
-    from ostinato.ir.graph import BaseGraph
     from ostinato.ir.record import Interface
     from ostinato.plan.execution_plan import ExecutionPlan
 
@@ -203,8 +203,6 @@ def _check_recovery(recover: object, device: Device) -> None:
 
 
 def _check_graph(graph: object) -> None:
-    from ostinato.ir.graph import BaseGraph  # not needed for graphs that are not built yet
-
     if not isinstance(graph, BaseGraph):
         raise GraphError(f"expected a Graph, got {type(graph).__name__}")
     if not graph.outputs:

@@ -12,7 +12,7 @@ import numpy as np
 from ostinato.backends.common.context import DECODE_VARIABLES
 from ostinato.errors import InputError, VariableError
 from ostinato.ir.binding import check_values, solve_dims
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.facts import check_facts
 from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.record import Interface

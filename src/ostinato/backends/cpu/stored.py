@@ -12,7 +12,7 @@ from ostinato.backends.cpu.loader.link import load
 from ostinato.cache.fingerprint import entry_key
 from ostinato.cache.objects import process_cache
 from ostinato.errors import OstinatoError
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.record import GraphRecord
 from ostinato.records import field_names
 
