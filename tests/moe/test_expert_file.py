@@ -231,8 +231,8 @@ def test_bound_calls_plans_and_replays(path):
     np.testing.assert_array_equal(out, expected)
     plan = compiled.plan
     names = [op.name for op in plan.execute_profiled()]
-    assert "choose experts" in names
-    assert "fetch experts" in names
+    assert "select experts" in names
+    assert "stage experts" in names
     for kernel in plan.kernels:
         assert kernel.source
         assert kernel.loops

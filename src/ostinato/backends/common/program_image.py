@@ -153,7 +153,7 @@ class ProgramImage(NamedTuple, Generic[S]):
         """The cache entry that :meth:`from_entry` takes."""
         return _plain(self)
 
-    def runs_like(self, other: Self) -> bool:
+    def same_program(self, other: Self) -> bool:
         """Whether a run of the other does the same, but for what constants hold.
 
         Labels of layers do not matter: the text of a graph leaves some out.

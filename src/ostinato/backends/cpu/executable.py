@@ -189,7 +189,9 @@ class CpuExecutable(Executable):
     ) -> _core.Program:
         """A program that runs between two runs of the graph."""
         pool, variables = self._context.pool, len(self._image.variables)
-        return _core.Program(pool, slots, steps, variables, owner=self._code, turns_with=self._run)
+        return _core.Program(
+            pool, slots, steps, variables, owner=self._code, exclusive_with=self._run
+        )
 
     def discard(self) -> None:
         step = discard_step((Slot.ARENA, 0), self._image.intermediate_bytes)
@@ -493,18 +495,18 @@ class CpuExecutable(Executable):
         actual, upper = extent
         if upper not in self._leading_rows:
             self._leading_rows[upper] = LeadingRows(self.compilation.program, upper)
-        cuts = self._leading_rows[upper].cuts(actual)
-        limits = np.full(len(cuts), np.iinfo(np.int64).max)
+        launches = self._leading_rows[upper].launches(actual)
+        limits = np.full(len(launches), np.iinfo(np.int64).max)
         masked_tail = np.zeros(self._masked_tail.nbytes // limits.itemsize, np.int64)
-        for position, (step, cut) in enumerate(zip(self._image.steps, cuts, strict=True)):
-            if cut is None:
+        for position, (step, launch) in enumerate(zip(self._image.steps, launches, strict=True)):
+            if launch is None:
                 continue
-            limits[position] = cut.extent
+            limits[position] = launch.extent
             for slot, offset in step.arguments:
                 if slot == Slot.MASKED_TAIL:
-                    masked_tail[offset // limits.itemsize] = cut.masked_tail
-                    if cut.parts:
-                        masked_tail[offset // limits.itemsize + 1] = cut.parts
+                    masked_tail[offset // limits.itemsize] = launch.masked_tail
+                    if launch.parts:
+                        masked_tail[offset // limits.itemsize + 1] = launch.parts
         return limits.tobytes() + masked_tail.tobytes()
 
     # -- the arena ---------------------------------------------------------------------------------

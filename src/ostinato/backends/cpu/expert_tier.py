@@ -93,7 +93,7 @@ class ExpertTier:
         """Make the program that stages experts into slots, and the one that publishes tables."""
         slots: list[_core.Slot] = [memory]
         publish: list[_core.Step] = []
-        fetch: list[_core.Step] = []
+        stage: list[_core.Step] = []
         for number, (layer, table) in enumerate(zip(self._layers, self._tables, strict=True), 1):
             location = (0, self._locations[layer.table][1])
             publish.append(copy_step(location, (number, 0), table.nbytes))
@@ -104,9 +104,9 @@ class ExpertTier:
             for matrix in layer.matrices if layer.slots else ():
                 at = [(0, self._locations[matrix.source][1]), (number, 0)]
                 at.append((0, self._locations[matrix.slots][1]))
-                fetch.append(_fetch_step(at, layer.slots, matrix.packing))
+                stage.append(_staging_step(at, layer.slots, matrix.packing))
         self._publish = native(publish, slots)
-        self._fetch = native([*publish, *fetch], [*slots, *lists])
+        self._stage = native([*publish, *stage], [*slots, *lists])
 
     # -- residency ---------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class ExpertTier:
         # slots are filled.
         if promoted:
             failures = self.failures()
-            self._fetch.run([*kept, *lists])
+            self._stage.run([*kept, *lists])
             self._moved += moved
             self.check(failures)
         self._tables = tables
@@ -187,12 +187,12 @@ class ExpertTier:
     def close(self, error: Exception) -> None:
         """Give back the memory; from now on, moving experts raises ``error``."""
         self._publish.stop(error)
-        self._fetch.stop(error)
+        self._stage.stop(error)
         self._failures = self._bytes_read = np.zeros(0, np.intp)
         self._memory = np.zeros(0, np.int64)
 
 
-def _fetch_step(at: Sequence[_core.Argument], count: int, packing: PiecePacking) -> _core.Step:
+def _staging_step(at: Sequence[_core.Argument], count: int, packing: PiecePacking) -> _core.Step:
     """The step that stages the matrices of ``count`` slots."""
     extent = count * packing.pieces
-    return (_core.fetch_experts_kernel, at, extent, 0, 1, packing.scratch_bytes)
+    return (_core.stage_experts_kernel, at, extent, 0, 1, packing.scratch_bytes)

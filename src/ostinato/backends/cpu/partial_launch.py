@@ -12,11 +12,11 @@ from ostinato.records import dataclass
 if TYPE_CHECKING:
     from ostinato.lower.program import Program
 
-__all__ = ["Cut", "LeadingRows"]
+__all__ = ["LeadingRows", "PartialLaunch"]
 
 
 @dataclass(frozen=True)
-class Cut:
+class PartialLaunch:
     """The part of a kernel that runs.
 
     Attributes:
@@ -44,16 +44,16 @@ class LeadingRows:
         self._listings = _padded_listings(program, upper)
         self._upper = upper
 
-    def cuts(self, actual: int) -> list[Cut | None]:
+    def launches(self, actual: int) -> list[PartialLaunch | None]:
         """For each call, how far it must run to give ``actual`` rows; ``None``: in full.
 
         A list of rows is made in full; its kernel takes the extent and stores it with the list.
         """
-        found: list[Cut | None] = []
+        found: list[PartialLaunch | None] = []
         steps_of_all = self._rowwise.steps(actual)
         for position, (kernel, steps) in enumerate(zip(self._kernels, steps_of_all, strict=True)):
             if isinstance(kernel, GroupRows) and position in self._listings:
-                found.append(Cut(kernel.extent, self._upper - actual, self._upper))
+                found.append(PartialLaunch(kernel.extent, self._upper - actual, self._upper))
                 continue
             if steps is None:
                 found.append(None)
@@ -62,7 +62,7 @@ class LeadingRows:
             assert isinstance(kernel, CpuKernel)
             extent = kernel.extent_for(wanted)
             assert isinstance(extent, int)
-            found.append(Cut(extent, size - wanted))
+            found.append(PartialLaunch(extent, size - wanted))
         return found
 
 

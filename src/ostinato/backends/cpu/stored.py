@@ -83,7 +83,7 @@ class StoredProgram:
         lowering = lowering_options(options, TargetSpec.named(options.target))
         built = self._graph() or graph
         compilation = compile_graph(graph, options, lowering, self._device, built=built)
-        if self.image is None or not self.image.runs_like(compilation.image):
+        if self.image is None or not self.image.same_program(compilation.image):
             raise OstinatoError(
                 f"graph {graph.name!r} was compiled to another program before, which is a bug of "
                 "Ostinato; compile with CompileOptions(stored_programs=False)"

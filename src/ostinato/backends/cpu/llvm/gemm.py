@@ -26,7 +26,7 @@ from ostinato.backends.cpu.llvm.scalars import Scalars
 from ostinato.backends.cpu.llvm.scopes import Scope
 from ostinato.backends.cpu.llvm.stages import StageEmitter
 from ostinato.backends.cpu.llvm.types import I8, I64
-from ostinato.backends.cpu.llvm.vectors import cut, plan_vectors
+from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
 from ostinato.dtypes import FLOAT32, INT64
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import Dependences
@@ -146,10 +146,10 @@ class _Renderer:
         inner = [(self.block, self.blocks), (self.panel, self.whole.panels)]
         if not self.whole.panels_innermost:
             inner.reverse()
-        wheels = [*c.batch, *(_symbol(wheel) for wheel, _ in inner)]
+        parallel_axes = [*c.batch, *(_symbol(dim) for dim, _ in inner)]
         positions = unravel([*batch, *(extent for _, extent in inner)], self.item)
-        for wheel, position in zip(wheels, positions, strict=True):
-            item.symbols[wheel] = self.indices.scalar(position, item)
+        for symbol, position in zip(parallel_axes, positions, strict=True):
+            item.symbols[symbol] = self.indices.scalar(position, item)
 
     def _emit(self, item: Scope) -> None:
         """Computes an item: what is done depends on the segment that its panel is of."""
@@ -386,7 +386,7 @@ class _Segment:
         vectors = max(1, capacity // plan.width)
         plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
         count = extent_of(inner_axis)
-        cut(
+        strip_mine(
             b,
             inner_axis,
             (I64(0), self.indices.scalar(count, item)),
