@@ -9,6 +9,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
+import numpy as np
+
+from ostinato.dtypes import DType
+
 __all__ = [
     "External",
     "ObjectCode",
@@ -33,7 +37,7 @@ class Slot(IntEnum):
     CONSTANTS = 1  #: shared by clones for good
     WEIGHTS = 2  #: params and what is prepared from them; shared by clones until one writes
     STATES = 3  #: what lives from run to run
-    MASKED_TAIL = 4  #: numbers of last rows that kernels leave out
+    MASKED_TAIL = 4  #: how many rows kernels may leave out
     RESIDENT = 5  #: resident experts, and their slots
 
 
@@ -45,14 +49,14 @@ class ProgramPreparation(NamedTuple, Generic[S]):
 
 
 class ParamLocation(NamedTuple):
-    """A param: its size and its location; ``None``: a non-retained weight."""
+    """A param: how large it is, and where it lies; ``None``: it is not kept in its own form."""
 
     nbytes: int
     location: tuple[int, int] | None
 
 
 class StateLocation(NamedTuple):
-    """A state: its type, its location, and its elements before the first run.
+    """A state: its type, where it lies, and its elements before the first run.
 
     Where all elements are the same, ``initial`` has one.
     """
@@ -61,6 +65,16 @@ class StateLocation(NamedTuple):
     shape: tuple[int, ...]
     location: tuple[int, int]
     initial: Elements
+
+    def empty(self) -> np.ndarray[Any, Any]:
+        """A new array of its type."""
+        return np.empty(self.shape, DType.parse(self.dtype).numpy)
+
+    def initial_array(self) -> np.ndarray[Any, Any]:
+        """Its elements before the first run, in C order."""
+        initial = np.frombuffer(self.initial, np.uint8).view(DType.parse(self.dtype).numpy)
+        whole = initial[0] if initial.size == 1 else initial.reshape(self.shape)
+        return np.ascontiguousarray(np.broadcast_to(whole, self.shape))
 
 
 class External(NamedTuple):
@@ -72,7 +86,7 @@ class External(NamedTuple):
 
 
 class RoutingLocation(NamedTuple):
-    """The location of a layer's routing in the arena: the list of rows by expert.
+    """The place where a run leaves its routing: the list of rows by expert.
 
     Attributes:
         node: the label of the layer.
@@ -153,7 +167,7 @@ class ProgramImage(NamedTuple, Generic[S]):
         """The cache entry that :meth:`from_entry` takes."""
         return _plain(self)
 
-    def same_program(self, other: Self) -> bool:
+    def same_program(self, other: ProgramImage[S]) -> bool:
         """Whether a run of the other does the same, but for what constants hold.
 
         Labels of layers do not matter: the text of a graph leaves some out.
@@ -161,7 +175,7 @@ class ProgramImage(NamedTuple, Generic[S]):
         return self._unlabelled() == other._unlabelled()
 
     def _unlabelled(self) -> Self:
-        routings = tuple(routing._replace(node="") for routing in self.routings)
+        routings = tuple(place._replace(node="") for place in self.routings)
         return self._replace(constants=(), routings=routings)
 
 

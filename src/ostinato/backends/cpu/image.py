@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.llvm.toolchain import LinkedCode
+from ostinato.backends.cpu.loader.link import load
+from ostinato.cache.objects import process_cache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from ostinato.backends.cpu.llvm.toolchain import LinkedCode
 
 __all__ = ["Image", "Preparation", "Step"]
 
@@ -70,3 +71,13 @@ class Image(ProgramImage[Step]):
     @classmethod
     def step_of(cls, entry: tuple[Any, ...]) -> Step:
         return Step(*entry)
+
+    def code(self) -> LinkedCode | None:
+        """The code of the kernels; ``None`` if some of it is no longer in the cache."""
+        found = []
+        for key, symbols in self.objects:
+            data = process_cache().find(key)
+            if data is None:
+                return None
+            found.append((data, symbols))
+        return load(found) if found else LinkedCode({}, ())

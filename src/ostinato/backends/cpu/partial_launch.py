@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cpu.rules.group_rows import GroupRows
 from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.lower.extent import RowwiseCalls
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cpu.image import Step
     from ostinato.lower.program import Program
 
 __all__ = ["LeadingRows", "PartialLaunch"]
@@ -64,6 +70,28 @@ class LeadingRows:
             assert isinstance(extent, int)
             found.append(PartialLaunch(extent, size - wanted))
         return found
+
+    def limits(self, steps: Sequence[Step], actual: int, tail_bytes: int) -> bytes:
+        """The core's form of :meth:`launches`: the extent of each step, then the masked tails.
+
+        Args:
+            steps: of the calls.
+            actual: number of rows in use.
+            tail_bytes: size of the slot of masked tails.
+        """
+        launches = self.launches(actual)
+        limits = np.full(len(launches), np.iinfo(np.int64).max)
+        tails = np.zeros(tail_bytes // limits.itemsize, np.int64)
+        for position, (step, launch) in enumerate(zip(steps, launches, strict=True)):
+            if launch is None:
+                continue
+            limits[position] = launch.extent
+            for slot, offset in step.arguments:
+                if slot == Slot.MASKED_TAIL:
+                    tails[offset // limits.itemsize] = launch.masked_tail
+                    if launch.parts:
+                        tails[offset // limits.itemsize + 1] = launch.parts
+        return limits.tobytes() + tails.tobytes()
 
 
 def _padded_listings(program: Program, upper: int) -> set[int]:
