@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 import ostinato as ost
 
-from .test_onnx_control import BOOL, INT64, check, info, loop_body, model, node, stored
+from .test_onnx_control import BOOL, INT64, check, info, model, node, stored
 
 FLOAT = TensorProto.FLOAT
 

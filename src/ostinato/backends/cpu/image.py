@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
     Attributes:
         code: the symbol of a compiled kernel, or the name of a built-in one.
-        ready: whether it is a built-in kernel of the core.
+        builtin: whether it is a built-in kernel of the core.
         arguments: ``(slot, offset)`` of each; of a non-retained param, ``(-1 - n, 0)``, where
             ``n`` is its position among the params.
         extent, grain, scratch_bytes, parallel: see
@@ -34,7 +34,7 @@ class Step(NamedTuple):
     """
 
     code: str
-    ready: bool
+    builtin: bool
     arguments: tuple[tuple[int, int], ...]
     extent: int
     symbolic: bool
@@ -57,7 +57,7 @@ class Step(NamedTuple):
                 assert code is not None
                 extent_address = code.address(self.code)
             return (0, arguments, self.extent, extent_address, 1, 0, False, self.control)
-        if self.ready:
+        if self.builtin:
             address: int = getattr(_core, self.code)
         else:
             assert code is not None

@@ -43,6 +43,14 @@ _DEEPEST = 60
 #: The most nodes that the bodies of functions may have; calls that double at every level have more.
 _MOST_NODES_IN_FUNCTIONS = 50_000
 
+#: The most nodes of subgraphs that are converted again: for each iteration of a loop that is
+#: unrolled. Loops within such loops may have more.
+_MOST_REPEATED = 16_384
+
+
+class _TooManyNodes(ModelFormatError):
+    """The model is given up: it grows while it is read."""
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -104,7 +112,9 @@ class Importer:
         self._unsupported: dict[str, None] = {}  # a set that keeps the order
         self._failure: OstinatoError | None = None
         self._nodes_in_functions = 0
-        self._initializers: dict[tuple[int, str], Tensor] = {}
+        self._converted: dict[int, GraphProto] = {}  # keeps the keys' objects alive
+        self._repeated = 0
+        self._initializers: dict[tuple[int, str], tuple[GraphProto, Tensor]] = {}
 
     def run(self, inputs: Mapping[str, Tensor]) -> None:
         """Convert the whole model, given the tensors of its inputs, and set the outputs.
@@ -138,10 +148,7 @@ class Importer:
         if scope.depth > _DEEPEST:
             raise ModelFormatError(f"{what}: subgraphs and functions nest too deep")
         for tensor in proto.initializer:
-            key = id(proto), tensor.name  # a body that is unrolled is converted more than once
-            if scope.depth == 0 or key not in self._initializers:
-                self._initializers[key] = self._initializer(tensor)
-            self._define(scope, tensor.name, self._initializers[key], what)
+            self._define(scope, tensor.name, self._initializer_of(proto, tensor), what)
         for sparse in proto.sparse_initializer:
             missing = Missing(f"{sparse.values.name!r} is a sparse tensor")
             self._define(scope, sparse.values.name, missing, what)
@@ -164,6 +171,13 @@ class Importer:
             # A default value for an input: older files list every initializer as an input too.
             raise ModelFormatError(f"{what} defines {name!r} twice")
         scope.names[name] = tensor
+
+    def _initializer_of(self, proto: GraphProto, tensor: TensorProto) -> Tensor:
+        """The tensor of an initializer: one, however often its graph is converted."""
+        key = id(proto), tensor.name
+        if key not in self._initializers:
+            self._initializers[key] = proto, self._initializer(tensor)
+        return self._initializers[key][1]
 
     def _initializer(self, tensor: TensorProto) -> Tensor:
         if not tensor.name:
@@ -188,6 +202,8 @@ class Importer:
         try:
             with scope.g.labelled(label):
                 return self._convert(node, label, scope)
+        except _TooManyNodes:
+            raise
         except NotSupported as reason:
             self._note(node, scope, str(reason))
         except GraphError as error:
@@ -267,15 +283,14 @@ class Importer:
         self, scope: Scope, proto: GraphProto, inputs: Sequence[Tensor] = ()
     ) -> list[Tensor]:
         """The outputs of a subgraph, which sees the names around it."""
-        self._nodes_in_functions += len(proto.node)
-        if self._nodes_in_functions > _MOST_NODES_IN_FUNCTIONS:
-            raise ModelFormatError("loops and functions multiply without end")
+        self._count_subgraph(proto)
         return self._body(proto, scope.inner(_named_inputs(proto, inputs)))
 
     def _nested(
         self, scope: Scope, proto: GraphProto, g: NestedGraph, inputs: Sequence[Tensor] = ()
     ) -> list[Tensor]:
         """The outputs of a subgraph, converted within the nested graph ``g``."""
+        self._count_subgraph(proto)
         return self._body(proto, scope.nested(g, _named_inputs(proto, inputs)))
 
     def _attempt(self, convert: Callable[[], T]) -> T | None:
@@ -283,6 +298,8 @@ class Importer:
         unsupported, failure = dict(self._unsupported), self._failure
         try:
             result = convert()
+        except _TooManyNodes:
+            raise
         except (NotSupported, OstinatoError):
             result = None
         if self._unsupported != unsupported or self._failure is not failure:
@@ -317,6 +334,14 @@ class Importer:
             raise ModelFormatError(f"{what}: calls of functions multiply without end")
         self._nodes(body, inner, what)
         return [self._output(name, inner, what) for name in function.output]
+
+    def _count_subgraph(self, proto: GraphProto) -> None:
+        """Count the nodes of a subgraph that was converted before: for an iteration, say."""
+        if id(proto) in self._converted:
+            self._repeated += len(proto.node)
+        self._converted[id(proto)] = proto
+        if self._repeated > _MOST_REPEATED:
+            raise _TooManyNodes("iterations of loops multiply without end")
 
     # -- what went wrong --------------------------------------------------------------------
 
