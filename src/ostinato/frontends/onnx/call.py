@@ -46,7 +46,15 @@ _NAMES = {
 
 
 class NotSupported(Exception):
-    """Raised by a converter for what Ostinato cannot express; the import collects the reasons."""
+    """Raised by a converter for what Ostinato cannot express; the import collects the reasons.
+
+    Attributes:
+        unknown: a value of the graph that would have to be known when the model is loaded.
+    """
+
+    def __init__(self, reason: str, unknown: Value | None = None) -> None:
+        super().__init__(reason)
+        self.unknown = unknown
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,11 @@ class Call:
     def unsupported(self, reason: str) -> NoReturn:
         """Report that the node cannot be expressed, and why."""
         raise NotSupported(reason)
+
+    def unknown(self, index: int, reason: str) -> NoReturn:
+        """Report that the operand at ``index`` would have to be known when the model is loaded."""
+        operand = self.operand(index)
+        raise NotSupported(reason, None if isinstance(operand, Known) else operand)
 
     def malformed(self, problem: str) -> NoReturn:
         """Report that the node breaks the rules of its op."""
@@ -146,9 +159,9 @@ class Call:
         """The elements of an integer operand, as dims."""
         known = self.known(index)
         if known is None:
-            self.operand(index)
-            self.unsupported(
-                f"its {what} are computed from data; sizes must follow from the inputs' shapes"
+            self.unknown(
+                index,
+                f"its {what} are computed from data; sizes must follow from the inputs' shapes",
             )
         if not known.dtype.is_integer:
             self.malformed(f"its {what} should be integers, got {known.dtype}")
@@ -169,8 +182,7 @@ class Call:
         """The only element of a known operand, as a Python number."""
         known = self.known(index)
         if known is None or known.symbolic:
-            self.operand(index)
-            self.unsupported(f"its {what} is not known when the model is loaded")
+            self.unknown(index, f"its {what} is not known when the model is loaded")
         if known.size != 1:
             self.malformed(f"its {what} should be a single number, got shape {known.shape}")
         return known.array.reshape(-1)[0].item()

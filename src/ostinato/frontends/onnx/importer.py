@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from ostinato.frontends.onnx.tensors import (
     read_tensor,
     tensor_shape,
 )
+from ostinato.frontends.onnx.upgrades import upgraded
+from ostinato.ir.leaves import INPUT
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.frontends.onnx.source import ModelSource
+    from ostinato.ir.graph import Value
     from ostinato.ops.builder import Graph
 
 __all__ = ["Importer", "Scope"]
@@ -91,6 +94,7 @@ class Importer:
         self._leaves = Leaves(g)
         self._functions = FunctionLibrary(source.proto)
         self._unsupported: dict[str, None] = {}  # a set that keeps the order
+        self._needed: set[str] = set()  # inputs whose values would have to be known
         self._failure: OstinatoError | None = None
         self._nodes_in_functions = 0
 
@@ -174,6 +178,8 @@ class Importer:
                 return self._convert(node, label, scope)
         except NotSupported as reason:
             self._note(node, scope, str(reason))
+            if reason.unknown is not None:
+                self._needed |= _inputs_behind(reason.unknown)
         except GraphError as error:
             hint = "; sizes can be fixed or bounded with dims=" if self._g.variables else ""
             self._fail(GraphError(f"{node.op_type} {label!r}: {error}{hint}"))
@@ -213,6 +219,7 @@ class Importer:
         if function is not None:
             return self._call_function(function, call, scope)
         assert converter is not None
+        call = upgraded(call)
         if node.op_type not in FOLDED_BY_CONVERTER:
             folded = fold(call, converter)
             if folded is not None:
@@ -294,9 +301,32 @@ class Importer:
             count = len(self._unsupported)
             nodes = "1 node" if count == 1 else f"{count} nodes"
             lines = "".join(f"\n  - {line}" for line in self._unsupported)
-            raise UnsupportedOpError(f"model {self._source.name!r}: {nodes} not supported:{lines}")
+            message = f"model {self._source.name!r}: {nodes} not supported:{lines}"
+            raise _needing(UnsupportedOpError(message), self._needed)
         if self._failure is not None:
             raise self._failure
+
+
+def _needing(error: UnsupportedOpError, inputs: Iterable[str]) -> UnsupportedOpError:
+    """``error`` with the names of ``inputs``, which the caller may fix with ``constants=``."""
+    error.inputs = frozenset(inputs)
+    if error.inputs:
+        error.args = (f"{error}\nfixed with constants=, {sorted(error.inputs)} may make up for it",)
+    return error
+
+
+def _inputs_behind(value: Value) -> set[str]:
+    """The names of the graph's inputs that ``value`` depends on."""
+    found: set[str] = set()
+    seen = {value}
+    waiting = [value]
+    while waiting:
+        node = waiting.pop().node
+        if node.op is INPUT:
+            found.add(node.attrs["name"])
+        waiting += (fresh := [v for v in node.inputs if v not in seen])
+        seen.update(fresh)
+    return found
 
 
 def _without_trailing_gaps(operands: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -66,9 +66,11 @@ def convert_constant_of_shape(call: Call) -> Result:
 
 
 def convert_range(call: Call) -> Result:
+    for index in range(3):
+        if call.known(index) is None:
+            call.unknown(index, "its length depends on data")
     start, limit, delta = (call.known(i) for i in range(3))
-    if start is None or limit is None or delta is None:
-        call.unsupported("its length depends on data")
+    assert start is not None and limit is not None and delta is not None
     if start.symbolic or limit.symbolic:
         step = call.scalar(2, "step")
         return call.g.arange(start.dims()[0], limit.dims()[0], step, dtype=start.dtype)

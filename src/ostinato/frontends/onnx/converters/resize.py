@@ -100,8 +100,7 @@ def _scales(call: Call) -> Sequence[float]:
     index = 2 if call.op_type == "Resize" and call.opset >= 11 else 1
     known = call.known(index)
     if known is None or known.symbolic:
-        call.operand(index)
-        call.unsupported("its scales are not known when the model is loaded")
+        call.unknown(index, "its scales are not known when the model is loaded")
     return [float(scale) for scale in known.array.reshape(-1)]
 
 
