@@ -14,7 +14,7 @@ from ostinato.frontends.onnx.file_tensors import FileTensor
 from ostinato.frontends.onnx.folding import fold
 from ostinato.frontends.onnx.functions import FunctionLibrary
 from ostinato.frontends.onnx.known import Known, Leaves, Missing
-from ostinato.frontends.onnx.messages import AttributeProto
+from ostinato.frontends.onnx.messages import AttributeProto, NodeProto
 from ostinato.frontends.onnx.order import label_of, ordered
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,
@@ -28,11 +28,12 @@ from ostinato.ir.leaves import INPUT
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
+    from onnx import FunctionProto, GraphProto, TensorProto
 
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.frontends.onnx.source import ModelSource
     from ostinato.ir.graph import Value
+    from ostinato.ir.types import TensorType
     from ostinato.ops.builder import Graph
 
 __all__ = ["Importer", "Scope"]
@@ -210,7 +211,9 @@ class Importer:
         converter = find_converter(domain, node.op_type)
         function = None
         if converter is None:
-            function = self._functions.find(node, domain, call.opset)
+            function = self._functions.find(
+                _with_attributes(node, call.attributes), domain, call.opset, _types(operands)
+            )
             if function is None:
                 call.unsupported(_no_converter(domain, scope))
         if any(isinstance(operand, Missing) for operand in operands):
@@ -345,6 +348,26 @@ def _attributes(node: NodeProto, scope: Scope) -> dict[str, AttributeProto]:
         elif attribute.ref_attr_name in scope.attributes:
             found[attribute.name] = scope.attributes[attribute.ref_attr_name]
     return found
+
+
+def _with_attributes(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:
+    """``node`` with its attributes in place of references to those of a call."""
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
+        return node
+    copy: Any = NodeProto()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    for name, attribute in attributes.items():
+        copy.attribute.add().CopyFrom(attribute)
+        copy.attribute[-1].name = name
+    return copy
+
+
+def _types(operands: Sequence[Tensor | None]) -> list[TensorType | None] | None:
+    """The types of a call's operands; ``None`` where one could not be imported."""
+    if any(isinstance(operand, Missing) for operand in operands):
+        return None
+    return [None if o is None or isinstance(o, Missing) else o.type for o in operands]
 
 
 def _no_converter(domain: str, scope: Scope) -> str:

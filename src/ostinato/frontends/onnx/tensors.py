@@ -20,6 +20,7 @@ __all__ = [
     "ELEMENT_TYPES",
     "array_from_bytes",
     "element_name",
+    "element_number",
     "expect",
     "read_tensor",
     "tensor_shape",
@@ -76,6 +77,11 @@ def element_name(data_type: int) -> str:
     if data_type in ELEMENT_TYPES:
         return ELEMENT_TYPES[data_type].name
     return _UNSUPPORTED_NAMES.get(data_type, f"number {data_type}")
+
+
+def element_number(dtype: DType) -> int:
+    """The ``TensorProto.DataType`` number of ``dtype``."""
+    return next(number for number, known in ELEMENT_TYPES.items() if known == dtype)
 
 
 def tensor_shape(tensor: TensorProto) -> tuple[int, ...]:

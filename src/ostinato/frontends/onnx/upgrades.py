@@ -14,7 +14,7 @@ from ostinato.dtypes import INT64, DType
 from ostinato.errors import GraphError
 from ostinato.frontends.onnx.known import Known
 from ostinato.frontends.onnx.messages import AttributeProto
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
+from ostinato.frontends.onnx.tensors import element_number
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def _cast(call: Call) -> Call:
         dtype = DType.parse({"float": "float32", "double": "float64"}.get(name, name))
     except GraphError:
         call.unsupported(f"it casts to {name}")
-    number = next(n for n, d in ELEMENT_TYPES.items() if d == dtype)
-    return _with(call, to=AttributeProto(name="to", type=_INT, i=number))
+    return _with(call, to=AttributeProto(name="to", type=_INT, i=element_number(dtype)))
 
 
 def _concat(call: Call) -> Call:

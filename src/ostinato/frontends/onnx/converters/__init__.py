@@ -16,6 +16,7 @@ __all__ = ["FOLDED_BY_CONVERTER", "converters", "find_converter"]
 _FAMILIES = (
     "elementwise",
     "contraction",
+    "pooling",
     "activations",
     "shape",
     "reduction",
@@ -26,6 +27,11 @@ _FAMILIES = (
     "resize",
     "recurrent",
     "control",
+    "losses",
+    "sampling",
+    "patches",
+    "linalg",
+    "signal",
 )
 
 #: By domain, what a family calls its table of converters, and the families that have one.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.dtypes import FLOAT32, INT64
+from ostinato.dtypes import INT64
 from ostinato.frontends.onnx.known import as_known
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name, read_tensor
 from ostinato.variables import prod
@@ -99,32 +99,9 @@ def convert_eye_like(call: Call) -> Result:
     return g.cast(g.equal(rows, g.iota((1, shape[1]), 1, INT64)), dtype)
 
 
-def convert_window(call: Call) -> Result:
-    """Hann, Hamming and Blackman windows of a known length."""
-    size = int(call.scalar(0, "size"))
-    number = call.integer("output_datatype", 1)
-    dtype = ELEMENT_TYPES.get(number, FLOAT32)
-    if not 0 <= size <= _LONGEST_RANGE:
-        call.malformed(f"impossible size {size}")
-    angle = np.arange(size) * (2 * np.pi / max(size - (not call.integer("periodic", 1)), 1))
-    offset, first, second = _WINDOWS[call.op_type]
-    values = offset - first * np.cos(angle) + second * np.cos(2 * angle)
-    return as_known(values.astype(dtype.numpy), call.outputs[0])
-
-
-#: The weights of the constant, of ``cos`` and of ``cos(2·)`` in each window.
-_WINDOWS = {
-    "BlackmanWindow": (0.42, 0.5, 0.08),
-    "HammingWindow": (25 / 46, 21 / 46, 0.0),
-    "HannWindow": (0.5, 0.5, 0.0),
-}
-
 CONVERTERS: Mapping[str, Converter] = {
-    "BlackmanWindow": convert_window,
     "Constant": convert_constant,
     "ConstantOfShape": convert_constant_of_shape,
     "EyeLike": convert_eye_like,
-    "HammingWindow": convert_window,
-    "HannWindow": convert_window,
     "Range": convert_range,
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.frontends.onnx.call import Call, Converter, Result
+    from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
 __all__ = ["CONVERTERS"]
@@ -251,8 +252,17 @@ def convert_pad(call: Call) -> Result:
     for i, axis in enumerate(axes):
         widths[normalize_axis(axis, ndim)] = (pads[i], pads[i + len(axes)])
     if mode == "constant":
+        if call.opset >= 11 and call.has(2) and call.known(2) is None:
+            return _pad_with(call, widths, call.value(2))
         return call.g.pad(call.value(0), widths, value=_fill(call))
     return call.g.pad(call.value(0), widths, mode=mode)
+
+
+def _pad_with(call: Call, widths: list[tuple[int, int]], fill: Value) -> Value:
+    """Padding with a number that is computed at run time."""
+    g, x = call.g, call.value(0)
+    inside = g.pad(g.broadcast_to(g.constant(True), x.shape), widths, value=False)
+    return g.where(inside, g.pad(x, widths), g.reshape(fill, ()))
 
 
 def _fill(call: Call) -> float:
