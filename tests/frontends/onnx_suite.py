@@ -7,6 +7,7 @@ a summary of what changed.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import sys
@@ -26,6 +27,22 @@ if TYPE_CHECKING:
 EXPECTED_FILE = Path(__file__).with_name("onnx_suite.txt")
 
 PASS, REFUSED = "pass", "refused: "
+
+#: Cases whose stored results are off by more than the suite's own tolerance, or are drawn at random.
+_TOLERANCES = {
+    "test_dft_inverse": 1e-6,
+    "test_dft_inverse_opset19": 1e-6,
+    "test_bernoulli": math.inf,
+    "test_bernoulli_double": math.inf,
+    "test_bernoulli_double_expanded": math.inf,
+    "test_bernoulli_expanded": math.inf,
+    "test_bernoulli_seed": math.inf,
+    "test_bernoulli_seed_expanded": math.inf,
+    "test_training_dropout": math.inf,
+    "test_training_dropout_default": math.inf,
+    "test_training_dropout_default_mask": math.inf,
+    "test_training_dropout_mask": math.inf,
+}
 
 
 @functools.cache
@@ -54,15 +71,24 @@ def cases(*, optimize: bool = True) -> dict[str, Callable[[], None]]:
 
         runner = BackendTest(Backend)
     return {
-        name.removesuffix("_cpu"): functools.partial(item.func, None)
+        (case := name.removesuffix("_cpu")): functools.partial(item.func, None, **_tolerance(case))
         for items in runner._test_items.values()
         for name, item in items.items()
         if name.endswith("_cpu")
     }
 
 
-def outcome(case: Callable[[], None]) -> str:
-    """``pass``, or ``refused: `` and why; a wrong result and any other error are raised."""
+def _tolerance(case: str) -> dict[str, float]:
+    return {"atol": _TOLERANCES[case]} if case in _TOLERANCES else {}
+
+
+def outcome(name: str, *, optimize: bool = True) -> str:
+    """``pass``, or ``refused: `` and why; a wrong result and any other error are raised.
+
+    ``close: `` is for stored results that carry rounding errors of their own, ``random: `` for those
+    of another generator of random numbers: the shapes and dtypes of these are compared.
+    """
+    case = cases(optimize=optimize)[name]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -71,7 +97,10 @@ def outcome(case: Callable[[], None]) -> str:
         return REFUSED + _reason(str(error))
     except SkipTest as skipped:
         return REFUSED + str(skipped)
-    return PASS
+    tolerance = _TOLERANCES.get(name, 0.0)
+    if tolerance == math.inf:
+        return "random: the stored results are of another generator"
+    return f"close: the stored results are off by up to {tolerance:g}" if tolerance else PASS
 
 
 def _reason(message: str) -> str:
@@ -94,9 +123,9 @@ def main() -> None:
     before = expected() if EXPECTED_FILE.exists() else {}
     after = {}
     failed = []
-    for name, case in sorted(cases().items()):
+    for name in sorted(cases()):
         try:
-            after[name] = outcome(case)
+            after[name] = outcome(name)
         except Exception as error:
             failed.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
             after[name] = before.get(name, PASS)
@@ -104,7 +133,8 @@ def main() -> None:
             print(f"{name}: {before.get(name)} -> {after[name]}")
     EXPECTED_FILE.write_text("".join(f"{name} {result}\n" for name, result in after.items()))
     print(*failed, sep="\n")
-    print(Counter("pass" if result == PASS else "refused" for result in after.values()), end=" ")
+    counts = Counter(result.partition(":")[0] for result in after.values())
+    print(", ".join(f"{count} {result}" for result, count in counts.items()), end=", ")
     print(f"{len(failed)} failed")
     sys.exit(bool(failed))
 

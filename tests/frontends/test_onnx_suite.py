@@ -26,10 +26,10 @@ def test_every_case_is_listed() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_case(name: str) -> None:
-    assert outcome(cases()[name]) == EXPECTED[name]
+    assert outcome(name) == EXPECTED[name]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, result in EXPECTED.items() if result == PASS])
 def test_unoptimised(name: str) -> None:
-    assert outcome(cases(optimize=False)[name]) == PASS
+    assert outcome(name, optimize=False) == PASS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from ostinato.frontends.onnx.tensors import (
     element_name,
     expect,
     read_tensor,
+    stored_bytes,
     tensor_shape,
 )
 from ostinato.frontends.onnx.upgrades import upgraded
@@ -165,7 +165,7 @@ class Importer:
             array = read_tensor(tensor, self._source.external)
             return Known(array, dtype, tensor.name, weight=True)
         shape = tensor_shape(tensor)
-        expect(tensor.name, in_file.nbytes, math.prod(shape) * dtype.itemsize, "bytes")
+        expect(tensor.name, in_file.nbytes, stored_bytes(dtype, shape), "bytes")
         stored = FileTensor(tensor.name, dtype, shape, in_file)
         return Known(stored, dtype, tensor.name, weight=True)
 

@@ -16,6 +16,7 @@ __all__ = ["FOLDED_BY_CONVERTER", "converters", "find_converter"]
 _FAMILIES = (
     "elementwise",
     "contraction",
+    "casts",
     "pooling",
     "activations",
     "shape",
@@ -32,17 +33,34 @@ _FAMILIES = (
     "patches",
     "linalg",
     "signal",
+    "random",
 )
 
 #: By domain, what a family calls its table of converters, and the families that have one.
 _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
+    "ai.onnx.preview.training": ("TRAINING", ("training",)),
     "com.microsoft": ("EXTENSIONS", ("activations", "normalization")),
 }
 
 #: Ops whose converters give known results by themselves, or whose operands are not all they read.
 FOLDED_BY_CONVERTER = frozenset(
-    {"Constant", "ConstantOfShape", "Identity", "If", "NonZero", "Range", "Shape", "Size"}
+    {
+        "Constant",
+        "ConstantOfShape",
+        "Dropout",
+        "Identity",
+        "If",
+        "Multinomial",
+        "NonZero",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Range",
+        "Shape",
+        "Size",
+    }
 )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -98,17 +96,6 @@ def convert_where(call: Call) -> Result:
     return call.g.where(call.value(0), call.value(1), call.value(2))
 
 
-def convert_cast(call: Call) -> Result:
-    number = call.required("to")
-    if number not in ELEMENT_TYPES:
-        call.unsupported(f"it casts to {element_name(number)}")
-    return _as(call, call.value(0), ELEMENT_TYPES[number])
-
-
-def convert_cast_like(call: Call) -> Result:
-    return _as(call, call.value(0), call.dtype(1))
-
-
 def convert_clip(call: Call) -> Result:
     if call.opset < 11:
         low, high = call.real("min", None), call.real("max", None)
@@ -141,8 +128,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "BitwiseNot": unary("bitwise_invert"),
     "BitwiseOr": binary("bitwise_or"),
     "BitwiseXor": binary("bitwise_xor"),
-    "Cast": convert_cast,
-    "CastLike": convert_cast_like,
     "Ceil": unary("ceil"),
     "Clip": convert_clip,
     "Cos": unary("cos"),

@@ -144,7 +144,7 @@ def _places(call: Call, x: Value) -> Value:
 def _taps(
     call: Call, padded: Value, kernel: tuple[int, ...], counts: tuple[Dim, ...]
 ) -> Iterator[Value]:
-    """What all windows see at each position of the kernel."""
+    """The elements of all windows at each position of the kernel."""
     ndim = len(kernel)
     strides, dilations = per_axis(call, "strides", ndim), per_axis(call, "dilations", ndim)
     axes = list(range(2, 2 + ndim))

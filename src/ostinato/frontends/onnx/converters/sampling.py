@@ -252,7 +252,7 @@ def _bins(call: Call, *names: str) -> tuple[int, ...]:
 
 
 def _region(call: Call, regions: Value, axis: int) -> tuple[Value, Value]:
-    """Where each region starts along a spatial axis, and its extent: both ``[R, 1]``."""
+    """The start of each region along a spatial axis, and its extent: both ``[R, 1]``."""
     g, scale = call.g, call.real("spatial_scale", 1.0)
     # Before operator set 16 there was no offset of half a pixel.
     mode = "coordinate_transformation_mode"

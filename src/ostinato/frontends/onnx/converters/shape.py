@@ -47,19 +47,6 @@ def convert_identity(call: Call) -> Result:
     return call.operand(0)
 
 
-def convert_dropout(call: Call) -> Result:
-    """Convert ``Dropout`` to the identity: at inference nothing is dropped."""
-    if call.has(2) and call.scalar(2, "training mode"):
-        ratio = call.scalar(1, "ratio") if call.has(1) else 0.5
-        if ratio != 0:
-            call.unsupported("it drops elements at random (training mode)")
-    x = call.operand(0)
-    if not call.wants(1):
-        return x
-    kept = call.g.constant(np.array(True))
-    return x, call.g.broadcast_to(kept, x.shape)
-
-
 def convert_reshape(call: Call) -> Result:
     target = list(call.dims(1, "shape"))
     shape = call.shape(0)
@@ -274,7 +261,6 @@ def _fill(call: Call) -> float:
 CONVERTERS: Mapping[str, Converter] = {
     "Concat": convert_concat,
     "DepthToSpace": convert_depth_to_space,
-    "Dropout": convert_dropout,
     "Expand": convert_expand,
     "Flatten": convert_flatten,
     "Identity": convert_identity,
