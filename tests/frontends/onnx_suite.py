@@ -28,7 +28,7 @@ EXPECTED_FILE = Path(__file__).with_name("onnx_suite.txt")
 
 PASS, REFUSED = "pass", "refused: "
 
-#: Cases whose stored results are off by more than the suite's own tolerance, or are drawn at random.
+#: Cases whose stored results are off by more than the suite's tolerance, or are drawn at random.
 _TOLERANCES = {
     "test_dft_inverse": 1e-6,
     "test_dft_inverse_opset19": 1e-6,
@@ -85,8 +85,8 @@ def _tolerance(case: str) -> dict[str, float]:
 def outcome(name: str, *, optimize: bool = True) -> str:
     """``pass``, or ``refused: `` and why; a wrong result and any other error are raised.
 
-    ``close: `` is for stored results that carry rounding errors of their own, ``random: `` for those
-    of another generator of random numbers: the shapes and dtypes of these are compared.
+    ``close: `` is for stored results with rounding errors of their own, ``random: `` for those of
+    another generator of random numbers: the shapes and dtypes of these are compared.
     """
     case = cases(optimize=optimize)[name]
     try:

@@ -15,8 +15,9 @@ from onnx import ModelProto, helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ostinato.errors import InputError, UnsupportedOpError
-from ostinato.frontends.onnx import load_onnx
+from ostinato.frontends.onnx.reading import read_model
 from ostinato.frontends.onnx.source import NEWEST_IR, NEWEST_OPSET
+from ostinato.records import dataclass
 from ostinato.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -34,16 +35,29 @@ __all__ = [
     "supports_device",
 ]
 
-#: Compiled graphs that one model keeps, for different values of the inputs that shapes follow.
-_MOST_COMPILED = 8
+#: Programs that one model keeps, for different values of the inputs that it depends on.
+_MOST_PROGRAMS = 8
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A model compiled for some values of its inputs.
+
+    Attributes:
+        compiled: the graph; ``None`` where all outputs are strings.
+        strings: the outputs that are strings, by name.
+    """
+
+    compiled: CompiledGraph | None
+    strings: dict[str, np.ndarray[Any, Any]]
 
 
 class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
     """A prepared model.
 
-    Some models compute shapes from the values of inputs, such as the ``shape`` of a ``Reshape``.
-    Such a model is compiled for the values of those inputs at its first run with them; the last
-    few compiled graphs are kept.
+    Some models compute shapes from the values of inputs, such as the ``shape`` of a ``Reshape``, or
+    take strings. Such a model is compiled for the values of those inputs at its first run with
+    them; the last few compiled graphs are kept.
 
     Attributes:
         fixed: the names of those inputs.
@@ -62,7 +76,7 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
         self._dims = dims
         stored = {tensor.name for tensor in model.graph.initializer}
         self._inputs = [value.name for value in model.graph.input if value.name not in stored]
-        self._compiled: OrderedDict[tuple[Any, ...], CompiledGraph] = OrderedDict()
+        self._programs: OrderedDict[tuple[Any, ...], _Program] = OrderedDict()
         self.fixed: frozenset[str] = frozenset()
         try:
             self._compile({})
@@ -84,9 +98,14 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
             UnsupportedOpError: the model has ops without an equivalent.
         """
         arrays = self._named(inputs)
-        compiled = self._compiled_for(arrays)
-        results = compiled.run({n: a for n, a in arrays.items() if n in compiled.inputs})
-        return namedtupledict("Outputs", list(compiled.outputs))(*results)  # type: ignore[no-any-return]
+        program = self._program_for(arrays)
+        results = dict(program.strings)
+        if (compiled := program.compiled) is not None:
+            live = {name: array for name, array in arrays.items() if name in compiled.inputs}
+            results |= zip(compiled.outputs, compiled.run(live), strict=True)
+        names = [value.name for value in self._model.graph.output]
+        named = namedtupledict("Outputs", names)
+        return named(*(results[name] for name in names))  # type: ignore[no-any-return]
 
     def _named(self, inputs: Any) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
@@ -96,16 +115,16 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
             raise InputError(f"the model has the inputs {self._inputs}, got {len(given)} arrays")
         return dict(zip(self._inputs, given, strict=False))
 
-    def _compiled_for(self, arrays: Mapping[str, Any]) -> CompiledGraph:
-        """The graph compiled for the values of the fixed inputs."""
+    def _program_for(self, arrays: Mapping[str, Any]) -> _Program:
+        """The program for the values of the fixed inputs."""
         while True:
             constants = {
                 n: np.asarray(arrays[n]) for n in self._inputs if n in self.fixed & {*arrays}
             }
-            key = tuple((n, a.dtype.str, a.shape, a.tobytes()) for n, a in constants.items())
-            if key in self._compiled:
-                self._compiled.move_to_end(key)
-                return self._compiled[key]
+            key = tuple((n, a.dtype.str, a.shape, _contents(a)) for n, a in constants.items())
+            if key in self._programs:
+                self._programs.move_to_end(key)
+                return self._programs[key]
             try:
                 return self._compile(constants, key)
             except UnsupportedOpError as error:
@@ -113,13 +132,22 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
                     raise
                 self.fixed |= error.inputs
 
-    def _compile(self, constants: Mapping[str, Any], key: tuple[Any, ...] = ()) -> CompiledGraph:
-        graph = load_onnx(self._model, dims=self._dims, constants=constants)
-        compiled = self._session.compile(graph, options=self._options)
-        self._compiled[key] = compiled
-        if len(self._compiled) > _MOST_COMPILED:
-            self._compiled.popitem(last=False)
-        return compiled
+    def _compile(self, constants: Mapping[str, Any], key: tuple[Any, ...] = ()) -> _Program:
+        read = read_model(
+            self._model, dims=self._dims, constants=constants, name=None, base_dir=None, parted=None
+        )
+        compiled = None
+        if read.graph.outputs:
+            compiled = self._session.compile(read.graph, options=self._options)
+        program = self._programs[key] = _Program(compiled, read.strings)
+        if len(self._programs) > _MOST_PROGRAMS:
+            self._programs.popitem(last=False)
+        return program
+
+
+def _contents(array: np.ndarray[Any, Any]) -> Any:
+    """The elements of an array, in a form that tells any two apart."""
+    return tuple(array.reshape(-1)) if array.dtype == object else array.tobytes()
 
 
 class OstinatoBackend(Backend):  # type: ignore[misc]

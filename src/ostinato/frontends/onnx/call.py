@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
 
 from ostinato.errors import ModelFormatError
-from ostinato.frontends.onnx.known import Known, Leaves, Missing, Tensor
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings, Tensor
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import numpy as np
     from onnx import AttributeProto, GraphProto, TensorProto
 
     from ostinato.dtypes import DType
@@ -117,7 +118,16 @@ class Call:
         found = self.operands[index] if index < len(self.operands) else None
         if found is None or isinstance(found, Missing):
             self.malformed(f"operand {index} is missing")
+        if isinstance(found, Strings):
+            self.unsupported(f"its operand {index} holds strings")
         return found
+
+    def strings(self, index: int) -> np.ndarray[Any, Any]:
+        """The elements of an operand of strings."""
+        found = self.operands[index] if index < len(self.operands) else None
+        if not isinstance(found, Strings):
+            self.malformed(f"its operand {index} should hold strings, got {self.type(index)}")
+        return found.array
 
     def value(self, index: int) -> Value:
         """The operand at ``index`` as a value of the graph."""
@@ -145,7 +155,8 @@ class Call:
 
     def shape(self, index: int) -> tuple[Dim, ...]:
         """The shape of the operand at ``index``."""
-        return self.operand(index).shape
+        found = self.operands[index] if index < len(self.operands) else None
+        return found.shape if isinstance(found, Strings) else self.operand(index).shape
 
     def dtype(self, index: int) -> DType:
         """The element type of the operand at ``index``."""

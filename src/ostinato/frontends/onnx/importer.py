@@ -12,13 +12,15 @@ from ostinato.frontends.onnx.converters import FOLDED_BY_CONVERTER, find_convert
 from ostinato.frontends.onnx.file_tensors import FileTensor
 from ostinato.frontends.onnx.folding import fold
 from ostinato.frontends.onnx.functions import FunctionLibrary
-from ostinato.frontends.onnx.known import Known, Leaves, Missing
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings
 from ostinato.frontends.onnx.messages import AttributeProto, NodeProto
 from ostinato.frontends.onnx.order import label_of, ordered
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,
+    STRING,
     element_name,
     expect,
+    read_strings,
     read_tensor,
     stored_bytes,
     tensor_shape,
@@ -99,8 +101,11 @@ class Importer:
         self._failure: OstinatoError | None = None
         self._nodes_in_functions = 0
 
-    def run(self, inputs: Mapping[str, Tensor]) -> None:
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Strings]:
         """Convert the whole model, given the tensors of its inputs, and set the outputs.
+
+        Returns:
+            The outputs that are strings, by name: these have no place in a graph.
 
         Raises:
             UnsupportedOpError: lists every node without an equivalent.
@@ -111,16 +116,21 @@ class Importer:
         scope = Scope(dict(inputs), None, self._source.opsets, {})
         outputs = self._body(proto, scope)
         self._raise_collected()
-        named = {}
+        named: dict[str, Value] = {}
+        texts: dict[str, Strings] = {}
         for value, tensor in zip(proto.output, outputs, strict=True):
-            if value.name in named:
+            if value.name in named or value.name in texts:
                 raise ModelFormatError(f"the model lists its output {value.name!r} twice")
             if isinstance(tensor, Missing):
                 raise UnsupportedOpError(f"output {value.name!r}: {tensor.reason}")
+            if isinstance(tensor, Strings):
+                texts[value.name] = tensor
+                continue
             named[value.name] = self._leaves.value(tensor) if isinstance(tensor, Known) else tensor
-        if not named:
+        if not named and not texts:
             raise ModelFormatError("the model has no outputs")
         self._g.set_outputs(named)
+        return texts
 
     # -- graphs -----------------------------------------------------------------------------
 
@@ -157,6 +167,8 @@ class Importer:
     def _initializer(self, tensor: TensorProto) -> Tensor:
         if not tensor.name:
             raise ModelFormatError("an initializer has no name")
+        if tensor.data_type == STRING:
+            return Strings(read_strings(tensor))
         if tensor.data_type not in ELEMENT_TYPES:
             return Missing(f"{tensor.name!r} holds {element_name(tensor.data_type)} elements")
         dtype = ELEMENT_TYPES[tensor.data_type]
@@ -365,9 +377,9 @@ def _with_attributes(node: NodeProto, attributes: Mapping[str, AttributeProto]) 
 
 def _types(operands: Sequence[Tensor | None]) -> list[TensorType | None] | None:
     """The types of a call's operands; ``None`` where one could not be imported."""
-    if any(isinstance(operand, Missing) for operand in operands):
+    if any(isinstance(operand, Missing | Strings) for operand in operands):
         return None
-    return [None if o is None or isinstance(o, Missing) else o.type for o in operands]
+    return [None if o is None or isinstance(o, Missing | Strings) else o.type for o in operands]
 
 
 def _no_converter(domain: str, scope: Scope) -> str:

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ELEMENT_TYPES",
+    "STRING",
     "array_from_bytes",
     "element_name",
     "element_number",
     "expect",
+    "read_strings",
     "read_tensor",
     "stored_bytes",
     "tensor_shape",
@@ -53,6 +55,9 @@ ELEMENT_TYPES: dict[int, DType] = {
     25: DType.parse("uint2"),
     26: DType.parse("int2"),
 }
+
+#: The number of the element type of strings.
+STRING = 8
 
 _UNSUPPORTED_NAMES = {
     0: "undefined",
@@ -118,6 +123,19 @@ def read_tensor(tensor: TensorProto, external: ExternalData) -> np.ndarray[Any, 
         array = _from_field(tensor, dtype, shape)
     array.flags.writeable = False
     return array
+
+
+def read_strings(tensor: TensorProto) -> np.ndarray[Any, Any]:
+    """The elements of a tensor of strings, as objects.
+
+    Raises:
+        ModelFormatError: there are too few or too many.
+    """
+    shape = tensor_shape(tensor)
+    expect(tensor.name, len(tensor.string_data), math.prod(shape), "elements")
+    array = np.empty(len(tensor.string_data), object)
+    array[:] = [text.decode("utf-8", "replace") for text in tensor.string_data]
+    return array.reshape(shape)
 
 
 def array_from_bytes(

@@ -34,6 +34,7 @@ _FAMILIES = (
     "linalg",
     "signal",
     "random",
+    "strings",
 )
 
 #: By domain, what a family calls its table of converters, and the families that have one.

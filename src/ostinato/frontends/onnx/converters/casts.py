@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.dtypes import FLOAT32, UINT8, UINT32, DType
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name
+from ostinato.frontends.onnx.known import Strings, as_known, boxed
+from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, STRING, element_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.frontends.onnx.call import Call, Converter, Result
+    from ostinato.frontends.onnx.known import Known
     from ostinato.ir.graph import Value
 
 __all__ = ["CONVERTERS"]
@@ -29,10 +31,19 @@ _EXPONENT = DType.parse("float8_e8m0fnu")
 
 
 def convert_cast(call: Call) -> Result:
+    if isinstance(call.operands[0], Strings):
+        return _parsed(call, _target(call))
+    if call.required("to") == STRING:
+        return _printed(call)
     return _cast(call, call.value(0), _target(call))
 
 
 def convert_cast_like(call: Call) -> Result:
+    if isinstance(call.operands[0], Strings):
+        like = call.operands[1] if call.has(1) else None
+        return call.operands[0] if isinstance(like, Strings) else _parsed(call, call.dtype(1))
+    if isinstance(call.operands[1], Strings):
+        return _printed(call)
     return _cast(call, call.value(0), call.dtype(1))
 
 
@@ -61,6 +72,29 @@ def _cast(call: Call, x: Value, target: DType) -> Value:
         numbers = x if x.dtype.is_float else g.cast(x, FLOAT32)
         x = g.clip(numbers, -greatest, greatest)
     return g.cast(x, target)
+
+
+def _printed(call: Call) -> Strings:
+    """Numbers as text, in Python's shortest form."""
+    known = call.known(0)
+    if known is None or known.symbolic:
+        call.unknown(0, "its strings depend on data")
+    special = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
+    array = known.array.astype(np.float32) if known.array.dtype.kind == "V" else known.array
+    texts = (str(item) for item in array.reshape(-1))
+    return Strings(boxed((special.get(text, text) for text in texts), array.shape))
+
+
+def _parsed(call: Call, target: DType) -> Known:
+    """The numbers that strings hold."""
+    texts = call.strings(0)
+    read = float if not target.is_integer else int
+    try:
+        numbers = [read(text) for text in texts.reshape(-1)]
+    except ValueError as error:
+        call.malformed(f"it reads a number: {error}")
+    exact = np.array(numbers, np.float64 if read is float else object).reshape(texts.shape)
+    return as_known(exact.astype(target.numpy))
 
 
 def _exponent(call: Call, x: Value) -> Value:

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.dtypes import INT64
-from ostinato.frontends.onnx.known import as_known
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name, read_tensor
+from ostinato.frontends.onnx.known import Strings, as_known, boxed
+from ostinato.frontends.onnx.tensors import (
+    ELEMENT_TYPES,
+    STRING,
+    element_name,
+    read_strings,
+    read_tensor,
+)
 from ostinato.variables import prod
 
 if TYPE_CHECKING:
@@ -23,6 +29,14 @@ _LONGEST_RANGE = 2**16
 
 
 def convert_constant(call: Call) -> Result:
+    proto = call.tensor("value")
+    if proto is not None and proto.data_type == STRING:
+        return Strings(read_strings(proto))
+    texts = call.text_list("value_strings", None)
+    if texts is not None:
+        return Strings(boxed(texts, (len(texts),)))
+    if "value_string" in call.attributes:
+        return Strings(boxed([call.text("value_string", "")], ()))
     return as_known(_constant(call), call.outputs[0])
 
 

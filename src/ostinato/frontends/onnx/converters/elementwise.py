@@ -5,6 +5,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ostinato.frontends.onnx.known import Strings, as_known
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -66,6 +70,12 @@ def convert_mod(call: Call) -> Result:
 def convert_pow(call: Call) -> Result:
     g, base, exponent = call.g, call.value(0), call.value(1)
     return _as(call, g.pow(base, exponent), base.dtype)
+
+
+def convert_equal(call: Call) -> Result:
+    if any(isinstance(operand, Strings) for operand in call.operands):
+        return as_known(np.asarray(call.strings(0) == call.strings(1), np.bool_))
+    return call.g.equal(call.value(0), call.value(1))
 
 
 def convert_bit_shift(call: Call) -> Result:
@@ -133,7 +143,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Cos": unary("cos"),
     "Cosh": unary("cosh"),
     "Div": convert_div,
-    "Equal": binary("equal"),
+    "Equal": convert_equal,
     "Erf": unary("erf"),
     "Exp": unary("exp"),
     "Floor": unary("floor"),

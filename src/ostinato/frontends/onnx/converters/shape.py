@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.frontends.onnx.known import as_known, known_dims
+from ostinato.frontends.onnx.known import Strings, as_known, known_dims
 from ostinato.ops.base import broadcast_shapes, normalize_axes, normalize_axis
 from ostinato.variables import (
     ceil_div,
@@ -44,7 +44,8 @@ def convert_size(call: Call) -> Result:
 
 
 def convert_identity(call: Call) -> Result:
-    return call.operand(0)
+    operand = call.operands[0] if call.has(0) else None
+    return operand if isinstance(operand, Strings) else call.operand(0)
 
 
 def convert_reshape(call: Call) -> Result:
