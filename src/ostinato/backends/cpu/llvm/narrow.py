@@ -105,8 +105,8 @@ def _normal(b: ir.IRBuilder, magnitude: ir.Value, form: NarrowFormat, lanes: int
 def _subnormal(b: ir.IRBuilder, magnitude: ir.Value, form: NarrowFormat, lanes: int) -> ir.Value:
     """The code of a number without a hidden one: a sum that has no room for its other bits."""
     exponent = 1 - form.bias - form.mantissa + _MANTISSA
-    anchor = constant(FLOAT32, 2.0**exponent, lanes)
-    total = _as_bits(b, b.fadd(_as_float(b, magnitude, lanes), anchor), lanes)
+    offset = constant(FLOAT32, 2.0**exponent, lanes)
+    total = _as_bits(b, b.fadd(_as_float(b, magnitude, lanes), offset), lanes)
     return b.sub(total, _int(exponent + _BIAS << _MANTISSA, lanes))
 
 
