@@ -335,7 +335,7 @@ class BaseGraph(Deferrable):
         """
         self._own(op.name, operands)
         try:
-            types = op.infer(*(v.type for v in operands), **attrs)
+            types = op.result_types([v.type for v in operands], attrs)
         except GraphError as error:
             shown = [str(v.type) for v in operands]
             raise locate(error, op.name, shown, self._label) from None

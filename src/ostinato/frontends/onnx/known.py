@@ -33,6 +33,7 @@ __all__ = [
     "NestedLeaves",
     "OptionalOf",
     "SequenceOf",
+    "Strings",
     "Tensor",
     "as_known",
     "boxed",
@@ -89,6 +90,21 @@ class Known:
         return tuple(self.array.reshape(-1).tolist())
 
 
+@dataclass(frozen=True, eq=False)
+class Strings:
+    """A tensor of strings, known at import; none reaches the graph.
+
+    Attributes:
+        array: its elements, as objects.
+    """
+
+    array: np.ndarray[Any, Any]
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return tuple(self.array.shape)
+
+
 @dataclass(frozen=True)
 class Missing:
     """A tensor that could not be imported; nodes that read it are skipped.
@@ -117,11 +133,11 @@ class SequenceOf:
 class OptionalOf:
     """A tensor or sequence, or nothing; which, is known at import."""
 
-    item: Value | Known | SequenceOf | None
+    item: Value | Known | Strings | SequenceOf | None
 
 
 #: The tensor behind a name in the model: known, or a value of the graph; or several of these.
-Tensor: TypeAlias = "Value | Known | Missing | SequenceOf | OptionalOf"
+Tensor: TypeAlias = "Value | Known | Strings | Missing | SequenceOf | OptionalOf"
 
 
 def as_known(array: Any, name: str = "", dtype: DType | None = None) -> Known:

@@ -10,12 +10,13 @@ import numpy as np
 from ostinato.errors import InputError, ModelFormatError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.onnx.dims import DimResolver, element_type
 from ostinato.frontends.onnx.importer import Importer
-from ostinato.frontends.onnx.known import Known
+from ostinato.frontends.onnx.known import Known, Strings
 from ostinato.frontends.onnx.source import ModelSource, open_model
 from ostinato.frontends.onnx.structured import KINDS, fixed_input, live_input
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name
+from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, STRING, element_name
 from ostinato.ir.types import TensorType
 from ostinato.ops.builder import Graph
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +28,22 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.variables import Dim
 
-__all__ = ["input_types", "read_model"]
+__all__ = ["ReadModel", "input_types", "read_model"]
+
+
+@dataclass(frozen=True)
+class ReadModel:
+    """A model that was read.
+
+    Attributes:
+        graph: its nodes.
+        source: the messages that it was read from.
+        strings: the outputs that are strings, by name.
+    """
+
+    graph: Graph
+    source: ModelSource
+    strings: dict[str, np.ndarray[Any, Any]]
 
 
 def read_model(
@@ -38,8 +54,8 @@ def read_model(
     name: str | None,
     base_dir: Any,
     parted: PartedFile | None,
-) -> tuple[Graph, ModelSource]:
-    """Read the graph of a model; returns it with its source.
+) -> ReadModel:
+    """Read the graph of a model.
 
     Args:
         source, dims, constants, name, base_dir: see :func:`ostinato.load_onnx`.
@@ -48,8 +64,8 @@ def read_model(
     with _blaming_the_model():
         model = open_model(source, base_dir, parted)
         graph = Graph(name or model.name)
-        Importer(model, graph).run(_inputs(model, graph, dims, dict(constants)))
-        return graph, model
+        strings = Importer(model, graph).run(_inputs(model, graph, dims, dict(constants)))
+        return ReadModel(graph, model, {name: texts.array for name, texts in strings.items()})
 
 
 def input_types(source: Any, *, dims: Mapping[str, Any] | None = None) -> dict[str, TensorType]:
@@ -84,13 +100,27 @@ def _inputs(
     for given in constants:
         if given not in names:
             raise InputError(f"constants: the model has no input {given!r}; it has {names}")
+    strings = {value.name for value in declared if _has_strings(value)}
+    if missing := strings - constants.keys():
+        error = UnsupportedOpError(
+            f"inputs {sorted(missing)} have string elements; give their values with constants="
+        )
+        error.inputs = frozenset(missing)
+        raise error
     return {value.name: _input(value, g, resolver, constants) for value in declared}
+
+
+def _has_strings(value: ValueInfoProto) -> bool:
+    return bool(value.type.tensor_type.elem_type == STRING)
 
 
 def _input(
     value: ValueInfoProto, g: Graph, resolver: DimResolver, constants: Mapping[str, Any]
 ) -> Tensor:
-    name, dtype, tensor_type = value.name, _dtype(value), element_type(value.type)
+    name = value.name
+    if _has_strings(value):
+        return Strings(np.asarray(constants[name], object))
+    dtype, tensor_type = _dtype(value), element_type(value.type)
     if value.type.WhichOneof("value") not in KINDS:
         shape = resolver.shape(name, tensor_type)
         if name in constants:

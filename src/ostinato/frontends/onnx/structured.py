@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import InputError, UnsupportedOpError
 from ostinato.frontends.onnx.dims import element_type
-from ostinato.frontends.onnx.known import Known, Missing, OptionalOf, SequenceOf
+from ostinato.frontends.onnx.known import Known, Missing, OptionalOf, SequenceOf, Strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from onnx import TypeProto
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["KINDS", "fixed_input", "flattened", "live_input"]
+__all__ = ["KINDS", "fixed_input", "flattened", "live_input", "tensors_of", "value_of"]
 
 #: The kinds of types that are no tensors, and what they are called.
 KINDS = {"sequence_type": "a sequence", "optional_type": "an optional"}
@@ -55,10 +55,12 @@ def live_input(
     if inner.HasField("sequence_type"):
         shapes = resolver.shapes(name, element_type(type_))
         if shapes is None:
-            raise UnsupportedOpError(
+            error = UnsupportedOpError(
                 f"input {name!r} is a sequence: give the shape of each of its tensors, "
                 f"dims={{{name!r}: [(2, 3), ...]}}"
             )
+            error.inputs = frozenset({name})
+            raise error
         items = [declare(f"{name}[{i}]", shape) for i, shape in enumerate(shapes)]
         item = SequenceOf(tuple(items), dtype)
     else:
@@ -103,7 +105,7 @@ def _fixed_sequence(
     return SequenceOf(tuple(known(f"{name}[{i}]", a) for i, a in enumerate(given)), dtype)
 
 
-def flattened(name: str, tensor: Tensor) -> Iterator[tuple[str, Value | Known | Missing]]:
+def flattened(name: str, tensor: Tensor) -> Iterator[tuple[str, Value | Known | Strings | Missing]]:
     """The tensors of an output, by name."""
     if isinstance(tensor, OptionalOf):
         if tensor.item is not None:
@@ -113,3 +115,28 @@ def flattened(name: str, tensor: Tensor) -> Iterator[tuple[str, Value | Known | 
             yield f"{name}[{position}]", item
     else:
         yield name, tensor
+
+
+def tensors_of(name: str, given: Any) -> dict[str, Any]:
+    """The arrays of an input of a run, by the names of the graph's inputs."""
+    if given is None:
+        return {}
+    if isinstance(given, list):
+        return {f"{name}[{i}]": array for i, array in enumerate(given)}
+    return {name: given}
+
+
+def value_of(name: str, type_: TypeProto, results: Mapping[str, Any]) -> Any:
+    """An output of a run: an array, a list of them, or ``None`` for an empty optional.
+
+    Args:
+        name, type_: of the output.
+        results: by the names of the graph's outputs.
+    """
+    inner = type_.optional_type.elem_type if type_.HasField("optional_type") else type_
+    if inner.HasField("sequence_type"):
+        found: list[Any] = []
+        while (item := f"{name}[{len(found)}]") in results:
+            found.append(results[item])
+        return found
+    return results.get(name) if inner is not type_ else results[name]

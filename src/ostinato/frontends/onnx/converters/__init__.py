@@ -16,6 +16,8 @@ __all__ = ["FOLDED_BY_CONVERTER", "converters", "find_converter"]
 _FAMILIES = (
     "elementwise",
     "contraction",
+    "casts",
+    "pooling",
     "activations",
     "shape",
     "reduction",
@@ -27,11 +29,19 @@ _FAMILIES = (
     "recurrent",
     "control",
     "sequences",
+    "losses",
+    "sampling",
+    "patches",
+    "linalg",
+    "signal",
+    "random",
+    "strings",
 )
 
 #: By domain, what a family calls its table of converters, and the families that have one.
 _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
+    "ai.onnx.preview.training": ("TRAINING", ("training",)),
     "com.microsoft": ("EXTENSIONS", ("activations", "normalization")),
 }
 
@@ -56,10 +66,16 @@ FOLDED_BY_CONVERTER = frozenset(
     {
         "Constant",
         "ConstantOfShape",
+        "Dropout",
         "Identity",
         "If",
         "Loop",
+        "Multinomial",
         "NonZero",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
         "Range",
         "Scan",
         "Shape",

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import GraphError
+from ostinato.frontends.onnx.call import NotSupported
 from ostinato.frontends.onnx.known import (
     Known,
     Missing,
     NestedLeaves,
     OptionalOf,
     SequenceOf,
+    Strings,
     as_known,
 )
 from ostinato.frontends.onnx.structured import flattened
@@ -62,7 +64,13 @@ def convert_if(call: Call) -> Result:
     if any(isinstance(tensor, Missing) for tensor in (*then, *other)):
         return [Missing() for _ in call.outputs]
     for a, b in zip(then, other, strict=True):
-        _check_types(a, b)
+        if _kind(a) != _kind(b) or (isinstance(a, Strings) and not _alike(a, b)):
+            call.unknown(
+                0,
+                "its condition is not known when the model is loaded, and its branches give "
+                f"{_kind(a)} and {_kind(b)}; fix what the condition depends on with dims= or "
+                "constants=",
+            )
     parts = [_tensors(found) for found in (then, other)]
     open_ = [i for i, (a, b) in enumerate(zip(*parts, strict=True)) if not _alike(a, b)]
     results = parts[0]
@@ -84,12 +92,14 @@ def _tensors(found: Sequence[Tensor]) -> list[Value | Known]:
         part
         for tensor in found
         for _, part in flattened("", tensor)
-        if not isinstance(part, Missing)
+        if isinstance(part, Value | Known)
     ]
 
 
 def _rebuilt(like: Tensor, parts: Iterator[Value | Known]) -> Tensor:
     """A tensor, or a sequence or optional of as many tensors as ``like`` has."""
+    if isinstance(like, Strings):
+        return like
     if isinstance(like, SequenceOf):
         return SequenceOf(tuple(next(parts) for _ in like.items), like.dtype)
     if isinstance(like, OptionalOf):
@@ -101,17 +111,11 @@ def _rebuilt(like: Tensor, parts: Iterator[Value | Known]) -> Tensor:
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     """Whether both branches give the same tensor, which then does not depend on the condition."""
+    if isinstance(a, Strings) and isinstance(b, Strings):
+        return bool(np.array_equal(a.array, b.array))
     if isinstance(a, Known) and isinstance(b, Known):
         return a.type == b.type and bool(np.array_equal(a.array, b.array))
     return a is b
-
-
-def _check_types(a: Tensor, b: Tensor) -> None:
-    if _kind(a) != _kind(b):
-        raise GraphError(
-            "its condition is not known when the model is loaded, and its branches give "
-            f"{_kind(a)} and {_kind(b)}; fix what the condition depends on with dims= or constants="
-        )
 
 
 def _kind(tensor: Tensor) -> str:
@@ -120,6 +124,8 @@ def _kind(tensor: Tensor) -> str:
         return f"the sequence ({', '.join(str(item.type) for item in tensor.items)})"
     if isinstance(tensor, OptionalOf):
         return "an empty optional" if tensor.item is None else f"optional {_kind(tensor.item)}"
+    if isinstance(tensor, Strings):
+        return "strings"
     return "nothing" if isinstance(tensor, Missing) else str(tensor.type)
 
 
@@ -154,9 +160,10 @@ def convert_loop(call: Call) -> Result:
     trips = _trips(call)
     if any(isinstance(tensor, SequenceOf | OptionalOf) for tensor in carried):
         if not isinstance(trips, int) or started is None:
-            call.unsupported(
+            call.unknown(
+                0 if isinstance(trips, Value) else 1,
                 "it carries a sequence, and the number of its iterations is not known when the "
-                "model is loaded"
+                "model is loaded",
             )
         return _unrolled(call, body, carried, trips)
     looped = call.attempt(partial(_looped, call, body, carried, trips, started is not None))
@@ -166,7 +173,15 @@ def convert_loop(call: Call) -> Result:
         unrolled = call.attempt(partial(_unrolled, call, body, carried, trips))
         if unrolled is not None:
             return list(unrolled)
-    return _looped(call, body, carried, trips, started is not None)  # for its errors
+    try:
+        return _looped(call, body, carried, trips, started is not None)  # for its errors
+    except (GraphError, NotSupported) as error:
+        # Known, they would let it be unrolled.
+        if isinstance(trips, Value):
+            call.unknown(0, f"{error}; its trip count is not known when the model is loaded")
+        if started is None:
+            call.unknown(1, f"{error}; its condition is not known when the model is loaded")
+        raise
 
 
 def _trips(call: Call) -> Dim | Value | None:

@@ -88,6 +88,8 @@ def convert_split_to_sequence(call: Call) -> Result:
         given = call.integers(1, "sizes")
         if call.rank(1):
             sizes = given
+            if not isinstance(size, int) and sum(given) != size:
+                call.unsupported(f"its parts make up {sum(given)} of {size}; fix that with dims=")
         else:
             whole = _fixed(call, size)
             if given[0] < 1:
