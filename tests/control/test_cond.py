@@ -115,6 +115,25 @@ def test_control_ops_run_only_within_their_plan() -> None:
         check_ops(plan.prepared_ops, ())
 
 
+def test_experts_in_a_branch_leave_no_list_of_rows(check: Check) -> None:
+    g = ost.Graph()
+    x, ids = g.input("x", (4, 8)), g.input("ids", (4,), "int64")
+    w, flag = g.param("w", (3, 8, 8)), g.input("flag", (), "bool")
+    g.set_outputs(
+        g.cond(
+            flag,
+            lambda b: b.grouped_matmul(x, w, ids),
+            lambda b: b.neg(b.grouped_matmul(x, w, b.flip(ids, 0))),
+        )
+    )
+    rng = np.random.default_rng(5)
+    w_ = rng.normal(size=(3, 8, 8)).astype(np.float32)
+    feeds = {"x": rng.normal(size=(4, 8)).astype(np.float32), "ids": np.array([0, 1, 2, 1])}
+    for taken in (True, False):
+        check(g, {**feeds, "flag": np.array(taken)}, params={"w": w_}, rtol=1e-5)
+    assert not ost.Session("cpu").compile(g, params={"w": w_}).moe_layers
+
+
 def test_errors() -> None:
     g = ost.Graph()
     x = g.input("x", (4,))

@@ -282,6 +282,25 @@ def test_an_unsupported_node_of_a_body_is_named() -> None:
         ost.load_onnx(proto)
 
 
+def test_loops_that_multiply_are_given_up_soon() -> None:
+    nodes = [node("Identity", ["cond"], ["go"]), node("Concat", ["y", "x"], ["new"], axis=0)]
+    body = loop_body(nodes, ["y"], ["new"])
+    for _ in range(20):
+        nodes = [
+            node("Identity", ["cond"], ["go"]),
+            node("Loop", ["n", "", "y"], ["new"], body=body),
+        ]
+        body = loop_body(nodes, ["y"], ["new"])
+    proto = model(
+        [node("Loop", ["n", "", "x"], ["y"], body=body)],
+        [info("x", [2, 3])],
+        [info("y")],
+        [stored("n", np.int64(3))],
+    )
+    with pytest.raises(ost.ModelFormatError, match="iterations of loops multiply without end"):
+        ost.load_onnx(proto)
+
+
 # -- Scan ----------------------------------------------------------------------------------------
 
 

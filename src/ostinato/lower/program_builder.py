@@ -43,6 +43,7 @@ class ProgramBuilder:
         kept: buffers that each run writes, and that keep their contents until the next.
         assigned: buffers that are written in several places, of which a run decides.
         fixed: the nodes that depend on params and constants alone.
+        nested: whether the graph is nested in another.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ProgramBuilder:
         self.kept: set[LoweredBuffer] = set() if outer is None else outer.kept
         self.assigned: set[LoweredBuffer] = set() if outer is None else outer.assigned
         self.fixed: set[Node] = set()
+        self.nested = outer is not None
         self._position = {node: i for i, node in enumerate(nodes)}
 
     def builder(

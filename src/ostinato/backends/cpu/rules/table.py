@@ -96,7 +96,7 @@ class CpuProgram(Program):
     """A program of the CPU's kernels.
 
     Attributes:
-        routings: the lists of rows by expert that runs leave behind.
+        routings: the lists of rows by expert that each run leaves behind.
         stored_experts: the layers whose experts are in a file.
     """
 
@@ -169,7 +169,7 @@ class _CpuRules:
             program.next_states,
             program.variables,
             program.kept,
-            [] if experts is None else list(experts.routings.values()),
+            [] if experts is None else [r for r in experts.routings.values() if not r.nested],
             [] if experts is None else list(experts.stored_experts.values()),
         )
 
