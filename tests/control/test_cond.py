@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.errors import GraphError, PlanError
+from ostinato.errors import GraphError, PlanError, VariableError
 from ostinato.plan.prepared import check_ops
 
 from .conftest import Check
@@ -58,6 +58,25 @@ def test_symbolic_shapes_and_states(check: Check) -> None:
     g.set_outputs([y, s])
     one = np.full((3, 2), 0.25, np.float32)
     check(g, {"x": one}, {"x": one[:0]}, {"x": one}, {"x": one[:1]})
+
+
+def test_facts_of_a_branch_hold_where_sizes_pick_it() -> None:
+    n = ost.Variable("n", 0, 9)
+    g = ost.Graph()
+    x = g.input("x", (n, 2))
+    some = g.greater(g.dim_value(n), 0)
+    (y,) = g.cond(some, lambda t: t.max(x, axis=0), lambda t: t.zeros((2,)))
+    (z,) = g.cond(g.logical_not(some), lambda t: t.ones((2,)), lambda t: t.min(x, axis=0))
+    g.set_outputs([y, z])
+    compiled = ost.Session("cpu").compile(g)
+    ones = np.ones((3, 2), np.float32)
+    for rows, expected in ((3, (1, 1)), (0, (0, 1))):
+        found = compiled.run({"x": ones[:rows]})
+        assert tuple(array[0] for array in found) == expected
+    g.set_outputs(g.cond(g.input("flag", (), "bool"), lambda t: t.max(x, axis=0), lambda t: y))
+    compiled = ost.Session("cpu").compile(g)
+    with pytest.raises(VariableError, match=r"max.*n = 0"):
+        compiled.run({"x": ones[:0], "flag": np.array(False)})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "uint64", "bool"])

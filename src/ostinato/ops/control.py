@@ -16,15 +16,13 @@ import numpy as np
 from ostinato.dtypes import BOOL, INT64
 from ostinato.errors import GraphError
 from ostinato.ir.graph import BaseGraph
-from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.variables import Expr, maximum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from ostinato.ir.facts import Fact
     from ostinato.variables import Dim
 
 __all__ = ["COND", "FAMILY", "LOOP", "Cond", "ControlFlow", "Loop", "LoopParts"]
@@ -57,12 +55,6 @@ class ControlFlow(Op):
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         raise GraphError(f"{self.name} is evaluated graph by graph; see interpret")
-
-    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Iterator[Fact]:
-        """The facts of the nested graphs, whether or not a run comes to need them."""
-        for attr in attrs.values():
-            if isinstance(attr, BaseGraph):
-                yield from graph_facts(attr)
 
     def check_graph(
         self, attribute: str, graph: Attr, operands: Sequence[TensorType]
