@@ -51,7 +51,10 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
     narrow = {BFLOAT16, *([FLOAT16] if target.has_half_conversions else [])}
     wanted = frozenset(narrow) if options.narrow_weights else frozenset()
     count = _vector_registers(target)
-    return RegisterFile(target.vector_bytes, count, wanted, target.has_byte_dots)
+    prefetches = options.optimize and options.prefetch
+    return RegisterFile(
+        target.vector_bytes, count, wanted, target.has_byte_dots, target.caches, prefetches
+    )
 
 
 def _vector_registers(target: TargetSpec) -> int:

@@ -19,6 +19,7 @@ from ostinato.backends.cpu.llvm.lanes import Lane, broadcast
 from ostinato.backends.cpu.llvm.types import (
     BYTE_POINTER,
     I1,
+    I8,
     I32,
     Scalar,
     call_intrinsic,
@@ -30,7 +31,7 @@ from ostinato.backends.cpu.llvm.types import (
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
 
-__all__ = ["address", "gather", "load", "scatter", "splat", "store"]
+__all__ = ["address", "gather", "load", "prefetch", "scatter", "splat", "store"]
 
 
 def splat(builder: ir.IRBuilder, value: Scalar | Lane, dtype: DType, lanes: int) -> Lane:
@@ -99,6 +100,20 @@ def store(
         name = f"llvm.masked.store.{_overload(dtype, lane.lanes)}.p0"
         arguments = [stored, pointer, I32(dtype.itemsize), mask]
         call_intrinsic(builder, name, ir.VoidType(), arguments)
+
+
+def prefetch(builder: ir.IRBuilder, base: ir.Value, distance: ir.Value) -> None:
+    """Prefetch the cache line at ``base + distance`` bytes into the second-level cache.
+
+    No access: any address will do.
+    """
+    pointer = builder.gep(base, [distance], source_etype=I8)
+    arguments = [pointer, I32(_READ), I32(_SECOND_LEVEL), I32(_DATA)]
+    call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), arguments)
+
+
+#: The arguments of LLVM's ``prefetch``: the kind of access, the locality, the kind of cache.
+_READ, _SECOND_LEVEL, _DATA = 0, 2, 1
 
 
 def gather(

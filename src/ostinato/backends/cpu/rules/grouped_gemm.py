@@ -56,6 +56,11 @@ class _AnyRows(Gemm):
         """None: rows are found one by one."""
         return None
 
+    @property
+    def depth_block(self) -> None:
+        """None: each tile's sums are finished before the next one's begin."""
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class GroupedGemm(CpuKernel):

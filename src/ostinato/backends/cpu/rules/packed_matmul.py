@@ -183,7 +183,8 @@ def segment_of(
         results = () if number else outputs
         form = matmul.panel_format(registers)
         kernel = matmul.kernel(build, panels[matmul], sizes.tile, results, variables, form, number)
-        made.insert(0, replace(kernel, item_rows=sizes.item_rows))
+        caches, prefetch = registers.caches, registers.prefetch
+        made.insert(0, replace(kernel, item_rows=sizes.item_rows, caches=caches, prefetch=prefetch))
     return tuple(made)
 
 
