@@ -1,6 +1,7 @@
 """The share of memory bandwidth and arithmetic that matmuls of few rows reach.
 
-    python -m bench.panel_pipeline [--threads 1 2] [--seconds 8] [--formats f32 bf16] [--json FILE]
+    python -m bench.panel_pipeline [--threads 1 2] [--seconds 8] [--formats f32 bf16]
+        [--clock cpu] [--json FILE]
 
 Matmuls of 1 to 128 rows with a weight that stays in a cache and with one that comes from memory,
 next to the rate of multiply-adds in registers and of reads from memory. The lesser of both rates
@@ -25,6 +26,7 @@ import ml_dtypes
 import numpy as np
 from bench.compare.floors import Probe
 from bench.compare.report import machine
+from bench.compare.worker import Clock, clock_named
 from bench.compare.workloads import Workload
 
 import ostinato as ost
@@ -81,13 +83,16 @@ class _Reading(Workload):
 class _Side:
     """A compiled matmul and the least time of its calls."""
 
-    def __init__(self, session: ost.Session, spec: tuple[str, int, str], *, on: bool) -> None:
+    def __init__(
+        self, session: ost.Session, spec: tuple[str, int, str], clock: Clock, *, on: bool
+    ) -> None:
         kind, rows, weight = spec
         self.flops = 2.0 * rows * DEPTH * COLUMNS[weight]
         self.nbytes = FORMATS[kind] * DEPTH * COLUMNS[weight]
         self.least = float("inf")
         self._call = _bound(session, kind, rows, COLUMNS[weight], on=on)
         self._call()
+        self._clock = clock
         self._count = 1
         self._count = max(1, round(_BUNCH / self._seconds()))
 
@@ -97,11 +102,11 @@ class _Side:
         self.least = min(self.least, self._seconds())
 
     def _seconds(self) -> float:
-        calls, call = range(self._count), self._call
-        start = time.perf_counter()
+        calls, call, clock = range(self._count), self._call, self._clock
+        start = clock()
         for _ in calls:
             call()
-        return (time.perf_counter() - start) / self._count
+        return (clock() - start) / self._count
 
 
 def _bound(session: ost.Session, kind: str, rows: int, columns: int, *, on: bool) -> Call:
@@ -143,12 +148,12 @@ def _bound(session: ost.Session, kind: str, rows: int, columns: int, *, on: bool
 
 
 def _measured(
-    threads: int, rows: Sequence[int], formats: Sequence[str], seconds: float
+    threads: int, rows: Sequence[int], formats: Sequence[str], seconds: float, clock: Clock
 ) -> list[Result]:
     session = ost.Session("cpu", threads=threads)
-    probe = Probe(_Reading(), threads)
+    probe = Probe(_Reading(), threads, clock)
     specs = [(kind, m, weight) for kind in formats for m in rows for weight in COLUMNS]
-    sides = {spec: [_Side(session, spec, on=on) for on in (True, False)] for spec in specs}
+    sides = {spec: [_Side(session, spec, clock, on=on) for on in (True, False)] for spec in specs}
     gflops = gbytes = 0.0
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -202,13 +207,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["f32"])
     parser.add_argument("--seconds", type=float, default=8.0, help="for each number of threads")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="as in compare")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     print(f"{_processor()}; {machine()}")
     found: list[Result] = []
     for threads in given.threads:
         os.sched_setaffinity(0, set(allowed[-threads:]))
-        results = _measured(threads, given.rows, given.formats, given.seconds)
+        results = _measured(
+            threads, given.rows, given.formats, given.seconds, clock_named(given.clock, threads)
+        )
         _say(results)
         found += results
     if given.json is not None:

@@ -135,6 +135,22 @@ def test_same_bits_with_shared_epilogues_and_mixed_forms(lowered: Lowered, level
     np.testing.assert_array_equal(ahead, plain)
 
 
+@pytest.mark.parametrize("rows", [1, 7, 40, 67])
+def test_same_bits_by_expert(lowered: Lowered, level: str, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    g = ost.Graph("experts")
+    x, ids = g.input("x", (rows, 70)), g.input("ids", (rows,), "int64")
+    g.set_outputs([g.grouped_matmul(x, g.param("w", (3, 70, 65)), ids)])
+    data = {
+        "x": numbers(rng, (rows, 70), "float32"),
+        "w": numbers(rng, (3, 70, 65), "float32"),
+        "ids": rng.integers(0, 2, rows),
+    }
+    (ahead,) = lowered(g, level, SMALL)(data)
+    (plain,) = lowered(g, level, SMALL, prefetch=False)(data)
+    np.testing.assert_array_equal(ahead, plain)
+
+
 def test_rows_out_of_use_stay_out(lowered: Lowered) -> None:
     """Blocks of ``k`` and sums that go on have no part in which rows are computed."""
     graph, x, w = product(24, 512, 100, "float32")

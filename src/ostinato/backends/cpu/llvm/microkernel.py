@@ -157,8 +157,7 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _Cursor:
-    """Progress of the sum: offset into a row of ``a``, panel pointer, sums, the next line to
-    prefetch."""
+    """Progress of the sum: offset into a row of ``a``, panel pointer, sums, prefetch pointer."""
 
     offset: ir.Value
     b: ir.Value
