@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 Lowered = Callable[..., Any]
 
 #: So small that matmuls of a few kilobytes come from memory, in several blocks.
-SMALL = CacheSizes(first=1 << 10, second=8 << 10)
+SMALL = CacheSizes(first=32 << 10, second=8 << 10)
 
 SIZES = [
     (1, 101, 200), (6, 97, 130), (7, 64, 300), (8, 256, 96), (9, 131, 97), (13, 300, 48),

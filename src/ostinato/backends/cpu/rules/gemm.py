@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.rules.kernel import CpuKernel
-from ostinato.backends.cpu.rules.prefetch import LEAST_ROWS, Prefetch
 from ostinato.backends.cpu.rules.tiles import chains_of
 from ostinato.errors import OstinatoError
 from ostinato.lower.loopir.dependences import accesses_of_statements
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ostinato.backends.cpu.rules.packing import BlockScales, PanelFormat
+    from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.text import KernelText
 
@@ -50,8 +50,9 @@ _ITEM_FLOPS = 2_000_000
 _FLOPS_PER_BYTE = 5
 """Operations of a core in the time in which it reads a byte of a panel for the first time."""
 
-_BLOCK_BYTES = 12 << 10
-"""Room for the sums of one item: they and their transpose fit a first-level cache."""
+_BLOCK_SHARE = 3, 8
+"""The share of a first-level cache that the sums of an item may take: it holds their transpose,
+too, and part of a panel."""
 
 _RESIDENT_PART = 4
 """The part of the second-level cache that panels stay in while rows pass by."""
@@ -247,7 +248,9 @@ class Gemm(CpuKernel):
             return self.item_rows
         tiles = max(1, -(-max_extent(self.m) // self.rows))
         worthwhile = -(-_ITEM_FLOPS // max(1, 2 * self.rows * self._panel_elements))
-        fitting = _BLOCK_BYTES // (self.rows * self.panel * self.acc.itemsize)
+        share, whole = _BLOCK_SHARE
+        room = self.caches.first * share // whole
+        fitting = room // (self.rows * self.panel * self.acc.itemsize)
         if self.stores_along_rows:
             worthwhile = max(worthwhile, -(-_RUN // self.rows))
         if self.streams_rows:
@@ -281,15 +284,16 @@ class Gemm(CpuKernel):
     @cached_property
     def fetch(self) -> Prefetch | None:
         """:attr:`prefetch` where it pays: panels come from memory and not by the hardware alone."""
-        if max_extent(self.m) < LEAST_ROWS or fits_cache(self.panels_bytes, self.caches):
+        fetch = self.prefetch
+        if fetch is None or max_extent(self.m) < fetch.least_rows:
             return None
-        return self.prefetch
+        return None if fits_cache(self.panels_bytes, self.caches) else fetch
 
     def fetches(self, height: int) -> bool:
         """Whether tiles of so many rows prefetch."""
         if self.fetch is None:
             return False
-        return height >= LEAST_ROWS or isinstance(extent_of(self.m), int)
+        return height >= self.fetch.least_rows or isinstance(extent_of(self.m), int)
 
     @cached_property
     def item_tiles(self) -> int:
@@ -307,11 +311,14 @@ class Gemm(CpuKernel):
             return None
         if self.scales is not None or (self.b_format is not None and self.b_format.depth > 1):
             return None
-        (k,) = axes
-        if not isinstance(k.extent, int) or not isinstance(extent_of(self.m), int):
+        (k,), m = axes, extent_of(self.m)
+        if not isinstance(k.extent, int) or not isinstance(m, int):
             return None
         lanes = max(1, fetch.vector_bytes // self.acc.itemsize)
-        if chains_of(self.rows * max(1, self.panel // lanes)) > 1:
+        vectors, rest = max(1, self.panel // lanes), m % self.block
+        # A tile that splits k among partial sums would have others if it went on with one.
+        lowest = rest if 0 < rest < self.rows else self.rows
+        if chains_of(lowest * vectors) > 1:
             return None
         step_bytes = self.panel * self.b_dtype.itemsize
         steps = max(_STEPS, fetch.block_bytes // step_bytes // _STEPS * _STEPS)

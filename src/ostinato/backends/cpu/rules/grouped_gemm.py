@@ -16,7 +16,6 @@ from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.group_rows import GroupLayout
 from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
-from ostinato.backends.cpu.rules.prefetch import LEAST_ROWS, Prefetch
 from ostinato.backends.cpu.rules.tiles import RegisterFile, tile_for
 from ostinato.lower.loopir.builder import Outputs, cast, store_at, symbols_of
 from ostinato.lower.loopir.nodes import Accumulator, Load, Store, max_extent
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.backends.cpu.rules.packing import PanelFormat
+    from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.loopir.builder import KernelBuilder
@@ -65,7 +65,7 @@ class _AnyRows(Gemm):
 
     def fetches(self, height: int) -> bool:
         """Whether tiles of so many rows prefetch."""
-        return self.prefetch is not None and height >= LEAST_ROWS
+        return self.prefetch is not None and height >= self.prefetch.least_rows
 
     @property
     def depth_block(self) -> None:

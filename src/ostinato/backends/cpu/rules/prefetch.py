@@ -19,12 +19,12 @@ from ostinato.records import dataclass
 if TYPE_CHECKING:
     from ostinato.backends.cpu.caches import CacheSizes
 
-__all__ = ["LEAST_ROWS", "Prefetch"]
+__all__ = ["Prefetch"]
 
 #: Rows of an item from which on prefetching pays. Fewer compute too little per line to keep the
 #: hardware from running ahead, and further requests only delay it: 4 rows took 1.5 times as long,
 #: 8 rows 0.8 times (Zen 4, ``python -m bench.panel_pipeline``).
-LEAST_ROWS = 7
+_LEAST_ROWS = 7
 
 #: Blocks of a panel that the second-level cache has room for: the one in use, the next one, rows
 #: of ``a``, and what else comes by. (256 kB of 1 MB; 128 to 384 kB take the same time.)
@@ -38,10 +38,12 @@ class Prefetch:
     Attributes:
         caches: those of a core.
         vector_bytes: the width of a vector register.
+        least_rows: rows of an item from which on it prefetches.
     """
 
     caches: CacheSizes
     vector_bytes: int
+    least_rows: int = _LEAST_ROWS
 
     @property
     def distance(self) -> int:
@@ -58,4 +60,4 @@ class Prefetch:
         return self.caches.second // _BLOCKS
 
     def __str__(self) -> str:
-        return f"{self.distance} bytes ahead"
+        return f"{self.distance} bytes ahead, from {self.least_rows} rows on"

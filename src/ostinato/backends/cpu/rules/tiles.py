@@ -64,10 +64,13 @@ class TileSizes:
     Attributes:
         tile: rows and columns of the register tile.
         item_rows: rows of a work item, a multiple of the tile's; ``None``: as many as are worth it.
+        prefetch: whether panels are prefetched, if they are at all; ``None``: where there are
+            enough rows.
     """
 
     tile: tuple[int, int]
     item_rows: int | None = None
+    prefetch: bool | None = None
 
 
 def chains_of(vectors: int) -> int:
