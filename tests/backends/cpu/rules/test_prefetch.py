@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.caches import CacheSizes, caches_in
 from ostinato.backends.cpu.capabilities import lowering_options
 from ostinato.backends.cpu.llvm import render
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec, assembly
-from ostinato.backends.cpu.memory import CopyOnWriteBlock
 from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.records import replace
@@ -261,13 +259,13 @@ def huge_pages_are_given() -> bool:
 
 @pytest.mark.skipif(not huge_pages_are_given(), reason="this system gives no huge pages at once")
 def test_weights_lie_on_huge_pages() -> None:
-    nbytes = 8 * HUGE
-    block = CopyOnWriteBlock(nbytes)
-    other = block.share()
-    for arena in (block.arena, _core.Arena(nbytes)):
-        np.frombuffer(arena, np.uint8)[:] = 1
-        assert arena.address % HUGE == 0
-        assert huge_bytes(arena.address) >= nbytes // 2
-    assert other.unshare()
-    assert other.arena.address % HUGE == 0
-    assert huge_bytes(other.arena.address) >= nbytes // 2
+    g = ost.Graph("large")
+    w = np.ones((1024, 2048), np.float32)
+    g.set_outputs([g.matmul(g.input("x", (8, 1024)), g.param("w", w.shape))])
+    shared = ost.Session("cpu", threads=1).compile(g, params={"w": w})
+    written = shared.clone()
+    written.set_param("w", 2 * w)  # a copy of the block: no longer shared
+    for compiled in (shared, written):
+        address = compiled._execution.executable.memory.weights.block.memory.address
+        assert address % HUGE == 0
+        assert huge_bytes(address) >= w.nbytes // 2
