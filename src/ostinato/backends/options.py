@@ -25,6 +25,7 @@ class CompileOptions:
         narrow_weights: keep 16-bit weights 16 bits wide in memory and widen them in registers.
         prefetch: prefetch the weights of matmuls, which otherwise wait for memory as well as for
             arithmetic.
+        streaming_stores: write results that no cache can hold past the caches.
         cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
             instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a slot of its own, so
@@ -50,6 +51,7 @@ class CompileOptions:
     in_place: bool = True
     narrow_weights: bool = True
     prefetch: bool = True
+    streaming_stores: bool = True
     cast_inputs: bool = False
     keep_intermediates: bool = False
     verify: bool = False

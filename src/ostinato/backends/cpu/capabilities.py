@@ -43,6 +43,7 @@ def lowering_options(
         shared_options(options),
         winograd=on and options.winograd,
         builtin_copies=on,
+        streaming_stores=on and options.streaming_stores,
         choose_tiles=choose_tiles,
     )
 

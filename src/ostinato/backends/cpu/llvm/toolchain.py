@@ -114,6 +114,11 @@ class TargetSpec:
         return self.triple.startswith("x86") and wanted in features
 
     @property
+    def has_streaming_stores(self) -> bool:
+        """Whether vectors can be stored past the caches, and such stores be fenced."""
+        return self.triple.startswith("x86")
+
+    @property
     def has_avx512(self) -> bool:
         """Whether AVX-512 (F, BW, DQ and VL) is there."""
         return self.triple.startswith("x86") and self.vector_bytes == 64
