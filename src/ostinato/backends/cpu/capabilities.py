@@ -52,9 +52,14 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
     narrow = {BFLOAT16, *([FLOAT16] if target.has_half_conversions else [])}
     wanted = frozenset(narrow) if options.narrow_weights else frozenset()
     count = _vector_registers(target)
-    prefetches = options.optimize and options.prefetch
     return RegisterFile(
-        target.vector_bytes, count, wanted, target.has_byte_dots, target.caches, prefetches
+        target.vector_bytes,
+        count,
+        wanted,
+        target.has_byte_dots,
+        target.caches,
+        prefetches=options.optimize and options.prefetch,
+        bfloat16_dots=options.bfloat16_dots and target.has_bfloat16_dots,
     )
 
 

@@ -27,7 +27,7 @@ from ostinato.backends.cpu.llvm.scopes import Scope
 from ostinato.backends.cpu.llvm.stages import StageEmitter
 from ostinato.backends.cpu.llvm.types import I8, I64
 from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
-from ostinato.dtypes import FLOAT32, INT64
+from ostinato.dtypes import BFLOAT16, FLOAT32, INT64
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import Dependences
 from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of, max_extent
@@ -50,11 +50,12 @@ if TYPE_CHECKING:
 
     from llvmlite import ir
 
-    from ostinato.backends.cpu.llvm import byte_tiles, transpose
+    from ostinato.backends.cpu.llvm import bfloat16_tiles, byte_tiles, transpose
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.cpu.rules.gemm import Gemm
     from ostinato.backends.cpu.rules.multi_gemm import MultiGemm
 else:
+    bfloat16_tiles = LazyModule("ostinato.backends.cpu.llvm.bfloat16_tiles")
     byte_tiles = LazyModule("ostinato.backends.cpu.llvm.byte_tiles")
     transpose = LazyModule("ostinato.backends.cpu.llvm.transpose")
 
@@ -177,7 +178,7 @@ class _Tiles:
         scaled = None if scales is None else (scales.size, scales.b_dtype)
         key = (form, scaled, gemm.fetch, gemm.depth_block, gemm.remainders)
         if key not in self._made:
-            define = define_tile if form is None or form.steps == 1 else byte_tiles.define_byte_tile
+            define = _define(gemm)
             prefix = f"{self._name}.{len(self._made)}.tile"
             self._made[key] = {
                 rows: define(
@@ -186,6 +187,15 @@ class _Tiles:
                 for rows in (gemm.rows, *gemm.remainders)
             }
         return self._made[key]
+
+
+def _define(gemm: Gemm) -> Callable[..., ir.Function]:
+    """The function that defines register tiles for panels of a form."""
+    if gemm.b_format is None or gemm.b_format.steps == 1:
+        return define_tile
+    if gemm.a_dtype == BFLOAT16:
+        return bfloat16_tiles.define_bfloat16_tile
+    return byte_tiles.define_byte_tile
 
 
 class _Segment:

@@ -114,6 +114,11 @@ class TargetSpec:
         return self.triple.startswith("x86") and wanted in features
 
     @property
+    def has_bfloat16_dots(self) -> bool:
+        """Whether one instruction adds two products of bfloat16 to a float32 sum (AVX-512 BF16)."""
+        return self.has_avx512 and "+avx512bf16" in self.features.split(",")
+
+    @property
     def has_streaming_stores(self) -> bool:
         """Whether vectors can be stored past the caches, and such stores be fenced."""
         return self.triple.startswith("x86")

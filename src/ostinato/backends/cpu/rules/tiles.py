@@ -42,6 +42,7 @@ class RegisterFile:
         byte_dots: whether one instruction adds four products of bytes to a 32-bit sum.
         caches: the data caches of a core.
         prefetches: whether tiles prefetch panels.
+        bfloat16_dots: whether one instruction adds two products of bfloat16 to a float32 sum.
     """
 
     vector_bytes: int
@@ -50,6 +51,7 @@ class RegisterFile:
     byte_dots: bool = False
     caches: CacheSizes = field(default_factory=CacheSizes)
     prefetches: bool = False
+    bfloat16_dots: bool = False
 
     @property
     def prefetch(self) -> Prefetch | None:
