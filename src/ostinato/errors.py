@@ -6,6 +6,8 @@ caller's to mend. A message names what was asked, what was expected and what to 
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "CaptureError",
     "CircularBuildError",
@@ -30,9 +32,11 @@ class GraphError(OstinatoError):
 
     Attributes:
         located: whether the message names the op, its operands and the user's source line yet.
+        dims: the symbolic sizes at fault, where they are known.
     """
 
     located = False
+    dims: tuple[Any, ...] = ()
 
 
 class InputError(OstinatoError, ValueError):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.record import GraphRecord, Interface
+    from ostinato.ir.specialization import Specialization
     from ostinato.ir.stored import ParamSource
 
 __all__ = ["Deferred", "deferred", "deferred_graph"]
@@ -32,6 +33,7 @@ class Deferred:
         sources: of the elements of its params.
         kind: gives its class.
         build: builds it, but for the values of its params.
+        specialization: of the graph, if it has one.
     """
 
     record: GraphRecord
@@ -39,6 +41,7 @@ class Deferred:
     sources: Mapping[str, ParamSource]
     kind: Callable[[], type[BaseGraph]]
     build: Callable[[GraphRecord], BaseGraph]
+    specialization: Specialization[BaseGraph] | None = None
     guard: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -100,6 +103,7 @@ def _build(graph: _Unbuilt) -> None:
         built = parts.build(parts.record)
         for name, source in parts.sources.items():
             built.param_values.put(name, source)
+        built.specialization = parts.specialization
         for value in built.values():
             value.graph = cast("BaseGraph", graph)
         graph.__dict__.update(built.__dict__)

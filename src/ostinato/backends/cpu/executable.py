@@ -20,7 +20,7 @@ from ostinato.backends.cpu.unpacked_weights import UnpackedWeights, batches
 from ostinato.dtypes import DType
 from ostinato.errors import InputError, PlanError
 from ostinato.ir.stored import elements
-from ostinato.plan.buffer import HostMemory
+from ostinato.plan.buffer import HostMemory, bytes_of
 from ostinato.plan.order import ORDER
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class CpuExecutable(Executable):
         params: contents of the params.
         compilation: returns the compilation of the program, for plans and reports.
         experts: further params, which stay in a file.
+        siblings: executables of the same model at other sizes, to share weights with; ``None``:
+            there will be none.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class CpuExecutable(Executable):
         params: Mapping[str, ParamSource],
         compilation: Callable[[], Compilation],
         experts: Mapping[str, ExpertTensor] | None = None,
+        siblings: Sequence[CpuExecutable] | None = None,
     ) -> None:
         self._image = image._replace(constants=())
+        self._prepacking = None if siblings is None else image.prepacking()
         self._lent: dict[Slot | str, Storage] = {}
         self._experts = experts or {}
         self.unset = set(image.params).difference(params, self._experts)
@@ -93,11 +97,15 @@ class CpuExecutable(Executable):
         self._constants = _core.Arena(image.sizes[Slot.CONSTANTS])
         for offset, data in image.constants:
             memoryview(self._constants)[offset : offset + len(data)] = data
-        self._weights = CopyOnWriteBlock(image.sizes[Slot.WEIGHTS])
+        shared = self._weights_of(siblings or (), params)
+        self._weights = shared or CopyOnWriteBlock(image.sizes[Slot.WEIGHTS])
         self._take_memory()
         for name in image.states:
             self.write_state(name, None)
-        self._write_first(params)
+        if shared is None:
+            self._write_first(params)
+        else:
+            self._record(params)
         for name, tensor in self._experts.items():
             self._unpacked.record(name, tensor)
         if self._tier is not None:
@@ -231,6 +239,34 @@ class CpuExecutable(Executable):
             for name in batch:
                 if name in self._unpacked:
                     self._unpacked.record(name, batch[name])
+
+    def _record(self, params: Mapping[str, ParamSource]) -> None:
+        """Take note of params whose prepacked form is shared."""
+        self.unset.difference_update(params)
+        for name, source in params.items():
+            if name in self._unpacked:
+                self._unpacked.record(name, source)
+
+    def _weights_of(
+        self, siblings: Sequence[CpuExecutable], params: Mapping[str, ParamSource]
+    ) -> CopyOnWriteBlock | None:
+        """The weights of a sibling that has the same ones in the same form."""
+        for other in siblings:
+            if other._prepacking == self._prepacking and not other.unset:
+                with other._weights.guard:
+                    alike = params.keys() == other._image.params.keys()
+                    if alike and all(other._holds(*param) for param in params.items()):
+                        return other._weights.share()
+        return None
+
+    def _holds(self, name: str, source: ParamSource) -> bool:
+        """Whether a param has these contents."""
+        if name in self._unpacked:
+            return self._unpacked.holds(name, source)
+        nbytes, place = self._image.params[name]
+        assert place is not None
+        held = memoryview(self._weights.arena)[place[1] : place[1] + nbytes]
+        return held == memoryview(bytes_of(np.ascontiguousarray(elements(source))))
 
     def _write(self, params: Mapping[str, Array], stale: Sequence[Preparation]) -> None:
         """Copy arrays into params, then prepack; non-retained params are only prepacked.

@@ -46,7 +46,20 @@ _NAMES = {
 
 
 class NotSupported(Exception):
-    """Raised by a converter for what Ostinato cannot express; the import collects the reasons."""
+    """Raised by a converter for what Ostinato cannot express; the import collects the reasons.
+
+    Args:
+        reason: why.
+        dims: the sizes that would have to be numbers, where that is the reason.
+        unknown: the tensors that would have to be known, where that is.
+    """
+
+    def __init__(
+        self, reason: str, dims: Sequence[Dim] = (), unknown: Sequence[Tensor] = ()
+    ) -> None:
+        super().__init__(reason)
+        self.dims = dims
+        self.unknown = unknown
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,17 @@ class Call:
     def unsupported(self, reason: str) -> NoReturn:
         """Report that the node cannot be expressed, and why."""
         raise NotSupported(reason)
+
+    def needs_number(self, reason: str, *dims: Dim) -> NoReturn:
+        """Report that sizes have to be numbers, and why: the graph is then built for those."""
+        raise NotSupported(reason, dims)
+
+    def needs_contents(self, index: int, reason: str) -> NoReturn:
+        """Report that an operand has to be known, and why: the graph is then built for that."""
+        operand = self.operand(index)
+        if isinstance(operand, Known):
+            raise NotSupported(reason, operand.dims())
+        raise NotSupported(reason, unknown=(operand,))
 
     def malformed(self, problem: str) -> NoReturn:
         """Report that the node breaks the rules of its op."""
@@ -146,9 +170,9 @@ class Call:
         """The elements of an integer operand, as dims."""
         known = self.known(index)
         if known is None:
-            self.operand(index)
-            self.unsupported(
-                f"its {what} are computed from data; sizes must follow from the inputs' shapes"
+            self.needs_contents(
+                index,
+                f"its {what} are computed from data; sizes must follow from the inputs' shapes",
             )
         if not known.dtype.is_integer:
             self.malformed(f"its {what} should be integers, got {known.dtype}")
@@ -161,7 +185,7 @@ class Call:
         result: list[int] = []
         for dim in self.dims(index, what):
             if not isinstance(dim, int):
-                self.unsupported(f"its {what} depend on a Variable ({dim}); fix it with dims=")
+                self.needs_number(f"its {what} depend on {dim}", dim)
             result.append(dim)
         return tuple(result)
 
@@ -169,8 +193,7 @@ class Call:
         """The only element of a known operand, as a Python number."""
         known = self.known(index)
         if known is None or known.symbolic:
-            self.operand(index)
-            self.unsupported(f"its {what} is not known when the model is loaded")
+            self.needs_contents(index, f"its {what} is not known when the model is loaded")
         if known.size != 1:
             self.malformed(f"its {what} should be a single number, got shape {known.shape}")
         return known.array.reshape(-1)[0].item()

@@ -89,7 +89,8 @@ def _targets(
     targets = []
     for size, scale in zip(sizes, scales, strict=False):
         if size is None and scale != 1.0:
-            call.unsupported("it resizes an axis that depends on a Variable; fix it with dims=")
+            dims = [d for d, f in zip(call.shape(0), scales, strict=False) if f != 1.0]
+            call.needs_number("it resizes axes of open sizes", *dims)
         targets.append(int(np.floor((size or 1) * scale)))
     return scales, targets
 
@@ -100,8 +101,7 @@ def _scales(call: Call) -> Sequence[float]:
     index = 2 if call.op_type == "Resize" and call.opset >= 11 else 1
     known = call.known(index)
     if known is None or known.symbolic:
-        call.operand(index)
-        call.unsupported("its scales are not known when the model is loaded")
+        call.needs_contents(index, "its scales are not known when the model is loaded")
     return [float(scale) for scale in known.array.reshape(-1)]
 
 
@@ -118,7 +118,9 @@ def _from_sizes(
             scales.append(1.0)
             targets.append(1)
         elif size is None or not isinstance(target, int):
-            call.unsupported("it resizes an axis that depends on a Variable; fix it with dims=")
+            moved = [(call.shape(0)[a], d) for a, d in zip(axes, wanted, strict=True)]
+            dims = [dim for pair in moved if pair[0] != pair[1] for dim in pair]
+            call.needs_number("it resizes axes of open sizes", *dims)
         else:
             scales.append(target / max(size, 1))
             targets.append(target)
@@ -134,8 +136,10 @@ def _rois(call: Call, count: int) -> list[tuple[float, float]]:
     if mode != "tf_crop_and_resize":
         return [(0.0, 1.0)] * count
     known = call.known(1)
-    if known is None or known.symbolic or known.size != 2 * count:
-        call.unsupported("its region of interest is not known when the model is loaded")
+    if known is None or known.symbolic:
+        call.needs_contents(1, "its region of interest is not known when the model is loaded")
+    if known.size != 2 * count:
+        call.malformed(f"its region of interest is {known.size} numbers for {count} axes")
     flat = [float(v) for v in known.array.reshape(-1)]
     return list(zip(flat[:count], flat[count:], strict=True))
 

@@ -90,7 +90,7 @@ def convert_squeeze(call: Call) -> Result:
     shape, axes = call.shape(0), call.axes()
     if axes is None:
         if any(not isinstance(dim, int) for dim in shape):
-            call.unsupported("without axes it depends on Variables; fix them with dims=")
+            call.needs_number("without axes it drops those whose size is 1", *shape)
         axes = tuple(axis for axis, dim in enumerate(shape) if dim == 1)
     axes = normalize_axes(axes, len(shape))
     for axis in axes:
@@ -210,10 +210,7 @@ def convert_slice(call: Call) -> Result:
         call.malformed("its starts, ends, axes and steps differ in number")
     for bound in (*starts, *stops):
         if not (provably_nonnegative(bound) or provably_less(bound, 0)):
-            call.unsupported(
-                f"whether its bound {bound} counts from the end depends on a Variable; "
-                "fix it with dims="
-            )
+            call.needs_number(f"its bound {bound} may count from the end", bound)
     return call.g.slice(
         call.value(0), starts, stops, steps, axes=[normalize_axis(a, ndim) for a in axes]
     )
