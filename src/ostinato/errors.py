@@ -32,11 +32,19 @@ class GraphError(OstinatoError):
 
     Attributes:
         located: whether the message names the op, its operands and the user's source line yet.
-        dims: the symbolic sizes at fault, where they are known.
+        requirements: the conditions on symbolic sizes (:class:`ostinato.variables.Requirement`)
+            that do not hold for all of them, where that is the reason.
     """
 
     located = False
-    dims: tuple[Any, ...] = ()
+    requirements: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, message: str, *requirements: Any) -> GraphError:
+        """The error for conditions that do not hold for all values of Variables."""
+        error = cls(message)
+        error.requirements = requirements
+        return error
 
 
 class InputError(OstinatoError, ValueError):

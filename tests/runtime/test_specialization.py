@@ -162,6 +162,18 @@ def test_warm_compiles_and_runs_nothing(compiled):
         compiled.warm({"x": (1, 4, 9, 9)})
 
 
+def test_warm_takes_the_names_of_the_model(session):
+    """Of a size that is a multiple of a Variable's too."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    model = proto(nodes, [info("x", ["a dim"])], [info("y", None)], shape=np.array([4, -1]))
+    compiled = session.compile(ost.load_onnx(model))
+    compiled.warm({"a dim": 8})
+    assert len(compiled.specializations) == 1
+    compiled.warm({"a dim": 4000})
+    assert [s.sizes for s in compiled.specializations] == ["", "a dim in 4..4092"]
+    assert "symbolic: a dim" in compiled.explain()
+
+
 def test_never(session, graph):
     with pytest.raises(ost.GraphError, match=r"given height, width: Resize 'bigger'.*dims="):
         session.compile(graph, options=ost.CompileOptions(specialize="never"))

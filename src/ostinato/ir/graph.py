@@ -493,7 +493,7 @@ def locate(error: GraphError, call: str, operands: Sequence[str], label: str = "
     at = f" at {source}" if (source := user_source()) else ""
     node = f" (node {label!r})" if label else ""
     located = GraphError(f"{call}({', '.join(operands)}): {error}{node}{at}")
-    located.located, located.dims = True, error.dims
+    located.located, located.requirements = True, error.requirements
     return located
 
 

@@ -28,7 +28,7 @@ class Specialization(ABC, Generic[G]):
         reasons: by Variable that has to be a number, the node that needs it, and why.
         inputs: by input whose contents have to be known, the node that needs them, and why.
         open: the Variables whose bounds are defaults: a run may bring any size.
-        words: by Variable, the model's own name for it, where that differs.
+        words: by the text of an input's dim, the model's own name for it, where that differs.
 
     Attributes:
         reasons, inputs, open, words: as given.

@@ -169,7 +169,7 @@ class Session:
             try:
                 executable.compile_base()
             except (MemoryError, GraphError) as error:
-                if not any(symbol in way.open for symbol in variants.symbolic):
+                if not way.open:
                     raise
                 variants.refuse_base(str(error))
         return self._compiled(signature, executable, options)

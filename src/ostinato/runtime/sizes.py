@@ -9,13 +9,14 @@ import numpy as np
 
 from ostinato.errors import InputError, VariableError
 from ostinato.runtime.arrays import examined, shown
-from ostinato.variables import evaluate, symbols
+from ostinato.variables import symbols
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.runtime.arrays import Array, TensorSpec
     from ostinato.runtime.signature import Signature
+    from ostinato.variables import Dim
 
 __all__ = ["given_sizes"]
 
@@ -33,23 +34,25 @@ def given_sizes(
         InputError: a name is unknown, or a shape does not fit.
         VariableError: a size is missing, or no int.
     """
-    by_word = {word: name for name, word in signature.words.items()}
-    variables = {
-        s.name for spec in signature.inputs.values() for dim in spec.shape for s in symbols(dim)
+    dims = {
+        alias: dim
+        for spec in signature.inputs.values()
+        for dim in spec.shape
+        for alias in _names(dim, signature.words)
     }
-    values: dict[str, int] = {}
+    values: dict[Dim, int] = {}
     by_input: dict[str, Any] = {}
     for key, given in sizes.items():
-        name = by_word.get(key, key)
-        if name in signature.inputs and not (name in variables and isinstance(given, int)):
-            by_input[name] = given
-        elif name not in variables:
-            known = ", ".join([*sorted(variables), *signature.inputs]) or "none"
+        if key in signature.inputs and not (key in dims and isinstance(given, int)):
+            by_input[key] = given
+        elif key not in dims:
+            words = {signature.words.get(str(dim), str(dim)) for dim in dims.values()}
+            known = ", ".join([*sorted(words), *signature.inputs]) or "none"
             raise InputError(f"there is no size and no input {key!r:.80}; there are {known}")
         elif isinstance(given, bool) or not hasattr(given, "__index__"):
             raise VariableError(f"{key!r} takes an int, got {given!r:.80}")
         else:
-            values[name] = int(given.__index__())
+            values[dims[key]] = int(given.__index__())
     contents = {
         name: examined("input", signature.inputs[name], _array(signature.inputs[name], given))
         for name, given in by_input.items()
@@ -78,7 +81,7 @@ def _array(spec: TensorSpec, given: Any) -> Array:
 
 
 def _shape(
-    spec: TensorSpec, given: Any, values: Mapping[str, int], words: Mapping[str, str]
+    spec: TensorSpec, given: Any, values: Mapping[Dim, int], words: Mapping[str, str]
 ) -> tuple[int, ...]:
     if given is not None:
         fits = isinstance(given, Sequence) and len(given) == len(spec.shape)
@@ -89,7 +92,16 @@ def _shape(
                 f"input {spec.name!r} has shape {shown(spec.shape)}, got {given!r:.80}"
             )
         return tuple(int(size) for size in given)
-    names = dict.fromkeys(s.name for dim in spec.shape for s in symbols(dim))
-    if missing := [words.get(name, name) for name in names if name not in values]:
-        raise VariableError(f"input {spec.name!r} {shown(spec.shape)}: give {', '.join(missing)}")
-    return tuple(evaluate(dim, values) for dim in spec.shape)
+    missing = [d for d in spec.shape if not isinstance(d, int) and d not in values]
+    if missing:
+        listed = ", ".join(words.get(str(dim), str(dim)) for dim in dict.fromkeys(missing))
+        raise VariableError(f"input {spec.name!r} {shown(spec.shape)}: give {listed}")
+    return tuple(values.get(dim, 0) if not isinstance(dim, int) else dim for dim in spec.shape)
+
+
+def _names(dim: Dim, words: Mapping[str, str]) -> set[str]:
+    """Names of a dim: the model's name for it, its text, and of a Variable its name."""
+    if isinstance(dim, int):
+        return set()
+    variables = {symbol.name.partition("_by_")[0] for symbol in symbols(dim)}
+    return {str(dim), words.get(str(dim), str(dim)), *(variables if len(variables) == 1 else ())}

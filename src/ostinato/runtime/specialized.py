@@ -461,10 +461,10 @@ class SpecializedExecutable(Executable):
     @property
     def report(self) -> CompileReport:  # type: ignore[override]
         """The compiler's report on the graph of the last run, under one on sizes."""
-        lines = [f"symbolic: {', '.join(map(self._word, self._variants.symbolic)) or 'none'}"]
+        lines = [f"symbolic: {', '.join(self._variants.symbolic) or 'none'}"]
         because: dict[str, list[str]] = {}
         for name, reason in {**self._variants.specialized, **self._variants.way.inputs}.items():
-            because.setdefault(reason, []).append(self._word(name))
+            because.setdefault(reason, []).append(name)
         lines += [f"specialised: {', '.join(n)}, because of {r}" for r, n in because.items()]
         sizes = [s.sizes for s in self.compiled_sizes if s.sizes]
         lines += [f"compiled for {text}" for text in sizes]
@@ -472,9 +472,6 @@ class SpecializedExecutable(Executable):
             return SizesReport(lines=lines)
         latest = self._latest.executable.report
         return SizesReport(**{n: getattr(latest, n) for n in vars(latest)}, lines=lines)
-
-    def _word(self, name: str) -> str:
-        return self._variants.way.words.get(name, name)
 
 
 @dataclass

@@ -109,7 +109,7 @@ class Variants:
         self.base = None if way.needed or always else VariantKey(self._shapes)
         self._always = 'specialize="always"' if always else ""
         self._guard = Mutex()
-        self._kept: OrderedDict[VariantKey, Variant] = OrderedDict()
+        self._kept: OrderedDict[VariantKey, Variant | OstinatoError] = OrderedDict()
 
     def refuse_base(self, reason: str) -> None:
         """Have all sizes be numbers from now on: the graph as it is cannot be compiled."""
@@ -140,10 +140,14 @@ class Variants:
             key = VariantKey(candidate, contents)
             try:
                 variant = self.variant(key)
+            except _REFUSED as error:
+                refused = error
+                continue
+            try:
                 own = [shapes[position] for position in variant.positions]
                 live = variant.signature.live(own, block, variables)
-            except _REFUSED as error:
-                refused = error if refused is None else refused
+            except VariableError as error:
+                refused = refused or error
                 continue
             if key == self.base:
                 return live
@@ -181,18 +185,20 @@ class Variants:
             yield numbers
             return
         self._check_bounds(values)
-        if not self._always:
+        seen = set()
+        for widen in () if self._always else (True, False):
             chosen = {
-                symbol: self._assigned(symbol, values[name])
+                symbol: self._assigned(symbol, values[name], widen=widen)
                 for name, symbol in self._symbols.items()
                 if name in values
             }
             changed = {s: dim for s, dim in chosen.items() if dim is not None}
             general = tuple(tuple(substitute(d, changed) for d in shape) for shape in self._shapes)
-            yield general
-            if general == numbers:
-                return
-        yield numbers
+            if general not in seen:
+                seen.add(general)
+                yield general
+        if numbers not in seen:
+            yield numbers
 
     def _pairs(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, tuple[Shape, tuple[int, ...]]]:
         named = zip(self.inputs, self._shapes, shapes, strict=True)
@@ -204,9 +210,7 @@ class Variants:
         """The Variables' values; ``None`` where the shapes contradict each other."""
         try:
             return solve_dims(self._pairs(shapes), given)
-        except InputError:
-            raise
-        except VariableError:
+        except (VariableError, InputError):  # ranks and fixed sizes have been examined
             return None
 
     def _check_bounds(self, values: Mapping[str, int]) -> None:
@@ -220,13 +224,13 @@ class Variants:
                     f"Variable {word} is bounded by {symbol.min}..{symbol.max}, got {value}"
                 )
 
-    def _assigned(self, symbol: Symbol, value: int) -> Dim | None:
+    def _assigned(self, symbol: Symbol, value: int, *, widen: bool) -> Dim | None:
         """The dim for a Variable where a run brings ``value``; ``None``: itself."""
         if symbol.name in self.way.reasons:
             return value
         if symbol.min <= value <= symbol.max:
             return None
-        if value < symbol.min:
+        if value < symbol.min or not widen:
             return value
         return Variable(symbol.name, symbol.min, (1 << value.bit_length()) - 1)
 
@@ -241,12 +245,17 @@ class Variants:
         with self._guard:
             found = self._kept.get(key)
             if found is None:
-                found = Variant(key, self.build(key), list(self.inputs))
+                try:
+                    found = Variant(key, self.build(key), list(self.inputs))
+                except _REFUSED as error:
+                    found = error
                 self._kept[key] = found
                 if len(self._kept) > _KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
+        if isinstance(found, Variant):
             return found
+        raise found.with_traceback(None)
 
     def keep_base(self, graph: BaseGraph) -> Variant:
         """The variant of the graph as it is."""
@@ -272,9 +281,9 @@ class Variants:
         chosen: dict[str, str] = {}
         for name, declared, shape in zip(self.inputs, self._shapes, key.shapes, strict=True):
             for dim, taken in zip(declared, shape, strict=True):
-                if not isinstance(dim, Variable):
+                if isinstance(dim, int):
                     continue
-                word = self.way.words.get(dim.name, dim.name)
+                word = self.word(dim)
                 text = _assignment(word, dim, taken)
                 if chosen.setdefault(word, text) != text:  # the same name, another size
                     chosen[name] = f"{name} {shown(shape)}"
@@ -285,25 +294,40 @@ class Variants:
         )
         return ", ".join([*filter(None, chosen.values()), *contents])
 
+    def word(self, dim: Dim) -> str:
+        """The model's name for a dim of an input."""
+        return self.way.words.get(str(dim), str(dim))
+
     @property
     def specialized(self) -> Mapping[str, str]:
-        """By Variable that is a number in every variant, the reason."""
-        if self._always:
-            return {**dict.fromkeys(self._symbols, self._always), **self.way.reasons}
-        return self.way.reasons
+        """By size that is a number in every variant, in the words of the model, the reason."""
+        reasons = dict.fromkeys(self._symbols, self._always) if self._always else {}
+        reasons.update(self.way.reasons)
+        return {
+            self.word(dim): reasons[symbol.name]
+            for dim in self._dims()
+            for symbol in symbols(dim)
+            if symbol.name in reasons
+        }
 
     @property
     def symbolic(self) -> tuple[str, ...]:
-        """The Variables that are none."""
-        return tuple(name for name in self._symbols if name not in self.specialized)
+        """The sizes that are not, in the words of the model."""
+        specialized = self.specialized
+        return tuple(word for dim in self._dims() if (word := self.word(dim)) not in specialized)
+
+    def _dims(self) -> Iterator[Dim]:
+        """The open dims of inputs, each once."""
+        seen = dict.fromkeys(dim for shape in self._shapes for dim in shape)
+        return (dim for dim in seen if not isinstance(dim, int))
 
 
-def _assignment(word: str, declared: Variable, taken: Dim) -> str:
+def _assignment(word: str, declared: Dim, taken: Dim) -> str:
     """The size that a variant takes for a Variable; empty where that is the Variable itself."""
     if isinstance(taken, int):
         return f"{word} = {taken}"
     low, high = bounds(taken)
-    return "" if (low, high) == (declared.min, declared.max) else f"{word} in {low}..{high}"
+    return "" if (low, high) == bounds(declared) else f"{word} in {low}..{high}"
 
 
 class SpecializedSignature(Signature):

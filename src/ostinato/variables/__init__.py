@@ -36,6 +36,7 @@ from ostinato.variables.expr import (
     bounds,
     prod,
 )
+from ostinato.variables.narrowing import Requirement, narrowings
 from ostinato.variables.queries import coefficient, evaluate, substitute, symbols
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Minimum",
     "Quotient",
     "Remainder",
+    "Requirement",
     "Symbol",
     "Variable",
     "axis",
@@ -57,6 +59,7 @@ __all__ = [
     "floor_div",
     "maximum",
     "minimum",
+    "narrowings",
     "prod",
     "provably_at_most",
     "provably_less",

@@ -35,7 +35,7 @@ class DimResolver:
 
     Attributes:
         open: the Variables that the caller says nothing about, whose bounds are the default.
-        words: by Variable, what the model calls the dim, where that differs.
+        words: by the text of a dim, what the model calls it, where that differs.
     """
 
     def __init__(self, dims: Mapping[str, Any] | None, inputs: Sequence[ValueInfoProto]) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.frontends.onnx.source import ModelSource
     from ostinato.ops.builder import Graph
-    from ostinato.variables import Dim
+    from ostinato.variables import Dim, Requirement
 
 __all__ = ["Importer", "Obstacle", "Scope"]
 
@@ -98,12 +98,16 @@ class Obstacle:
             the converter does not say.
         inputs: the inputs whose contents would help.
         hopeless: whether nothing known about sizes or contents helps.
+        label: of the node.
+        requirements: the conditions on sizes that would make it possible, where they are known.
     """
 
     reason: str
     variables: frozenset[str]
     inputs: frozenset[str]
     hopeless: bool = False
+    label: str = ""
+    requirements: tuple[Requirement, ...] = ()
 
 
 class Importer:
@@ -217,7 +221,8 @@ class Importer:
             self._obstruct(node, label, scope, reason, reason.dims, reason.unknown)
             self._note(node, scope, str(reason))
         except GraphError as error:
-            self._obstruct(node, label, scope, error, error.dims)
+            sizes = [requirement.size for requirement in error.requirements]
+            self._obstruct(node, label, scope, error, sizes, requirements=error.requirements)
             hint = "; sizes can be fixed or bounded with dims=" if self._g.variables else ""
             self._fail(GraphError(f"{node.op_type} {label!r}: {error}{hint}"))
         except ModelFormatError as error:
@@ -347,6 +352,7 @@ class Importer:
         error: Exception,
         dims: Sequence[Dim] = (),
         unknown: Sequence[Tensor] = (),
+        requirements: tuple[Requirement, ...] = (),
     ) -> None:
         """Note that a node could not be converted, and because of which sizes and contents."""
         operands = [scope.find(name) for name in node.input if name and name in scope]
@@ -358,7 +364,9 @@ class Importer:
         found = {s.name for dim in sizes for s in symbols(dim)}
         hopeless = isinstance(error, NotSupported) and not (dims or inputs)
         reason = f"{node.op_type} {label!r}: {error}"
-        self.obstacles.append(Obstacle(reason, frozenset(found), frozenset(inputs), hopeless))
+        self.obstacles.append(
+            Obstacle(reason, frozenset(found), frozenset(inputs), hopeless, label, requirements)
+        )
 
     def _note(self, node: NodeProto, scope: Scope, reason: str) -> None:
         domain = f"{node.domain}." if node.domain and node.domain != "ai.onnx" else ""

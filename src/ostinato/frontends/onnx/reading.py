@@ -17,6 +17,7 @@ from ostinato.frontends.onnx.source import ModelSource, open_model
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name
 from ostinato.ir.types import TensorType
 from ostinato.ops.builder import Graph
+from ostinato.variables import symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -118,9 +119,19 @@ class ModelReader:
         """The Variables whose bounds are defaults."""
         return frozenset(self._resolved[1].open)
 
+    def assume(self, shapes: Mapping[str, tuple[Dim, ...]]) -> None:
+        """From now on, take these shapes of open sizes for those of inputs."""
+        types, resolver = self._resolved
+        for name, shape in shapes.items():
+            for before, dim in zip(types[name].shape, shape, strict=True):
+                if before != dim:
+                    resolver.open.update(s.name for s in symbols(dim))
+                    resolver.words[str(dim)] = resolver.words.get(str(before), str(before))
+            types[name] = TensorType(types[name].dtype, shape)
+
     @property
     def words(self) -> Mapping[str, str]:
-        """By Variable, the model's own name for it, where that differs."""
+        """By the text of an input's dim, the model's own name for it, where that differs."""
         return self._resolved[1].words
 
     @cached_property

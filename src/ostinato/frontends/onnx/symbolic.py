@@ -15,7 +15,7 @@ from ostinato.errors import GraphError, ModelFormatError, OstinatoError, Unsuppo
 from ostinato.frontends.onnx.specialization import unbuilt_graph
 from ostinato.ir.types import TensorType
 from ostinato.records import dataclass, replace
-from ostinato.variables import Variable, bounds, substitute, symbols
+from ostinato.variables import Variable, bounds, narrowings, substitute, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,11 @@ _MOST_KNOWN = 64
 #: The greatest size of an output of a graph that is not built yet.
 _LARGEST = 2**31 - 1
 
+#: The most conditions that are assumed one after the other.
+_MOST_ASSUMED = 12
+
 _Reasons = dict[str, str]
+_Shapes = dict[str, tuple["Dim", ...]]
 
 
 def import_model(reader: ModelReader) -> tuple[Graph, _Reasons, _Reasons]:
@@ -55,9 +59,73 @@ def import_model(reader: ModelReader) -> tuple[Graph, _Reasons, _Reasons]:
     try:
         return reader.graph({}), {}, {}
     except (GraphError, UnsupportedOpError, ModelFormatError) as error:
+        obstacles = reader.obstacles_of(error)
+        if (graph := _assuming(reader, obstacles)) is not None:
+            return graph, {}, {}
         search = _Search(reader)
-        needs = search.needs(error)
+        needs = search.needs(error, obstacles)
         return search.unbuilt(needs), needs.numbers, needs.contents
+
+
+# -- assumptions ---------------------------------------------------------------------------------
+
+
+def _assuming(reader: ModelReader, obstacles: Sequence[Obstacle]) -> Graph | None:
+    """The graph for most sizes, where what is in the way is a condition on open sizes.
+
+    Sizes for which the conditions do not hold are left to other builds: the graph's inputs do not
+    have them.
+    """
+    shapes = {name: type_.shape for name, type_ in reader.inputs.items()}
+    taken = {*reader.open}
+    for _ in range(_MOST_ASSUMED):
+        for changed in _assumptions(obstacles, shapes, taken):
+            try:
+                graph = reader.graph(changed)
+            except OstinatoError as error:
+                found = reader.obstacles_of(error)
+                if _same_obstacle(obstacles, found):
+                    continue
+                shapes, obstacles = changed, found
+                break
+            reader.assume(changed)
+            return graph
+        else:
+            return None
+    return None
+
+
+def _assumptions(
+    obstacles: Sequence[Obstacle], shapes: _Shapes, taken: set[str]
+) -> Iterator[_Shapes]:
+    """Shapes of inputs with which the first obstacle may be out of the way."""
+    if not obstacles or not obstacles[0].requirements:
+        return
+    requirement = obstacles[0].requirements[0]
+    for symbol in sorted(symbols(requirement.size), key=lambda symbol: symbol.name):
+        if symbol.name not in taken:
+            continue  # the user's
+        for dim in narrowings(requirement, symbol):
+            taken.update(s.name for s in symbols(dim))
+            yield {
+                name: tuple(substitute(size, {symbol: dim}) for size in shape)
+                for name, shape in shapes.items()
+            }
+
+
+def _same_obstacle(before: Sequence[Obstacle], after: Sequence[Obstacle]) -> bool:
+    """Whether the first obstacle is the same node still, for sizes of the same Variables."""
+    if not after or before[0].label != after[0].label:
+        return not after
+    return _origins(before[0]) == _origins(after[0])
+
+
+def _origins(obstacle: Obstacle) -> set[str]:
+    used = {s.name for r in obstacle.requirements[:1] for s in symbols(r.size)}
+    return {name.partition("_by_")[0] for name in used}
+
+
+# -- what has to be known ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,13 +160,12 @@ class _Search:
             name for name, type_ in self._types.items() if type_.ndim <= 1 and _is_small(type_)
         }
 
-    def needs(self, error: OstinatoError) -> _Needs:
+    def needs(self, error: OstinatoError, obstacles: Sequence[Obstacle]) -> _Needs:
         """Find what has to be known, given the error of building with nothing known.
 
         Raises:
             OstinatoError: the model makes no sense, whatever is known.
         """
-        obstacles = self._reader.obstacles_of(error)
         refused: OstinatoError | None = None
         for values in self._sizes_to_try():
             needs, failure = self._sufficient(obstacles, values)

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostinato.errors import GraphError
 from ostinato.frontends.onnx.known import as_known, known_dims
 from ostinato.ops.base import broadcast_shapes, normalize_axes, normalize_axis
 from ostinato.variables import (
+    Requirement,
     ceil_div,
     floor_div,
     prod,
@@ -95,7 +97,10 @@ def convert_squeeze(call: Call) -> Result:
     axes = normalize_axes(axes, len(shape))
     for axis in axes:
         if shape[axis] != 1:
-            call.malformed(f"it drops axis {axis} of {list(shape)}, whose size is not 1")
+            problem = f"it drops axis {axis} of {list(shape)}, whose size is not 1"
+            if isinstance(shape[axis], int):
+                call.malformed(problem)
+            raise GraphError.of(problem, Requirement(shape[axis] - 1, equal=True))
     kept = tuple(dim for axis, dim in enumerate(shape) if axis not in axes)
     return call.g.reshape(call.value(0), kept)
 
