@@ -263,7 +263,7 @@ def test_packed_weights_are_shared(session):
     compiled = session.compile(graph)
     for rows in (8, 12):
         compiled.run({"x": image(rows, 64)})
-    blocks = {id(e._weights._block) for e in compiled._execution.executable._each()}
+    blocks = {id(e.memory.weights.block.memory) for e in compiled._execution.executable._each()}
     assert len(blocks) == 1
     compiled.set_param("w", 2 * stored["w"])
     for rows in (8, 12, 16):

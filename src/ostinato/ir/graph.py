@@ -15,6 +15,7 @@ import numpy as np
 
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.errors import GraphError
+from ostinato.ir.deferred import Deferrable
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf, as_numpy, check_shape
 from ostinato.ir.stored import ParamValues, StoredTensor
 from ostinato.ir.types import TensorType
@@ -202,7 +203,7 @@ class Value:
 
 
 @dataclass(eq=False)
-class BaseGraph:
+class BaseGraph(Deferrable):
     """The node list, its leaves and its outputs; the op methods come from the vocabulary.
 
     Attributes:
@@ -217,7 +218,8 @@ class BaseGraph:
         specialization: a way to build the graph again for other sizes, if there is one.
     """
 
-    name: str = "graph"
+    # A deferred graph would find a default that is an attribute of the class.
+    name: str = field(default_factory=lambda: "graph")
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Value] = field(default_factory=dict)
     params: dict[str, Value] = field(default_factory=dict)
@@ -228,7 +230,7 @@ class BaseGraph:
     stand_ins: dict[int, Value] | None = None
     specialization: Specialization[BaseGraph] | None = None
     _variables: dict[str, Symbol] = field(default_factory=dict)
-    _next_id: int = 0
+    _next_id: int = field(default_factory=int)
     _label: str = ""
 
     # -- leaves -----------------------------------------------------------------------------
@@ -338,7 +340,7 @@ class BaseGraph:
         """
         self._own(op.name, operands)
         try:
-            types = op.infer(*(v.type for v in operands), **attrs)
+            types = op.result_types([v.type for v in operands], attrs)
         except GraphError as error:
             shown = [str(v.type) for v in operands]
             raise locate(error, op.name, shown, self._label) from None
@@ -384,11 +386,6 @@ class BaseGraph:
     def results(self) -> list[Value]:
         """The values that a run must produce: the outputs, then the values assigned to states."""
         return [*self.outputs.values(), *self.assignments.values()]
-
-    def __str__(self) -> str:
-        from ostinato.ir.text import format_graph
-
-        return format_graph(self)
 
     # -- machinery --------------------------------------------------------------------------
 

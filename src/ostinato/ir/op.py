@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ostinato.ir.facts import Fact
-    from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
     from ostinato.variables import Dim
 
@@ -36,6 +35,7 @@ class Op(ABC):
             order, so that it may as well compute them.
         updates_operand: whether the result is the first operand with some elements changed.
         reduces: whether the result is made of all elements along the axes ``axis``.
+        takes_narrow: whether operands may be of narrow dtypes: the op moves or converts elements.
     """
 
     name: ClassVar[str]
@@ -46,6 +46,7 @@ class Op(ABC):
     reads_once: ClassVar[bool] = False
     updates_operand: ClassVar[bool] = False
     reduces: ClassVar[bool] = False
+    takes_narrow: ClassVar[bool] = False
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
@@ -60,6 +61,22 @@ class Op(ABC):
             GraphError: the operands or attributes do not fit; the message says what was expected
                 (the caller adds the op's name, the operands and the source line).
         """
+
+    def result_types(
+        self, operands: Sequence[TensorType], attrs: dict[str, Attr]
+    ) -> tuple[TensorType, ...]:
+        """The types of the results, after the checks that all ops share.
+
+        Raises:
+            GraphError: as :meth:`infer`; or the op computes, and an operand is of a narrow dtype.
+        """
+        if not self.takes_narrow:
+            for type_ in operands:
+                self.expect(
+                    not type_.dtype.is_narrow,
+                    f"{type_.dtype} is stored and converted, not computed with; cast it first",
+                )
+        return self.infer(*operands, **attrs)
 
     def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Iterable[Fact]:
         """The conditions on sizes that the op relies on; :meth:`infer` has accepted the operands.
@@ -79,11 +96,16 @@ class Op(ABC):
         """The results, computed with the array namespace ``xp``: an array, or a tuple of them.
 
         The rule never mutates an array and never names NumPy, so that it serves the oracle, the
-        array-namespace backends and (for elementwise ops) the code generators alike.
+        array-namespace backends and (for elementwise ops) the code generators alike. Those have no
+        operator ``**``: elementwise rules call ``xp.pow``.
         """
 
-    def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
-        """The same computation in simpler ops, built on the graph ``g``; ``None``: a primitive."""
+    def decompose(self, g: Any, operands: Sequence[Any], attrs: dict[str, Attr]) -> Any:
+        """The same computation in simpler ops, built on the graph ``g``; ``None``: a primitive.
+
+        As :meth:`evaluate` names no namespace of arrays, this names no class of graphs: ``g`` has
+        the methods of the vocabulary, and the operands and results are its values.
+        """
         return None
 
     def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 

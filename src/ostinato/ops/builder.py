@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.ir.graph import BaseGraph, Value
+from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from ostinato.ir import text
     from ostinato.ir.types import TensorType
+else:
+    text = LazyModule("ostinato.ir.text")
 
 __all__ = ["Graph"]
 
@@ -23,6 +27,10 @@ class Graph(BaseGraph, Vocabulary[Value]):
     Args:
         name: the graph's name in reports.
     """
+
+    def __str__(self) -> str:
+        """The text form; see :mod:`ostinato.ir.text`."""
+        return text.format_graph(self)
 
     def type_of(self, operand: Any) -> TensorType | None:
         return operand.type if isinstance(operand, Value) else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import InputError, VariableError
-from ostinato.runtime.arrays import examined, shown
+from ostinato.runtime.arrays import checked_array, shape_text
 from ostinato.variables import symbols
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def given_sizes(
         else:
             values[dims[key]] = int(given.__index__())
     contents = {
-        name: examined("input", signature.inputs[name], _array(signature.inputs[name], given))
+        name: checked_array("input", signature.inputs[name], _array(signature.inputs[name], given))
         for name, given in by_input.items()
         if name in signature.read
     }
@@ -89,13 +89,13 @@ def _shape(
             d != g for d, g in zip(spec.shape, given, strict=True) if type(d) is int
         ):
             raise InputError(
-                f"input {spec.name!r} has shape {shown(spec.shape)}, got {given!r:.80}"
+                f"input {spec.name!r} has shape {shape_text(spec.shape)}, got {given!r:.80}"
             )
         return tuple(int(size) for size in given)
     missing = [d for d in spec.shape if not isinstance(d, int) and d not in values]
     if missing:
         listed = ", ".join(words.get(str(dim), str(dim)) for dim in dict.fromkeys(missing))
-        raise VariableError(f"input {spec.name!r} {shown(spec.shape)}: give {listed}")
+        raise VariableError(f"input {spec.name!r} {shape_text(spec.shape)}: give {listed}")
     return tuple(values.get(dim, 0) if not isinstance(dim, int) else dim for dim in spec.shape)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.backends.base import Executable
 from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import GraphError, PlanError
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
 from ostinato.plan.order import Accesses, Submission
 from ostinato.plan.report import CompiledSizes, CompileReport
 from ostinato.records import dataclass, field
@@ -394,11 +394,11 @@ class SpecializedExecutable(Executable):
         return None if self._latest is None else self._latest.executable.take_expert_ids()
 
     def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
-        placed = masks
+        chosen = masks
         for executable in self._each():
-            placed = executable.place_experts(masks)
+            chosen = executable.place_experts(masks)
         self._masks = masks
-        return placed
+        return chosen
 
     def resident_experts(self) -> Sequence[Array | None]:
         return [] if self._latest is None else self._latest.executable.resident_experts()

@@ -17,7 +17,7 @@ from ostinato.errors import (
     VariableError,
 )
 from ostinato.ir.binding import solve_dims
-from ostinato.runtime.arrays import shown
+from ostinato.runtime.arrays import shape_text
 from ostinato.runtime.signature import NO_VALUES, Live, Signature, interface_of
 from ostinato.variables import Variable, bounds, substitute, symbols
 
@@ -141,7 +141,8 @@ class Variants:
             try:
                 variant = self.variant(key)
             except _REFUSED as error:
-                refused = error
+                if not isinstance(refused, VariableError):
+                    refused = error
                 continue
             try:
                 own = [shapes[position] for position in variant.positions]
@@ -286,7 +287,7 @@ class Variants:
                 word = self.word(dim)
                 text = _assignment(word, dim, taken)
                 if chosen.setdefault(word, text) != text:  # the same name, another size
-                    chosen[name] = f"{name} {shown(shape)}"
+                    chosen[name] = f"{name} {shape_text(shape)}"
         named = (name for name in self.inputs if name in self.way.inputs)
         contents = (
             f"{name} = {np.frombuffer(data, np.dtype(dtype)).tolist()}"

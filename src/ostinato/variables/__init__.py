@@ -10,19 +10,7 @@ A *dim* is an ``int`` or an ``Expr``; the module's functions accept either and g
 ``int`` whenever the value is constant.
 """
 
-from ostinato.variables.division import (
-    ceil_div,
-    floor_div,
-    maximum,
-    minimum,
-    provably_at_most,
-    provably_less,
-    provably_nonnegative,
-    recombine,
-    remainder,
-)
 from ostinato.variables.expr import (
-    BoundVariable,
     Composite,
     Dim,
     Expr,
@@ -31,13 +19,18 @@ from ostinato.variables.expr import (
     Quotient,
     Remainder,
     Symbol,
-    Variable,
-    axis,
     bounds,
+    ceil_div,
+    floor_div,
     prod,
+    provably_less,
+    provably_nonnegative,
+    remainder,
 )
+from ostinato.variables.extrema import maximum, minimum, provably_at_most
 from ostinato.variables.narrowing import Requirement, narrowings
-from ostinato.variables.queries import coefficient, evaluate, substitute, symbols
+from ostinato.variables.queries import coefficient, evaluate, recombine, substitute, symbols
+from ostinato.variables.variable import BoundVariable, Variable, axis
 
 __all__ = [
     "BoundVariable",

@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.variables.division import provably_nonnegative
-from ostinato.variables.expr import Composite, Dim, Expr, Maximum, Minimum, Symbol, Variable
+from ostinato.variables.expr import (
+    Composite,
+    Dim,
+    Expr,
+    Maximum,
+    Minimum,
+    Symbol,
+    provably_nonnegative,
+)
 from ostinato.variables.queries import evaluate, substitute, symbols
+from ostinato.variables.variable import Variable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

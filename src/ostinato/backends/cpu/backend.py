@@ -6,13 +6,14 @@ import functools
 from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Backend, Progress
+from ostinato.backends.common.stored_program import StoredProgram
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
 from ostinato.backends.cpu.host import usable_processors
+from ostinato.backends.cpu.image import Image
 from ostinato.backends.cpu.llvm.machine import load_ahead
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-from ostinato.backends.cpu.stored import StoredProgram
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.base import Capabilities, Executable
     from ostinato.backends.common.experts import ExpertsInFile
+    from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.cpu.rules.table import CpuLowering
     from ostinato.backends.device import Device
@@ -78,9 +80,11 @@ class CpuBackend(Backend):
             near = [sibling for sibling in siblings if isinstance(sibling, CpuExecutable)]
         if experts is not None or options.tune or not options.stored_programs:
             return self._compile(graph, params, options, progress, experts, near)
-        stored = StoredProgram(graph, options, self.device)
+        target = f"{self.device.kind} {TargetSpec.named(options.target).identity}"
+        recompile = functools.partial(_recompile, options, self.device)
+        stored = StoredProgram(graph, options, Image, target, recompile)
         image = stored.image
-        code = None if image is None else stored.code(image)
+        code = None if image is None else image.code()
         if image is None or code is None:
             executable = self._compile(graph, params, options, progress, siblings=near)
             stored.keep(executable.compilation.image)
@@ -137,7 +141,7 @@ class CpuBackend(Backend):
         from ostinato.backends.cpu.compilation import compile_graph
 
         compiled = compile_graph(graph, options, lowering, self.device, progress)
-        with compiled.report.timed("memory"):
+        with compiled.lowered.report.timed("memory"):
             return CpuExecutable(
                 compiled.image,
                 compiled.code.linked,
@@ -147,3 +151,14 @@ class CpuBackend(Backend):
                 experts,
                 siblings,
             )
+
+
+def _recompile(
+    options: CompileOptions, device: Device, graph: BaseGraph, built: BaseGraph
+) -> Compilation:
+    """Compile the graph of a stored program again."""
+    from ostinato.backends.cpu.capabilities import lowering_options
+    from ostinato.backends.cpu.compilation import compile_graph
+
+    lowering = lowering_options(options, TargetSpec.named(options.target))
+    return compile_graph(graph, options, lowering, device, built=built)

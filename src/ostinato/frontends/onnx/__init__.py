@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.errors import UnsupportedOpError
 from ostinato.frontends.onnx.remembered import remembered_model
 from ostinato.frontends.onnx.specialization import ModelSpecialization
 
@@ -25,7 +26,7 @@ def load_onnx(
     name: str | None = None,
     base_dir: Any = None,
 ) -> Graph:
-    """Import an ONNX model (operator sets 7 to 28).
+    """Import an ONNX model (operator sets 1 to 28).
 
     Inputs and outputs keep their names. Weights become params that hold the model's values;
     scalars and small integer tensors become constants. What depends on stored tensors alone is
@@ -79,6 +80,11 @@ def load_onnx(
 
     reader = open_reader() if model is None else model.reader()
     graph, reasons, contents = import_model(reader)
+    if reader.strings:
+        raise UnsupportedOpError(
+            f"outputs {list(reader.strings)} hold strings, which no graph gives; ONNX's backend "
+            "interface, ostinato.frontends.onnx.backend, returns them"
+        )
     if graph.variables or contents:
         graph.specialization = ModelSpecialization(
             lambda: reader, model, reasons, contents, reader.open, reader.words

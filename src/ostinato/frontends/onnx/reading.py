@@ -12,15 +12,16 @@ import numpy as np
 from ostinato.errors import InputError, ModelFormatError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.onnx.dims import DimResolver
 from ostinato.frontends.onnx.importer import Importer
-from ostinato.frontends.onnx.known import Known
+from ostinato.frontends.onnx.known import Known, Strings
 from ostinato.frontends.onnx.source import ModelSource, open_model
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name
+from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, STRING, element_name
 from ostinato.ir.types import TensorType
 from ostinato.ops.builder import Graph
+from ostinato.records import dataclass
 from ostinato.variables import symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from onnx import ValueInfoProto
 
@@ -30,7 +31,48 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.variables import Dim
 
-__all__ = ["ModelReader", "input_types"]
+__all__ = ["ModelReader", "ReadModel", "input_types", "read_model"]
+
+
+@dataclass(frozen=True)
+class ReadModel:
+    """A model that was read.
+
+    Attributes:
+        graph: its nodes.
+        source: the messages that it was read from.
+        strings: the outputs that are strings, by name.
+    """
+
+    graph: Graph
+    source: ModelSource
+    strings: dict[str, np.ndarray[Any, Any]]
+
+
+def read_model(
+    source: Any,
+    *,
+    dims: Mapping[str, Any] | None,
+    constants: Mapping[str, Any],
+    name: str | None,
+    base_dir: Any,
+    parted: PartedFile | None,
+) -> ReadModel:
+    """Read the graph of a model for the sizes that are given, whatever they are.
+
+    Args:
+        source, dims, constants, name, base_dir: see :func:`ostinato.load_onnx`.
+        parted: the file, where it is open already.
+
+    Raises:
+        ModelFormatError, UnsupportedOpError, GraphError, InputError: see
+            :func:`ostinato.load_onnx`.
+    """
+    reader = ModelReader(
+        source, dims=dims, constants=constants, name=name, base_dir=base_dir, parted=parted
+    )
+    graph = reader.graph({})
+    return ReadModel(graph, reader.model, reader.strings)
 
 
 class ModelReader:
@@ -39,6 +81,9 @@ class ModelReader:
     Args:
         source, dims, constants, name, base_dir: see :func:`ostinato.load_onnx`.
         parted: the file, where it is open already.
+
+    Attributes:
+        strings: the outputs of the last graph that are strings, by name.
     """
 
     def __init__(
@@ -58,6 +103,7 @@ class ModelReader:
         self._base_dir = base_dir
         self._parted = parted
         self._obstacles: dict[int, Sequence[Obstacle]] = {}
+        self.strings: dict[str, np.ndarray[Any, Any]] = {}
 
     @cached_property
     def model(self) -> ModelSource:
@@ -83,12 +129,11 @@ class ModelReader:
                 :func:`ostinato.load_onnx`.
         """
         with _blaming_the_model():
-            types = self._resolved[0]
+            types, strings = self._resolved[0], self._string_inputs
             for given in self._constants:
-                if given not in types:
-                    raise InputError(
-                        f"constants: the model has no input {given!r}; it has {list(types)}"
-                    )
+                if given not in types and given not in strings:
+                    names = [*types, *strings]
+                    raise InputError(f"constants: the model has no input {given!r}; it has {names}")
             return types
 
     @property
@@ -137,7 +182,23 @@ class ModelReader:
     @cached_property
     def _resolved(self) -> tuple[dict[str, TensorType], DimResolver]:
         with _blaming_the_model():
-            return _types(self.model, self._dims)
+            strings = self._string_inputs
+            if missing := strings - self._constants.keys():
+                error = UnsupportedOpError(
+                    f"inputs {sorted(missing)} have string elements; give their values with "
+                    "constants="
+                )
+                error.inputs = frozenset(missing)
+                raise error
+            return _types(self.model, self._dims, strings)
+
+    @cached_property
+    def _string_inputs(self) -> set[str]:
+        return {
+            value.name
+            for value in self.model.proto.graph.input
+            if value.type.tensor_type.elem_type == STRING
+        }
 
     def graph(
         self,
@@ -158,10 +219,12 @@ class ModelReader:
             graph = Graph(self.name)
             importer = Importer(self.model, graph)
             try:
-                importer.run(self._leaves(graph, shapes, {**self._constants, **contents}))
+                fixed = {**self._constants, **contents}
+                strings = importer.run(self._leaves(graph, shapes, fixed))
             except OstinatoError as error:
                 self._obstacles = {id(error): tuple(importer.obstacles)}
                 raise
+            self.strings = {name: texts.array for name, texts in strings.items()}
             return graph
 
     def obstacles_of(self, error: OstinatoError) -> Sequence[Obstacle]:
@@ -176,7 +239,10 @@ class ModelReader:
             name: TensorType(type_.dtype, shapes.get(name, type_.shape))
             for name, type_ in self.types.items()
         }
-        return {
+        texts: dict[str, Tensor] = {
+            name: Strings(np.asarray(fixed[name], object)) for name in self._string_inputs
+        }
+        return texts | {
             name: _fixed(name, fixed[name], type_.dtype, type_.shape)
             if name in fixed
             else g.input(name, type_.shape, type_.dtype)
@@ -208,9 +274,9 @@ def _blaming_the_model() -> Iterator[None]:
 
 
 def _types(
-    model: ModelSource, dims: Mapping[str, Any] | None
+    model: ModelSource, dims: Mapping[str, Any] | None, left_out: Collection[str] = ()
 ) -> tuple[dict[str, TensorType], DimResolver]:
-    """The type of each input that has no default value, and what resolved their sizes."""
+    """The type of each input that has no default value and is not left out, and the sizes."""
     proto = model.proto.graph
     defaults = {t.name for t in proto.initializer} | {
         t.values.name for t in proto.sparse_initializer
@@ -223,6 +289,7 @@ def _types(
     types = {
         value.name: TensorType(_dtype(value), resolver.shape(value.name, value.type.tensor_type))
         for value in declared
+        if value.name not in left_out
     }
     return types, resolver
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,11 +20,12 @@ from ostinato.dtypes import DType
 from ostinato.frontends.onnx.file_tensors import FileTensor, PartedFile, without_large_tensors
 from ostinato.frontends.onnx.specialization import ModelSpecialization, unbuilt_graph
 from ostinato.frontends.onnx.tensors import array_from_bytes
-from ostinato.ir.deferred import Deferred, deferred_graph
+from ostinato.ir.deferred_graph import Deferred, deferred_graph
 from ostinato.ir.facts import Fact
 from ostinato.ir.record import GraphRecord, Interface
 from ostinato.ir.stored import elements
 from ostinato.ir.types import MAX_TENSOR_BYTES, TensorType
+from ostinato.ops.builder import Graph
 from ostinato.plan.buffer import bytes_of
 from ostinato.runtime.signature import interface_of
 from ostinato.variables import Expr, Variable, symbols
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.reading import ModelReader
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import Array, ParamSource
-    from ostinato.ops.builder import Graph
     from ostinato.variables import Dim
 
 __all__ = ["RememberedModel", "remembered_model"]
@@ -91,8 +91,8 @@ class RememberedModel:
             graph.specialization = specialization
             return graph
         record = GraphRecord(text, arrays)
-        parts = Deferred(record, typed, sources, _graph_class, _built, specialization)
-        return cast("Graph", deferred_graph(parts))
+        parts = Deferred(record, typed, sources, _built, specialization)
+        return deferred_graph(Graph, parts)
 
     def _specialization(
         self,
@@ -252,12 +252,6 @@ def _noted_fact(
 
     dims = [Cursor(text, variables).attribute() for text in (size, elements)]
     return Fact(dims[0], least, problem, dims[1], node)
-
-
-def _graph_class() -> type[BaseGraph]:
-    from ostinato.ops.builder import Graph
-
-    return Graph
 
 
 def _built(record: GraphRecord) -> BaseGraph:

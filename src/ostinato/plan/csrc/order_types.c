@@ -1,7 +1,11 @@
-/* The types Accesses and Submission. */
+#include "order_types.h"
+
 #include <string.h>
 
-#include "order_module.h"
+#include "order_list.h"
+
+/* Under the stable ABI Py_TYPE is a function that takes nothing but a PyObject. */
+#define TYPE_OF(self) Py_TYPE((PyObject *)(self))
 
 /* ---- Accesses -------------------------------------------------------------------------------- */
 
@@ -206,7 +210,7 @@ static PyMethodDef submission_methods[] = {
 
 static PyType_Slot submission_slots[] = {
     {Py_tp_doc, "Submission(*accesses)\n--\n\n"
-                "A place in the order of submissions, taken when this is made."},
+                "A position in the order of submissions, taken when this is made."},
     {Py_tp_new, submission_new},
     {Py_tp_dealloc, submission_dealloc},
     {Py_tp_methods, submission_methods},

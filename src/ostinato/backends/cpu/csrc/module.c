@@ -1,9 +1,15 @@
 /* The extension module ostinato.backends.cpu._core: its types and its ready-made kernels. */
-#include "python_types.h"
-
+#include "arena.h"
+#include "bound_call.h"
+#include "command_queue.h"
 #include "copying.h"
 #include "experts.h"
 #include "memory.h"
+#include "program.h"
+#include "python_types.h"
+#include "recording.h"
+#include "thread_pool.h"
+#include "touches.h"
 
 /* A copy step of a program: bytes [begin, end) of argument 1 to argument 0. memmove, because a
  * plan may ask for the copy of a buffer onto itself. */
@@ -15,7 +21,7 @@ static void memcpy_kernel(char *const *buffers, const int64_t *vars, int64_t beg
 }
 
 /* Bytes [begin, end) of argument 0 are needed no more: they cost no memory until they are written
- * again. A kernel, so that a program that takes turns with others can do it between their runs. */
+ * again. A kernel, so that a program that excludes others can do it between their runs. */
 static void discard_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
                            char *scratch) {
     (void)vars;
@@ -34,8 +40,6 @@ static int add_address(PyObject *module, const char *name, void *address) {
     Py_XDECREF(value);
     return status;
 }
-
-const order_api *order;
 
 static int import_order(core_state *state) {
     PyObject *module = PyImport_ImportModule("ostinato.plan._order");
@@ -65,8 +69,8 @@ static int core_exec(PyObject *module) {
     }
     if (add_address(module, "memcpy_kernel", (void *)(uintptr_t)memcpy_kernel) < 0 ||
         add_address(module, "copy_kernel", (void *)(uintptr_t)copy_kernel) < 0 ||
-        add_address(module, "choose_experts_kernel", (void *)(uintptr_t)choose_experts_kernel) < 0 ||
-        add_address(module, "fetch_experts_kernel", (void *)(uintptr_t)fetch_experts_kernel) < 0) {
+        add_address(module, "select_experts_kernel", (void *)(uintptr_t)select_experts_kernel) < 0 ||
+        add_address(module, "stage_experts_kernel", (void *)(uintptr_t)stage_experts_kernel) < 0) {
         return -1;
     }
     return add_address(module, "discard_kernel", (void *)(uintptr_t)discard_kernel);

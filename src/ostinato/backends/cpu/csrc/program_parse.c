@@ -1,6 +1,9 @@
 /* Reads and checks what Program(...) is given. A program that exists can be run without a check:
  * every argument of every step points into its slot, and every count is sane. */
-#include "python_types.h"
+#include "program_parse.h"
+
+#include "arguments.h"
+#include "bindings.h"
 
 /* What is gathered before the executor flattens it. */
 typedef struct {
@@ -237,7 +240,7 @@ static int build_executor(ProgramObject *self, const draft *d) {
         .slots = d->slots,
         .n_externals = (size_t)self->n_externals,
         .scratch_bytes = d->scratch_bytes,
-        .turns_with = self->turns_with == NULL ? NULL : self->turns_with->executor,
+        .exclusive_with = self->exclusive_with == NULL ? NULL : self->exclusive_with->executor,
     };
     self->executor = executor_create(&description, ((ThreadPoolObject *)self->pool)->pool);
     self->spare = bindings_new(self->n_externals);

@@ -1,0 +1,15 @@
+/* Runs of programs, once their buffers are checked and their turn has come. */
+#ifndef OSTINATO_EXECUTION_H
+#define OSTINATO_EXECUTION_H
+
+#include "python_types.h"
+
+/* Whether a program can run at all, and its locks are this process's. Limits that the calling
+ * thread's runs have hold from now on. */
+int program_ready(ProgramObject *program);
+
+/* Runs the program without the GIL. Fails only for one that was garbage or is stopped. */
+int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
+                    double *seconds);
+
+#endif
