@@ -11,7 +11,7 @@ from ostinato.backends.base import Executable
 from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import GraphError, PlanError
 from ostinato.ir.deferred_graph import deferred
-from ostinato.plan.order import Accesses, Submission
+from ostinato.plan.order import ORDER, Accesses, Submission
 from ostinato.plan.report import CompiledSizes, CompileReport
 from ostinato.records import dataclass, field
 from ostinato.runtime.signature import interface_of
@@ -148,6 +148,7 @@ class SpecializedExecutable(Executable):
         self._members: dict[VariantKey, _Member] = {}
         self._clock = itertools.count(1)
         self._latest: _Member | None = None
+        self._base: _Member | None = None
         self._token = Accesses([(id(self), 1, True)])
         self._accesses = self._token
         self._direct = False
@@ -171,7 +172,7 @@ class SpecializedExecutable(Executable):
         assert self._variants.base is not None
         base = self._member(self._variants.base)
         base.pinned = True
-        self._latest = base
+        self._latest = self._base = base
         self.run_direct = base.executable.run_direct  # as long as there is no other
 
     def at(self, variables: Sequence[int]) -> Executable:
@@ -181,8 +182,10 @@ class SpecializedExecutable(Executable):
         """The member for a run, and its own values of Variables."""
         if isinstance(variables, VariantValues):
             return self._member(variables.key), variables.values
-        assert self._variants.base is not None
-        return self._member(self._variants.base), variables
+        base = self._base
+        assert base is not None
+        base.used = next(self._clock)
+        return base, variables
 
     def _member(self, key: VariantKey) -> _Member:
         """The member for a variant, compiled if there is none."""
@@ -313,11 +316,22 @@ class SpecializedExecutable(Executable):
         if not self._direct:
             return False
         member, values = self._of(variables)
+        if not ORDER.in_flight:  # nothing was submitted that this would have to come after
+            return self._run_directly(member, inputs, outputs, values)
         with Submission(self._accesses):
-            self._limit_as_pushed(member)
-            ran = member.executable.run_direct(member.own(inputs), outputs, values)
-            if ran:
-                self._latest, self._results = member, None
+            return self._run_directly(member, inputs, outputs, values)
+
+    def _run_directly(
+        self,
+        member: _Member,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        values: Sequence[int],
+    ) -> bool:
+        self._limit_as_pushed(member)
+        ran = member.executable.run_direct(member.own(inputs), outputs, values)
+        if ran:
+            self._latest, self._results = member, None
         return ran
 
     def run(
@@ -422,12 +436,13 @@ class SpecializedExecutable(Executable):
                 copied = _Member(
                     key, executable, member.positions, member.sizes, member.facts, member.used
                 )
-                copied.pinned = key == self._variants.base
+                if member is self._base:
+                    copied.pinned, twin._base = True, copied
                 twin._members[key] = copied
                 if member is self._latest:
                     twin._latest = copied
-            if len(twin._members) == 1 and self._variants.base in twin._members:
-                twin.run_direct = next(twin._each()).run_direct
+            if twin._base is not None and len(twin._members) == 1:
+                twin.run_direct = twin._base.executable.run_direct
             twin._touch()
             return twin
 

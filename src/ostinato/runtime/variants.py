@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from ostinato.errors import (
     VariableError,
 )
 from ostinato.ir.binding import solve_dims
+from ostinato.records import dataclass
 from ostinato.runtime.arrays import shape_text
 from ostinato.runtime.signature import NO_VALUES, Live, Signature, interface_of
 from ostinato.variables import Variable, bounds, substitute, symbols
@@ -41,7 +43,8 @@ _REFUSED = (VariableError, GraphError, UnsupportedOpError, ModelFormatError)
 Shape = tuple["Dim", ...]
 
 
-class VariantKey(NamedTuple):
+@dataclass(frozen=True)
+class VariantKey:
     """The identity of a variant.
 
     Attributes:
@@ -51,6 +54,13 @@ class VariantKey(NamedTuple):
 
     shapes: tuple[Shape, ...]
     contents: tuple[tuple[str, tuple[int, ...], bytes], ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shapes, self.contents))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class VariantValues(NamedTuple):
