@@ -26,6 +26,7 @@ CAPABILITIES = Capabilities(
     dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     padded_conv=False,
     experts_in_file=True,
+    shared_weights=True,
 )
 
 
