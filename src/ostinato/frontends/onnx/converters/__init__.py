@@ -40,6 +40,7 @@ _FAMILIES = (
 #: By domain, what a family calls its table of converters, and the families that have one.
 _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
+    "ai.onnx.ml": ("MACHINE_LEARNING", ("ml_features", "ml_models")),
     "ai.onnx.preview.training": ("TRAINING", ("training",)),
     "com.microsoft": ("EXTENSIONS", ("activations", "normalization")),
 }
