@@ -54,7 +54,7 @@ def pick(rng: random.Random, things: Sequence[T]) -> T | None:
 
 
 def bodies(model: ModelProto) -> list[Any]:
-    """Whatever has nodes: the graph, its subgraphs at any depth, and functions."""
+    """All lists of nodes: the graph, its subgraphs at any depth, and functions."""
     return [*graphs(model), *model.functions]
 
 

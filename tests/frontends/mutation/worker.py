@@ -15,7 +15,7 @@ from tests.frontends.mutation.seeds import node_seeds, own_seeds
 #: Wall time after which a case that uses no processor counts as hanging.
 _WALL_SECONDS = 120
 
-#: What a process may allocate: an allocation without bounds fails, and does not take the machine.
+#: Bytes that a process may allocate: an allocation without bounds fails and does no harm.
 _MOST_DATA = 4 << 30
 
 
