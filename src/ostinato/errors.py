@@ -48,7 +48,14 @@ class PlanError(OstinatoError):
 
 
 class UnsupportedOpError(OstinatoError, NotImplementedError):
-    """A device or a front end has no rule for some nodes; the message lists every one."""
+    """A device or a front end has no rule for some nodes; the message lists every one.
+
+    Attributes:
+        inputs: inputs of a model whose values its shapes follow from: the import may succeed with
+            them among ``constants``.
+    """
+
+    inputs: frozenset[str] = frozenset()
 
 
 class DeviceUnavailableError(OstinatoError):

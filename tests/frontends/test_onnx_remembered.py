@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ostinato as ost
 from ostinato.cache.objects import ObjectCache
 from ostinato.frontends.onnx import reading, remembered
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
 
 Array = np.ndarray[Any, Any]
 

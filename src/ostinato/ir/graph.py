@@ -15,6 +15,7 @@ import numpy as np
 
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.errors import GraphError
+from ostinato.ir.deferred import Deferrable
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf, as_numpy, check_shape
 from ostinato.ir.stored import ParamValues, StoredTensor
 from ostinato.ir.types import TensorType
@@ -201,7 +202,7 @@ class Value:
 
 
 @dataclass(eq=False)
-class BaseGraph:
+class BaseGraph(Deferrable):
     """The node list, its leaves and its outputs; the op methods come from the vocabulary.
 
     Attributes:
@@ -215,7 +216,8 @@ class BaseGraph:
             here, as far as anything does.
     """
 
-    name: str = "graph"
+    # A deferred graph would find a default that is an attribute of the class.
+    name: str = field(default_factory=lambda: "graph")
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Value] = field(default_factory=dict)
     params: dict[str, Value] = field(default_factory=dict)
@@ -225,7 +227,7 @@ class BaseGraph:
     param_values: ParamValues = field(default_factory=ParamValues)
     stand_ins: dict[int, Value] | None = None
     _variables: dict[str, Symbol] = field(default_factory=dict)
-    _next_id: int = 0
+    _next_id: int = field(default_factory=int)
     _label: str = ""
 
     # -- leaves -----------------------------------------------------------------------------
@@ -333,7 +335,7 @@ class BaseGraph:
         """
         self._own(op.name, operands)
         try:
-            types = op.infer(*(v.type for v in operands), **attrs)
+            types = op.result_types([v.type for v in operands], attrs)
         except GraphError as error:
             shown = [str(v.type) for v in operands]
             raise locate(error, op.name, shown, self._label) from None

@@ -33,6 +33,7 @@ class Op(ABC):
             order, so that it may as well compute them.
         updates_operand: whether the result is the first operand with some elements changed.
         reduces: whether the result is made of all elements along the axes ``axis``.
+        takes_narrow: whether operands may be of narrow dtypes: the op moves or converts elements.
     """
 
     name: ClassVar[str]
@@ -43,6 +44,7 @@ class Op(ABC):
     reads_once: ClassVar[bool] = False
     updates_operand: ClassVar[bool] = False
     reduces: ClassVar[bool] = False
+    takes_narrow: ClassVar[bool] = False
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
@@ -57,6 +59,22 @@ class Op(ABC):
             GraphError: the operands or attributes do not fit; the message says what was expected
                 (the caller adds the op's name, the operands and the source line).
         """
+
+    def result_types(
+        self, operands: Sequence[TensorType], attrs: dict[str, Attr]
+    ) -> tuple[TensorType, ...]:
+        """The types of the results, after the checks that all ops share.
+
+        Raises:
+            GraphError: as :meth:`infer`; or the op computes, and an operand is of a narrow dtype.
+        """
+        if not self.takes_narrow:
+            for type_ in operands:
+                self.expect(
+                    not type_.dtype.is_narrow,
+                    f"{type_.dtype} is stored and converted, not computed with; cast it first",
+                )
+        return self.infer(*operands, **attrs)
 
     def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Iterable[Fact]:
         """The conditions on sizes that the op relies on; :meth:`infer` has accepted the operands.

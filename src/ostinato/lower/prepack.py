@@ -51,4 +51,4 @@ def _may_prepare(call: Call, kept: Container[LoweredBuffer]) -> bool:
 
 def _is_loose(buffer: LoweredBuffer, loose: set[int]) -> bool:
     """Whether a buffer's contents may differ from run to run."""
-    return buffer.role in (Role.INPUT, Role.STATE, Role.PLACED) or id(buffer) in loose
+    return buffer.role in (Role.INPUT, Role.STATE, Role.RESIDENT) or id(buffer) in loose

@@ -38,6 +38,7 @@ __all__ = [
 class Reshape(Op):
     """The same elements, in C order, under another shape."""
 
+    takes_narrow = True
     name = "reshape"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -57,6 +58,7 @@ class Reshape(Op):
 class PermuteDims(Op):
     """Axes in another order: axis ``i`` of the result is axis ``axes[i]`` of the operand."""
 
+    takes_narrow = True
     name = "permute_dims"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -76,6 +78,7 @@ class PermuteDims(Op):
 class BroadcastTo(Op):
     """Elements repeated along new leading axes, and along axes of size 1."""
 
+    takes_narrow = True
     name = "broadcast_to"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -100,6 +103,7 @@ class Slice(Op):
     conventions are the vocabulary's business.
     """
 
+    takes_narrow = True
     name = "slice"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -134,6 +138,7 @@ class Slice(Op):
 class Flip(Op):
     """The order of elements reversed along ``axes``."""
 
+    takes_narrow = True
     name = "flip"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -153,6 +158,7 @@ class Flip(Op):
 class Concat(Op):
     """Operands of one dtype, end to end along ``axis``."""
 
+    takes_narrow = True
     name = "concat"
     reads_once = True
     writes_subviews = True
@@ -284,6 +290,7 @@ class DimValue(Op):
 class Tile(Composite):
     """The whole operand repeated ``repeats[i]`` times along each axis."""
 
+    takes_narrow = True
     name = "tile"
     widens = False
 

@@ -235,9 +235,9 @@ class CompiledGraph:
             InputError, VariableError, CaptureError: as :meth:`run`.
         """
         known = None if variables is not None else self._execution.signature.recognise(inputs)
-        room = None if known is None else self._execution.run_in_room(*known)
-        if room is not None:
-            return [view.view() for view in room.views]
+        results = None if known is None else self._execution.run_in_arena(*known)
+        if results is not None:
+            return [view.view() for view in results.views]
         return self._execution.run_raw(inputs, variables)
 
     def run_slots(
@@ -258,9 +258,9 @@ class CompiledGraph:
         """
         execution = self._execution
         if variables is None and (live := execution.signature.recognise_in_order(arrays)):
-            room = execution.run_in_room(arrays, live)
-            if room is not None:
-                return room.slots.copy()
+            results = execution.run_in_arena(arrays, live)
+            if results is not None:
+                return results.slots.copy()
         if len(arrays) > len(self.inputs):
             raise InputError(f"the graph has {len(self.inputs)} inputs, got {len(arrays)}")
         given = {n: a for n, a in zip(self.inputs, arrays, strict=False) if a is not None}
@@ -509,7 +509,7 @@ class CompiledGraph:
 
     @property
     def moe_layers(self) -> Sequence[ExpertLayer]:
-        """The layers of experts, in order: ``name``, ``experts``, and ``places`` if limited."""
+        """The layers of experts, in order: ``name``, ``experts``, and ``slots`` if limited."""
         return self._experts.layers
 
     @property
@@ -529,7 +529,7 @@ class CompiledGraph:
 
         Raises:
             InputError: its length or dtype differs, or more experts are resident than the device
-                has places for. Nothing has changed.
+                has slots for. Nothing has changed.
             ModelFormatError: an expert could not be read from its file.
             CaptureError: inside a recording.
         """
@@ -546,7 +546,7 @@ class CompiledGraph:
 
         Raises:
             InputError: their number, or the length or dtype of one, differs, or more experts of
-                a layer are resident than the device has places for. Nothing has changed.
+                a layer are resident than the device has slots for. Nothing has changed.
             ModelFormatError, CaptureError: as :meth:`set_moe_resident_experts`.
         """
         self._experts.set_resident_per_layer(masks)

@@ -114,7 +114,9 @@ class QueuedCalls:
                 shapes = [array.shape for array in arrays]
                 self._context.after_replay(partial(self._replayed, shapes, tuple(block), values))
             else:
-                self._context.after_replay(partial(self._keep_last, self._execution.places(live)))
+                self._context.after_replay(
+                    partial(self._keep_last, self._execution.results_in_arena(live))
+                )
 
     def _result_memory(self) -> list[Array]:
         """For each output, all the bytes that the arena has for it."""
@@ -153,7 +155,7 @@ class QueuedCalls:
         state = self._context.decode_state
         block = {name: state[name] for name in resident}
         live = self._signature.live(self._signature.used(shapes, block), block, variables)
-        self._keep_last(self._execution.places(live))
+        self._keep_last(self._execution.results_in_arena(live))
 
     def _keep_last(self, results: Sequence[Array]) -> None:
         self._executable.last = tuple(results)

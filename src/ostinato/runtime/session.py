@@ -9,7 +9,8 @@ from ostinato.backends.device import Device
 from ostinato.backends.options import CompileOptions
 from ostinato.backends.registry import open_backend
 from ostinato.errors import GraphError, InputError, UnsupportedOpError
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
+from ostinato.ir.graph import BaseGraph
 from ostinato.ir.stored import ExpertSource
 from ostinato.ir.types import MAX_TENSOR_BYTES
 from ostinato.runtime.compiled_graph import CompiledGraph
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ostinato.backends.base import Capabilities, Progress
     from ostinato.backends.common.context import Context
     from ostinato.ir.binding import VariableValues
-    from ostinato.ir.graph import BaseGraph
     from ostinato.ir.record import Interface
     from ostinato.plan.execution_plan import ExecutionPlan
 
@@ -91,10 +91,10 @@ class Session:
             options: instead of the session's.
             progress: called with ``(done, total)`` as kernels are compiled.
             experts: an :class:`ostinato.moe.ExpertFile` with the matrices of experts. Such params
-                stay there: some experts have places in memory, the others are read from the file
+                stay there: some experts have slots in memory, the others are read from the file
                 by each run that calls them, and results are the same to the bit.
             expert_budget: bytes of memory for experts, those that are being read included; every
-                clone has as much. By default all experts have places.
+                clone has as much. By default all experts have slots.
 
         Raises:
             GraphError: the graph has no outputs, is malformed, or has a tensor beyond all memory.
@@ -203,8 +203,6 @@ def _check_recovery(recover: object, device: Device) -> None:
 
 
 def _check_graph(graph: object) -> None:
-    from ostinato.ir.graph import BaseGraph  # not needed for graphs that are not built yet
-
     if not isinstance(graph, BaseGraph):
         raise GraphError(f"expected a Graph, got {type(graph).__name__}")
     if not graph.outputs:

@@ -12,7 +12,7 @@ import numpy as np
 from ostinato.backends.common.context import DECODE_VARIABLES
 from ostinato.errors import InputError, VariableError
 from ostinato.ir.binding import check_values, solve_dims
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.facts import check_facts
 from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.record import Interface
@@ -21,11 +21,11 @@ from ostinato.records import dataclass
 from ostinato.runtime.arrays import (
     Array,
     TensorSpec,
+    checked_array,
     checked_mapping,
-    examined,
+    converted,
     in_place,
-    settled,
-    shown,
+    shape_text,
 )
 from ostinato.variables import bounds, evaluate, symbols
 
@@ -162,12 +162,12 @@ class Signature:
         arrays = []
         for name, spec in self.inputs.items():
             array = in_place("input", spec, given[name]) if bound else given[name]
-            arrays.append(examined("input", spec, array, cast=cast and not bound))
+            arrays.append(checked_array("input", spec, array, cast=cast and not bound))
         shapes = [array.shape for array in arrays]
         live = self.live(self.used(shapes, block) if bound else shapes, block, variables)
         if not bound:
             self._check_experts(dict(zip(self.inputs, arrays, strict=True)))
-        return [settled(s, a) for s, a in zip(self.inputs.values(), arrays, strict=True)], live
+        return [converted(s, a) for s, a in zip(self.inputs.values(), arrays, strict=True)], live
 
     def _check_experts(self, arrays: Mapping[str, Array]) -> None:
         for name, count in self._experts.items():
@@ -189,10 +189,10 @@ class Signature:
         kind, spec = (
             ("input", self.inputs[name]) if name in self.inputs else ("state", self.states[name])
         )
-        examined_array = examined(kind, spec, array, cast=cast)
-        values = solve_dims({name: (spec.shape, examined_array.shape)}, {})
+        checked = checked_array(kind, spec, array, cast=cast)
+        values = solve_dims({name: (spec.shape, checked.shape)}, {})
         check_values({n: self.variables[n] for n in values}, values)
-        return settled(spec, examined_array).copy()
+        return converted(spec, checked).copy()
 
     def used(
         self, shapes: Sequence[tuple[int, ...]], block: Mapping[str, int]
@@ -253,7 +253,7 @@ class Signature:
             check_values({name: self.variables[name] for name in values}, values)
         except VariableError as error:
             listed = [
-                f"{name!r} {shown(declared)} got {actual}"
+                f"{name!r} {shape_text(declared)} got {actual}"
                 for name, (declared, actual) in pairs.items()
                 if declared != actual
             ]
@@ -281,8 +281,8 @@ class Signature:
             InputError: a param is unknown, or of another shape or dtype.
         """
         given = checked_mapping("param", params, self.params)
-        arrays = {n: examined("param", self.params[n], a, cast=cast) for n, a in given.items()}
-        return {name: settled(self.params[name], array) for name, array in arrays.items()}
+        arrays = {n: checked_array("param", self.params[n], a, cast=cast) for n, a in given.items()}
+        return {name: converted(self.params[name], array) for name, array in arrays.items()}
 
     def check_outputs(
         self, out: object, live: Live, block: Mapping[str, int] = NO_VALUES
@@ -326,7 +326,7 @@ class Signature:
         self, index: int, given: object, shape: tuple[int, ...], block: Mapping[str, int]
     ) -> Array:
         spec = list(self.outputs.values())[index]
-        array = examined("output", spec, in_place("output", spec, given))
+        array = checked_array("output", spec, in_place("output", spec, given))
         if _used(spec, array.shape, block) != shape:
             raise InputError(f"output {spec.name!r} has shape {shape} here, got {array.shape}")
         if not array.flags.writeable:

@@ -8,11 +8,11 @@ import numpy as np
 
 from ostinato.backends.common.program_image import (
     External,
-    ParamPlace,
+    ParamLocation,
     ProgramImage,
     ProgramPreparation,
     Slot,
-    StatePlace,
+    StateLocation,
 )
 from ostinato.lower.program import Role
 from ostinato.plan.buffer import bytes_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ostinato.backends.common.lowered_graph import LoweredGraph
-    from ostinato.backends.common.program_image import ObjectCode, RoutingPlace
+    from ostinato.backends.common.program_image import ObjectCode, RoutingLocation
     from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.variables import Dim
 
@@ -38,7 +38,7 @@ def build_image(
     *,
     objects: Iterable[ObjectCode] = (),
     size_symbol: Callable[[Dim], str] = lambda _: "",
-    routings: Iterable[RoutingPlace] = (),
+    routings: Iterable[RoutingLocation] = (),
 ) -> AnyImage:
     """The image of a lowered graph.
 
@@ -73,11 +73,12 @@ def build_image(
             for buffer, offset in layout.members(Slot.CONSTANTS)
         ),
         params={
-            name: ParamPlace(buffer.nbytes, layout.places.get(buffer))
+            name: ParamLocation(buffer.nbytes, layout.locations.get(buffer))
             for name, buffer in program.params.items()
         },
         states={
-            name: _state(buffer, layout.places[buffer]) for name, buffer in program.states.items()
+            name: _state(buffer, layout.locations[buffer])
+            for name, buffer in program.states.items()
         },
         externals=tuple(map(external, (*program.inputs.values(), *program.outputs.values()))),
         variables=tuple(
@@ -87,10 +88,12 @@ def build_image(
     )
 
 
-def _state(buffer: LoweredBuffer, place: tuple[int, int]) -> StatePlace:
+def _state(buffer: LoweredBuffer, place: tuple[int, int]) -> StateLocation:
     assert buffer.value is not None
     initial = buffer.value.node.attrs["init"]
     shape = tuple(map(int, initial.shape))
     if not any(initial.strides):  # one element, broadcast
         initial = initial[(slice(1),) * initial.ndim]
-    return StatePlace(buffer.type.dtype.name, shape, place, bytes_of(np.ascontiguousarray(initial)))
+    return StateLocation(
+        buffer.type.dtype.name, shape, place, bytes_of(np.ascontiguousarray(initial))
+    )

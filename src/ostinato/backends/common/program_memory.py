@@ -80,8 +80,8 @@ class ProgramMemory(Generic[M, S]):
             PlanError: the memory was given back.
         """
         self.check_open()
-        arena, states, idle, placed = self._own
-        return [arena, self._constants, self.weights.block.memory, states, idle, placed]
+        arena, states, masked_tail, resident = self._own
+        return [arena, self._constants, self.weights.block.memory, states, masked_tail, resident]
 
     def lend(self, slot: Slot) -> Memory:
         """The present memory of a slot, for plans.
@@ -121,7 +121,7 @@ class ProgramMemory(Generic[M, S]):
         """New blocks for the slots that no two executables share."""
         allocate, sizes = self._kind.allocate, self._sizes
         arena, states = allocate(sizes[Slot.ARENA]), allocate(sizes[Slot.STATES])
-        return arena, states, allocate(sizes[Slot.IDLE]), allocate(sizes[Slot.PLACED])
+        return arena, states, allocate(sizes[Slot.MASKED_TAIL]), allocate(sizes[Slot.RESIDENT])
 
     def _shown(self, nbytes: int) -> Memory:
         return self._kind.memory(self._kind.allocate(nbytes))

@@ -104,12 +104,12 @@ class CpuExecutable(Executable):
             self._image.variables,
             owner=owner,
             touches=[(self._arena.address, self._arena.nbytes, True)],
-            limit_slot=Slot.IDLE,
+            limit_slot=Slot.MASKED_TAIL,
         )
         self.run_direct = self.program.run_direct
         self._experts = ExpertLayers(self._image.routings, self._arena, self._native)
         if self._tensors:
-            self._experts.open_tier(self.compilation, self._tensors, fixed[Slot.PLACED])
+            self._experts.open_tier(self.compilation, self._tensors, fixed[Slot.RESIDENT])
         self._tier = self._experts.tier
 
     def _externals(self) -> Iterator[_core.Slot]:
@@ -142,7 +142,7 @@ class CpuExecutable(Executable):
         """A program that runs between two runs of the graph."""
         pool, variables = self._context.pool, len(self._image.variables)
         return _core.Program(
-            pool, slots, steps, variables, owner=self._code, turns_with=self.program
+            pool, slots, steps, variables, owner=self._code, exclusive_with=self.program
         )
 
     def discard(self) -> None:
@@ -150,7 +150,7 @@ class CpuExecutable(Executable):
         self._native([step], self.memory.fixed()).run()
         self._experts.clear()
         ORDER.memory_changes(self.program)
-        for slot in (Slot.ARENA, Slot.IDLE):
+        for slot in (Slot.ARENA, Slot.MASKED_TAIL):
             if slot in self._lent:
                 ORDER.memory_changes(self._lent[slot])
 
@@ -202,14 +202,14 @@ class CpuExecutable(Executable):
     def read_state(self, name: str) -> Array:
         state = self._image.states[name]
         array = state.empty()
-        self._transfer(array, state.place, array.nbytes)
+        self._transfer(array, state.location, array.nbytes)
         return array
 
     def write_state(self, name: str, array: Array | None) -> None:
         state = self._image.states[name]
         if array is None:
             array = state.initial_array()
-        self._transfer(array, state.place, array.nbytes, write=True)
+        self._transfer(array, state.location, array.nbytes, write=True)
 
     def _transfer(
         self,
@@ -324,7 +324,7 @@ class CpuExecutable(Executable):
         if upper not in self._leading_rows:
             self._leading_rows[upper] = LeadingRows(self.compilation.program, upper)
         return self._leading_rows[upper].limits(
-            self._image.steps, actual, self._image.sizes[Slot.IDLE]
+            self._image.steps, actual, self._image.sizes[Slot.MASKED_TAIL]
         )
 
     # -- the arena ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
     Attributes:
         code: the symbol of a compiled kernel, or the name of a built-in one.
-        ready: whether it is a built-in kernel of the core.
+        builtin: whether it is a built-in kernel of the core.
         arguments: ``(slot, offset)`` of each; of a non-retained param, ``(-1 - n, 0)``, where
             ``n`` is its position among the params.
         extent, grain, scratch_bytes, parallel: see
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     """
 
     code: str
-    ready: bool
+    builtin: bool
     arguments: tuple[tuple[int, int], ...]
     extent: int
     symbolic: bool
@@ -48,7 +48,7 @@ class Step(NamedTuple):
         """
         arguments = [(s, o) if s >= 0 else (given[-1 - s], o) for s, o in self.arguments]
         extent_address = 0
-        if self.ready:
+        if self.builtin:
             address: int = getattr(_core, self.code)
         else:
             assert code is not None

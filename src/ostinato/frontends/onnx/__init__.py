@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.errors import UnsupportedOpError
 from ostinato.frontends.onnx.remembered import remembered_model
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def load_onnx(
     name: str | None = None,
     base_dir: Any = None,
 ) -> Graph:
-    """Import an ONNX model (operator sets 7 to 28).
+    """Import an ONNX model (operator sets 1 to 28).
 
     Inputs and outputs keep their names. Weights become params that hold the model's values;
     scalars and small integer tensors become constants. What depends on stored tensors alone is
@@ -60,7 +61,7 @@ def load_onnx(
         return known
     from ostinato.frontends.onnx.reading import read_model
 
-    graph, read = read_model(
+    read = read_model(
         source,
         dims=dims,
         constants=constants or {},
@@ -68,6 +69,11 @@ def load_onnx(
         base_dir=base_dir,
         parted=None if model is None else model.file,
     )
-    if model is not None and not read.external.used:
-        model.keep(graph)
-    return graph
+    if read.strings:
+        raise UnsupportedOpError(
+            f"outputs {list(read.strings)} hold strings, which no graph gives; ONNX's backend "
+            "interface, ostinato.frontends.onnx.backend, returns them"
+        )
+    if model is not None and not read.source.external.used:
+        model.keep(read.graph)
+    return read.graph

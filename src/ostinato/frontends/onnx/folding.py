@@ -18,7 +18,7 @@ import numpy as np
 
 from ostinato import variables
 from ostinato.dtypes import BOOL, INT64
-from ostinato.frontends.onnx.known import Known, Leaves, Missing, as_known, boxed
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings, as_known, boxed
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 from ostinato.ir.graph import Value
 from ostinato.ops.builder import Graph
@@ -28,6 +28,7 @@ from ostinato.variables import Expr, bounds, provably_less, provably_nonnegative
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.frontends.onnx.call import Call, Converter
+    from ostinato.frontends.onnx.known import Tensor
     from ostinato.variables import Dim
 
 __all__ = ["fold"]
@@ -39,9 +40,11 @@ _LARGEST = 2**20
 _MOST_TERMS = 64
 
 
-def fold(call: Call, converter: Converter) -> tuple[Known, ...] | None:
+def fold(call: Call, converter: Converter) -> Sequence[Tensor] | None:
     """The results of a node whose operands are all known; ``None`` when it must stay a node."""
     operands = call.operands
+    if any(isinstance(o, Strings) for o in operands):
+        return _move_strings(call, converter)
     if not operands or not all(o is None or isinstance(o, Known) for o in operands):
         return None
     known = [o for o in operands if isinstance(o, Known)]
@@ -145,6 +148,28 @@ def _move(
         as_known(boxed((pool[i] for i in r.array.reshape(-1)), r.array.shape), r.name, dtype)
         for r in results
     )
+
+
+def _move_strings(call: Call, converter: Converter) -> list[Tensor] | None:
+    """Run an op that only moves elements on the positions of strings, then look these up."""
+    if call.domain or call.op_type not in _MOVEMENT:
+        return None
+    which = _MOVEMENT[call.op_type]
+    operands = list(call.operands)
+    pool: list[str] = []
+    for index in range(len(operands)) if which is None else which:
+        texts = operands[index] if index < len(operands) else None
+        if not isinstance(texts, Strings):
+            return None
+        positions = np.arange(len(pool), len(pool) + texts.array.size, dtype=np.int64)
+        operands[index] = Known(positions.reshape(texts.array.shape), INT64)
+        pool += texts.array.reshape(-1).tolist()
+    if not all(o is None or isinstance(o, Known) for o in operands):
+        return None
+    results = _evaluate(replace(call, operands=tuple(operands)), converter)
+    if results is None:
+        return None
+    return [Strings(boxed((pool[i] for i in r.array.reshape(-1)), r.array.shape)) for r in results]
 
 
 def _cast(call: Call) -> tuple[Known, ...] | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,23 +12,30 @@ from ostinato.frontends.onnx.converters import FOLDED_BY_CONVERTER, find_convert
 from ostinato.frontends.onnx.file_tensors import FileTensor
 from ostinato.frontends.onnx.folding import fold
 from ostinato.frontends.onnx.functions import FunctionLibrary
-from ostinato.frontends.onnx.known import Known, Leaves, Missing
-from ostinato.frontends.onnx.messages import AttributeProto
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings
+from ostinato.frontends.onnx.messages import AttributeProto, NodeProto
 from ostinato.frontends.onnx.order import label_of, ordered
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,
+    STRING,
     element_name,
     expect,
+    read_strings,
     read_tensor,
+    stored_bytes,
     tensor_shape,
 )
+from ostinato.frontends.onnx.upgrades import upgraded
+from ostinato.ir.leaves import INPUT
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
+    from onnx import FunctionProto, GraphProto, TensorProto
 
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.frontends.onnx.source import ModelSource
+    from ostinato.ir.graph import Value
+    from ostinato.ir.types import TensorType
     from ostinato.ops.builder import Graph
 
 __all__ = ["Importer", "Scope"]
@@ -92,11 +98,15 @@ class Importer:
         self._leaves = Leaves(g)
         self._functions = FunctionLibrary(source.proto)
         self._unsupported: dict[str, None] = {}  # a set that keeps the order
+        self._needed: set[str] = set()  # inputs whose values would have to be known
         self._failure: OstinatoError | None = None
         self._nodes_in_functions = 0
 
-    def run(self, inputs: Mapping[str, Tensor]) -> None:
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Strings]:
         """Convert the whole model, given the tensors of its inputs, and set the outputs.
+
+        Returns:
+            The outputs that are strings, by name: these have no place in a graph.
 
         Raises:
             UnsupportedOpError: lists every node without an equivalent.
@@ -107,16 +117,21 @@ class Importer:
         scope = Scope(dict(inputs), None, self._source.opsets, None)
         outputs = self._body(proto, scope)
         self._raise_collected()
-        named = {}
+        named: dict[str, Value] = {}
+        texts: dict[str, Strings] = {}
         for value, tensor in zip(proto.output, outputs, strict=True):
-            if value.name in named:
+            if value.name in named or value.name in texts:
                 raise ModelFormatError(f"the model lists its output {value.name!r} twice")
             if isinstance(tensor, Missing):
                 raise UnsupportedOpError(f"output {value.name!r}: {tensor.reason}")
+            if isinstance(tensor, Strings):
+                texts[value.name] = tensor
+                continue
             named[value.name] = self._leaves.value(tensor) if isinstance(tensor, Known) else tensor
-        if not named:
+        if not named and not texts:
             raise ModelFormatError("the model has no outputs")
         self._g.set_outputs(named)
+        return texts
 
     # -- graphs -----------------------------------------------------------------------------
 
@@ -153,6 +168,8 @@ class Importer:
     def _initializer(self, tensor: TensorProto) -> Tensor:
         if not tensor.name:
             raise ModelFormatError("an initializer has no name")
+        if tensor.data_type == STRING:
+            return Strings(read_strings(tensor))
         if tensor.data_type not in ELEMENT_TYPES:
             return Missing(f"{tensor.name!r} holds {element_name(tensor.data_type)} elements")
         dtype = ELEMENT_TYPES[tensor.data_type]
@@ -161,7 +178,7 @@ class Importer:
             array = read_tensor(tensor, self._source.external)
             return Known(array, dtype, tensor.name, weight=True)
         shape = tensor_shape(tensor)
-        expect(tensor.name, in_file.nbytes, math.prod(shape) * dtype.itemsize, "bytes")
+        expect(tensor.name, in_file.nbytes, stored_bytes(dtype, shape), "bytes")
         stored = FileTensor(tensor.name, dtype, shape, in_file)
         return Known(stored, dtype, tensor.name, weight=True)
 
@@ -175,6 +192,8 @@ class Importer:
                 return self._convert(node, label, scope)
         except NotSupported as reason:
             self._note(node, scope, str(reason))
+            if reason.unknown is not None:
+                self._needed |= _inputs_behind(reason.unknown)
         except GraphError as error:
             hint = "; sizes can be fixed or bounded with dims=" if self._g.variables else ""
             self._fail(GraphError(f"{node.op_type} {label!r}: {error}{hint}"))
@@ -205,7 +224,9 @@ class Importer:
         converter = find_converter(domain, node.op_type)
         function = None
         if converter is None:
-            function = self._functions.find(node, domain, call.opset)
+            function = self._functions.find(
+                _with_attributes(node, call.attributes), domain, call.opset, _types(operands)
+            )
             if function is None:
                 call.unsupported(_no_converter(domain, scope))
         if any(isinstance(operand, Missing) for operand in operands):
@@ -214,6 +235,7 @@ class Importer:
         if function is not None:
             return self._call_function(function, call, scope)
         assert converter is not None
+        call = upgraded(call)
         if node.op_type not in FOLDED_BY_CONVERTER:
             folded = fold(call, converter)
             if folded is not None:
@@ -295,9 +317,32 @@ class Importer:
             count = len(self._unsupported)
             nodes = "1 node" if count == 1 else f"{count} nodes"
             lines = "".join(f"\n  - {line}" for line in self._unsupported)
-            raise UnsupportedOpError(f"model {self._source.name!r}: {nodes} not supported:{lines}")
+            message = f"model {self._source.name!r}: {nodes} not supported:{lines}"
+            raise _needing(UnsupportedOpError(message), self._needed)
         if self._failure is not None:
             raise self._failure
+
+
+def _needing(error: UnsupportedOpError, inputs: Iterable[str]) -> UnsupportedOpError:
+    """``error`` with the names of ``inputs``, which the caller may fix with ``constants=``."""
+    error.inputs = frozenset(inputs)
+    if error.inputs:
+        error.args = (f"{error}\nfixed with constants=, {sorted(error.inputs)} may make up for it",)
+    return error
+
+
+def _inputs_behind(value: Value) -> set[str]:
+    """The names of the graph's inputs that ``value`` depends on."""
+    found: set[str] = set()
+    seen = {value}
+    waiting = [value]
+    while waiting:
+        node = waiting.pop().node
+        if node.op is INPUT:
+            found.add(node.attrs["name"])
+        waiting += (fresh := [v for v in node.inputs if v not in seen])
+        seen.update(fresh)
+    return found
 
 
 def _without_trailing_gaps(operands: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -321,6 +366,26 @@ def _attributes(node: NodeProto, scope: Scope) -> dict[str, AttributeProto]:
         elif attribute.ref_attr_name in scope.attributes:
             found[attribute.name] = scope.attributes[attribute.ref_attr_name]
     return found
+
+
+def _with_attributes(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:
+    """``node`` with its attributes in place of references to those of a call."""
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
+        return node
+    copy: Any = NodeProto()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    for name, attribute in attributes.items():
+        copy.attribute.add().CopyFrom(attribute)
+        copy.attribute[-1].name = name
+    return copy
+
+
+def _types(operands: Sequence[Tensor | None]) -> list[TensorType | None] | None:
+    """The types of a call's operands; ``None`` where one could not be imported."""
+    if any(isinstance(operand, Missing | Strings) for operand in operands):
+        return None
+    return [None if o is None or isinstance(o, Missing | Strings) else o.type for o in operands]
 
 
 def _no_converter(domain: str, scope: Scope) -> str:

@@ -10,14 +10,15 @@ import numpy as np
 from ostinato.errors import InputError, ModelFormatError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.onnx.dims import DimResolver
 from ostinato.frontends.onnx.importer import Importer
-from ostinato.frontends.onnx.known import Known
+from ostinato.frontends.onnx.known import Known, Strings
 from ostinato.frontends.onnx.source import ModelSource, open_model
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name
+from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, STRING, element_name
 from ostinato.ir.types import TensorType
 from ostinato.ops.builder import Graph
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from onnx import ValueInfoProto
 
@@ -26,7 +27,22 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.variables import Dim
 
-__all__ = ["input_types", "read_model"]
+__all__ = ["ReadModel", "input_types", "read_model"]
+
+
+@dataclass(frozen=True)
+class ReadModel:
+    """A model that was read.
+
+    Attributes:
+        graph: its nodes.
+        source: the messages that it was read from.
+        strings: the outputs that are strings, by name.
+    """
+
+    graph: Graph
+    source: ModelSource
+    strings: dict[str, np.ndarray[Any, Any]]
 
 
 def read_model(
@@ -37,8 +53,8 @@ def read_model(
     name: str | None,
     base_dir: Any,
     parted: PartedFile | None,
-) -> tuple[Graph, ModelSource]:
-    """Read the graph of a model; returns it with its source.
+) -> ReadModel:
+    """Read the graph of a model.
 
     Args:
         source, dims, constants, name, base_dir: see :func:`ostinato.load_onnx`.
@@ -47,8 +63,8 @@ def read_model(
     with _blaming_the_model():
         model = open_model(source, base_dir, parted)
         graph = Graph(name or model.name)
-        Importer(model, graph).run(_inputs(model, graph, dims, dict(constants)))
-        return graph, model
+        strings = Importer(model, graph).run(_inputs(model, graph, dims, dict(constants)))
+        return ReadModel(graph, model, {name: texts.array for name, texts in strings.items()})
 
 
 def input_types(source: Any, *, dims: Mapping[str, Any] | None = None) -> dict[str, TensorType]:
@@ -78,11 +94,22 @@ def _inputs(
     model: ModelSource, g: Graph, dims: Mapping[str, Any] | None, constants: dict[str, Any]
 ) -> dict[str, Tensor]:
     """The model's inputs: inputs of ``g``, or known tensors."""
-    types = _types(model, dims)
+    strings = _string_inputs(model)
+    if missing := strings - constants.keys():
+        error = UnsupportedOpError(
+            f"inputs {sorted(missing)} have string elements; give their values with constants="
+        )
+        error.inputs = frozenset(missing)
+        raise error
+    types = _types(model, dims, strings)
     for given in constants:
-        if given not in types:
-            raise InputError(f"constants: the model has no input {given!r}; it has {list(types)}")
-    return {
+        if given not in types and given not in strings:
+            names = [*types, *strings]
+            raise InputError(f"constants: the model has no input {given!r}; it has {names}")
+    texts: dict[str, Tensor] = {
+        name: Strings(np.asarray(constants[name], object)) for name in strings
+    }
+    return texts | {
         name: _fixed(name, constants[name], type_.dtype, type_.shape)
         if name in constants
         else g.input(name, type_.shape, type_.dtype)
@@ -90,8 +117,18 @@ def _inputs(
     }
 
 
-def _types(model: ModelSource, dims: Mapping[str, Any] | None) -> dict[str, TensorType]:
-    """The type of each input that has no default value."""
+def _string_inputs(model: ModelSource) -> set[str]:
+    return {
+        value.name
+        for value in model.proto.graph.input
+        if value.type.tensor_type.elem_type == STRING
+    }
+
+
+def _types(
+    model: ModelSource, dims: Mapping[str, Any] | None, left_out: Collection[str] = ()
+) -> dict[str, TensorType]:
+    """The type of each input that has no default value and is not left out."""
     proto = model.proto.graph
     defaults = {t.name for t in proto.initializer} | {
         t.values.name for t in proto.sparse_initializer
@@ -104,6 +141,7 @@ def _types(model: ModelSource, dims: Mapping[str, Any] | None) -> dict[str, Tens
     return {
         value.name: TensorType(_dtype(value), resolver.shape(value.name, value.type.tensor_type))
         for value in declared
+        if value.name not in left_out
     }
 
 

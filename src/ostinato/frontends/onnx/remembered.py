@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,11 +19,12 @@ from ostinato.cache.objects import process_cache
 from ostinato.dtypes import DType
 from ostinato.frontends.onnx.file_tensors import FileTensor, PartedFile, without_large_tensors
 from ostinato.frontends.onnx.tensors import array_from_bytes
-from ostinato.ir.deferred import Deferred, deferred_graph
+from ostinato.ir.deferred_graph import Deferred, deferred_graph
 from ostinato.ir.facts import Fact
 from ostinato.ir.record import GraphRecord, Interface
 from ostinato.ir.stored import elements
 from ostinato.ir.types import MAX_TENSOR_BYTES, TensorType
+from ostinato.ops.builder import Graph
 from ostinato.plan.buffer import bytes_of
 from ostinato.runtime.signature import interface_of
 from ostinato.variables import Expr, Variable, symbols
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import Array, ParamSource
-    from ostinato.ops.builder import Graph
 
 __all__ = ["RememberedModel", "remembered_model"]
 
@@ -64,8 +64,8 @@ class RememberedModel:
         sources = {name: self._source(*param) for name, param in params.items()}
         arrays = {digest: _array(*array) for digest, array in constants.items()}
         record = GraphRecord(text, arrays)
-        parts = Deferred(record, _interface(sources, *interface), sources, _graph_class, _built)
-        return cast("Graph", deferred_graph(parts))
+        parts = Deferred(record, _interface(sources, *interface), sources, _built)
+        return deferred_graph(Graph, parts)
 
     def keep(self, graph: Graph) -> None:
         """Write the entry, if the graph depends on nothing but its key."""
@@ -205,12 +205,6 @@ def _noted_fact(
 
     dims = [Cursor(text, variables).attribute() for text in (size, elements)]
     return Fact(dims[0], least, problem, dims[1], node)
-
-
-def _graph_class() -> type[BaseGraph]:
-    from ostinato.ops.builder import Graph
-
-    return Graph
 
 
 def _built(record: GraphRecord) -> BaseGraph:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from ostinato.errors import ModelFormatError, UnsupportedOpError
+from ostinato.errors import ModelFormatError
 from ostinato.frontends.onnx.external import ExternalData
 from ostinato.frontends.onnx.file_tensors import without_large_tensors
 from ostinato.frontends.onnx.messages import ModelProto
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["NEWEST_OPSET", "OLDEST_OPSET", "ModelSource", "open_model", "opset_versions"]
 
 #: The versions of the default operator set whose semantics the converters know.
-OLDEST_OPSET, NEWEST_OPSET = 7, 28
+OLDEST_OPSET, NEWEST_OPSET = 1, 28
 #: The newest version of the file format.
 NEWEST_IR = 14
 
@@ -59,7 +59,6 @@ def open_model(source: Any, base_dir: Any = None, parted: PartedFile | None = No
 
     Raises:
         ModelFormatError: it cannot be read, is no ONNX model, or is newer than this version.
-        UnsupportedOpError: its operator set is older than the converters know.
     """
     external = ExternalData() if base_dir is None else ExternalData(Path(base_dir))
     in_file: dict[str, FileRange] = {}
@@ -130,8 +129,7 @@ def _check_envelope(proto: ModelProto) -> dict[str, int]:
             "version of Ostinato reads"
         )
     if version < OLDEST_OPSET:
-        raise UnsupportedOpError(
-            f"the model uses operator set {version}, older than {OLDEST_OPSET}; "
-            "bring it up to date with onnx.version_converter.convert_version"
+        raise ModelFormatError(
+            f"the model uses operator set {version}; the oldest is {OLDEST_OPSET}"
         )
     return opsets

@@ -107,7 +107,7 @@ class _Run:
                 memory.array[...] = self.inputs[buffer.name]
             elif buffer.role is Role.CONSTANT:
                 memory.array[...] = buffer.data
-            elif buffer.role is Role.IDLE:
+            elif buffer.role is Role.MASKED_TAIL:
                 memory.array[...] = 0
             self._memory[id(buffer)] = memory
         return self._memory[id(buffer)]

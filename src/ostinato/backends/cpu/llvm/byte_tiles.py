@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["define_byte_tile"]
 
-_TURN = 48
+_PER_ITERATION = 48
 """Dot products per iteration of a loop, about: enough to outweigh the loop itself."""
 
 _CODE_ZERO = 8
@@ -142,7 +142,7 @@ class _ByteTile:
         """
         b = self.builder
         row = self.steps * (2 if self.halves else 1)
-        unroll = max(1, _TURN // (self.size * (2 if self.halves else 1)))
+        unroll = max(1, _PER_ITERATION // (self.size * (2 if self.halves else 1)))
         whole = count // row
         iterations, rest = divmod(whole, unroll)
 

@@ -26,7 +26,7 @@ from ostinato.backends.cpu.llvm.scalars import Scalars
 from ostinato.backends.cpu.llvm.scopes import Scope
 from ostinato.backends.cpu.llvm.stages import StageEmitter
 from ostinato.backends.cpu.llvm.types import I8, I64
-from ostinato.backends.cpu.llvm.vectors import cut, plan_vectors
+from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
 from ostinato.dtypes import FLOAT32, INT64
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import Dependences
@@ -99,7 +99,7 @@ class _Renderer:
         self.item = axis("range.item", whole.extent)
         self.rows: Dim = extent_of(gemm.m)
         self.blocks = gemm.blocks
-        if gemm.idle is not None:
+        if gemm.masked_tail is not None:
             self.rows = axis("m.computed", max_extent(gemm.m) + 1)
             if self.blocks != 1:
                 self.blocks = ceil_div(self.rows, gemm.block)
@@ -116,7 +116,7 @@ class _Renderer:
     def render(self) -> None:
         kernel = self.kernel
         outermost = Scope(symbols=dict(kernel.variables))
-        self._read_idle(outermost)
+        self._read_masked_tail(outermost)
         for dim in tile_dims(self.gemm):
             self.indices.scalar(dim, outermost)
 
@@ -128,15 +128,15 @@ class _Renderer:
         counted_loop(self.builder, kernel.begin, kernel.end, 1, body, name="item")
         self.builder.ret_void()
 
-    def _read_idle(self, scope: Scope) -> None:
+    def _read_masked_tail(self, scope: Scope) -> None:
         """Gives :attr:`rows` its value where an argument says how many are not wanted."""
         c, b = self.gemm, self.builder
-        if c.idle is None:
+        if c.masked_tail is None:
             return
         most = max_extent(c.m)
         wanted = axis("m.wanted", most + 1)
-        idle = b.load(self.kernel.buffers[c.idle], align=8, typ=I64)
-        scope.symbols[_symbol(wanted)] = b.sub(I64(most), idle)
+        masked_tail = b.load(self.kernel.buffers[c.masked_tail], align=8, typ=I64)
+        scope.symbols[_symbol(wanted)] = b.sub(I64(most), masked_tail)
         scope.symbols[_symbol(self.rows)] = self.indices.scalar(c.computed_rows(wanted), scope)
 
     def _take_apart(self, item: Scope) -> None:
@@ -146,10 +146,10 @@ class _Renderer:
         inner = [(self.block, self.blocks), (self.panel, self.whole.panels)]
         if not self.whole.panels_innermost:
             inner.reverse()
-        wheels = [*c.batch, *(_symbol(wheel) for wheel, _ in inner)]
+        parallel_axes = [*c.batch, *(_symbol(dim) for dim, _ in inner)]
         positions = unravel([*batch, *(extent for _, extent in inner)], self.item)
-        for wheel, position in zip(wheels, positions, strict=True):
-            item.symbols[wheel] = self.indices.scalar(position, item)
+        for symbol, position in zip(parallel_axes, positions, strict=True):
+            item.symbols[symbol] = self.indices.scalar(position, item)
 
     def _emit(self, item: Scope) -> None:
         """Computes an item: what is done depends on the segment that its panel is of."""
@@ -386,7 +386,7 @@ class _Segment:
         vectors = max(1, capacity // plan.width)
         plan = replace(plan, unroll=min(plan.unroll, vectors & -vectors))
         count = extent_of(inner_axis)
-        cut(
+        strip_mine(
             b,
             inner_axis,
             (I64(0), self.indices.scalar(count, item)),

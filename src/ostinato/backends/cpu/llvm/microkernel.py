@@ -35,7 +35,7 @@ _LATENCY_HIDING = 12
 _STRAIGHT_LINE = 8
 """The longest innermost axis written out without a loop (a convolution's kernel width)."""
 
-_TURN = 48
+_PER_ITERATION = 48
 """Multiply-adds per iteration of the innermost loop, about: enough to outweigh the loop itself."""
 
 _MOST_STEPS = 8
@@ -123,7 +123,7 @@ class _Tile:
     @property
     def steps(self) -> int:
         """Steps of the innermost axis per iteration of its loop, a multiple of ``chains``."""
-        steps = max(1, min(_MOST_STEPS, _TURN // self.size))
+        steps = max(1, min(_MOST_STEPS, _PER_ITERATION // self.size))
         return max(1, steps // self.chains) * self.chains
 
     def value(self, dim: Dim) -> ir.Value:

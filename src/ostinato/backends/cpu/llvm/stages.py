@@ -16,7 +16,7 @@ from ostinato.backends.cpu.llvm.reductions import (
 )
 from ostinato.backends.cpu.llvm.scalars import Scalars, condition_mask
 from ostinato.backends.cpu.llvm.types import I64, register_type
-from ostinato.backends.cpu.llvm.vectors import VectorPlan, cut, plan_vectors
+from ostinato.backends.cpu.llvm.vectors import VectorPlan, plan_vectors, strip_mine
 from ostinato.lower.loopir.dependences import Dependence, reached, roots, written_buffers
 from ostinato.lower.loopir.nodes import (
     Load,
@@ -96,7 +96,7 @@ class StageEmitter:
         for reduction in _reductions(stage):
             for strip in strips:
                 for vector in range(strip.unroll):
-                    self._start_fold(run, reduction, strip.width, vector)
+                    self._start_reduction(run, reduction, strip.width, vector)
         self._loops(run, stage.axes, point, [])
         for reduction in _reductions(stage):
             running = [f for (r, _, _), f in run.running.items() if r is reduction]
@@ -109,12 +109,12 @@ class StageEmitter:
         run = _Run(stage, None)
         for reduction in _reductions(stage):
             for number, vector in enumerate(vectors):
-                self._start_fold(run, reduction, vector.width, number)
+                self._start_reduction(run, reduction, vector.width, number)
         self._loops(run, stage.axes, shared, vectors)
         for (reduction, _, number), reduced in run.running.items():
             vectors[number].refs[reduction.name] = finished(reduction, reduced.state())
 
-    def _start_fold(self, run: _Run, reduction: Reduce, width: int, vector: int) -> None:
+    def _start_reduction(self, run: _Run, reduction: Reduce, width: int, vector: int) -> None:
         key = (reduction, width, vector)
         if key not in run.running:
             run.running[key] = RunningReduction.start(self.builder, reduction, width)
@@ -163,7 +163,7 @@ class StageEmitter:
     def _vector_loop(self, run: _Run, axis: Symbol, stop: ir.Value, shared: Scope) -> None:
         assert run.rows is not None
         count = _constant(extent_of(axis))
-        cut(
+        strip_mine(
             self.builder,
             axis,
             (I64(0), stop),
@@ -198,7 +198,7 @@ class StageEmitter:
         """
         statements = run.stage.statements
         scopes = [vector.child() for vector in vectors]
-        if not _takes_turns(statements):
+        if not _interleaves(statements):
             for scope in scopes:
                 self._evaluate(statements, scope)
         for number, scope in enumerate(scopes):
@@ -216,7 +216,7 @@ class StageEmitter:
             case Store():
                 self._store(statement, scope)
             case Reduce():
-                self._fold(run, statement, scope, vector)
+                self._accumulate(run, statement, scope, vector)
             case Scan():
                 self._scan(run, statement, scope, vector)
 
@@ -241,7 +241,7 @@ class StageEmitter:
             lane = updated(statement.update, old, lane.astype(dtype))
         self.scalars.store(statement.buffer, dtype, statement.index, lane, scope)
 
-    def _fold(self, run: _Run, statement: Reduce, scope: Scope, vector: int) -> None:
+    def _accumulate(self, run: _Run, statement: Reduce, scope: Scope, vector: int) -> None:
         state: State = (self.scalars.value(statement.value, scope),)
         if statement.op in ("argmax", "argmin"):
             state += (self.scalars.indices.vector(statement.index, scope),)
@@ -280,7 +280,7 @@ def _constant(dim: Dim) -> int | None:
     return dim if isinstance(dim, int) else None
 
 
-def _takes_turns(statements: Sequence[Statement]) -> bool:
+def _interleaves(statements: Sequence[Statement]) -> bool:
     """Whether a statement reads a buffer that one before it writes."""
     written: set[int] = set()
     for statement in statements:

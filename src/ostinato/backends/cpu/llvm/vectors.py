@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 
-__all__ = ["Strip", "VectorPlan", "cut", "plan_vectors"]
+__all__ = ["Strip", "VectorPlan", "plan_vectors", "strip_mine"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def plan_vectors(
     return VectorPlan(width, unroll, masks)
 
 
-def cut(
+def strip_mine(
     builder: ir.IRBuilder,
     lane: Symbol,
     bounds: tuple[ir.Value, ir.Value],

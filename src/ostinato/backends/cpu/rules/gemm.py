@@ -93,9 +93,9 @@ class Gemm(CpuKernel):
         acc: the accumulator's dtype.
         epilogue: stores over ``batch``, ``m`` and ``n``, in which ``Accumulator`` is the sum.
         variables: the graph's Variables in the order of ``vars``.
-        idle: the argument that holds one int64, within ``0..m``: how many of the last rows are not
-            wanted, and what is stored for them undefined; ``None`` where all are wanted. It needs
-            an ``m`` of known size and no ``batch``.
+        masked_tail: the argument that holds one int64, within ``0..m``: the number of last rows
+            that are not wanted, whose results are undefined; ``None`` where all are wanted. It
+            needs an ``m`` of known size and no ``batch``.
         b_format: how panels hold their elements; ``None``: as the accumulator does.
         scales: what weighs the products of each block of ``k``, if anything does.
         item_rows: rows of an item, a multiple of ``rows``; ``None``: as many as are worth it.
@@ -116,7 +116,7 @@ class Gemm(CpuKernel):
     acc: DType
     epilogue: tuple[Store, ...]
     variables: tuple[Symbol, ...] = ()
-    idle: int | None = None
+    masked_tail: int | None = None
     b_format: PanelFormat | None = None
     scales: BlockScales | None = None
     item_rows: int | None = None
@@ -127,7 +127,7 @@ class Gemm(CpuKernel):
 
     @property
     def directing(self) -> Mapping[int, object]:
-        return {} if self.idle is None else {self.idle: None}
+        return {} if self.masked_tail is None else {self.masked_tail: None}
 
     def describe(self, text: KernelText) -> None:
         text.line(0, "gemm")
@@ -153,8 +153,8 @@ class Gemm(CpuKernel):
             left = f"f32 b{scales.a}[{text.dim(scales.a_index)}]"
             right = f"{scales.b_dtype.short} b{scales.b}"
             text.line(1, f"blocks of {scales.size} scaled by {left} and {right}")
-        if self.idle is not None:
-            text.line(1, f"without the last b{self.idle}[0] rows")
+        if self.masked_tail is not None:
+            text.line(1, f"without the last b{self.masked_tail}[0] rows")
 
     def accesses(self) -> Iterator[Access]:
         yield Access(self.a, self.a_index, writes=False)
@@ -168,7 +168,7 @@ class Gemm(CpuKernel):
 
     @property
     def row_axis(self) -> Symbol | None:
-        axes = self.batch or ((self.m,) if self.idle is not None else ())
+        axes = self.batch or ((self.m,) if self.masked_tail is not None else ())
         known = all(isinstance(extent_of(symbol), int) for symbol in axes)
         return axes[0] if axes and known and isinstance(self.extent, int) else None
 

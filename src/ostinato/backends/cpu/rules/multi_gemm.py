@@ -50,7 +50,7 @@ class MultiGemm(CpuKernel):
 
     @property
     def directing(self) -> Mapping[int, object]:
-        return {} if self.idle is None else {self.idle: None}
+        return {} if self.masked_tail is None else {self.masked_tail: None}
 
     def describe(self, text: KernelText) -> None:
         text.line(0, "gemms, horizontally fused")
@@ -70,7 +70,7 @@ class MultiGemm(CpuKernel):
     def row_axis(self) -> Symbol | None:
         m = self.first.m
         known = isinstance(extent_of(m), int) and isinstance(self.extent, int)
-        return m if self.idle is not None and known else None
+        return m if self.masked_tail is not None and known else None
 
     @property
     def first(self) -> Gemm:
@@ -106,9 +106,9 @@ class MultiGemm(CpuKernel):
         return fits_cache(together) or self.first.streams_rows
 
     @property
-    def idle(self) -> int | None:
-        """See :attr:`~ostinato.backends.cpu.rules.gemm.Gemm.idle`."""
-        return self.first.idle
+    def masked_tail(self) -> int | None:
+        """See :attr:`~ostinato.backends.cpu.rules.gemm.Gemm.masked_tail`."""
+        return self.first.masked_tail
 
     @cached_property
     def grain(self) -> int:

@@ -100,8 +100,7 @@ def _scales(call: Call) -> Sequence[float]:
     index = 2 if call.op_type == "Resize" and call.opset >= 11 else 1
     known = call.known(index)
     if known is None or known.symbolic:
-        call.operand(index)
-        call.unsupported("its scales are not known when the model is loaded")
+        call.unknown(index, "its scales are not known when the model is loaded")
     return [float(scale) for scale in known.array.reshape(-1)]
 
 
@@ -134,8 +133,10 @@ def _rois(call: Call, count: int) -> list[tuple[float, float]]:
     if mode != "tf_crop_and_resize":
         return [(0.0, 1.0)] * count
     known = call.known(1)
-    if known is None or known.symbolic or known.size != 2 * count:
-        call.unsupported("its region of interest is not known when the model is loaded")
+    if known is None or known.symbolic:
+        call.unknown(1, "its region of interest is not known when the model is loaded")
+    if known.size != 2 * count:
+        call.malformed(f"its region of interest has {known.size} numbers for {count} axes")
     flat = [float(v) for v in known.array.reshape(-1)]
     return list(zip(flat[:count], flat[count:], strict=True))
 
@@ -151,7 +152,7 @@ def _resized(call: Call, x: Value, axis: _Axis) -> Value:
     for index, weight in zip(positions, weights, strict=True):
         taken = g.take(x, g.constant(index), axis=axis.axis)
         if not np.all(weight == 1.0):
-            factor = g.constant(weight.reshape(column).astype(np.float32), x.dtype)
+            factor = g.constant(weight.reshape(column), x.dtype)
             taken = g.multiply(taken, factor)
         result = taken if result is None else g.add(result, taken)
     assert result is not None
