@@ -238,15 +238,31 @@ def test_a_value_that_grows_is_unrolled() -> None:
     assert graph.outputs["y"].shape == (10, 3)
 
 
-def test_a_value_that_grows_needs_a_known_trip_count() -> None:
+def test_a_value_that_grows_is_compiled_for_the_trip_count_of_a_run() -> None:
     nodes = [node("Identity", ["cond"], ["go"]), node("Concat", ["y", "x"], ["new"], axis=0)]
     proto = model(
         [node("Loop", ["n", "", "x"], ["y"], body=loop_body(nodes, ["y"], ["new"]), name="grow")],
         [info("x", [2, 3]), info("n", [], INT64)],
         [info("y")],
     )
-    with pytest.raises(ost.UnsupportedOpError, match=r"'grow' \(Loop\).*gives f32\[4,3\]"):
-        ost.load_onnx(proto)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    graph = check(proto, *({"x": x, "n": np.array(n)} for n in (0, 2, 5, 2)))
+    assert "Loop 'grow'" in ost.Session("cpu").compile(graph).explain()
+
+
+def test_scan_outputs_of_a_trip_count_of_the_data() -> None:
+    body = loop_body(
+        [node("Identity", ["cond"], ["go"]), node("Add", ["y", "x"], ["new"])],
+        ["y"],
+        ["new", "new"],
+        [4],
+    )
+    proto = model(
+        [node("Loop", ["n", "", "x"], ["last", "all"], body=body)],
+        [info("x", [4]), info("n", [], INT64)],
+        [info("last"), info("all")],
+    )
+    check(proto, *({"x": np.ones(4, np.float32), "n": np.array(n)} for n in (1, 6, 1)))
 
 
 def test_weights_of_a_body_are_params_of_the_graph() -> None:

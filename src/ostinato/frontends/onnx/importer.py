@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,15 @@ from ostinato.frontends.onnx.converters import FOLDED_BY_CONVERTER, find_convert
 from ostinato.frontends.onnx.file_tensors import FileTensor
 from ostinato.frontends.onnx.folding import fold
 from ostinato.frontends.onnx.functions import FunctionLibrary
-from ostinato.frontends.onnx.known import Known, Leaves, Missing, NestedLeaves, Strings
+from ostinato.frontends.onnx.known import (
+    Known,
+    Leaves,
+    Missing,
+    NestedLeaves,
+    OptionalOf,
+    SequenceOf,
+    Strings,
+)
 from ostinato.frontends.onnx.messages import AttributeProto, NodeProto
 from ostinato.frontends.onnx.order import label_of, ordered
 from ostinato.frontends.onnx.structured import flattened
@@ -31,6 +39,7 @@ from ostinato.ir.graph import Value
 from ostinato.ir.leaves import INPUT
 from ostinato.ops.builder import NestedGraph
 from ostinato.records import dataclass, replace
+from ostinato.variables import Expr, symbols
 
 if TYPE_CHECKING:
     from onnx import FunctionProto, GraphProto, TensorProto
@@ -39,8 +48,12 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.source import ModelSource
     from ostinato.ir.types import TensorType
     from ostinato.ops.builder import Graph
+    from ostinato.variables import Dim, Requirement
 
-__all__ = ["Importer", "Scope"]
+__all__ = ["Importer", "Obstacle", "Scope"]
+
+#: The most nodes that are followed back from an operand to the sizes that it depends on.
+_MOST_FOLLOWED = 256
 
 T = TypeVar("T")
 
@@ -69,7 +82,8 @@ class Scope:
         names: defined here.
         outer: the scope around; ``None`` for the model's graph and for function bodies.
         opsets: the version of each operator domain.
-        attributes: what a function body's attribute references stand for.
+        attributes: what a function body's attribute references stand for; ``None`` outside of
+            functions, where there are no references.
         prefix: what the labels of nodes start with: the calls that lead here.
         depth: how many graphs and functions lie around.
     """
@@ -79,7 +93,7 @@ class Scope:
     names: dict[str, Tensor]
     outer: Scope | None
     opsets: Mapping[str, int]
-    attributes: Mapping[str, AttributeProto]
+    attributes: Mapping[str, AttributeProto] | None
     prefix: str = ""
     depth: int = 0
 
@@ -108,8 +122,34 @@ class Scope:
         return replace(self.inner(names), g=g, leaves=NestedLeaves(g, self.leaves))
 
 
+@dataclass(frozen=True)
+class Obstacle:
+    """A node that could not be converted.
+
+    Attributes:
+        reason: the node, and why.
+        variables: the Variables whose sizes are at fault; all that the node depends on, where
+            the converter does not say.
+        inputs: the inputs whose contents would help.
+        hopeless: whether nothing known about sizes or contents helps.
+        label: of the node.
+        requirements: the conditions on sizes that would make it possible, where they are known.
+    """
+
+    reason: str
+    variables: frozenset[str]
+    inputs: frozenset[str]
+    hopeless: bool = False
+    label: str = ""
+    requirements: tuple[Requirement, ...] = ()
+
+
 class Importer:
-    """Builds ``g`` from a model's graph, collecting every node that cannot be expressed."""
+    """Builds ``g`` from a model's graph, collecting every node that cannot be expressed.
+
+    Attributes:
+        obstacles: those nodes, and others with operands that do not fit.
+    """
 
     def __init__(self, source: ModelSource, g: Graph) -> None:
         self._source = source
@@ -123,6 +163,7 @@ class Importer:
         self._converted: dict[int, GraphProto] = {}  # keeps the keys' objects alive
         self._repeated = 0
         self._initializers: dict[tuple[int, str], tuple[GraphProto, Tensor]] = {}
+        self.obstacles: list[Obstacle] = []
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Strings]:
         """Convert the whole model, given the tensors of its inputs, and set the outputs.
@@ -136,7 +177,7 @@ class Importer:
             ModelFormatError: the model breaks the rules of the format.
         """
         proto = self._source.proto.graph
-        scope = Scope(self._g, self._leaves, dict(inputs), None, self._source.opsets, {})
+        scope = Scope(self._g, self._leaves, dict(inputs), None, self._source.opsets, None)
         outputs = self._body(proto, scope)
         self._raise_collected()
         named: dict[str, Value] = {}
@@ -164,7 +205,7 @@ class Importer:
         if scope.depth > _DEEPEST:
             raise ModelFormatError(f"{what}: subgraphs and functions nest too deep")
         for tensor in proto.initializer:
-            self._define(scope, tensor.name, self._initializer_of(proto, tensor), what)
+            self._define(scope, tensor.name, self._initializer_of(proto, tensor, scope), what)
         for sparse in proto.sparse_initializer:
             missing = Missing(f"{sparse.values.name!r} is a sparse tensor")
             self._define(scope, sparse.values.name, missing, what)
@@ -188,8 +229,16 @@ class Importer:
             raise ModelFormatError(f"{what} defines {name!r} twice")
         scope.names[name] = tensor
 
-    def _initializer_of(self, proto: GraphProto, tensor: TensorProto) -> Tensor:
-        """The tensor of an initializer: one, however often its graph is converted."""
+    def _initializer_of(self, proto: GraphProto, tensor: TensorProto, scope: Scope) -> Tensor:
+        """The tensor of an initializer: one, however often its graph is converted.
+
+        The model's own are read once for all graphs that are built from it.
+        """
+        if scope.outer is None and not scope.depth:
+            known = self._source.tensors
+            if tensor.name not in known:
+                known[tensor.name] = self._initializer(tensor)
+            return known[tensor.name]
         key = id(proto), tensor.name
         if key not in self._initializers:
             self._initializers[key] = proto, self._initializer(tensor)
@@ -217,19 +266,27 @@ class Importer:
     def _node(self, node: NodeProto, scope: Scope) -> list[Tensor]:
         """The outputs of one node. Errors are collected, so that the rest is checked too."""
         label = scope.prefix + label_of(node)
+        obstacles = len(self.obstacles)
         try:
             with scope.g.labelled(label):
-                return self._convert(node, label, scope)
+                results = self._convert(node, label, scope)
+            self._blame_condition(node, scope, obstacles)
+            return results
         except _TooManyNodes:
             raise
         except NotSupported as reason:
+            unknown = () if reason.unknown is None else (reason.unknown,)
+            self._obstruct(node, label, scope, reason, reason.dims, unknown)
             self._note(node, scope, str(reason))
             if reason.unknown is not None:
                 self._needed |= _inputs_behind(reason.unknown)
         except GraphError as error:
+            sizes = [requirement.size for requirement in error.requirements]
+            self._obstruct(node, label, scope, error, sizes, requirements=error.requirements)
             hint = "; sizes can be fixed or bounded with dims=" if self._g.variables else ""
             self._fail(GraphError(f"{node.op_type} {label!r}: {error}{hint}"))
         except ModelFormatError as error:
+            self._obstruct(node, label, scope, error)
             self._fail(ModelFormatError(f"{node.op_type} {label!r}: {error}"))
         except OstinatoError as error:
             self._fail(error)
@@ -319,7 +376,7 @@ class Importer:
     def _attempt(self, convert: Callable[[], T]) -> T | None:
         """The result of ``convert``; ``None``, and its errors forgotten, if it fails."""
         unsupported, failure = dict(self._unsupported), self._failure
-        needed = set(self._needed)
+        needed, obstacles = set(self._needed), len(self.obstacles)
         try:
             result = convert()
         except _TooManyNodes:
@@ -329,6 +386,7 @@ class Importer:
         if self._unsupported != unsupported or self._failure is not failure:
             self._unsupported, self._failure = unsupported, failure
             self._needed = needed
+            del self.obstacles[obstacles:]
             return None
         return result
 
@@ -370,6 +428,46 @@ class Importer:
 
     # -- what went wrong --------------------------------------------------------------------
 
+    def _blame_condition(self, node: NodeProto, scope: Scope, first: int) -> None:
+        """Add what a node with subgraphs reads to the obstacles found in these: a branch may fail
+        that is never taken.
+        """
+        if first < len(self.obstacles):
+            behind = [b for name in node.input if name for b in _behind(scope.find(name))]
+            inputs = frozenset(item for item in behind if isinstance(item, str))
+            self.obstacles[first:] = [
+                replace(
+                    obstacle,
+                    inputs=obstacle.inputs | inputs,
+                    hopeless=obstacle.hopeless and not inputs,
+                )
+                for obstacle in self.obstacles[first:]
+            ]
+
+    def _obstruct(
+        self,
+        node: NodeProto,
+        label: str,
+        scope: Scope,
+        error: Exception,
+        dims: Sequence[Dim] = (),
+        unknown: Sequence[Tensor] = (),
+        requirements: tuple[Requirement, ...] = (),
+    ) -> None:
+        """Note that a node could not be converted, and because of which sizes and contents."""
+        operands = [scope.find(name) for name in node.input if name and name in scope]
+        behind = [item for operand in operands for item in _behind(operand)]
+        if any(attribute.type == AttributeProto.GRAPH for attribute in node.attribute):
+            unknown = operands  # which decide what its subgraphs do
+        inputs = {b for o in unknown for b in _behind(o, floats=True) if isinstance(b, str)}
+        sizes = dims or [item for item in behind if isinstance(item, Expr)]
+        found = {s.name for dim in sizes for s in symbols(dim)}
+        hopeless = isinstance(error, NotSupported) and not (dims or inputs)
+        reason = f"{node.op_type} {label!r}: {error}"
+        self.obstacles.append(
+            Obstacle(reason, frozenset(found), frozenset(inputs), hopeless, label, requirements)
+        )
+
     def _note(self, node: NodeProto, scope: Scope, reason: str) -> None:
         domain = f"{node.domain}." if node.domain and node.domain != "ai.onnx" else ""
         label = scope.prefix + label_of(node)
@@ -398,6 +496,55 @@ def _named_inputs(proto: GraphProto, inputs: Sequence[Tensor]) -> dict[str, Tens
         what = f"subgraph {proto.name!r}"
         raise ModelFormatError(f"{what} takes {len(names)} inputs, got {len(inputs)}")
     return dict(zip(names, inputs, strict=True))
+
+
+def _behind(operand: Tensor, *, floats: bool = False) -> Iterator[Dim | str]:
+    """The sizes that an operand depends on, and of a vector of integers, the names of inputs.
+
+    Of a known tensor these are the sizes among its elements too.
+
+    Args:
+        operand: the operand.
+        floats: follow vectors of floats as well.
+    """
+    if isinstance(operand, Missing):
+        return
+    if isinstance(operand, SequenceOf):
+        for item in operand.items:
+            yield from _behind(item, floats=floats)
+        return
+    if isinstance(operand, OptionalOf):
+        if operand.item is not None:
+            yield from _behind(operand.item, floats=floats)
+        return
+    yield from operand.shape
+    if isinstance(operand, Known):
+        if operand.symbolic:
+            yield from operand.dims()
+        return
+    if isinstance(operand, Strings) or operand.ndim > 1:
+        return
+    if operand.dtype.is_float and not floats:
+        return
+    waiting, seen = [operand.node], {operand.node}
+    while waiting and len(seen) < _MOST_FOLLOWED:
+        node = waiting.pop()
+        read = list(node.inputs)
+        graph = node.outputs[0].graph
+        if isinstance(graph, NestedGraph):
+            read += graph.captured_by(node.outputs[0])
+        elif node.op is INPUT:
+            yield str(node.attrs["name"])
+        for attr in node.attrs.values():
+            yield from (d for d in (attr if isinstance(attr, tuple) else (attr,)) if _is_size(d))
+        for value in read:
+            if value.node not in seen:
+                seen.add(value.node)
+                waiting.append(value.node)
+
+
+def _is_size(attr: Any) -> bool:
+    return isinstance(attr, Expr)
 
 
 def _needing(error: UnsupportedOpError, inputs: Iterable[str]) -> UnsupportedOpError:
@@ -438,6 +585,11 @@ def _attributes(node: NodeProto, scope: Scope) -> dict[str, AttributeProto]:
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             found[attribute.name] = attribute
+        elif scope.attributes is None:
+            raise ModelFormatError(
+                f"the attribute {attribute.name!r} refers to {attribute.ref_attr_name!r} of a "
+                "function, and the node is in none"
+            )
         elif attribute.ref_attr_name in scope.attributes:
             found[attribute.name] = scope.attributes[attribute.ref_attr_name]
     return found

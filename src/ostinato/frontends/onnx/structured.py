@@ -6,7 +6,7 @@ A graph has tensors alone: the tensors of a sequence ``x`` are its inputs or out
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ostinato.errors import InputError, UnsupportedOpError
 from ostinato.frontends.onnx.dims import element_type
@@ -23,26 +23,45 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["KINDS", "fixed_input", "flattened", "live_input", "tensors_of", "value_of"]
+__all__ = [
+    "KINDS",
+    "LiveInput",
+    "Structure",
+    "filled",
+    "fixed_input",
+    "flattened",
+    "live_input",
+    "tensors_of",
+    "value_of",
+]
 
 #: The kinds of types that are no tensors, and what they are called.
 KINDS = {"sequence_type": "a sequence", "optional_type": "an optional"}
 
 
-def live_input(
-    name: str,
-    type_: TypeProto,
-    dtype: DType,
-    resolver: DimResolver,
-    declare: Callable[[str, tuple[Dim, ...]], Value],
-) -> SequenceOf | OptionalOf:
+#: A sequence or optional with names of inputs in place of the tensors.
+Structure: TypeAlias = "SequenceOf | OptionalOf"
+
+
+class LiveInput(NamedTuple):
+    """An input that each run gives.
+
+    Attributes:
+        structure: its form, with names in place of tensors.
+        shapes: by these names.
+    """
+
+    structure: Structure
+    shapes: dict[str, tuple[Dim, ...]]
+
+
+def live_input(name: str, type_: TypeProto, dtype: DType, resolver: DimResolver) -> LiveInput:
     """The tensors of an input that each run gives.
 
     Args:
         name, type_: of the input.
         dtype: the element type of its tensors.
         resolver: knows the shapes that the caller gives.
-        declare: makes an input of the graph.
 
     Raises:
         UnsupportedOpError: the length of a sequence is not given.
@@ -50,25 +69,38 @@ def live_input(
     inner = type_.optional_type.elem_type if type_.HasField("optional_type") else type_
     is_optional = inner is not type_
     if is_optional and resolver.is_absent(name):
-        return OptionalOf(None)
-    item: Value | SequenceOf
+        return LiveInput(OptionalOf(None), {})
+    item: Any = name
     if inner.HasField("sequence_type"):
-        shapes = resolver.shapes(name, element_type(type_))
-        if shapes is None:
+        listed = resolver.shapes(name, element_type(type_))
+        if listed is None:
             error = UnsupportedOpError(
                 f"input {name!r} is a sequence: give the shape of each of its tensors, "
                 f"dims={{{name!r}: [(2, 3), ...]}}"
             )
             error.inputs = frozenset({name})
             raise error
-        items = [declare(f"{name}[{i}]", shape) for i, shape in enumerate(shapes)]
-        item = SequenceOf(tuple(items), dtype)
+        shapes = {f"{name}[{i}]": shape for i, shape in enumerate(listed)}
+        names: Any = tuple(shapes)
+        item = SequenceOf(names, dtype)
     else:
-        item = declare(name, resolver.shape(name, element_type(type_)))
-    if is_optional:
-        return OptionalOf(item)
-    assert isinstance(item, SequenceOf)
-    return item
+        shapes = {name: resolver.shape(name, element_type(type_))}
+    return LiveInput(OptionalOf(item) if is_optional else item, shapes)
+
+
+def filled(structure: Structure, tensors: Mapping[str, Value | Known]) -> SequenceOf | OptionalOf:
+    """A sequence or optional with tensors in place of their names."""
+    if isinstance(structure, SequenceOf):
+        items: Any = structure.items
+        return SequenceOf(tuple(tensors[name] for name in items), structure.dtype)
+    item: Any = structure.item
+    if isinstance(item, str):
+        return OptionalOf(tensors[item])
+    if item is None:
+        return structure
+    inside = filled(item, tensors)
+    assert isinstance(inside, SequenceOf)
+    return OptionalOf(inside)
 
 
 def fixed_input(

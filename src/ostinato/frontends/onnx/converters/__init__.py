@@ -41,8 +41,18 @@ _FAMILIES = (
 #: By domain, what a family calls its table of converters, and the families that have one.
 _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
+    "ai.onnx.ml": ("MACHINE_LEARNING", ("ml_features", "ml_models")),
     "ai.onnx.preview.training": ("TRAINING", ("training",)),
-    "com.microsoft": ("EXTENSIONS", ("activations", "normalization")),
+    "com.microsoft": (
+        "EXTENSIONS",
+        (
+            "activations",
+            "normalization",
+            "contrib_attention",
+            "contrib_fusions",
+            "contrib_weights",
+        ),
+    ),
 }
 
 #: Ops on sequences and optionals, whose converters take them apart while the model is loaded.
