@@ -176,6 +176,39 @@ def test_a_state_updated_in_place_within_a_loop(check: Check) -> None:
     check(g, {"x": X[:4], "first": np.array(0)}, {"x": X[:4], "first": np.array(4)})
 
 
+def test_carried_values_are_overwritten_only_where_that_cannot_be_seen(check: Check) -> None:
+    g = ost.Graph()
+    x, table = g.input("x", (8, 8)), g.input("table", (8, 8))
+
+    def body(b, i, a, c, d, e, f, h):
+        both = b.add(a, c)
+        return (
+            b.add(b.multiply(a, 0.5), table),  # in place
+            b.subtract(both, b.sum(c, axis=0)),  # a statistic of the old value comes first
+            b.add(d, b.transpose(d)),  # read at other elements
+            b.add(b.matmul(e, table), e),  # read by a matmul before
+            b.multiply(f, h),  # both new values need both old ones
+            b.add(f, b.exp(b.negative(b.abs(h)))),
+            b.max(a, axis=0),  # stacked
+            b.add(a, 1.0),
+        )
+
+    results = g.while_loop(body, [x] * 6, trips=9)
+    g.set_outputs(results)
+    rng = np.random.default_rng(6)
+    table_ = rng.uniform(-0.1, 0.1, (8, 8)).astype(np.float32)
+    check(g, {"x": rng.uniform(-1, 1, (8, 8)).astype(np.float32), "table": table_}, rtol=3e-5)
+
+
+def test_an_elementwise_update_takes_no_copy() -> None:
+    g = ost.Graph()
+    x = g.input("x", (64, 64))
+    (y,) = g.while_loop(lambda b, i, y: b.add(b.multiply(y, 0.5), x), [x], trips=40)
+    g.set_outputs([y])
+    names = [kernel.name for kernel in ost.Session("cpu").compile(g).plan.kernels]
+    assert names == ["copy", "loop", "multiply+add", "end loop"]
+
+
 def test_constant_carried_values_are_set_in_each_run(check: Check) -> None:
     g = ost.Graph()
     count = g.input("count", (), "int64")

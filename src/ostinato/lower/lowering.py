@@ -17,6 +17,7 @@ from ostinato.lower.fusion.regions import (
     values_between,
 )
 from ostinato.lower.memory.layouts import choose_layouts
+from ostinato.lower.memory.overwrites import overwritten_states
 from ostinato.lower.memory.placement import Placement
 from ostinato.lower.memory.subviews import Subviews, find_subviews
 from ostinato.lower.prepack import split_prepared
@@ -197,6 +198,11 @@ class _Lowering:
         placement.subviews = Subviews(placement.layouts)
         if self.options.in_place:
             free = placement.free(build.needed)
+            if build.nested:  # the state is the value that a loop carries
+                stored = (regions, build.inlined, build.needed, free)
+                found = overwritten_states(self.graph, build.nodes, *stored)
+                placement.overwrite({n: build.stored[state] for n, state in found.items()})
+                free = placement.free(build.needed)
             placement.subviews = find_subviews(
                 build.nodes, regions, free, build.inlined, placement.layouts
             )

@@ -48,6 +48,10 @@ class Placement:
         self._claimed = _claimed_outputs(graph, targets or {})
         self._in_place = _in_place_updates(graph, nodes, stored, self._claimed)
 
+    def overwrite(self, buffers: Mapping[Node, LoweredBuffer]) -> None:
+        """Write the results of these nodes over the states that these buffers are of."""
+        self._in_place.update(buffers)
+
     def free(self, values: Iterable[Value]) -> set[Value]:
         """Those of ``values`` that are stored in memory of a run, wherever that is."""
         updated = {node.outputs[0] for node in self._in_place}
