@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
+from ostinato.errors import GraphError
 from ostinato.ir.graph import BaseGraph, Value
-from ostinato.ops.vocabulary import Vocabulary
+from ostinato.ops.vocabulary.sizes import SizeVocabulary
 
 if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Graph"]
 
 
-class Graph(BaseGraph, Vocabulary[Value]):
+class Graph(BaseGraph, SizeVocabulary[Value]):
     """A typed graph under construction.
 
     >>> g = Graph("example")
@@ -26,3 +28,20 @@ class Graph(BaseGraph, Vocabulary[Value]):
 
     def type_of(self, operand: Any) -> TensorType | None:
         return operand.type if isinstance(operand, Value) else None
+
+    def new_variable(self, name: str | None) -> str:
+        """A name for a Variable: ``name``, or one after the node that a front end converts.
+
+        Raises:
+            GraphError: the graph has a Variable of that name.
+        """
+        if name is not None:
+            if name in self.variables:
+                raise GraphError(f"the graph has a Variable {name!r} already")
+            return name
+        base = re.sub(r"\W+", "_", self._label, flags=re.ASCII).strip("_") or "size"
+        base = base if base.isidentifier() else f"_{base}"
+        unique, count = base, 2
+        while unique in self.variables:
+            unique, count = f"{base}_{count}", count + 1
+        return unique

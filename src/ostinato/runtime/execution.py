@@ -74,7 +74,9 @@ class Execution:
 
     def choose_path(self) -> None:
         """Let runs take the short path, or not; to be called in turn with runs."""
-        aside = self.executable.unset or self.handles.active or self.signature.resident
+        signature = self.signature
+        aside = bool(self.executable.unset or self.handles.active or signature.resident)
+        aside = aside or len(signature.given) < len(signature.variables)
         self.executable.direct = not aside
         self.quick = self.executable.direct  # a hint: the executable decides when its turn has come
 
@@ -136,15 +138,33 @@ class Execution:
         def choose(live: Live) -> Sequence[Array | None]:
             if out is not None:
                 return self.signature.check_outputs(out, live)
-            wanted = range(len(live.outputs)) if positions is None else positions
-            return [
-                np.empty(shape, dtype) if i in wanted else None
-                for i, (shape, dtype) in enumerate(live.outputs)
-            ]
+            fresh = self.fresh(live)
+            return (
+                fresh
+                if positions is None
+                else [array if i in positions else None for i, array in enumerate(fresh)]
+            )
 
         touched = arrays_touched(listed(inputs), listed(out))
         with self.in_order(f"{name} reads its results back", touched):
-            return self.perform(inputs, choose, feed=feed, variables=given)
+            outputs = self.perform(inputs, choose, feed=feed, variables=given)
+            return outputs if out is not None else self.own_copies(outputs)
+
+    def fresh(self, live: Live) -> list[Array | None]:
+        """An array for each output, but for those whose shape depends on data."""
+        aside = self.signature.data_sized
+        return [
+            None if i in aside else np.empty(shape, dtype)
+            for i, (shape, dtype) in enumerate(live.outputs)
+        ]
+
+    def own_copies(self, outputs: list[Array]) -> list[Array]:
+        """The outputs of the last run, those of data-dependent shapes moved out of the arena."""
+        if self.signature.data_sized:
+            for position in self.signature.data_sized:
+                outputs[position] = outputs[position].copy()
+            self.executable.last = tuple(outputs)
+        return outputs
 
     def run_quick(self, inputs: object, out: Any) -> list[Array] | None:
         """A run by the short path; ``None``, and nothing has happened, where that is refused.
@@ -234,15 +254,21 @@ class Execution:
         feeds = {**self.handles.feeds, **feed} if feed else self.handles.feeds
         if feeds:
             return self._launch_fed(arrays, chosen, outputs, live, feeds)
-        self._launch(arrays, outputs, live)
-        return outputs
+        return self._launch(arrays, outputs, live)
 
-    def _launch(self, inputs: list[Array], outputs: list[Array], live: Live) -> None:
+    def _launch(self, inputs: list[Array], outputs: list[Array], live: Live) -> list[Array]:
+        """One run; returns the outputs in the shapes that it gave them."""
+        executable = self.executable
         try:
-            self.executable.run(inputs, outputs, live.variables)
+            executable.run(inputs, outputs, live.variables)
+        except VariableError:  # of a size that depends on data
+            raise
         except ValueError as error:
             raise self._refusal(inputs, outputs, error) from None
-        self.executable.last = tuple(outputs)
+        if self.signature.data_sized:
+            outputs = self.signature.fitted(outputs, live, executable.live_sizes)
+        executable.last = tuple(outputs)
+        return outputs
 
     def _launch_fed(
         self,
@@ -256,16 +282,17 @@ class Execution:
         if clash := self.signature.overlap(inputs, outputs):
             raise InputError(clash)  # of arrays that the run itself may not get to see
         taken = self.handles.destinations(live, feeds)
-        self._launch(inputs, [taken.get(i, array) for i, array in enumerate(outputs)], live)
+        outputs = [taken.get(i, array) for i, array in enumerate(outputs)]
+        results = self._launch(inputs, outputs, live)
         for left in self.handles.take(taken, feeds):
             ORDER.memory_changes(left, replaced=True)
         self.choose_path()
         for position, buffer in taken.items():
-            if chosen[position] is None:
-                outputs[position] = buffer
-            else:
-                np.copyto(outputs[position], buffer)
-        return outputs
+            wanted = chosen[position]
+            if wanted is not None:
+                np.copyto(wanted, buffer)
+                results[position] = wanted
+        return results
 
     # -- memory for results without an array of the caller's --------------------------------------
 
@@ -280,6 +307,10 @@ class Execution:
     def places(self, live: Live) -> list[Array]:
         """For each output, its place in the arena."""
         return [*self.room(live).arrays]
+
+    def placed_results(self, live: Live) -> list[Array]:
+        """The outputs of the last run where it left them all in the arena."""
+        return self.signature.fitted(self.places(live), live, self.executable.live_sizes)
 
     def room(self, live: Live) -> Room:
         """Places in the arena for outputs of these shapes."""
@@ -304,7 +335,7 @@ class Execution:
         """
         if variables is None:
             return NO_VALUES
-        return variable_values(variables, self.signature.variables)
+        return variable_values(variables, self.signature.given)
 
     def checked(
         self,

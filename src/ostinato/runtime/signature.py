@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -27,7 +28,7 @@ from ostinato.runtime.arrays import (
     settled,
     shown,
 )
-from ostinato.variables import bounds, evaluate, symbols
+from ostinato.variables import bounds, capacity, data_symbols, evaluate, symbols
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph
@@ -51,8 +52,8 @@ class Live:
     """The values of Variables and the output shapes of one run.
 
     Attributes:
-        variables: the Variables' values, in the graph's order.
-        outputs: each output's shape and dtype.
+        variables: the Variables' values, in the graph's order; of data-dependent ones, 0.
+        outputs: each output's shape and dtype; where the shape depends on data, the largest one.
     """
 
     variables: tuple[int, ...]
@@ -77,6 +78,8 @@ class Signature:
         inputs, outputs, params, states: specs by name: ``name``, ``shape``, ``dtype``.
         variables: the graph's Variables by name.
         facts: the conditions of the graph on values of its Variables.
+        given: the Variables whose values are known before a run.
+        data_sized: the positions of outputs whose shapes depend on data.
     """
 
     def __init__(self, interface: Interface) -> None:
@@ -85,6 +88,12 @@ class Signature:
         self.states = _specs(interface.states)
         self.outputs = _specs(interface.outputs)
         self.variables = interface.variables
+        self.given = {name: v for name, v in self.variables.items() if v.bound is None}
+        self.data_sized = tuple(
+            position
+            for position, spec in enumerate(self.outputs.values())
+            if any(data_symbols(dim) for dim in spec.shape)
+        )
         self.resident = tuple(name for name in self.variables if name in DECODE_VARIABLES)
         self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
         self._experts = interface.expert_inputs
@@ -225,9 +234,9 @@ class Signature:
         if live is None:
             values = self._solve(shapes, block, variables)
             live = Live(
-                tuple(values[name] for name in self.variables),
+                tuple(values.get(name, 0) for name in self.variables),
                 tuple(
-                    (tuple(evaluate(d, values) for d in spec.shape), spec.dtype.numpy)
+                    (tuple(evaluate(capacity(d), values) for d in spec.shape), spec.dtype.numpy)
                     for spec in self.outputs.values()
                 ),
             )
@@ -243,14 +252,14 @@ class Signature:
         variables: Mapping[str, int],
     ) -> dict[str, int]:
         """The Variables' values that the shapes of the inputs, the block or the caller give."""
-        if not self.variables:
+        if not self.given:
             return {}
         specs = self.inputs.values()
         pairs = {s.name: (s.shape, shape) for s, shape in zip(specs, shapes, strict=True)}
         try:
             given_by = "variables=" if variables else "the variable block"
             values = solve_dims(pairs, {**block, **variables}, given_by=given_by)
-            check_values({name: self.variables[name] for name in values}, values)
+            check_values({name: self.given[name] for name in values}, values)
         except VariableError as error:
             listed = [
                 f"{name!r} {shown(declared)} got {actual}"
@@ -263,7 +272,7 @@ class Signature:
         return values
 
     def _check_settled(self, values: Mapping[str, int]) -> None:
-        missing = [name for name in self.variables if name not in values]
+        missing = [name for name in self.given if name not in values]
         if missing:
             advice = (
                 "write it with set_decode_state and turn on set_dev_state_mode(True)"
@@ -271,6 +280,22 @@ class Signature:
                 else "give it one: run(inputs, variables={...})"
             )
             raise VariableError(f"no input's shape gives a value to {', '.join(missing)}; {advice}")
+
+    def fitted(self, arrays: Sequence[Array], live: Live, sizes: Mapping[str, int]) -> list[Array]:
+        """The outputs of a run, those of data-dependent shapes cut to what the run gave them.
+
+        Args:
+            arrays: an array for each output, of the shape in ``live``.
+            sizes: the values of data-dependent Variables.
+        """
+        fitted = list(arrays)
+        values = {**dict(zip(self.variables, live.variables, strict=True)), **sizes}
+        specs = list(self.outputs.values())
+        for position in self.data_sized:
+            shape = tuple(evaluate(dim, values) for dim in specs[position].shape)
+            elements = arrays[position].reshape(-1)[: math.prod(shape)]
+            fitted[position] = elements.reshape(shape)
+        return fitted
 
     # -- params and outputs ----------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from ostinato.variables.division import (
 from ostinato.variables.expr import (
     BoundVariable,
     Composite,
+    DataVariable,
     Dim,
     Expr,
     Maximum,
@@ -36,11 +37,19 @@ from ostinato.variables.expr import (
     bounds,
     prod,
 )
-from ostinato.variables.queries import coefficient, evaluate, substitute, symbols
+from ostinato.variables.queries import (
+    capacity,
+    coefficient,
+    data_symbols,
+    evaluate,
+    substitute,
+    symbols,
+)
 
 __all__ = [
     "BoundVariable",
     "Composite",
+    "DataVariable",
     "Dim",
     "Expr",
     "Maximum",
@@ -51,8 +60,10 @@ __all__ = [
     "Variable",
     "axis",
     "bounds",
+    "capacity",
     "ceil_div",
     "coefficient",
+    "data_symbols",
     "evaluate",
     "floor_div",
     "maximum",

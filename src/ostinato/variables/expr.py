@@ -16,6 +16,7 @@ __all__ = [
     "Atom",
     "BoundVariable",
     "Composite",
+    "DataVariable",
     "Dim",
     "Expr",
     "Maximum",
@@ -46,12 +47,15 @@ class Symbol:
         min: the least value, inclusive.
         max: the greatest value, inclusive.
         extent: for a loop axis, the exclusive upper bound, which may itself be symbolic.
+        bound: for a size that depends on data, its greatest value, which may be symbolic; see
+            :class:`DataVariable`.
     """
 
     name: str
     min: int
     max: int
     extent: Dim | None = None
+    bound: Dim | None = None
 
     @cached_property
     def key(self) -> str:
@@ -68,7 +72,9 @@ class Symbol:
         return self.min, self.max
 
     def upper(self) -> Dim:
-        """The greatest value, as a dim: symbolic where the extent is."""
+        """The greatest value, as a dim: symbolic where the extent, or the bound, is."""
+        if self.bound is not None:
+            return self.bound
         return self.max if self.extent is None else self.extent - 1
 
 
@@ -342,6 +348,31 @@ class Variable(Expr):
                 f"Variable {self.name!r} is bounded by {self.min}..{self.max}, got {value}"
             )
         return BoundVariable(self, value)
+
+
+class DataVariable(Variable):
+    """A size that depends on data: a node of the graph gives it its value while the graph runs.
+
+    Args:
+        name: an identifier; within a graph one name means one variable.
+        bound: its greatest value, an int or an expression of other Variables. Buffers are sized
+            for it.
+
+    Raises:
+        VariableError: the name is no identifier, or the bound may be negative.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, name: str, bound: Dim) -> None:
+        super().__init__(name, 0, max(bounds(bound)[1], 0))
+        self.symbol = Symbol(name, 0, self.symbol.max, bound=bound)
+        Expr.__init__(self, {(self.symbol,): 1}, 0)
+
+    @property
+    def bound(self) -> Dim:
+        assert self.symbol.bound is not None
+        return self.symbol.bound
 
 
 def axis(name: str, extent: Dim) -> Expr:

@@ -11,6 +11,7 @@ from ostinato.backends.common.node_notes import note_nodes
 from ostinato.backends.device import Device
 from ostinato.backends.options import CompileOptions
 from ostinato.ir.graph import BaseGraph
+from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.stored import ParamSource
 from ostinato.lower.lowering import lower
 from ostinato.passes.pipeline import run_passes
@@ -54,7 +55,9 @@ class LoopsBackend(Backend):
                 verify=options.verify,
             )
         with report.timed("lowering"):
-            program, report.refused = lower(lowered, TABLE, lowering_options(options))
+            program, report.refused = lower(
+                lowered, TABLE, lowering_options(options), facts=graph_facts(graph)
+            )
         note_nodes(report, lowered)
         report.kernels = [KernelNote(c.title, c.nodes, c.title) for c in program.calls]
         report.prepared = [KernelNote(c.title, c.nodes, c.title) for c in program.prepare]

@@ -17,13 +17,14 @@ from ostinato.backends.common.buffer_layout import BufferLayout
 from ostinato.backends.common.context import Context
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.options import CompileOptions
-from ostinato.errors import InputError, PlanError
+from ostinato.errors import InputError, PlanError, VariableError
 from ostinato.ir.facts import Fact
 from ostinato.ir.stored import ParamSource, elements
 from ostinato.lower.loopir.kernel import Kernel
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.program import Call, LoweredBuffer, Program, Role
+from ostinato.lower.rules.sizes import SizeStep
 from ostinato.plan.buffer import Buffer, HostMemory, LentStorage, Storage
 from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.lowered import LoweredOps
@@ -31,7 +32,7 @@ from ostinato.plan.memory import program_memory
 from ostinato.plan.order import ORDER, Accesses, Submission, arrays_touched
 from ostinato.plan.report import CompileReport
 from ostinato.plan.values import Origin
-from ostinato.variables import Symbol, evaluate
+from ostinato.variables import Symbol, capacity, evaluate
 
 from .interpreter import run_nest
 from .rules import LibraryCall
@@ -177,15 +178,26 @@ class LoopsExecutable(Executable):
             for call in calls:
                 start = time.perf_counter()
                 buffers = [
-                    external[b] if b in external else self._elements(b, sizes) for b in call.buffers
+                    external[b][: evaluate(b.type.size, sizes)]
+                    if b in external
+                    else self._elements(b, sizes)
+                    for b in call.buffers
                 ]
-                if isinstance(call.kernel, LibraryCall):
+                if isinstance(call.kernel, SizeStep):
+                    values = run_size_step(call.kernel, buffers, values)
+                    sizes = _by_name(values)
+                elif isinstance(call.kernel, LibraryCall):
                     call.kernel.run(buffers, values)
                 else:
                     assert isinstance(call.kernel, LoopNest)
                     run_nest(call.kernel, buffers, values)
                 seconds.append(time.perf_counter() - start)
         return seconds
+
+    @property
+    def live_sizes(self) -> dict[str, int]:
+        found = self._program.live_sizes.items()
+        return {name: int(self._elements(buffer, {})[0]) for name, buffer in found}
 
     def _values(self, variables: Sequence[int]) -> dict[Symbol, int]:
         return dict(zip(self._program.variables, variables, strict=True))
@@ -255,7 +267,7 @@ class LoopsExecutable(Executable):
         buffers = [*self._program.inputs.values(), *self._program.outputs.values()]
         for buffer, storage in zip(buffers, storages, strict=True):
             assert isinstance(storage.memory, HostMemory)
-            count = evaluate(buffer.type.size, sizes)
+            count = evaluate(capacity(buffer.type.size), sizes)
             external[buffer] = np.ndarray(count, buffer.type.dtype.numpy, storage.memory.block)
         return self._run_calls(self._program.calls, external, values)
 
@@ -264,6 +276,22 @@ class LoopsExecutable(Executable):
         if self.unset:
             names = ", ".join(sorted(self.unset))
             raise InputError(f"these params were never set: {names}")
+
+
+def run_size_step(
+    step: SizeStep, buffers: Sequence[Array], values: Mapping[Symbol, int]
+) -> Mapping[Symbol, int]:
+    """The values of Variables after a step that binds one, or checks what follows from them."""
+    limit = evaluate(step.limit, _by_name(values))
+    if step.symbol is None:
+        if limit < 0:
+            raise VariableError(f"{step.problem}, got {limit}")
+        return values
+    count, kept = buffers
+    if not 0 <= count[0] <= limit:
+        raise VariableError(f"{step.problem}, got {count[0]}")
+    kept[:] = count
+    return {**values, step.symbol: int(count[0])}
 
 
 @dataclass(frozen=True)
@@ -292,6 +320,10 @@ class PlanRunner:
 
     def check(self) -> None:
         self.executable.check_params()
+
+    @property
+    def live_sizes(self) -> Mapping[str, int]:
+        return self.executable.live_sizes
 
     def run(self, variables: Sequence[int]) -> None:
         self.executable.run_plan(self.storages, variables)

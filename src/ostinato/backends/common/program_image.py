@@ -112,6 +112,7 @@ class ProgramImage(NamedTuple, Generic[S]):
         externals: inputs, then outputs.
         variables: name and bounds of the Variables, in the order of the kernels' ``vars``.
         routings: of the layers that choose experts, in order.
+        live_sizes: by data-dependent Variable, where in the arena a run leaves its value.
     """
 
     objects: tuple[ObjectCode, ...]
@@ -126,6 +127,7 @@ class ProgramImage(NamedTuple, Generic[S]):
     externals: tuple[External, ...]
     variables: tuple[tuple[str, int, int], ...]
     routings: tuple[RoutingPlace, ...]
+    live_sizes: dict[str, int]
 
     @classmethod
     def step_of(cls, entry: tuple[Any, ...]) -> S:

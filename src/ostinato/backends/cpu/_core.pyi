@@ -71,6 +71,16 @@ the threads of the pool share it in pieces whose lengths are multiples of ``grai
 excepted.
 """
 
+SizeStep: TypeAlias = tuple[None, Sequence[Argument], int, int, int, int, str]
+"""``(None, args, variable, least, greatest, greatest_address, problem)``: a data-dependent size.
+
+With two arguments, the run's variable of that number becomes the int64 that argument 0 holds, which
+argument 1 gets as well: ``least`` to ``greatest``, or to what the function at ``greatest_address``
+gives when that is not 0. Without arguments, and with a variable of -1, that greatest number is to
+be at least ``least``. A number out of bounds ends the run: ``variable_error`` of the queue (without
+one ``ValueError``) says ``problem`` and the number.
+"""
+
 Resident: TypeAlias = tuple[int, int, int, int]
 """``(variable, entry, min, max)``: a variable that can be read from an entry of a queue's block.
 
@@ -269,7 +279,7 @@ class Program:
         cls,
         pool: ThreadPool,
         slots: Sequence[Slot],
-        steps: Sequence[Step],
+        steps: Sequence[Step | SizeStep],
         n_vars: int,
         *,
         owner: object = None,

@@ -18,8 +18,8 @@ from ostinato.backends.common.program_image import (
     StatePlace,
 )
 from ostinato.backends.cpu.capabilities import CAPABILITIES
-from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
-from ostinato.backends.cpu.image import Image, Preparation, Step
+from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode, SizeCode
+from ostinato.backends.cpu.image import Image, Preparation, SizeStep, Step
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.cache.objects import process_cache
@@ -32,6 +32,7 @@ from ostinato.plan.preparation import non_retained_params, preparations
 from ostinato.plan.report import CompileReport, KernelNote
 from ostinato.plan.values import Origin
 from ostinato.records import dataclass, replace
+from ostinato.variables import capacity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
     from ostinato.lower.program import Call, LoweredBuffer
+    from ostinato.variables import Dim
 
 __all__ = ["Compilation", "compile_graph"]
 
@@ -104,10 +106,13 @@ class Compilation:
                 for v in program.variables
             ),
             routings=tuple(self._routings()),
+            live_sizes={n: layout.places[b][1] for n, b in program.live_sizes.items()},
         )
 
-    def _step(self, call: Call) -> Step:
+    def _step(self, call: Call) -> Step | SizeStep:
         code = self.code.kernel(call.kernel)
+        if isinstance(code, SizeCode):
+            return self._size_step(call, code)
         builtin = isinstance(code, BuiltinKernel)
         extent, extent_address, grain, scratch_bytes, parallel = code.launch
         return Step(
@@ -119,6 +124,16 @@ class Compilation:
             grain,
             scratch_bytes,
             parallel,
+        )
+
+    def _size_step(self, call: Call, code: SizeCode) -> SizeStep:
+        step, variables = code.kernel, self.program.variables
+        return SizeStep(
+            tuple(self._place(buffer) for buffer in call.buffers),
+            -1 if step.symbol is None else variables.index(step.symbol),
+            step.limit if isinstance(step.limit, int) else 0,
+            code.limit,
+            step.problem,
         )
 
     def _place(self, buffer: LoweredBuffer) -> tuple[int, int]:
@@ -139,7 +154,7 @@ class Compilation:
         return [*self.program.inputs.values(), *self.program.outputs.values()]
 
     def _external(self, buffer: LoweredBuffer) -> External:
-        size = self.code.size_symbol(buffer.type.size * buffer.type.dtype.itemsize)
+        size = self.code.size_symbol(_external_bytes(buffer))
         return External(buffer.nbytes, buffer.role is Role.OUTPUT, size)
 
     def _routings(self) -> Iterator[RoutingPlace]:
@@ -184,7 +199,8 @@ def compile_graph(
             verify=options.verify,
         )
     with report.timed("lowering"):
-        program, report.refused = lower_for_cpu(lowered, lowering)
+        facts = graph_facts(graph)
+        program, report.refused = lower_for_cpu(lowered, lowering, facts=facts)
     with report.timed("code"):
         code = _compile_kernels(program, target, report, progress)
     _describe(lowered, program, code, report)
@@ -194,7 +210,7 @@ def compile_graph(
         apart = options.keep_intermediates
         layout = BufferLayout.of(program, passing, experts, apart=apart)
     origin = Origin(graph if built is None else built, lowered)
-    least = least_values(graph_facts(graph))
+    least = least_values(facts)
     return Compilation(program, code, layout, passing, origin, report, least)
 
 
@@ -209,13 +225,18 @@ def _compile_kernels(
     matrices = [m for layer in program.stored_experts for m in layer.matrices]
     kernels = [*program.kernels, *(matrix.packing.nest for matrix in matrices)]
     externals = [*program.inputs.values(), *program.outputs.values()]
-    sizes = [b.type.size * b.type.dtype.itemsize for b in externals]
+    sizes = [_external_bytes(buffer) for buffer in externals]
     compiler = KernelCompiler(target, cache)
     code = compiler.compile(kernels, sizes, program.variables, progress)
     report.compiled = cache.counters.misses - before.misses
     report.cached = cache.counters.disk_hits + cache.counters.hits
     report.cached -= before.disk_hits + before.hits
     return code
+
+
+def _external_bytes(buffer: LoweredBuffer) -> Dim:
+    """The bytes that an input or output needs, at most where that depends on data."""
+    return capacity(buffer.type.size * buffer.type.dtype.itemsize)
 
 
 def _describe(

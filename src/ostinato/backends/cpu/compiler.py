@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.host import usable_processors
-from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.backends.cpu.rules.kernel import CpuKernel, CpuSizeStep
 from ostinato.cache.builds import build_all
 from ostinato.cache.fingerprint import object_key
 from ostinato.lower.loopir.text import kernel_text
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.kernel import Kernel
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["BuiltinKernel", "CompiledKernel", "KernelCompiler", "MachineCode"]
+__all__ = ["BuiltinKernel", "CompiledKernel", "KernelCompiler", "MachineCode", "SizeCode"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,30 @@ class BuiltinKernel:
     assembly = None
 
 
+@dataclass(frozen=True)
+class SizeCode:
+    """The code of a step that binds or checks a size: the core itself.
+
+    Attributes:
+        kernel: its description.
+        limit: the symbol of the function that returns a symbolic limit; empty for a constant.
+    """
+
+    kernel: CpuSizeStep
+    limit: str
+
+    assembly = None
+
+    @property
+    def name(self) -> str:
+        """Its problem, which no other step has."""
+        return self.kernel.problem
+
+    @property
+    def source(self) -> str:
+        return kernel_text(self.kernel)
+
+
 def builtin_kernel(kernel: CpuKernel) -> BuiltinKernel | None:
     """The code of a kernel that the native core has; ``None``: it has to be generated."""
     name = kernel.builtin
@@ -124,9 +148,11 @@ class MachineCode:
         self._names = names
         self._sizes = sizes
 
-    def kernel(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel:
-        """The code of a compiled or built-in kernel."""
+    def kernel(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel | SizeCode:
+        """The code of a kernel."""
         assert isinstance(kernel, CpuKernel)
+        if isinstance(kernel, CpuSizeStep):
+            return SizeCode(kernel, self.size_symbol(kernel.limit))
         if builtin := builtin_kernel(kernel):
             return builtin
         assert self.linked is not None
@@ -165,7 +191,10 @@ class KernelCompiler:
 
         names: dict[CpuKernel, str] = {}
         builds: dict[str, tuple[str, CpuKernel]] = {}
-        generated = [kernel for kernel in dict.fromkeys(kernels) if builtin_kernel(kernel) is None]
+        steps = [kernel for kernel in kernels if isinstance(kernel, CpuSizeStep)]
+        sizes = [*sizes, *(step.limit for step in steps)]
+        others = [kernel for kernel in dict.fromkeys(kernels) if kernel not in steps]
+        generated = [kernel for kernel in others if builtin_kernel(kernel) is None]
         for kernel in generated:
             text = kernel_text(kernel)
             names[kernel] = name = self._symbol(text)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.encoded import Recording
     from ostinato.backends.common.op_signature import OpSignature
     from ostinato.backends.device import Device
+    from ostinato.lower.rules import sizes
     from ostinato.plan import prepared
     from ostinato.plan.buffer import Buffer, Storage
     from ostinato.plan.order import Accesses
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ostinato.variables import Symbol
 else:
     prepared = LazyModule("ostinato.plan.prepared")
+    sizes = LazyModule("ostinato.lower.rules.sizes")
 
 __all__ = ["CpuContext"]
 
@@ -110,7 +112,7 @@ class CpuContext(Context):
     def program(
         self,
         slots: Sequence[_core.Slot],
-        steps: Sequence[_core.Step],
+        steps: Sequence[_core.Step | _core.SizeStep],
         variables: Sequence[tuple[str, int, int]],
         *,
         owner: object,
@@ -250,6 +252,8 @@ def _step(op: PreparedOp, slots: Mapping[Storage, int]) -> _core.Step:
     match op:
         case prepared.KernelCall():
             code: Any = op.kernel.code
+            if isinstance(op.kernel.kernel, sizes.SizeStep):
+                raise PlanError(f"{op.name} binds or checks a size, which only its own plan can do")
             return kernel_step(code, [place(b) for b in op.buffers])
         case prepared.Copy():
             return copy_step(place(op.target), place(op.source), op.source.nbytes)

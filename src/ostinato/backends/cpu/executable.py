@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +176,7 @@ class CpuExecutable(Executable):
 
     def _native(
         self,
-        steps: Sequence[_core.Step],
+        steps: Sequence[_core.Step | _core.SizeStep],
         slots: Sequence[_core.Slot],
     ) -> _core.Program:
         """A program that runs between two runs of the graph."""
@@ -335,6 +336,14 @@ class CpuExecutable(Executable):
 
         return checked
 
+    @property
+    def live_sizes(self) -> dict[str, int]:
+        arena = memoryview(self._arena)
+        return {
+            name: int.from_bytes(arena[offset : offset + 8], sys.byteorder, signed=True)
+            for name, offset in self._image.live_sizes.items()
+        }
+
     # -- experts -----------------------------------------------------------------------------------
 
     @property
@@ -424,7 +433,12 @@ class CpuExecutable(Executable):
             device=device,
             queue=context,
             runner=lambda _: ProgramRunner(
-                self._run, own, check=self._check_params, discard=self.discard, close=self.close
+                self._run,
+                own,
+                check=self._check_params,
+                discard=self.discard,
+                close=self.close,
+                live_sizes=lambda: self.live_sizes,
             ),
             inputs={name: buffers[b] for name, b in program.inputs.items()},
             outputs={name: buffers[b] for name, b in program.outputs.items()},

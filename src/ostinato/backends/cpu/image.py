@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode
 
-__all__ = ["Image", "Preparation", "Step"]
+__all__ = ["Image", "Preparation", "SizeStep", "Step"]
 
 
 class Step(NamedTuple):
@@ -58,15 +58,42 @@ class Step(NamedTuple):
         return (address, arguments, *launch)
 
 
+class SizeStep(NamedTuple):
+    """A step that gives a data-dependent size its value, or checks what follows from sizes.
+
+    Attributes:
+        arguments: of one that binds: where the value is, and where a copy of it goes.
+        variable: the number of the Variable; -1: the step checks.
+        greatest: the greatest value; of a check, the number that is to be at least 0.
+        greatest_of: the symbol of the function that returns that; empty for a constant.
+        problem: the words for a number out of bounds.
+    """
+
+    arguments: tuple[tuple[int, int], ...]
+    variable: int
+    greatest: int
+    greatest_of: str
+    problem: str
+
+    def native(self, code: LinkedCode | None, given: Mapping[int, int]) -> _core.SizeStep:
+        """See :meth:`Step.native`."""
+        address = 0
+        if self.greatest_of:
+            assert code is not None
+            address = code.address(self.greatest_of)
+        arguments = [(s, o) if s >= 0 else (given[-1 - s], o) for s, o in self.arguments]
+        return None, arguments, self.variable, 0, self.greatest, address, self.problem
+
+
 #: Steps that run, all of them or none, when one of some params was written.
-Preparation: TypeAlias = ProgramPreparation[Step]
+Preparation: TypeAlias = ProgramPreparation["Step | SizeStep"]
 
 
-class Image(ProgramImage[Step]):
+class Image(ProgramImage["Step | SizeStep"]):
     """A graph compiled for the CPU."""
 
     __slots__ = ()
 
     @classmethod
-    def step_of(cls, entry: tuple[Any, ...]) -> Step:
-        return Step(*entry)
+    def step_of(cls, entry: tuple[Any, ...]) -> Step | SizeStep:
+        return Step(*entry) if len(entry) == len(Step._fields) else SizeStep(*entry)

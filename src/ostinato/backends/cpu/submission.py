@@ -10,7 +10,7 @@ from ostinato.plan.buffer import HostMemory
 from ostinato.plan.order import Accesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.cpu.compiler import BuiltinKernel, CompiledKernel
     from ostinato.plan.buffer import Storage
@@ -62,6 +62,7 @@ class ProgramRunner:
         check: raises if the program can not run.
         discard: gives back the memory of intermediate buffers.
         close: stops the program and gives back all memory.
+        live_sizes: gives the values of data-dependent Variables.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class ProgramRunner:
         check: Callable[[], None] = lambda: None,
         discard: Callable[[], None] = lambda: None,
         close: Callable[[], None] | None = None,
+        live_sizes: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._program = program
         self._storages = tuple(storages)
+        self._live_sizes = live_sizes
         self.check = check
         self.discard = discard
         self.close = close or (lambda: program.stop(PlanError(RELEASED)))
@@ -89,6 +92,10 @@ class ProgramRunner:
 
     def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
         return self._program.run_profiled(self._blocks(), variables)
+
+    @property
+    def live_sizes(self) -> Mapping[str, int]:
+        return self._live_sizes()
 
     def _blocks(self) -> list[Any]:
         return [block(storage) for storage in self._storages]

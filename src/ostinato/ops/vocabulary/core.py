@@ -75,10 +75,15 @@ class VocabularyCore(ABC, Generic[T]):
         return self.constant(operand)
 
 
-def located(vocabulary: C) -> C:
-    """Class decorator: a ``GraphError`` of any public method names the call, operands and line."""
+def located(vocabulary: C, beyond: type = VocabularyCore) -> C:
+    """Class decorator: a ``GraphError`` of any public method names the call, operands and line.
+
+    Args:
+        vocabulary: the class.
+        beyond: a base class whose methods stay as they are.
+    """
     for name, method in inspect.getmembers(vocabulary, inspect.isfunction):
-        if not name.startswith("_") and not hasattr(VocabularyCore, name):
+        if not name.startswith("_") and not hasattr(beyond, name):
             setattr(vocabulary, name, _located(method))
     return vocabulary
 

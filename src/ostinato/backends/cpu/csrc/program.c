@@ -70,6 +70,7 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
     Py_VISIT(self->owner);
     Py_VISIT(self->sources);
     Py_VISIT(self->stopped);
+    Py_VISIT(self->problems);
     Py_VISIT(self->last);
     Py_VISIT((PyObject *)self->turns_with);
     Py_VISIT((PyObject *)self->queue);
@@ -94,6 +95,7 @@ static int program_clear(ProgramObject *self) {
     Py_CLEAR(self->owner);
     Py_CLEAR(self->sources);
     Py_CLEAR(self->stopped);
+    Py_CLEAR(self->problems);
     Py_CLEAR(self->last);
     Py_CLEAR(self->queue);
     return 0;
@@ -135,6 +137,16 @@ static void raise_alike(PyObject *error) {
 
 void raise_stopped(const ProgramObject *program) { raise_alike(program->stopped); }
 
+void raise_outcome(const ProgramObject *program, executor_outcome outcome) {
+    if (outcome.status == EXECUTOR_STOPPED) {
+        raise_stopped(program);
+        return;
+    }
+    PyObject *type = program->queue == NULL ? PyExc_ValueError : program->queue->variable_error;
+    PyObject *problem = PyList_GetItem(program->problems, (Py_ssize_t)outcome.problem);
+    PyErr_Format(type, "%U, got %lld", problem, (long long)outcome.size);
+}
+
 int program_ready(ProgramObject *program) {
     if (program->pool == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "this program has been garbage collected");
@@ -152,12 +164,12 @@ int program_execute(ProgramObject *program, const bindings *b, const int64_t *va
     if (program_ready(program) < 0) {
         return -1;
     }
-    bool ran;
+    executor_outcome outcome;
     Py_BEGIN_ALLOW_THREADS
-    ran = executor_run(program->executor, b->addresses, vars, seconds);
+    outcome = executor_run(program->executor, b->addresses, vars, seconds);
     Py_END_ALLOW_THREADS
-    if (!ran) {
-        raise_stopped(program);
+    if (outcome.status != EXECUTOR_RAN) {
+        raise_outcome(program, outcome);
         return -1;
     }
     return 0;

@@ -74,7 +74,7 @@ typedef struct {
 } bindings;
 
 /* Runs copy the variables to their stack, which keeps them free of locks and of malloc. */
-#define MAX_VARS 64
+#define MAX_VARS 256
 
 /* The block of variables that a queue holds: token, position, kv_len. */
 #define BLOCK_VARS 3
@@ -126,6 +126,7 @@ typedef struct ProgramObject {
     PyObject *owner;       /* keeps the machine code alive; or NULL */
     PyObject *sources;     /* a tuple of what else it runs on, for `uses`; or NULL */
     PyObject *stopped;     /* what runs raise since the program was stopped; or NULL */
+    PyObject *problems;    /* a list: what is wrong with sizes that steps refuse; or NULL */
     struct ProgramObject *turns_with; /* the program whose lock its runs take; or NULL */
     order_range *touched;  /* by every run, beside the buffers that it brings */
     Py_ssize_t n_touched;
@@ -275,7 +276,11 @@ fixed_slot *program_fixed(ProgramObject *self, Py_ssize_t slot);
 int program_ready(ProgramObject *program);
 void raise_stopped(const ProgramObject *program);
 
-/* Runs the program without the GIL. Fails only for one that was garbage or is stopped. */
+/* Raises what a run of the program that did not run all steps ended with. */
+void raise_outcome(const ProgramObject *program, executor_outcome outcome);
+
+/* Runs the program without the GIL. Fails only for one that was garbage or is stopped, or where a
+ * step refuses a size. */
 int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
                     double *seconds);
 
