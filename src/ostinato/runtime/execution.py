@@ -138,23 +138,18 @@ class Execution:
         def choose(live: Live) -> Sequence[Array | None]:
             if out is not None:
                 return self.signature.check_outputs(out, live)
-            fresh = self.fresh(live)
-            return (
-                fresh
-                if positions is None
-                else [array if i in positions else None for i, array in enumerate(fresh)]
-            )
+            return self.fresh(live, positions)
 
         touched = arrays_touched(listed(inputs), listed(out))
         with self.in_order(f"{name} reads its results back", touched):
             outputs = self.perform(inputs, choose, feed=feed, variables=given)
             return outputs if out is not None else self.own_copies(outputs)
 
-    def fresh(self, live: Live) -> list[Array | None]:
-        """An array for each output, but for those whose shape depends on data."""
-        aside = self.signature.data_sized
+    def fresh(self, live: Live, positions: Sequence[int] | None = None) -> list[Array | None]:
+        """An array for each output, or those at ``positions``, whose shape depends on no data."""
+        wanted = range(len(live.outputs)) if positions is None else positions
         return [
-            None if i in aside else np.empty(shape, dtype)
+            np.empty(shape, dtype) if i in wanted and i not in self.signature.data_sized else None
             for i, (shape, dtype) in enumerate(live.outputs)
         ]
 

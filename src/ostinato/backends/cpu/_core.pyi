@@ -40,7 +40,9 @@ __all__ = [
     "copy_kernel",
     "discard_kernel",
     "fetch_experts_kernel",
+    "flat_nonzero_kernel",
     "memcpy_kernel",
+    "suppress_kernel",
 ]
 
 Buffer: TypeAlias = _Buffer | np.ndarray[Any, Any]
@@ -115,6 +117,12 @@ fetch_experts_kernel: int
 Its source is described in ``csrc/experts.h``: the file, and where in it the matrices are, are the
 caller's promise; what can not be read is counted there.
 """
+
+flat_nonzero_kernel: int
+"""Address of the kernel of :class:`~ostinato.backends.cpu.rules.selection.FlatNonzero`."""
+
+suppress_kernel: int
+"""Address of the kernel of :class:`~ostinato.backends.cpu.rules.selection.Suppress`."""
 
 @final
 class Arena:

@@ -114,13 +114,13 @@ class Compilation:
         if isinstance(code, SizeCode):
             return self._size_step(call, code)
         builtin = isinstance(code, BuiltinKernel)
-        extent, extent_address, grain, scratch_bytes, parallel = code.launch
+        extent, _, grain, scratch_bytes, parallel = code.launch
         return Step(
             f"{code.name}_kernel" if builtin else code.name,
             builtin,
             tuple(self._place(buffer) for buffer in call.buffers),
             extent,
-            extent_address != 0,
+            code.extent_symbol,
             grain,
             scratch_bytes,
             parallel,

@@ -25,15 +25,15 @@ class Step(NamedTuple):
             ``n`` is its position among the params.
         extent, grain, scratch_bytes, parallel: see
             :class:`~ostinato.backends.cpu.rules.kernel.CpuKernel`;
-            the extent is 0 where the code has a function that gives it.
-        symbolic: whether it has.
+            the extent is 0 where a function gives it.
+        extent_of: the symbol of that function; empty for a constant.
     """
 
     code: str
     ready: bool
     arguments: tuple[tuple[int, int], ...]
     extent: int
-    symbolic: bool
+    extent_of: str
     grain: int
     scratch_bytes: int
     parallel: bool
@@ -52,8 +52,9 @@ class Step(NamedTuple):
         else:
             assert code is not None
             address = code.address(self.code)
-            if self.symbolic:
-                extent_address = code.address(f"{self.code}_extent")
+        if self.extent_of:
+            assert code is not None
+            extent_address = code.address(self.extent_of)
         launch = (self.extent, extent_address, self.grain, self.scratch_bytes, self.parallel)
         return (address, arguments, *launch)
 

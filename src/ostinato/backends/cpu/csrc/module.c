@@ -4,6 +4,7 @@
 #include "copying.h"
 #include "experts.h"
 #include "memory.h"
+#include "selection.h"
 
 /* A copy step of a program: bytes [begin, end) of argument 1 to argument 0. memmove, because a
  * plan may ask for the copy of a buffer onto itself. */
@@ -65,6 +66,8 @@ static int core_exec(PyObject *module) {
     }
     if (add_address(module, "memcpy_kernel", (void *)(uintptr_t)memcpy_kernel) < 0 ||
         add_address(module, "copy_kernel", (void *)(uintptr_t)copy_kernel) < 0 ||
+        add_address(module, "flat_nonzero_kernel", (void *)(uintptr_t)flat_nonzero_kernel) < 0 ||
+        add_address(module, "suppress_kernel", (void *)(uintptr_t)suppress_kernel) < 0 ||
         add_address(module, "choose_experts_kernel", (void *)(uintptr_t)choose_experts_kernel) < 0 ||
         add_address(module, "fetch_experts_kernel", (void *)(uintptr_t)fetch_experts_kernel) < 0) {
         return -1;

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         depthwise,
         expert_rules,
         recurrent,
+        selection,
         topk,
         winograd,
     )
@@ -48,6 +49,7 @@ else:
     depthwise = LazyModule("ostinato.backends.cpu.rules.depthwise")
     expert_rules = LazyModule("ostinato.backends.cpu.rules.expert_rules")
     recurrent = LazyModule("ostinato.backends.cpu.rules.recurrent")
+    selection = LazyModule("ostinato.backends.cpu.rules.selection")
     topk = LazyModule("ostinato.backends.cpu.rules.topk")
     winograd = LazyModule("ostinato.backends.cpu.rules.winograd")
     convolution = LazyModule("ostinato.ops.convolution")
@@ -55,7 +57,8 @@ else:
 __all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
 
 _MATMULS = ("matmul", "integer_matmul", "blockwise_matmul")
-_TEMPLATES = (*_MATMULS, "conv", "attention", "topk", "recurrent_scan")
+_SELECTIONS = ("flat_nonzero", "non_max_suppression")
+_TEMPLATES = (*_MATMULS, "conv", "attention", "topk", "recurrent_scan", *_SELECTIONS)
 _EXPERT_OPS = ("grouped_matmul", "expert_mlp")
 
 #: Ops with kernels of their own kind.
@@ -153,6 +156,8 @@ class _CpuRules:
             "conv": self._convolution,
             "attention": self._attention,
             "topk": self._topk,
+            "flat_nonzero": self._flat_nonzero,
+            "non_max_suppression": self._suppression,
             "recurrent_scan": self._recurrent,
             "grouped_matmul": self._grouped_matmul,
             "expert_mlp": self._expert_mlp,
@@ -211,6 +216,12 @@ class _CpuRules:
 
     def _topk(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         topk.lower_topk(lowering, region, root)
+
+    def _flat_nonzero(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        selection.lower_flat_nonzero(lowering, region, root)
+
+    def _suppression(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        selection.lower_suppression(lowering, region, root)
 
     def _recurrent(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         recurrent.lower_recurrent(lowering, region, root, self.settings.registers)
