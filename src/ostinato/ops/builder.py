@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError
 from ostinato.ir.graph import BaseGraph, Value
+from ostinato.ops.agreement import agreed_shapes
 from ostinato.ops.vocabulary.sizes import SizeVocabulary
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.ir.op import Attr, Op
     from ostinato.ir.types import TensorType
+    from ostinato.variables import Dim
 
 __all__ = ["Graph"]
 
@@ -25,6 +30,28 @@ class Graph(BaseGraph, SizeVocabulary[Value]):
     Args:
         name: the graph's name in reports.
     """
+
+    def apply(self, op: Op, operands: Sequence[Value], attrs: dict[str, Attr]) -> tuple[Value, ...]:
+        """Append one node; operands whose sizes depend on data are made to agree before.
+
+        Raises:
+            GraphError: the operands do not fit; names the op, the operands and the source line.
+        """
+        if self.has_data_sizes:
+            self._own(op.name, operands)
+            agreed = agreed_shapes(op, [value.shape for value in operands], attrs)
+            if agreed is not None:
+                pairs = zip(operands, agreed, strict=True)
+                operands = [self._with_shape(value, shape) for value, shape in pairs]
+        return super().apply(op, operands, attrs)
+
+    def _with_shape(self, value: Value, shape: Sequence[Dim]) -> Value:
+        """``value`` with sizes that equal its own in a run; each is a condition by itself."""
+        for axis, size in enumerate(shape):
+            if value.shape[axis] != size:
+                changed = (*value.shape[:axis], size, *value.shape[axis + 1 :])
+                value = self.reshape(value, changed)
+        return value
 
     def type_of(self, operand: Any) -> TensorType | None:
         return operand.type if isinstance(operand, Value) else None

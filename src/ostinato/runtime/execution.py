@@ -313,9 +313,17 @@ class Execution:
         if room is None or room.live is not live:
             executable = self.executable
             arena, offsets = executable.arena, executable.result_offsets
+            specs = self.signature.outputs.values()
+            flat = {
+                position: (spec.type.max_bytes // spec.dtype.itemsize,)
+                for position, spec in enumerate(specs)
+                if position in self.signature.data_sized
+            }
             arrays = [
-                np.ndarray(shape, dtype, arena, offset)
-                for offset, (shape, dtype) in zip(offsets, live.outputs, strict=True)
+                np.ndarray(flat.get(i, shape), dtype, arena, offset)
+                for i, (offset, (shape, dtype)) in enumerate(
+                    zip(offsets, live.outputs, strict=True)
+                )
             ]
             slots = [(o, array.size) for o, array in zip(offsets, arrays, strict=True)]
             views = [*map(read_only, arrays)]

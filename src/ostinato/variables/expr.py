@@ -410,12 +410,37 @@ def as_expr(dim: Dim) -> Expr:
 
 
 def _monomial_bounds(monomial: Monomial) -> tuple[int, int]:
+    for atom in monomial:
+        if isinstance(atom, Quotient) and (found := _multiple_bounds(atom, monomial)) is not None:
+            return found
     low, high = monomial[0].bounds()
     for atom in monomial[1:]:
         a, b = atom.bounds()
         corners = (low * a, low * b, high * a, high * b)
         low, high = min(corners), max(corners)
     return low, high
+
+
+def _multiple_bounds(quotient: Quotient, monomial: Monomial) -> tuple[int, int] | None:
+    """The bounds of ``(a // b) * b * rest``, which is at most ``a * rest``.
+
+    So it is of ``(a // max(b, 1)) * b``, where ``b`` may be 0.
+    """
+    right = quotient.right
+    match right.terms:
+        case (((Maximum(left=left, right=one),), 1),) if right.const == 0 and one == 1:
+            right = left
+    if right.const or len(right.terms) != 1 or quotient.left.bounds()[0] < 0:
+        return None
+    rest = list(monomial)
+    rest.remove(quotient)
+    divisor, factor = right.terms[0]
+    for atom in divisor:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    low, high = _monomial_bounds(tuple(rest)) if rest else (1, 1)
+    return (0, quotient.left.bounds()[1] // factor * high) if low >= 0 else None
 
 
 def monomial_expr(monomial: Monomial) -> Expr:

@@ -32,7 +32,7 @@ from ostinato.plan.preparation import non_retained_params, preparations
 from ostinato.plan.report import CompileReport, KernelNote
 from ostinato.plan.values import Origin
 from ostinato.records import dataclass, replace
-from ostinato.variables import capacity
+from ostinato.variables import capacity, data_symbols, minimum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -236,7 +236,8 @@ def _compile_kernels(
 
 def _external_bytes(buffer: LoweredBuffer) -> Dim:
     """The bytes that an input or output needs, at most where that depends on data."""
-    return capacity(buffer.type.size * buffer.type.dtype.itemsize)
+    nbytes = buffer.type.size * buffer.type.dtype.itemsize
+    return minimum(capacity(nbytes), buffer.nbytes) if data_symbols(nbytes) else nbytes
 
 
 def _describe(

@@ -79,6 +79,7 @@ def _check(lowering: ProgramBuilder, fact: Fact) -> None:
     margin = fact.size - fact.least
     if fact.elements != 1:
         margin = maximum(margin, 0 - fact.elements)
-    problem = f"{fact.node}: {fact.problem}; {fact.size} - {fact.least} is to be at least 0"
+    needed = f"a run needs {fact.size} >= {fact.least}: a difference of at least 0"
+    problem = f"{fact.node}: {fact.problem}; {needed}"
     step = SizeStep((), lowering.variables, None, margin, problem)
     lowering.calls.append(Call(step, (), (fact.node,), "check"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT64
+from ostinato.frontends.onnx.data_sizes import OPEN_BOUND, bound_sizes
 from ostinato.frontends.onnx.known import as_known
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name, read_tensor
 from ostinato.variables import prod
@@ -46,7 +47,7 @@ def _constant(call: Call) -> np.ndarray[Any, Any]:
 
 
 def convert_constant_of_shape(call: Call) -> Result:
-    shape = call.dims(0, "shape")
+    shape = bound_sizes(call, 0, OPEN_BOUND)
     proto = call.tensor("value")
     if proto is None:
         fill = np.zeros((), np.float32)
@@ -68,17 +69,18 @@ def convert_constant_of_shape(call: Call) -> Result:
 def convert_range(call: Call) -> Result:
     start, limit, delta = (call.known(i) for i in range(3))
     if start is None or limit is None or delta is None:
-        call.unsupported("its length depends on data")
+        first, last, step = (call.value(i) for i in range(3))
+        return call.g.counted_range(first, last, step, OPEN_BOUND)
     if start.symbolic or limit.symbolic:
-        step = call.scalar(2, "step")
-        return call.g.arange(start.dims()[0], limit.dims()[0], step, dtype=start.dtype)
-    first, last, step = (call.scalar(i, "bound") for i in range(3))
-    if step == 0:
+        whole = call.scalar(2, "step")
+        return call.g.arange(start.dims()[0], limit.dims()[0], whole, dtype=start.dtype)
+    low, high, stride = (call.scalar(i, "bound") for i in range(3))
+    if stride == 0:
         call.malformed("a step of 0")
-    count = max(int(np.ceil((last - first) / step)), 0)
+    count = max(int(np.ceil((high - low) / stride)), 0)
     if count > _LONGEST_RANGE:
         counter = call.g.cast(call.g.iota((count,)), start.dtype)
-        return call.g.add(call.g.multiply(counter, step), first)
+        return call.g.add(call.g.multiply(counter, stride), low)
     dtype = start.dtype.numpy
     steps = np.arange(count).astype(dtype)
     return as_known((start.array.reshape(()) + delta.array.reshape(()) * steps).astype(dtype))

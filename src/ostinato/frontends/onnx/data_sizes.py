@@ -1,0 +1,76 @@
+"""Sizes that a model computes while it runs: the shape of a Reshape, the ends of a Slice.
+
+Most of a shape is known while loading even where some of its elements are not: it is concatenated
+from both. Elements that are not known become Variables that the run binds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.dtypes import INT64
+from ostinato.ir.leaves import CONSTANT
+
+if TYPE_CHECKING:
+    from ostinato.frontends.onnx.call import Call
+    from ostinato.ir.graph import Value
+    from ostinato.variables import Dim
+
+__all__ = ["OPEN_BOUND", "bound_sizes", "element", "known_elements"]
+
+#: The bound of a size about which nothing is known.
+OPEN_BOUND = 2**16
+
+
+def known_elements(call: Call, index: int) -> list[Dim | None]:
+    """The elements of an integer operand in order, as dims; ``None``: known in a run only."""
+    known = call.known(index)
+    if known is not None:
+        return list(call.dims(index, "elements"))
+    value = call.value(index)
+    if not isinstance(value.type.size, int):
+        call.unsupported(f"its operand {index} has a number of elements that varies")
+    found = _elements(value)
+    return found if len(found) == value.type.size else [None] * value.type.size
+
+
+def bound_sizes(call: Call, index: int, bound: Dim) -> list[Dim]:
+    """The elements of an integer operand as sizes; those not known are bound by the run.
+
+    Args:
+        call: the node.
+        index: the operand.
+        bound: the greatest value of those.
+    """
+    return [
+        call.g.size_from(element(call, index, i), bound) if size is None else size
+        for i, size in enumerate(known_elements(call, index))
+    ]
+
+
+def element(call: Call, index: int, position: int) -> Value:
+    """An element of an operand, as an int64 scalar."""
+    g, value = call.g, call.value(index)
+    flat = g.reshape(value, (value.type.size,))
+    return g.cast(g.reshape(g.slice(flat, [position], [position + 1]), ()), INT64)
+
+
+def _elements(value: Value) -> list[Dim | None]:
+    """The elements of a small integer tensor, as far as they follow from sizes and constants."""
+    node = value.node
+    size = value.type.size
+    assert isinstance(size, int)
+    if node.op is CONSTANT:
+        return [int(number) for number in node.attrs["array"].reshape(-1)]
+    match node.op.name:
+        case "dim_value":
+            return [node.attrs["dim"]]
+        case "bind_size":
+            return [node.attrs["size"]]
+        case "reshape":
+            return _elements(node.inputs[0])
+        case "cast" if node.inputs[0].dtype.is_integer and value.dtype.itemsize >= 4:
+            return _elements(node.inputs[0])
+        case "concat" if value.ndim == 1:
+            return [found for operand in node.inputs for found in _elements(operand)]
+    return [None] * size
