@@ -20,7 +20,7 @@ from ostinato.cache.fingerprint import ABOVE_CODE
 
 ROOT = Path(ostinato.__file__).parent
 
-#: From the ground up. Modules of one floor may import each other.
+#: From the ground up. Modules of one floor may import each other, as long as they make no rings.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "dtypes", "conversion", "variables", "symbolic", "cache", "lazy", "records"),
     ("ir",),
@@ -81,34 +81,6 @@ def test_imports_point_down():
     assert not wrong, "\n".join(wrong)
 
 
-#: Rings that are left, each with the reason. Modules of one ring may import each other.
-RINGS: dict[str, frozenset[str]] = {
-    "expressions divide by the rules of division, which are made of expressions": frozenset(
-        {"ostinato.variables.expr", "ostinato.variables.division"}
-    ),
-    "nodes have ops, whose rules take the values of nodes; graphs print themselves": frozenset(
-        {"ostinato.ir.graph", "ostinato.ir.leaves", "ostinato.ir.op", "ostinato.ir.text"}
-    ),
-    "the operators of lanes include powers, which are computed with lanes": frozenset(
-        {
-            "ostinato.backends.cpu.llvm.lanes",
-            *(
-                f"ostinato.backends.cpu.llvm.vecmath.{name}"
-                for name in (
-                    "exponential",
-                    "formats",
-                    "libm",
-                    "logarithm",
-                    "polynomial",
-                    "power",
-                    "scaling",
-                )
-            ),
-        }
-    ),
-}
-
-
 def name_of(path: Path) -> str:
     """The full name of the module at ``path``."""
     parts = ["ostinato", *path.relative_to(ROOT).with_suffix("").parts]
@@ -150,13 +122,63 @@ def rings(graph: dict[str, set[str]]) -> list[frozenset[str]]:
 def test_imports_make_no_rings():
     """Neither at the top of a module, nor within functions, nor for type checkers alone."""
     graph = {name: imported_modules(path) - {name} for name, path in NAMES.items()}
-    left = [ring for ring in rings(graph) if not any(ring <= known for known in RINGS.values())]
-    assert not left, "\n".join(" ".join(sorted(ring)) for ring in left)
+    found = rings(graph)
+    assert not found, "\n".join(" ".join(sorted(ring)) for ring in found)
 
 
-def test_every_ring_that_is_allowed_is_there():
-    graph = {name: imported_modules(path) - {name} for name, path in NAMES.items()}
-    assert set(rings(graph)) == set(RINGS.values())
+#: A function or a variable with external linkage that C code defines; each begins in column 0.
+DEFINITION = re.compile(
+    r"^(?!static\b|typedef\b|extern\b)\w[\w \t*]*?\b(\w+)\s*"
+    r"(?:\([^;{}]*\)\s*\{|(?:\[\w*\]\s*)*(?:__attribute__.*)?[=;])",
+    re.MULTILINE,
+)
+
+
+def native_units(folder: Path) -> dict[str, set[str]]:
+    """The units of a folder of C, a ``.c`` file and the header of its name, with those they use.
+
+    A unit uses those whose header it includes, and those that define a function or a variable that
+    its code names. So a header that declares what another unit defines is no way round.
+    """
+    included: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    home: dict[str, str] = {}
+    for path in sorted(folder.glob("*.[ch]")):
+        code = re.sub(r"/\*.*?\*/|//[^\n]*", " ", path.read_text(), flags=re.DOTALL)
+        included.setdefault(path.stem, set()).update(re.findall(r'#include "(\w+)\.h"', code))
+        code = re.sub(r'"(?:\\.|[^"\\\n])*"', " ", code)
+        words = re.sub(r"\(\*\w+\)(?=\()|(?:\.|->)\w+", " ", code)  # not the names of members
+        named.setdefault(path.stem, set()).update(re.findall(r"\w+", words))
+        if path.suffix == ".c":
+            home |= dict.fromkeys(DEFINITION.findall(code), path.stem)
+    used = {unit: {home[word] for word in words & home.keys()} for unit, words in named.items()}
+    return {unit: (used[unit] | included[unit] & named.keys()) - {unit} for unit in named}
+
+
+@pytest.mark.parametrize("folder", ["plan/csrc", "backends/cpu/csrc"])
+def test_native_units_make_no_circles(folder):
+    units = native_units(ROOT / folder)
+    assert any(units.values())
+    found = rings(units)
+    assert not found, "\n".join(" ".join(sorted(circle)) for circle in found)
+
+
+def test_circles_of_native_units_are_found_by_includes_and_by_definitions(tmp_path):
+    sources = {
+        "low.h": "typedef struct { int (*high)(int); } table; /* has high */\nint low(table t);\n",
+        "low.c": '#include "low.h"\n\nint low(table t) {\n    return t.high(1); // not high\n}\n',
+        "high.h": '#include "low.h"\n\nextern const char *const names[2];\n',
+        "high.c": '#include "high.h"\n\nconst char *const names[2] = {"low", "high"};\n\n'
+        "static int own(void) { return 1; }\n\n"
+        "int high(int x) { return low((table){high}) + own(); }\n",
+    }
+    for name, text in sources.items():
+        (tmp_path / name).write_text(text)
+    assert native_units(tmp_path) == {"low": set(), "high": {"low"}}
+    assert not rings(native_units(tmp_path))
+    for declared in ("int high(int x);\n", "extern const char *const names[2];\n"):
+        (tmp_path / "low.h").write_text(sources["low.h"] + declared)
+        assert rings(native_units(tmp_path)) == [frozenset({"low", "high"})]
 
 
 #: Parts of processors and words of single devices, which shared lowering has no use for.
@@ -242,6 +264,9 @@ OF_NO_USE = {
     "onnx",
     "ostinato.backends.cpu.llvm.attention",
     "ostinato.frontends.onnx.converters.recurrent",
+    "ostinato.backends.common.op_encoding",
+    "ostinato.backends.common.plan_maker",
+    "ostinato.backends.common.routing_log",
     "ostinato.backends.cpu.partial_launch",
     "ostinato.backends.cpu.rules.attention",
     "ostinato.backends.cpu.rules.depthwise",

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu import compilation, stored
+from ostinato.backends.common import stored_program
+from ostinato.backends.cpu import compilation
+from ostinato.backends.cpu import image as cpu_image
 from ostinato.backends.cpu.image import Image
 from ostinato.cache import fingerprint
 from ostinato.cache.objects import ObjectCache
@@ -40,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fresh_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the process had just started, with its cache in ``folder``."""
     cache = ObjectCache(folder)
-    for module in (compilation, stored):
+    for module in (compilation, cpu_image, stored_program):
         monkeypatch.setattr(module, "process_cache", lambda: cache)
 
 
@@ -443,7 +445,7 @@ def test_files_that_are_gone(folder, compiles, monkeypatch):
 
 
 def test_large_constants_are_not_kept(folder, compiles, monkeypatch):
-    monkeypatch.setattr(stored, "_MOST_BYTES", 100)
+    monkeypatch.setattr(stored_program, "_MOST_BYTES", 100)
     for _ in range(2):
         ost.Session("cpu").compile(made(constants))
     assert len(compiles) == 2

@@ -401,11 +401,6 @@ class BaseGraph:
         """The values that a run must produce: the outputs, then the values assigned to states."""
         return [*self.outputs.values(), *self.assignments.values()]
 
-    def __str__(self) -> str:
-        from ostinato.ir.text import format_graph
-
-        return format_graph(self)
-
     # -- machinery --------------------------------------------------------------------------
 
     def _leaf(

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ostinato.ir.facts import Fact
-    from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
 
 __all__ = ["Attr", "Op"]
@@ -79,11 +78,16 @@ class Op(ABC):
         """The results, computed with the array namespace ``xp``: an array, or a tuple of them.
 
         The rule never mutates an array and never names NumPy, so that it serves the oracle, the
-        array-namespace backends and (for elementwise ops) the code generators alike.
+        array-namespace backends and (for elementwise ops) the code generators alike. Those have no
+        operator ``**``: elementwise rules call ``xp.pow``.
         """
 
-    def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
-        """The same computation in simpler ops, built on the graph ``g``; ``None``: a primitive."""
+    def decompose(self, g: Any, operands: Sequence[Any], attrs: dict[str, Attr]) -> Any:
+        """The same computation in simpler ops, built on the graph ``g``; ``None``: a primitive.
+
+        As :meth:`evaluate` names no namespace of arrays, this names no class of graphs: ``g`` has
+        the methods of the vocabulary, and the operands and results are its values.
+        """
         return None
 
     def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Any:

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError
 from ostinato.ir.graph import BaseGraph, Value
+from ostinato.lazy import LazyModule
 from ostinato.ops.agreement import agreed_shapes
 from ostinato.ops.vocabulary.sizes import SizeVocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.ir import text
     from ostinato.ir.op import Attr, Op
     from ostinato.ir.types import TensorType
     from ostinato.variables import Dim
+else:
+    text = LazyModule("ostinato.ir.text")
 
 __all__ = ["Graph"]
 
@@ -30,6 +34,10 @@ class Graph(BaseGraph, SizeVocabulary[Value]):
     Args:
         name: the graph's name in reports.
     """
+
+    def __str__(self) -> str:
+        """The text form; see :mod:`ostinato.ir.text`."""
+        return text.format_graph(self)
 
     def apply(self, op: Op, operands: Sequence[Value], attrs: dict[str, Attr]) -> tuple[Value, ...]:
         """Append one node; operands whose sizes depend on data are made to agree before.

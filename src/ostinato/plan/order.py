@@ -3,7 +3,7 @@
 A submission enters the list with the ranges of bytes that it reads and writes, and waits for the
 earlier ones that it conflicts with. Submissions that share memory therefore take effect in order,
 through whichever object or context they were made, and all others run in parallel. The list is
-native (``csrc/order.c``), since a bound call enters and leaves it in a few nanoseconds.
+native (``csrc/order_list.c``), since a bound call enters and leaves it in a few nanoseconds.
 
 A device that runs asynchronously keeps the same order by its own means: a stream waits for the
 events of earlier submissions.

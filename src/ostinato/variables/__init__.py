@@ -10,21 +10,8 @@ A *dim* is an ``int`` or an ``Expr``; the module's functions accept either and g
 ``int`` whenever the value is constant.
 """
 
-from ostinato.variables.division import (
-    ceil_div,
-    floor_div,
-    maximum,
-    minimum,
-    provably_at_most,
-    provably_less,
-    provably_nonnegative,
-    recombine,
-    remainder,
-)
 from ostinato.variables.expr import (
-    BoundVariable,
     Composite,
-    DataVariable,
     Dim,
     Expr,
     Maximum,
@@ -32,19 +19,25 @@ from ostinato.variables.expr import (
     Quotient,
     Remainder,
     Symbol,
-    Variable,
-    axis,
     bounds,
+    ceil_div,
+    floor_div,
     prod,
+    provably_less,
+    provably_nonnegative,
+    remainder,
 )
+from ostinato.variables.extrema import maximum, minimum, provably_at_most
 from ostinato.variables.queries import (
     capacity,
     coefficient,
     data_symbols,
     evaluate,
+    recombine,
     substitute,
     symbols,
 )
+from ostinato.variables.variable import BoundVariable, DataVariable, Variable, axis
 
 __all__ = [
     "BoundVariable",

@@ -1,22 +1,29 @@
-"""Polynomials over symbols and what polynomials cannot hold: the expressions themselves."""
+"""Integer expressions: polynomials over symbols, quotients, remainders, minima and maxima.
+
+Division simplifies by what the bounds of the atoms prove.
+"""
 
 from __future__ import annotations
 
-import operator
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
+from typing import TYPE_CHECKING, TypeAlias, Union
 
-from ostinato.errors import VariableError
 from ostinato.records import dataclass
+from ostinato.variables.polynomial import (
+    bounds_of_sum,
+    divide_by_int,
+    divide_by_term,
+    format_sum,
+    multiply_monomials,
+    sorted_terms,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
     "Atom",
-    "BoundVariable",
     "Composite",
-    "DataVariable",
     "Dim",
     "Expr",
     "Maximum",
@@ -25,14 +32,16 @@ __all__ = [
     "Quotient",
     "Remainder",
     "Symbol",
-    "Variable",
     "as_expr",
     "atom_expr",
-    "axis",
     "bounds",
+    "ceil_div",
     "collapse",
-    "monomial_expr",
+    "floor_div",
     "prod",
+    "provably_less",
+    "provably_nonnegative",
+    "remainder",
 ]
 
 Dim: TypeAlias = Union[int, "Expr"]
@@ -48,7 +57,7 @@ class Symbol:
         max: the greatest value, inclusive.
         extent: for a loop axis, the exclusive upper bound, which may itself be symbolic.
         bound: for a size that depends on data, its greatest value, which may be symbolic; see
-            :class:`DataVariable`.
+            :class:`~ostinato.variables.variable.DataVariable`.
     """
 
     name: str
@@ -181,10 +190,7 @@ class Expr:
     const: int
 
     def __init__(self, terms: Mapping[Monomial, int], const: int) -> None:
-        kept = [(m, c) for m, c in terms.items() if c]
-        if len(kept) > 1:
-            kept.sort(key=_term_key)
-        self.terms = tuple(kept)
+        self.terms = sorted_terms(terms.items())
         self.const = const
         self._hash: int | None = None
         self._bounds: tuple[int, int] | None = None
@@ -206,7 +212,7 @@ class Expr:
 
     def __str__(self) -> str:
         if self._text is None:
-            self._text = _format(self)
+            self._text = format_sum(self.terms, self.const)
         return self._text
 
     def __repr__(self) -> str:
@@ -217,12 +223,7 @@ class Expr:
     def bounds(self) -> tuple[int, int]:
         """The least and greatest value, inclusive; safe, not always tight."""
         if self._bounds is None:
-            low = high = self.const
-            for monomial, coefficient in self.terms:
-                a, b = _monomial_bounds(monomial)
-                low += coefficient * (a if coefficient > 0 else b)
-                high += coefficient * (b if coefficient > 0 else a)
-            self._bounds = (low, high)
+            self._bounds = bounds_of_sum([(_factors(m), c) for m, c in self.terms], self.const)
         return self._bounds
 
     # -- arithmetic -------------------------------------------------------------------------
@@ -261,124 +262,47 @@ class Expr:
         for m1, c1 in (*self.terms, ((), self.const)):
             for m2, c2 in (*other.terms, ((), other.const)):
                 if c1 and c2:
-                    m = tuple(sorted(m1 + m2, key=_atom_key)) if m1 and m2 else m1 or m2
+                    m = multiply_monomials(m1, m2)
                     terms[m] = terms.get(m, 0) + c1 * c2
         return collapse(terms, terms.pop((), 0))
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Dim) -> Dim:
-        from ostinato.variables.division import floor_div
-
         return floor_div(self, other)
 
     def __rfloordiv__(self, other: int) -> Dim:
-        from ostinato.variables.division import floor_div
-
         return floor_div(other, self)
 
     def __mod__(self, other: Dim) -> Dim:
-        from ostinato.variables.division import remainder
-
         return remainder(self, other)
 
     def __rmod__(self, other: int) -> Dim:
-        from ostinato.variables.division import remainder
-
         return remainder(other, self)
 
 
-class BoundVariable(NamedTuple):
-    """A variable together with a value inside its bounds."""
+def _factors(monomial: Monomial) -> Monomial:
+    """``monomial`` with ``(a // b) * b`` as one factor, which is at most ``a``.
 
-    variable: Variable
-    value: int
-
-
-class Variable(Expr):
-    """A symbolic size, known only when the compiled graph runs.
-
-    Args:
-        name: an identifier; within a graph one name means one variable.
-        min: the least value, inclusive, not negative.
-        max: the greatest value, inclusive; buffers are sized for it.
-
-    Raises:
-        VariableError: the name is no identifier, or the bounds are not ``0 <= min <= max``.
+    So is ``(a // max(b, 1)) * b``, where ``b`` may be 0.
     """
-
-    __slots__ = ("symbol",)
-
-    def __init__(self, name: str, min: int, max: int) -> None:
-        if not isinstance(name, str) or not name.isidentifier():
-            raise VariableError(f"a Variable's name must be an identifier, got {name!r}")
-        for bound in (min, max):
-            if isinstance(bound, bool) or not isinstance(bound, int):
-                raise VariableError(f"Variable {name!r}: bounds must be ints, got {bound!r}")
-        if not 0 <= min <= max:
-            raise VariableError(
-                f"Variable {name!r}: expected 0 <= min <= max, got min={min}, max={max}"
-            )
-        self.symbol = Symbol(name, min, max)
-        super().__init__({(self.symbol,): 1}, 0)
-
-    @property
-    def name(self) -> str:
-        return self.symbol.name
-
-    @property
-    def min(self) -> int:
-        return self.symbol.min
-
-    @property
-    def max(self) -> int:
-        return self.symbol.max
-
-    def bind(self, value: int) -> BoundVariable:
-        """This variable at ``value``.
-
-        Raises:
-            VariableError: ``value`` is not an int within ``min..max``.
-        """
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise VariableError(f"Variable {self.name!r} takes an int, got {value!r}")
-        value = operator.index(value)
-        if not self.min <= value <= self.max:
-            raise VariableError(
-                f"Variable {self.name!r} is bounded by {self.min}..{self.max}, got {value}"
-            )
-        return BoundVariable(self, value)
-
-
-class DataVariable(Variable):
-    """A size that depends on data: a node of the graph gives it its value while the graph runs.
-
-    Args:
-        name: an identifier; within a graph one name means one variable.
-        bound: its greatest value, an int or an expression of other Variables. Buffers are sized
-            for it.
-
-    Raises:
-        VariableError: the name is no identifier, or the bound may be negative.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, name: str, bound: Dim) -> None:
-        super().__init__(name, 0, max(bounds(bound)[1], 0))
-        self.symbol = Symbol(name, 0, self.symbol.max, bound=bound)
-        Expr.__init__(self, {(self.symbol,): 1}, 0)
-
-    @property
-    def bound(self) -> Dim:
-        assert self.symbol.bound is not None
-        return self.symbol.bound
-
-
-def axis(name: str, extent: Dim) -> Expr:
-    """A loop axis: a symbol that runs over ``0 <= name < extent``."""
-    upper = max(bounds(extent)[1] - 1, 0)
-    return Expr({(Symbol(name, 0, upper, extent),): 1}, 0)
+    for quotient in monomial:
+        if isinstance(quotient, Quotient) and quotient.left.bounds()[0] >= 0:
+            divisor = quotient.right
+            match divisor.terms:
+                case (((Maximum(left=left, right=one),), 1),) if divisor.const == 0 and one == 1:
+                    divisor = left
+            rest = list(monomial)
+            rest.remove(quotient)
+            if divisor.const or len(divisor.terms) != 1:
+                continue
+            ((atoms, scale),) = divisor.terms
+            if all(rest.count(atom) >= atoms.count(atom) for atom in atoms):
+                for atom in atoms:
+                    rest.remove(atom)
+                most = quotient.left.bounds()[1] // max(scale, 1)
+                return (Symbol("", 0, most), *_factors(tuple(rest)))
+    return monomial
 
 
 def bounds(dim: Dim) -> tuple[int, int]:
@@ -392,6 +316,51 @@ def prod(dims: Iterable[Dim]) -> Dim:
     for dim in dims:
         result = result * dim
     return result
+
+
+def floor_div(a: Dim, b: Dim) -> Dim:
+    """``a // b`` for a positive ``b``, simplified with the bounds of the atoms."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if b == 1:
+        return a
+    if a == b:
+        return 1
+    quotient, rest = _split_multiples(a, b)
+    if _within(rest, b):
+        return quotient
+    if isinstance(b, int):
+        inner = _nested_quotient(rest, b)
+        if inner is not None:
+            return quotient + inner
+    return quotient + atom_expr(Quotient(as_expr(rest), as_expr(b)))
+
+
+def remainder(a: Dim, b: Dim) -> Dim:
+    """``a % b`` for a positive ``b``, simplified with the bounds of the atoms."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if b in (1, a):
+        return 0
+    _, rest = _split_multiples(a, b)
+    if _within(rest, b):
+        return rest
+    return atom_expr(Remainder(as_expr(rest), as_expr(b)))
+
+
+def ceil_div(a: Dim, b: Dim) -> Dim:
+    """``a / b`` rounded up, for a positive ``b``."""
+    return floor_div(a + b - 1, b)
+
+
+def provably_nonnegative(dim: Dim) -> bool:
+    """Whether ``dim >= 0`` follows from the bounds of its atoms."""
+    return _least(dim) >= 0
+
+
+def provably_less(a: Dim, b: Dim) -> bool:
+    """Whether ``a < b`` follows from the bounds of the atoms of both."""
+    return _least(b - a - 1) >= 0
 
 
 def collapse(terms: Mapping[Monomial, int], const: int) -> Dim:
@@ -409,50 +378,68 @@ def as_expr(dim: Dim) -> Expr:
     return Expr({}, dim) if isinstance(dim, int) else dim
 
 
-def _monomial_bounds(monomial: Monomial) -> tuple[int, int]:
-    for atom in monomial:
-        if isinstance(atom, Quotient) and (found := _multiple_bounds(atom, monomial)) is not None:
-            return found
-    low, high = monomial[0].bounds()
-    for atom in monomial[1:]:
-        a, b = atom.bounds()
-        corners = (low * a, low * b, high * a, high * b)
-        low, high = min(corners), max(corners)
-    return low, high
+def _least(dim: Dim) -> int:
+    """A lower bound that replaces axes by their symbolic ends before the numeric bounds."""
+    if isinstance(dim, int):
+        return dim
+    numeric = dim.bounds()[0]
+    if numeric >= 0:
+        return numeric
+    total: Dim = dim.const
+    changed = False
+    for monomial, factor in dim.terms:
+        ends: list[Dim] = []
+        for atom in monomial:
+            upper = atom.upper()
+            if isinstance(upper, Expr) and atom.bounds()[0] >= 0:
+                ends.append(upper if factor < 0 else atom.bounds()[0])
+                changed = True
+            else:
+                ends.append(atom_expr(atom))
+        nonnegative = all(atom.bounds()[0] >= 0 for atom in monomial)
+        total = total + factor * (prod(ends) if nonnegative else Expr({monomial: 1}, 0))
+    return max(numeric, bounds(total)[0]) if changed else numeric
 
 
-def _multiple_bounds(quotient: Quotient, monomial: Monomial) -> tuple[int, int] | None:
-    """The bounds of ``(a // b) * b * rest``, which is at most ``a * rest``.
+def _within(rest: Dim, b: Dim) -> bool:
+    return provably_nonnegative(rest) and provably_less(rest, b)
 
-    So it is of ``(a // max(b, 1)) * b``, where ``b`` may be 0.
-    """
-    right = quotient.right
-    match right.terms:
-        case (((Maximum(left=left, right=one),), 1),) if right.const == 0 and one == 1:
-            right = left
-    if right.const or len(right.terms) != 1 or quotient.left.bounds()[0] < 0:
+
+def _split_multiples(a: Dim, b: Dim) -> tuple[Dim, Dim]:
+    """``(q, r)`` with ``a == q * b + r``, taking out of ``a`` every term that ``b`` divides."""
+    if isinstance(a, int):
+        return 0, a
+    if isinstance(b, int):
+        quotient, rest = divide_by_int(a.terms, b)
+        return collapse(quotient, a.const // b), collapse(rest, a.const % b)
+    if len(b.terms) == 1 and b.const == 0:
+        return _split_by_term(a, *b.terms[0])
+    return _split_by_sum(a, b)
+
+
+def _split_by_term(a: Expr, divisor: Monomial, scale: int) -> tuple[Dim, Dim]:
+    quotient, rest = divide_by_term(a.terms, divisor, scale)
+    return collapse(quotient, quotient.pop((), 0)), collapse(rest, a.const)
+
+
+def _split_by_sum(a: Expr, b: Expr) -> tuple[Dim, Dim]:
+    """Polynomial long division by the leading term of ``b`` where that empties ``a``'s terms."""
+    quotient, _ = _split_by_term(a, *b.terms[0])
+    if quotient == 0:
+        return 0, a
+    rest = a - quotient * b
+    return (quotient, rest) if _within(rest, b) else (0, a)
+
+
+def _nested_quotient(a: Dim, b: int) -> Dim | None:
+    """``(x // c) // b`` as ``x // (c * b)``, for a lone quotient."""
+    if not isinstance(a, Expr) or a.const or len(a.terms) != 1:
         return None
-    rest = list(monomial)
-    rest.remove(quotient)
-    divisor, factor = right.terms[0]
-    for atom in divisor:
-        if atom not in rest:
-            return None
-        rest.remove(atom)
-    low, high = _monomial_bounds(tuple(rest)) if rest else (1, 1)
-    return (0, quotient.left.bounds()[1] // factor * high) if low >= 0 else None
-
-
-def monomial_expr(monomial: Monomial) -> Expr:
-    return Expr({monomial: 1}, 0)
-
-
-def _atom_key(atom: Atom) -> str:
-    return atom.key
-
-
-def _term_key(term: tuple[Monomial, int]) -> tuple[str, ...]:
-    return tuple(atom.key for atom in term[0])
+    monomial, factor = a.terms[0]
+    atom = monomial[0]
+    if factor != 1 or len(monomial) != 1 or not isinstance(atom, Quotient) or atom.right.terms:
+        return None
+    return floor_div(atom.left, atom.right.const * b)
 
 
 def _operand(expr: Expr) -> str:
@@ -463,17 +450,3 @@ def _divisor(expr: Expr) -> str:
     """As an operand, with parentheses around products too: ``n // (2*m)`` is not ``n // 2*m``."""
     text = _operand(expr)
     return f"({text})" if "*" in text and text == str(expr) else text
-
-
-def _format(expr: Expr) -> str:
-    parts: list[str] = []
-    for monomial, factor in expr.terms:
-        product = "*".join(atom.key for atom in monomial)
-        sign = "-" if factor < 0 else "+"
-        text = product if abs(factor) == 1 else f"{abs(factor)}*{product}"
-        parts.append(f" {sign} {text}" if parts else (f"-{text}" if factor < 0 else text))
-    if expr.const or not parts:
-        parts.append(
-            f" {'-' if expr.const < 0 else '+'} {abs(expr.const)}" if parts else str(expr.const)
-        )
-    return "".join(parts)

@@ -1,4 +1,4 @@
-"""Queries of expressions: their variables, their value, and how they split along a symbol."""
+"""Queries and rewrites of expressions: their symbols, their value, their form along a symbol."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import operator
 from typing import TYPE_CHECKING
 
 from ostinato.errors import VariableError
-from ostinato.variables.division import floor_div, maximum, minimum, remainder
 from ostinato.variables.expr import (
     Atom,
     Composite,
     Dim,
+    Expr,
     Maximum,
     Minimum,
     Monomial,
@@ -19,9 +19,11 @@ from ostinato.variables.expr import (
     Symbol,
     atom_expr,
     collapse,
-    monomial_expr,
+    floor_div,
     prod,
+    remainder,
 )
+from ostinato.variables.extrema import maximum, minimum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,6 +33,7 @@ __all__ = [
     "coefficient",
     "data_symbols",
     "evaluate",
+    "recombine",
     "substitute",
     "symbols",
 ]
@@ -108,6 +111,20 @@ def coefficient(dim: Dim, symbol: Symbol) -> tuple[Dim, Dim] | None:
     return collapse(scale, scale.pop((), 0)), collapse(rest, dim.const)
 
 
+def recombine(dim: Dim) -> Dim:
+    """``dim`` with every ``c * (x // c) + x % c`` put together again as ``x``."""
+    if isinstance(dim, int):
+        return dim
+    for monomial, factor in dim.terms:
+        for position, atom in enumerate(monomial):
+            if isinstance(atom, Remainder):
+                others = monomial[:position] + monomial[position + 1 :]
+                whole = _quotient_of(dim, atom, others, factor)
+                if whole is not None:
+                    return recombine(whole)
+    return dim
+
+
 _EVALUATE: dict[type[Composite], Callable[[int, int], int]] = {
     Quotient: operator.floordiv,
     Remainder: operator.mod,
@@ -149,7 +166,7 @@ def _end(dim: Dim, *, upper: bool) -> Dim:
         if all(atom.bounds()[0] >= 0 for atom in monomial):
             product = prod(_atom_end(atom, upper=rises) for atom in monomial)
         else:
-            product = monomial_expr(monomial).bounds()[rises]
+            product = Expr({monomial: 1}, 0).bounds()[rises]
         total = total + factor * product
     return total
 
@@ -188,3 +205,14 @@ def _collect(dim: Dim, found: set[Symbol]) -> None:
 
 def _mentions(atom: Composite, symbol: Symbol) -> bool:
     return symbol in symbols(atom.left) or symbol in symbols(atom.right)
+
+
+def _quotient_of(dim: Expr, rest: Remainder, others: Monomial, factor: int) -> Dim | None:
+    """``dim`` with the remainder's term and its quotient's merged, if it has both."""
+    scale = Expr({others: factor}, 0) if others else factor
+    quotient = scale * rest.right * Expr({(Quotient(rest.left, rest.right),): 1}, 0)
+    if not isinstance(quotient, Expr) or len(quotient.terms) != 1:
+        return None
+    if quotient.terms[0] not in dim.terms:
+        return None
+    return dim - quotient - scale * atom_expr(rest) + scale * rest.left

@@ -6,8 +6,13 @@ and the next process starts from it without importing, let alone running, passes
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
+
+import numpy as np
+
+from ostinato.dtypes import DType
 
 __all__ = [
     "External",
@@ -61,6 +66,16 @@ class StatePlace(NamedTuple):
     shape: tuple[int, ...]
     place: tuple[int, int]
     initial: Elements
+
+    def empty(self) -> np.ndarray[Any, Any]:
+        """A new array of its type."""
+        return np.empty(self.shape, DType.parse(self.dtype).numpy)
+
+    def initial_array(self) -> np.ndarray[Any, Any]:
+        """Its elements before the first run, in C order."""
+        initial = np.frombuffer(self.initial, np.uint8).view(DType.parse(self.dtype).numpy)
+        whole = initial[0] if initial.size == 1 else initial.reshape(self.shape)
+        return np.ascontiguousarray(np.broadcast_to(whole, self.shape))
 
 
 class External(NamedTuple):
@@ -151,11 +166,16 @@ class ProgramImage(NamedTuple, Generic[S]):
             routings=tuple(RoutingPlace(*place) for place in image.routings),
         )
 
+    def read_sizes(self, arena: memoryview) -> dict[str, int]:
+        """The values that the last run gave data-dependent Variables, by name."""
+        numbers = ((name, arena[at : at + 8]) for name, at in self.live_sizes.items())
+        return {name: int.from_bytes(n, sys.byteorder, signed=True) for name, n in numbers}
+
     def entry(self) -> object:
         """The cache entry that :meth:`from_entry` takes."""
         return _plain(self)
 
-    def runs_like(self, other: Self) -> bool:
+    def runs_like(self, other: ProgramImage[S]) -> bool:
         """Whether a run of the other does the same, but for what constants hold.
 
         Labels of layers do not matter: the text of a graph leaves some out.

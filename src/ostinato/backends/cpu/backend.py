@@ -6,13 +6,14 @@ import functools
 from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Backend, Progress
+from ostinato.backends.common.stored_program import StoredProgram
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
 from ostinato.backends.cpu.host import usable_processors
+from ostinato.backends.cpu.image import Image
 from ostinato.backends.cpu.llvm.machine import load_ahead
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-from ostinato.backends.cpu.stored import StoredProgram
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.base import Capabilities
     from ostinato.backends.common.experts import ExpertsInFile
+    from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.cpu.rules.table import CpuLowering
     from ostinato.backends.device import Device
@@ -74,9 +76,11 @@ class CpuBackend(Backend):
     ) -> CpuExecutable:
         if experts is not None or options.tune or not options.stored_programs:
             return self._compile(graph, params, options, progress, experts)
-        stored = StoredProgram(graph, options, self.device)
+        target = f"{self.device.kind} {TargetSpec.named(options.target).identity}"
+        recompile = functools.partial(_recompile, options, self.device)
+        stored = StoredProgram(graph, options, Image, target, recompile)
         image = stored.image
-        code = None if image is None else stored.code(image)
+        code = None if image is None else image.code()
         if image is None or code is None:
             executable = self._compile(graph, params, options, progress)
             stored.keep(executable.compilation.image)
@@ -131,7 +135,7 @@ class CpuBackend(Backend):
         from ostinato.backends.cpu.compilation import compile_graph
 
         compiled = compile_graph(graph, options, lowering, self.device, progress)
-        with compiled.report.timed("memory"):
+        with compiled.lowered.report.timed("memory"):
             return CpuExecutable(
                 compiled.image,
                 compiled.code.linked,
@@ -140,3 +144,14 @@ class CpuBackend(Backend):
                 lambda: compiled,
                 experts,
             )
+
+
+def _recompile(
+    options: CompileOptions, device: Device, graph: BaseGraph, built: BaseGraph
+) -> Compilation:
+    """Compile the graph of a stored program again."""
+    from ostinato.backends.cpu.capabilities import lowering_options
+    from ostinato.backends.cpu.compilation import compile_graph
+
+    lowering = lowering_options(options, TargetSpec.named(options.target))
+    return compile_graph(graph, options, lowering, device, built=built)

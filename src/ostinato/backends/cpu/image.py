@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.llvm.toolchain import LinkedCode
+from ostinato.backends.cpu.loader.link import load
+from ostinato.cache.objects import process_cache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.backends.cpu.llvm.toolchain import LinkedCode
-
-__all__ = ["Image", "Preparation", "SizeStep", "Step"]
+__all__ = ["AnyStep", "Image", "Preparation", "SizeStep", "Step"]
 
 
 class Step(NamedTuple):
@@ -86,15 +87,28 @@ class SizeStep(NamedTuple):
         return None, arguments, self.variable, 0, self.greatest, address, self.problem
 
 
+#: A step of a run.
+AnyStep: TypeAlias = Step | SizeStep
+
 #: Steps that run, all of them or none, when one of some params was written.
-Preparation: TypeAlias = ProgramPreparation["Step | SizeStep"]
+Preparation: TypeAlias = ProgramPreparation[AnyStep]
 
 
-class Image(ProgramImage["Step | SizeStep"]):
+class Image(ProgramImage[AnyStep]):
     """A graph compiled for the CPU."""
 
     __slots__ = ()
 
     @classmethod
-    def step_of(cls, entry: tuple[Any, ...]) -> Step | SizeStep:
+    def step_of(cls, entry: tuple[Any, ...]) -> AnyStep:
         return Step(*entry) if len(entry) == len(Step._fields) else SizeStep(*entry)
+
+    def code(self) -> LinkedCode | None:
+        """The code of the kernels; ``None`` if some of it is no longer in the cache."""
+        found = []
+        for key, symbols in self.objects:
+            data = process_cache().find(key)
+            if data is None:
+                return None
+            found.append((data, symbols))
+        return load(found) if found else LinkedCode({}, ())

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cpu.rules.group_rows import GroupRows
 from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.lower.extent import RowwiseCalls
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cpu.image import AnyStep
     from ostinato.lower.program import Program
 
 __all__ = ["Cut", "LeadingRows"]
@@ -64,6 +70,28 @@ class LeadingRows:
             assert isinstance(extent, int)
             found.append(Cut(extent, size - wanted))
         return found
+
+    def limits(self, steps: Sequence[AnyStep], actual: int, idle_bytes: int) -> bytes:
+        """The core's form of :meth:`cuts`: the extent of each step, then the masked tails.
+
+        Args:
+            steps: of the calls.
+            actual: number of rows in use.
+            idle_bytes: size of the slot of masked tails.
+        """
+        cuts = self.cuts(actual)
+        limits = np.full(len(cuts), np.iinfo(np.int64).max)
+        idle = np.zeros(idle_bytes // limits.itemsize, np.int64)
+        for position, (step, cut) in enumerate(zip(steps, cuts, strict=True)):
+            if cut is None:
+                continue
+            limits[position] = cut.extent
+            for slot, offset in step.arguments:
+                if slot == Slot.IDLE:
+                    idle[offset // limits.itemsize] = cut.idle
+                    if cut.parts:
+                        idle[offset // limits.itemsize + 1] = cut.parts
+        return limits.tobytes() + idle.tobytes()
 
 
 def _padded_listings(program: Program, upper: int) -> set[int]:

@@ -1,7 +1,9 @@
 /* The extension module ostinato.plan._order. */
 #include <pthread.h>
 
-#include "order_module.h"
+#include "order_list.h"
+#include "order_types.h"
+#include "recordings.h"
 
 static order_thread *current_thread(void) { return &order_this_thread; }
 

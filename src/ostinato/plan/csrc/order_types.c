@@ -1,7 +1,11 @@
-/* The types Accesses and Submission. */
+#include "order_types.h"
+
 #include <string.h>
 
-#include "order_module.h"
+#include "order_list.h"
+
+/* Under the stable ABI Py_TYPE is a function that takes nothing but a PyObject. */
+#define TYPE_OF(self) Py_TYPE((PyObject *)(self))
 
 /* ---- Accesses -------------------------------------------------------------------------------- */
 

@@ -1,5 +1,6 @@
-/* Recordings that are being made: the thread of each, and what makes it fail. */
-#include "order_module.h"
+#include "recordings.h"
+
+#include "order_list.h"
 
 /* A recording that is being made. */
 typedef struct recording {

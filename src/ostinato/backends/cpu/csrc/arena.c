@@ -1,5 +1,5 @@
 /* Arena: a block of zeroed memory that Python code can view and kernels can be pointed into. */
-#include "python_types.h"
+#include "arena.h"
 
 #include "memory.h"
 

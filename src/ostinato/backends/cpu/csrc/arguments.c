@@ -1,5 +1,5 @@
 /* Readers of Python values; their errors name the position of a value and the expected type. */
-#include "python_types.h"
+#include "arguments.h"
 
 #include <stdarg.h>
 

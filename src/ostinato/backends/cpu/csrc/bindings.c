@@ -1,5 +1,6 @@
-/* The buffers that a run brings for the external slots: checked, exported, released. */
-#include "python_types.h"
+#include "bindings.h"
+
+#include "arguments.h"
 
 bindings *bindings_new(Py_ssize_t n_externals) {
     size_t count = (size_t)n_externals;

@@ -3,7 +3,16 @@
  * Calling it goes through tp_call: the vectorcall protocol joined the stable ABI in Python 3.12
  * only, and for a call without arguments tp_call costs a few nanoseconds more and allocates nothing
  * (the empty tuple is a singleton). */
-#include "python_types.h"
+#include "bound_call.h"
+
+#include "arguments.h"
+#include "bindings.h"
+#include "command_queue.h"
+#include "execution.h"
+#include "program_state.h"
+#include "recorded_calls.h"
+#include "touches.h"
+#include "variable_block.h"
 
 PyObject *bound_call_new(ProgramObject *program, PyObject *buffers, PyObject *vars) {
     core_state *state = PyType_GetModuleState(TYPE_OF(program));
@@ -26,12 +35,6 @@ PyObject *bound_call_new(ProgramObject *program, PyObject *buffers, PyObject *va
     }
     Py_DECREF(self);
     return NULL;
-}
-
-void bound_call_vars(const BoundCallObject *call, int64_t *out) {
-    const ProgramObject *program = call->program;
-    memcpy(out, call->has_vars ? call->vars : program->vars,
-           sizeof(int64_t) * (size_t)program->n_vars);
 }
 
 /* Whether it reads the variable block; or -1, with an exception, where it has no other variables but
@@ -106,19 +109,6 @@ static PyObject *bound_call_call(BoundCallObject *self, PyObject *args, PyObject
         return NULL;
     }
     Py_RETURN_NONE;
-}
-
-bool call_uses(const BoundCallObject *call, PyObject *object) {
-    const ProgramObject *program = call->program;
-    if (program == NULL) {
-        return false;
-    }
-    for (Py_ssize_t i = 0; i < call->bindings->held; i++) {
-        if (call->bindings->views[i].obj == object) {
-            return true;
-        }
-    }
-    return (const PyObject *)program == object || program_uses(program, object);
 }
 
 static int bound_call_traverse(BoundCallObject *self, visitproc visit, void *arg) {

@@ -1,5 +1,7 @@
-/* Limits: how many of its steps' items a program runs. */
-#include "python_types.h"
+#include "limits.h"
+
+#include "program_state.h"
+#include "touches.h"
 
 /* Limits are bytes: an int64 for each step, its greatest extent, and then what kernels read of their
  * own limits in the slot for that. They hold for the runs of one thread, or for those of all threads

@@ -1,10 +1,16 @@
 /* The extension module ostinato.backends.cpu._core: its types and its ready-made kernels. */
-#include "python_types.h"
-
+#include "arena.h"
+#include "bound_call.h"
+#include "command_queue.h"
 #include "copying.h"
 #include "experts.h"
 #include "memory.h"
+#include "program.h"
+#include "python_types.h"
+#include "recording.h"
 #include "selection.h"
+#include "thread_pool.h"
+#include "touches.h"
 
 /* A copy step of a program: bytes [begin, end) of argument 1 to argument 0. memmove, because a
  * plan may ask for the copy of a buffer onto itself. */
@@ -35,8 +41,6 @@ static int add_address(PyObject *module, const char *name, void *address) {
     Py_XDECREF(value);
     return status;
 }
-
-const order_api *order;
 
 static int import_order(core_state *state) {
     PyObject *module = PyImport_ImportModule("ostinato.plan._order");

@@ -22,6 +22,8 @@
  * A claimed chunk can still be long in coming, where its thread lost its core to another process: see
  * stolen_cores.c. Sleeping uses a mutex and condition variables, which exist wherever there are threads. */
 #include "pool_state.h"
+
+#include "pool.h"
 #include "stolen_cores.h"
 
 #include <signal.h>

@@ -3,26 +3,10 @@
 #define OSTINATO_POOL_H
 
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include "kernel.h"
+#include "pool_job.h"
 
 #define POOL_MAX_THREADS 1024
-
-typedef struct thread_pool thread_pool;
-
-/* One kernel over [0, extent). Everything it points at stays valid until pool_run returns, and is
- * not read afterwards. Thread t gets the scratch at scratch + t * scratch_stride. */
-typedef struct {
-    kernel_fn kernel;
-    char *const *buffers;
-    const int64_t *vars;
-    int64_t extent;
-    int64_t grain; /* the least work worth handing out; chunks are multiples of it */
-    char *scratch;
-    size_t scratch_stride;
-} pool_job;
 
 /* `threads` counts the calling thread, so a pool of 1 never starts a thread, and no pool starts
  * one before it has something to share. With `recover_stolen_cores`, workers that lost their cores to

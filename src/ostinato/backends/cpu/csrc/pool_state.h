@@ -4,7 +4,7 @@
 
 #include "placement.h"
 
-#include "pool.h"
+#include "pool_job.h"
 
 #include <pthread.h>
 #include <stdalign.h>

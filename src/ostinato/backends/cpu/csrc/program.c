@@ -1,5 +1,14 @@
-/* Program: prepared steps, the memory they work on, and the ways to run them. */
-#include "python_types.h"
+#include "program.h"
+
+#include "arguments.h"
+#include "bindings.h"
+#include "bound_call.h"
+#include "command_queue.h"
+#include "execution.h"
+#include "limits.h"
+#include "program_parse.h"
+#include "program_state.h"
+#include "touches.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -16,16 +25,6 @@ static int take_turns(ProgramObject *self, PyObject *other) {
     ProgramObject *program = (ProgramObject *)other, *first = program->turns_with;
     self->turns_with = (ProgramObject *)Py_NewRef((PyObject *)(first != NULL ? first : program));
     return 0;
-}
-
-fixed_slot *program_fixed(ProgramObject *self, Py_ssize_t slot) {
-    for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
-        if (self->fixed[i].slot == slot) {
-            return &self->fixed[i];
-        }
-    }
-    PyErr_Format(PyExc_IndexError, "the program has no fixed slot %zd", slot);
-    return NULL;
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */
@@ -125,55 +124,6 @@ static void program_dealloc(ProgramObject *self) {
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
-
-/* A new exception: one that is raised again and again would gather tracebacks. */
-static void raise_alike(PyObject *error) {
-    PyObject *args = PyObject_GetAttrString(error, "args");
-    if (args != NULL) {
-        PyErr_SetObject((PyObject *)Py_TYPE(error), args);
-        Py_DECREF(args);
-    }
-}
-
-void raise_stopped(const ProgramObject *program) { raise_alike(program->stopped); }
-
-void raise_outcome(const ProgramObject *program, executor_outcome outcome) {
-    if (outcome.status == EXECUTOR_STOPPED) {
-        raise_stopped(program);
-        return;
-    }
-    PyObject *type = program->queue == NULL ? PyExc_ValueError : program->queue->variable_error;
-    PyObject *problem = PyList_GetItem(program->problems, (Py_ssize_t)outcome.problem);
-    PyErr_Format(type, "%U, got %lld", problem, (long long)outcome.size);
-}
-
-int program_ready(ProgramObject *program) {
-    if (program->pool == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "this program has been garbage collected");
-        return -1;
-    }
-    executor_refresh_after_fork(program->executor); /* holding the GIL: one thread at a time */
-    if (program->limits != program->applied || program->n_of_threads > 0) {
-        program_apply_limits(program);
-    }
-    return 0;
-}
-
-int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
-                    double *seconds) {
-    if (program_ready(program) < 0) {
-        return -1;
-    }
-    executor_outcome outcome;
-    Py_BEGIN_ALLOW_THREADS
-    outcome = executor_run(program->executor, b->addresses, vars, seconds);
-    Py_END_ALLOW_THREADS
-    if (outcome.status != EXECUTOR_RAN) {
-        raise_outcome(program, outcome);
-        return -1;
-    }
-    return 0;
-}
 
 /* A run that finds the spare bindings taken is one of several at once, and allocates. */
 static bindings *take_bindings(ProgramObject *self) {

@@ -1,6 +1,9 @@
 /* Reads and checks what Program(...) is given. A program that exists can be run without a check:
  * every argument of every step points into its slot, and every count is sane. */
-#include "python_types.h"
+#include "program_parse.h"
+
+#include "arguments.h"
+#include "bindings.h"
 
 /* What is gathered before the executor flattens it. */
 typedef struct {

@@ -1,7 +1,13 @@
 /* Recording: bound calls in the order in which they were made, run again as one. */
+#include "recording.h"
+
 #include <stdlib.h>
 
-#include "python_types.h"
+#include "execution.h"
+#include "program_state.h"
+#include "recorded_calls.h"
+#include "touches.h"
+#include "variable_block.h"
 
 typedef struct {
     PyObject_HEAD

@@ -1,5 +1,5 @@
 /* ThreadPool: the Python face of pool.c. Programs made with one share its workers. */
-#include "python_types.h"
+#include "thread_pool.h"
 
 static PyObject *thread_pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"threads", "recover_stolen_cores", NULL};

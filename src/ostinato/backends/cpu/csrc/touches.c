@@ -1,5 +1,8 @@
-/* The memory that a program's runs touch: their place in the order of submissions. */
-#include "python_types.h"
+#include "touches.h"
+
+#include "arguments.h"
+
+const order_api *order;
 
 PyObject *accesses_of(core_state *state, const order_range *ranges, Py_ssize_t n_ranges) {
     PyObject *list = PyList_New(n_ranges), *accesses = NULL;
@@ -74,27 +77,4 @@ int program_parse_touched(ProgramObject *self, PyObject *touches) {
     }
     Py_DECREF(items);
     return status;
-}
-
-bool program_uses(const ProgramObject *program, PyObject *memory) {
-    for (Py_ssize_t i = 0; PyTuple_Check(memory) && i < PyTuple_Size(memory); i++) {
-        if (!program_uses(program, PyTuple_GetItem(memory, i))) {
-            return false;
-        }
-    }
-    if (PyTuple_Check(memory)) {
-        return true;
-    }
-    for (Py_ssize_t i = 0; i < program->n_fixed; i++) {
-        if (program->fixed[i].view.obj == memory) {
-            return true;
-        }
-    }
-    Py_ssize_t n_sources = program->sources == NULL ? 0 : PyTuple_Size(program->sources);
-    for (Py_ssize_t i = 0; i < n_sources; i++) {
-        if (PyTuple_GetItem(program->sources, i) == memory) {
-            return true;
-        }
-    }
-    return false;
 }

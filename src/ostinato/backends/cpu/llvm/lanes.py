@@ -4,7 +4,8 @@ An op's ``evaluate`` rule is ordinary array code; handed lanes instead of arrays
 inner loop of a kernel. Operators follow :mod:`ostinato.dtypes`: operands promote, Python scalars
 take the dtype of the lane that they meet, one lane meets many by being repeated.
 
-Plain arithmetic carries no fast-math flags: what the user wrote is what runs.
+Plain arithmetic carries no fast-math flags: what the user wrote is what runs. There is no operator
+``**``: a power is an elementary function made of lanes, which rules call as ``xp.pow``.
 """
 
 from __future__ import annotations
@@ -133,14 +134,6 @@ class Lane:
 
     def __rmod__(self, other: Operand) -> Lane:
         return lane_of(other, self) % self
-
-    def __pow__(self, other: Operand) -> Lane:
-        from ostinato.backends.cpu.llvm.vecmath.power import power
-
-        return power(self, other)
-
-    def __rpow__(self, other: Operand) -> Lane:
-        return lane_of(other, self) ** self
 
     def __neg__(self) -> Lane:
         if self.dtype.is_float:

@@ -1,9 +1,8 @@
-/* The list of submissions; see order.h. */
+#include "order_list.h"
+
 #include <pthread.h>
 #include <string.h>
 #include <time.h>
-
-#include "order_module.h"
 
 /* A sleeping thread looks for signals this often. */
 #define SIGNAL_INTERVAL_NS 50000000L
