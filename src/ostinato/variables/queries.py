@@ -159,7 +159,7 @@ _REBUILD: dict[type[Composite], Callable[[Dim, Dim], Dim]] = {
 def _end(dim: Dim, *, upper: bool) -> Dim:
     """An upper (else lower) bound of ``dim`` that depends on no data."""
     if isinstance(dim, int) or not data_symbols(dim):
-        return dim
+        return dim if isinstance(dim, int) or dim.terms else dim.const
     total: Dim = dim.const
     for monomial, factor in dim.terms:
         rises = upper == (factor > 0)

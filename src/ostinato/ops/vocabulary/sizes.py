@@ -254,11 +254,11 @@ class SizeVocabulary(Vocabulary[T]):
 
     def _row_order_by_pairs(self, rows: T) -> T:
         """The same of long rows: each counts the rows before it."""
-        count, width = self._typed(rows)[1].shape
+        count, _ = self._typed(rows)[1].shape
         here, there = self.expand_dims(rows, 1), self.expand_dims(rows, 0)
         differs = self._differ(here, there)
-        first = self.argmax(self.cast(differs, INT64), axis=2, keepdims=True)
-        decides = self._map("equal", self.iota((1, 1, width), 2), first)
+        earlier_ones = self.cumsum(self.cast(differs, INT64), axis=2, exclusive=True)
+        decides = self._map("equal", earlier_ones, 0)
         less = self._map("logical_and", decides, self._before(here, there))
         same = self._map("logical_not", self.any(differs, axis=2))
         earlier = self._map("less", self.iota((count, 1), 0), self.iota((1, count), 1))
