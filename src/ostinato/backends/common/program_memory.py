@@ -120,7 +120,14 @@ class ProgramMemory(Generic[M, S]):
     def _fresh(self) -> tuple[M, M, M, M]:
         """New blocks for the slots that no two executables share."""
         allocate, sizes = self._kind.allocate, self._sizes
-        arena, states = allocate(sizes[Slot.ARENA]), allocate(sizes[Slot.STATES])
+        try:
+            arena = allocate(sizes[Slot.ARENA])
+        except MemoryError:
+            raise MemoryError(
+                f"a run takes up to {sizes[Slot.ARENA]:,} bytes, more than there are addresses for; "
+                "bound the sizes of the graph more tightly"
+            ) from None
+        states = allocate(sizes[Slot.STATES])
         return arena, states, allocate(sizes[Slot.IDLE]), allocate(sizes[Slot.PLACED])
 
     def _shown(self, nbytes: int) -> Memory:

@@ -12,14 +12,19 @@ from ostinato.dtypes import INT64
 from ostinato.ir.leaves import CONSTANT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.frontends.onnx.call import Call
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["OPEN_BOUND", "bound_sizes", "element", "known_elements"]
+__all__ = ["bound_sizes", "element", "known_elements", "open_bound"]
 
-#: The bound of a size about which nothing is known.
-OPEN_BOUND = 2**16
+#: Sizes about which nothing is known, together: memory is planned for no more elements.
+_OPEN_BITS = 40
+
+#: Such a size alone, at most.
+_OPEN_BITS_ALONE = 20
 
 
 def known_elements(call: Call, index: int) -> list[Dim | None]:
@@ -34,17 +39,25 @@ def known_elements(call: Call, index: int) -> list[Dim | None]:
     return found if len(found) == value.type.size else [None] * value.type.size
 
 
-def bound_sizes(call: Call, index: int, bound: Dim) -> list[Dim]:
+def open_bound(elements: Sequence[Dim | None]) -> int:
+    """The bound of each element that is not known, where nothing else limits it."""
+    unknown = max(sum(size is None for size in elements), 1)
+    return 1 << min(_OPEN_BITS // unknown, _OPEN_BITS_ALONE)
+
+
+def bound_sizes(call: Call, index: int, bound: Dim | None = None) -> list[Dim]:
     """The elements of an integer operand as sizes; those not known are bound by the run.
 
     Args:
         call: the node.
         index: the operand.
-        bound: the greatest value of those.
+        bound: the greatest value of those; ``None``: see :func:`open_bound`.
     """
+    elements = known_elements(call, index)
+    most = open_bound(elements) if bound is None else bound
     return [
-        call.g.size_from(element(call, index, i), bound) if size is None else size
-        for i, size in enumerate(known_elements(call, index))
+        call.g.size_from(element(call, index, i), most) if size is None else size
+        for i, size in enumerate(elements)
     ]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT64
-from ostinato.frontends.onnx.data_sizes import OPEN_BOUND, bound_sizes
+from ostinato.frontends.onnx.data_sizes import bound_sizes, open_bound
 from ostinato.frontends.onnx.known import as_known
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name, read_tensor
 from ostinato.variables import prod
@@ -47,7 +47,7 @@ def _constant(call: Call) -> np.ndarray[Any, Any]:
 
 
 def convert_constant_of_shape(call: Call) -> Result:
-    shape = bound_sizes(call, 0, OPEN_BOUND)
+    shape = bound_sizes(call, 0)
     proto = call.tensor("value")
     if proto is None:
         fill = np.zeros((), np.float32)
@@ -70,7 +70,7 @@ def convert_range(call: Call) -> Result:
     start, limit, delta = (call.known(i) for i in range(3))
     if start is None or limit is None or delta is None:
         first, last, step = (call.value(i) for i in range(3))
-        return call.g.counted_range(first, last, step, OPEN_BOUND)
+        return call.g.counted_range(first, last, step, open_bound([None]))
     if start.symbolic or limit.symbolic:
         whole = call.scalar(2, "step")
         return call.g.arange(start.dims()[0], limit.dims()[0], whole, dtype=start.dtype)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.dtypes import INT64
-from ostinato.frontends.onnx.data_sizes import OPEN_BOUND, bound_sizes
+from ostinato.frontends.onnx.data_sizes import bound_sizes
 from ostinato.frontends.onnx.known import as_known
 from ostinato.ops.base import normalize_axis
 
@@ -88,7 +88,7 @@ def convert_one_hot(call: Call) -> Result:
 def _depth(call: Call) -> Dim:
     known = call.known(1)
     if known is None or known.symbolic:
-        (size,) = bound_sizes(call, 1, OPEN_BOUND)
+        (size,) = bound_sizes(call, 1)
         return size
     depth = int(call.scalar(1, "depth"))
     if depth < 0:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.frontends.onnx.data_sizes import (
-    OPEN_BOUND,
     bound_sizes,
     element,
     known_elements,
+    open_bound,
 )
 from ostinato.frontends.onnx.known import as_known, known_dims
 from ostinato.ops.base import broadcast_shapes, normalize_axes, normalize_axis
@@ -113,7 +113,7 @@ def _reshape_by_data(call: Call, elements: Sequence[Dim | None]) -> Result:
         if elements[axis] != -1
     }
     # Nothing limits the sizes of a tensor without elements.
-    bound = total if provably_less(0, total) else maximum(total, OPEN_BOUND)
+    bound = total if provably_less(0, total) else maximum(total, open_bound(elements))
     for axis in unknown:
         if axis != last:
             others = [value for other, value in given.items() if other != axis]
@@ -221,13 +221,13 @@ def convert_expand(call: Call) -> Result:
     for axis, size in enumerate(padded[skipped:]):
         wanted = target[axis]
         if size == 1 and wanted is None:
-            wanted = call.g.size_from(element(call, 1, axis), OPEN_BOUND)
+            wanted = call.g.size_from(element(call, 1, axis), open_bound(target))
         sizes.append(size if wanted is None or wanted == 1 else wanted)
     return call.g.broadcast_to(call.value(0), broadcast_shapes(padded, sizes))
 
 
 def convert_tile(call: Call) -> Result:
-    repeats = bound_sizes(call, 1, OPEN_BOUND)
+    repeats = bound_sizes(call, 1)
     if len(repeats) != call.rank(0):
         call.malformed(f"{len(repeats)} repeats for {call.rank(0)} dimensions")
     return call.g.tile(call.value(0), repeats)
@@ -362,7 +362,7 @@ def convert_pad(call: Call) -> Result:
 def _pad_by_data(call: Call, mode: str) -> Result:
     """Convert a ``Pad`` with widths that the model computes: by the position each element has."""
     g, x = call.g, call.value(0)
-    widths = bound_sizes(call, 1, OPEN_BOUND)
+    widths = bound_sizes(call, 1)
     axes = call.integers(3, "axes") if call.has(3) else tuple(range(call.rank(0)))
     if len(widths) != 2 * len(axes):
         call.malformed(f"{len(widths)} pads for {len(axes)} axes")
