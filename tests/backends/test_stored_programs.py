@@ -185,9 +185,9 @@ def test_images_survive_being_written(build):
     image = compiled._execution.executable.compilation.image
     back = Image.from_entry(marshal.loads(marshal.dumps(image.entry())))
     assert back == image
-    assert back.runs_like(image)
+    assert back.same_program(image)
     if image.steps:
-        assert not back._replace(steps=image.steps[1:]).runs_like(image)
+        assert not back._replace(steps=image.steps[1:]).same_program(image)
 
 
 # -- what goes on with it --------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_the_program_that_runs_is_checked_though_its_entry_is_gone(folder, compi
 
 def test_a_program_that_is_not_the_one_before_is_told(twice, monkeypatch):
     _, again = twice(mlp)
-    monkeypatch.setattr(Image, "runs_like", lambda *_: False)
+    monkeypatch.setattr(Image, "same_program", lambda *_: False)
     with pytest.raises(ost.OstinatoError, match=r"another program before.*stored_programs=False"):
         _ = again.plan
 

@@ -112,10 +112,10 @@ def test_versions_from_the_future() -> None:
         ost.load_onnx(proto)
 
 
-def test_versions_from_the_past() -> None:
+def test_versions_that_never_were() -> None:
     proto = small_model()
-    proto.opset_import[0].version = 6
-    with pytest.raises(ost.UnsupportedOpError, match=r"operator set 6, older"):
+    proto.opset_import[0].version = 0
+    with pytest.raises(ost.ModelFormatError, match=r"operator set 0; the oldest is 1"):
         ost.load_onnx(proto)
 
 
@@ -131,7 +131,7 @@ def test_tensors_of_the_wrong_size(dims: list[int], message: str) -> None:
         ost.load_onnx(proto)
 
 
-@pytest.mark.parametrize("dims", [[-1, 4], [2**40, 2**40]])
+@pytest.mark.parametrize("dims", [[2**40, 2**40]])
 def test_inputs_of_impossible_size(dims: list[int]) -> None:
     proto = small_model()
     for dim, size in zip(proto.graph.input[0].type.tensor_type.shape.dim, dims, strict=True):

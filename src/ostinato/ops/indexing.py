@@ -48,6 +48,7 @@ MODES = ("set", "add", "mul", "min", "max")
 class Take(Op):
     """The slices of ``x`` along ``axis`` at ``indices``, whose shape replaces that axis."""
 
+    takes_narrow = True
     name = "take"
     reads_once = True
 
@@ -75,6 +76,7 @@ class Take(Op):
 class TakeAlongAxis(Op):
     """Along ``axis`` the elements at ``indices``, whose other axes are those of ``x``."""
 
+    takes_narrow = True
     name = "take_along_axis"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -109,6 +111,7 @@ class GatherNd(Op):
     The first ``batch_dims`` axes of both are the same and are stepped through together.
     """
 
+    takes_narrow = True
     name = "gather_nd"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:

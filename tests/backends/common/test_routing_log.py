@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ostinato.backends.common.program_image import RoutingPlace
+from ostinato.backends.common.program_image import RoutingLocation
 from ostinato.backends.common.routing_log import RoutingLog
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +44,7 @@ class Lists:
 
 def log_of(lists: Lists) -> RoutingLog:
     places = [
-        RoutingPlace(f"layer {i}", (2,), 4, len(PARTS), 64 * i, numbers.nbytes)
+        RoutingLocation(f"layer {i}", (2,), 4, len(PARTS), 64 * i, numbers.nbytes)
         for i, numbers in enumerate(lists.lists)
     ]
     return RoutingLog(places, lists)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ostinato.backends.common.program_image import (
-    ParamPlace,
+    ParamLocation,
     ProgramImage,
     ProgramPreparation,
     Slot,
@@ -53,7 +53,7 @@ def memory() -> ProgramMemory[bytearray, Step]:
         results=(),
         intermediate_bytes=0,
         constants=((1, b"xy"),),
-        params={name: ParamPlace(8, place) for name, place in places.items()},
+        params={name: ParamLocation(8, place) for name, place in places.items()},
         states={},
         externals=(),
         variables=(),

@@ -124,7 +124,7 @@ class LoopsExecutable(Executable):
     def _state(self, name: str) -> Array:
         """The bytes of a state."""
         state = self._image.states[name]
-        slot, offset = state.place
+        slot, offset = state.location
         return self.memory.fixed()[slot][offset : offset + state.empty().nbytes]
 
     # -- running -----------------------------------------------------------------------------------

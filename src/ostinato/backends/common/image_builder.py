@@ -8,11 +8,11 @@ import numpy as np
 
 from ostinato.backends.common.program_image import (
     External,
-    ParamPlace,
+    ParamLocation,
     ProgramImage,
     ProgramPreparation,
     Slot,
-    StatePlace,
+    StateLocation,
 )
 from ostinato.lower.program import Role
 from ostinato.plan.buffer import bytes_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ostinato.backends.common.lowered_graph import LoweredGraph
-    from ostinato.backends.common.program_image import ObjectCode, RoutingPlace
+    from ostinato.backends.common.program_image import ObjectCode, RoutingLocation
     from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.variables import Dim
 
@@ -39,7 +39,7 @@ def build_image(
     *,
     objects: Iterable[ObjectCode] = (),
     size_symbol: Callable[[Dim], str] = lambda _: "",
-    routings: Iterable[RoutingPlace] = (),
+    routings: Iterable[RoutingLocation] = (),
 ) -> AnyImage:
     """The image of a lowered graph.
 
@@ -74,18 +74,19 @@ def build_image(
             for buffer, offset in layout.members(Slot.CONSTANTS)
         ),
         params={
-            name: ParamPlace(buffer.nbytes, layout.places.get(buffer))
+            name: ParamLocation(buffer.nbytes, layout.locations.get(buffer))
             for name, buffer in program.params.items()
         },
         states={
-            name: _state(buffer, layout.places[buffer]) for name, buffer in program.states.items()
+            name: _state(buffer, layout.locations[buffer])
+            for name, buffer in program.states.items()
         },
         externals=tuple(map(external, (*program.inputs.values(), *program.outputs.values()))),
         variables=tuple(
             (v.name, max(v.min, lowered.least.get(v.name, v.min)), v.max) for v in program.variables
         ),
         routings=tuple(routings),
-        live_sizes={name: layout.places[b][1] for name, b in program.live_sizes.items()},
+        live_sizes={name: layout.locations[b][1] for name, b in program.live_sizes.items()},
     )
 
 
@@ -95,10 +96,12 @@ def external_bytes(buffer: LoweredBuffer) -> Dim:
     return minimum(capacity(nbytes), buffer.nbytes) if data_symbols(nbytes) else nbytes
 
 
-def _state(buffer: LoweredBuffer, place: tuple[int, int]) -> StatePlace:
+def _state(buffer: LoweredBuffer, place: tuple[int, int]) -> StateLocation:
     assert buffer.value is not None
     initial = buffer.value.node.attrs["init"]
     shape = tuple(map(int, initial.shape))
     if not any(initial.strides):  # one element, broadcast
         initial = initial[(slice(1),) * initial.ndim]
-    return StatePlace(buffer.type.dtype.name, shape, place, bytes_of(np.ascontiguousarray(initial)))
+    return StateLocation(
+        buffer.type.dtype.name, shape, place, bytes_of(np.ascontiguousarray(initial))
+    )

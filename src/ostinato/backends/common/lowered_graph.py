@@ -45,7 +45,7 @@ class LoweredGraph(Generic[P]):
     Attributes:
         program: kernels, buffers, and the order in which kernels run.
         layout: slots and offsets of the buffers.
-        passing: non-retained params.
+        non_retained: non-retained params.
         origin: the graph before and after the passes.
         report: the compile report, so far.
         least: by Variable, the least value that the graph accepts, where one is known.
@@ -53,7 +53,7 @@ class LoweredGraph(Generic[P]):
 
     program: P
     layout: BufferLayout
-    passing: frozenset[LoweredBuffer]
+    non_retained: frozenset[LoweredBuffer]
     origin: Origin
     report: CompileReport
     least: Mapping[str, int]
@@ -63,9 +63,9 @@ class LoweredGraph(Generic[P]):
 
         There, ``n`` is its position among the params.
         """
-        if buffer in self.passing:
+        if buffer in self.non_retained:
             return -1 - list(self.program.params.values()).index(buffer), 0
-        return self.layout.places[buffer]
+        return self.layout.locations[buffer]
 
 
 def lower_graph(
@@ -105,9 +105,9 @@ def lower_graph(
         program, report.refused = lower(lowered, facts=facts)
     note_nodes(report, lowered)
     with report.timed("memory"):
-        passing = non_retained_params(program)
+        non_retained = non_retained_params(program)
         lasting = () if resident is None else resident(program)
-        layout = BufferLayout.of(program, passing, lasting, apart=options.keep_intermediates)
+        layout = BufferLayout.of(program, non_retained, lasting, apart=options.keep_intermediates)
     origin = Origin(graph if built is None else built, lowered)
     least = least_values(facts)
-    return LoweredGraph(program, layout, passing, origin, report, least)
+    return LoweredGraph(program, layout, non_retained, origin, report, least)

@@ -35,8 +35,8 @@ __all__ = ["PlannedExecutable", "lent_storages", "make_plan"]
 _READ_ONLY = {
     Role.CONSTANT: "a constant",
     Role.PREPARED: "prepared from params",
-    Role.IDLE: "set between runs",
-    Role.PLACED: "set between runs",
+    Role.MASKED_TAIL: "set between runs",
+    Role.RESIDENT: "set between runs",
 }
 
 
@@ -79,7 +79,7 @@ def lent_storages(
         slot: LentStorage(device, size, partial(memory.lend, slot), token, context)
         for slot, size in zip(Slot, lowered.layout.sizes, strict=True)
     }
-    for buffer in lowered.passing:
+    for buffer in lowered.non_retained:
         lend = partial(memory.lend_unpacked, buffer.name)
         lent[buffer.name] = LentStorage(device, buffer.nbytes, lend, token, context)
     return lent
@@ -108,8 +108,8 @@ def make_plan(
     external = [*program.inputs.values(), *program.outputs.values()]
     own = [context.storage(buffer.nbytes) for buffer in external]
     storages = [*(lent[slot] for slot in Slot), *own]
-    at = {buffer: (storages[slot], offset) for buffer, (slot, offset) in layout.places.items()}
-    at.update((buffer, (lent[buffer.name], 0)) for buffer in lowered.passing)
+    at = {buffer: (storages[slot], offset) for buffer, (slot, offset) in layout.locations.items()}
+    at.update((buffer, (lent[buffer.name], 0)) for buffer in lowered.non_retained)
     buffers = {
         buffer: _plan_buffer(executable, buffer, storage, offset, sizes)
         for buffer, (storage, offset) in at.items()
@@ -129,7 +129,7 @@ def make_plan(
         ),
         inputs={name: buffers[b] for name, b in program.inputs.items()},
         outputs={name: buffers[b] for name, b in program.outputs.items()},
-        memory=program_memory(program, layout.placement, lowered.passing),
+        memory=program_memory(program, layout.placement, lowered.non_retained),
         preparation=ops.preparation,
         variables=program.variables,
         sizes=sizes,

@@ -39,20 +39,25 @@ class ProgramMemory(Generic[M, S]):
     Args:
         image: the compiled program.
         kind: the device's blocks.
+        shared: the weights, where another executable has them in the same form; by default, new
+            ones.
 
     Attributes:
         weights: the params, and what is prepared from them.
     """
 
-    def __init__(self, image: ProgramImage[S], kind: BlockKind[M]) -> None:
+    def __init__(
+        self, image: ProgramImage[S], kind: BlockKind[M], shared: Weights[M, S] | None = None
+    ) -> None:
         self._kind = kind
         self._closed = False
         self._sizes = image.sizes
         self._constants = kind.allocate(image.sizes[Slot.CONSTANTS])
         for offset, data in image.constants:
             kind.memory(self._constants).write(offset, memoryview(data))
-        block = kind.allocate(image.sizes[Slot.WEIGHTS])
-        self.weights: Weights[M, S] = Weights(image, block, kind.duplicate, self._shown)
+        self.weights = shared or Weights(
+            image, kind.allocate(image.sizes[Slot.WEIGHTS]), kind.duplicate, self._shown
+        )
         self._own = self._fresh()
 
     def clone(self) -> ProgramMemory[M, S]:
@@ -80,8 +85,8 @@ class ProgramMemory(Generic[M, S]):
             PlanError: the memory was given back.
         """
         self.check_open()
-        arena, states, idle, placed = self._own
-        return [arena, self._constants, self.weights.block.memory, states, idle, placed]
+        arena, states, masked_tail, resident = self._own
+        return [arena, self._constants, self.weights.block.memory, states, masked_tail, resident]
 
     def lend(self, slot: Slot) -> Memory:
         """The present memory of a slot, for plans.
@@ -124,11 +129,11 @@ class ProgramMemory(Generic[M, S]):
             arena = allocate(sizes[Slot.ARENA])
         except MemoryError:
             raise MemoryError(
-                f"a run takes up to {sizes[Slot.ARENA]:,} bytes, more than there are addresses for; "
+                f"a run takes up to {sizes[Slot.ARENA]:,} bytes, beyond all addresses; "
                 "bound the sizes of the graph more tightly"
             ) from None
         states = allocate(sizes[Slot.STATES])
-        return arena, states, allocate(sizes[Slot.IDLE]), allocate(sizes[Slot.PLACED])
+        return arena, states, allocate(sizes[Slot.MASKED_TAIL]), allocate(sizes[Slot.RESIDENT])
 
     def _shown(self, nbytes: int) -> Memory:
         return self._kind.memory(self._kind.allocate(nbytes))

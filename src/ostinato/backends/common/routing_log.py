@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.backends.common.program_image import RoutingPlace
+    from ostinato.backends.common.program_image import RoutingLocation
 
 __all__ = ["RoutingLists", "RoutingLog"]
 
@@ -37,11 +37,11 @@ class RoutingLog:
     """The lists of rows by expert that runs leave in the arena, to be read once each.
 
     Args:
-        routings: the places of the lists, in order.
+        routings: the locations of the lists, in order.
         lists: the lists.
     """
 
-    def __init__(self, routings: Sequence[RoutingPlace], lists: RoutingLists) -> None:
+    def __init__(self, routings: Sequence[RoutingLocation], lists: RoutingLists) -> None:
         self._routings = routings
         self._lists = lists
         starts = np.cumsum([0, *(routing.nbytes for routing in routings)]).tolist()
@@ -72,7 +72,7 @@ class RoutingLog:
         self._lists.close(error)
 
 
-def _experts(routing: RoutingPlace, numbers: Array) -> Array:
+def _experts(routing: RoutingLocation, numbers: Array) -> Array:
     """The expert of each row, in the shape of the expert ids."""
     parts = numbers[1 : 1 + 3 * int(numbers[0])].reshape(-1, 3)
     experts = np.repeat(parts[:, 0], parts[:, 2])
@@ -83,9 +83,9 @@ def _experts(routing: RoutingPlace, numbers: Array) -> Array:
     return by_token[: _live(len(by_token), *numbers[-2:].tolist())]
 
 
-def _live(tokens: int, idle: int, parts: int) -> int:
-    """The number of leading tokens without the masked tail, the last ``idle`` of ``parts`` parts.
+def _live(tokens: int, masked_tail: int, parts: int) -> int:
+    """The number of leading tokens without the last ``masked_tail`` of ``parts`` parts.
 
     Tokens that do not divide into so many parts are not rows of the padded axis: none is masked.
     """
-    return tokens - tokens // parts * idle if parts and tokens % parts == 0 else tokens
+    return tokens - tokens // parts * masked_tail if parts and tokens % parts == 0 else tokens

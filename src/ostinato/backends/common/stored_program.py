@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from ostinato.cache.fingerprint import entry_key
 from ostinato.cache.objects import process_cache
 from ostinato.errors import OstinatoError
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.record import GraphRecord
 from ostinato.records import field_names
 
@@ -86,7 +86,7 @@ class StoredProgram(Generic[AnyImage, C]):
 
         graph = parse_graph(self._record.text, self._record.constants)
         compilation = self._recompile(graph, self._graph() or graph)
-        if self.image is None or not self.image.runs_like(compilation.image):
+        if self.image is None or not self.image.same_program(compilation.image):
             raise OstinatoError(
                 f"graph {graph.name!r} was compiled to another program before, which is a bug of "
                 "Ostinato; compile with CompileOptions(stored_programs=False)"

@@ -32,7 +32,7 @@ class WriteParams(Protocol[S]):
         stale: Sequence[ProgramPreparation[S]],
         /,
     ) -> None:
-        """Copy arrays into their places, then run the stale preparations.
+        """Copy arrays into their slots, then run the stale preparations.
 
         A non-retained param has no place: only the preparations read its array.
         """
@@ -63,8 +63,8 @@ class Weights(Generic[M, S]):
         self._preparations = image.preparations
         self._duplicate, self._allocate = duplicate, allocate
         self.block = CopyOnWriteBlock(memory, duplicate)
-        passing = {name: p.nbytes for name, p in image.params.items() if p.place is None}
-        self.unpacked = UnpackedWeights(passing, allocate)
+        non_retained = {name: p.nbytes for name, p in image.params.items() if p.location is None}
+        self.unpacked = UnpackedWeights(non_retained, allocate)
         self.unset = set(image.params)
 
     def share(self) -> Weights[M, S]:

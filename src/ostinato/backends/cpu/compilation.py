@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.image_builder import build_image, external_bytes
 from ostinato.backends.common.lowered_graph import lower_graph
-from ostinato.backends.common.program_image import ObjectCode, RoutingPlace
+from ostinato.backends.common.program_image import ObjectCode, RoutingLocation
 from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.cpu.capabilities import CAPABILITIES
 from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode, SizeCode
@@ -95,16 +95,16 @@ class Compilation:
             step.problem,
         )
 
-    def _routings(self) -> Iterator[RoutingPlace]:
+    def _routings(self) -> Iterator[RoutingLocation]:
         for routing in self.program.routings:
             if routing.chooses:
                 groups = routing.groups
-                yield RoutingPlace(
+                yield RoutingLocation(
                     routing.node,
                     tuple(map(int, routing.shape[1:])),  # type: ignore[arg-type]  # not symbolic
                     routing.layout.experts,
                     routing.layout.first_row,
-                    self.lowered.layout.places[groups][1],
+                    self.lowered.layout.locations[groups][1],
                     groups.nbytes,
                 )
 

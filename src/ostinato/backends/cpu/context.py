@@ -79,15 +79,15 @@ class CpuContext(Context):
         self.commands.cancel()
 
     def _capture_uses(self, memory: object) -> bool:
-        return self.commands.uses(_known_as(memory))
+        return self.commands.uses(_core_object(memory))
 
     def memory_changed(self, memory: object, *, replaced: bool) -> None:
-        super().memory_changed(_known_as(memory), replaced=replaced)
+        super().memory_changed(_core_object(memory), replaced=replaced)
         if replaced:
             with self._mutex:
                 encoded = list(self._encoded)
             for user in encoded:
-                if user.program.uses(_known_as(memory)):
+                if user.program.uses(_core_object(memory)):
                     user.stop()
 
     # -- the variable block ------------------------------------------------------------------------
@@ -217,10 +217,10 @@ class CpuEncoded(Encoded):
         ORDER.memory_changes(self.program, replaced=True)
 
 
-def _known_as(memory: object) -> object:
+def _core_object(memory: object) -> object:
     """The object by which programs of the core identify memory."""
     if isinstance(memory, tuple):
-        return tuple(map(_known_as, memory))
+        return tuple(map(_core_object, memory))
     return memory.block if isinstance(memory, HostMemory) else memory
 
 

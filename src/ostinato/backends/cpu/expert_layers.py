@@ -11,7 +11,7 @@ from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ostinato.backends.common.program_image import RoutingPlace
+    from ostinato.backends.common.program_image import RoutingLocation
     from ostinato.backends.common.routing_log import RoutingLog
     from ostinato.backends.cpu import _core
     from ostinato.backends.cpu.compilation import Compilation
@@ -38,7 +38,7 @@ class ExpertLayers:
 
     def __init__(
         self,
-        routings: Sequence[RoutingPlace],
+        routings: Sequence[RoutingLocation],
         arena: _core.Arena,
         native: Callable[[Sequence[_core.Step], Sequence[_core.Slot]], _core.Program],
     ) -> None:
@@ -62,7 +62,7 @@ class ExpertLayers:
 
         self._stored = compilation.stored_by_layer
         if layers := self._in_file():
-            places, code = compilation.lowered.layout.places, compilation.code
+            places, code = compilation.lowered.layout.locations, compilation.code
             self.tier = ExpertTier(layers, tensors, places, memory, code, self._native)
 
     def begin(self, other: ExpertLayers | None = None) -> None:
@@ -74,11 +74,11 @@ class ExpertLayers:
     def descriptions(self) -> tuple[ExpertLayer, ...]:
         """See :attr:`Executable.expert_layers`."""
         return tuple(
-            ExpertLayer(routing.node, routing.experts, stored.places if stored else None)
+            ExpertLayer(routing.node, routing.experts, stored.slots if stored else None)
             for routing, stored in self._layers()
         )
 
-    def _layers(self) -> list[tuple[RoutingPlace, StoredExperts | None]]:
+    def _layers(self) -> list[tuple[RoutingLocation, StoredExperts | None]]:
         """The layers that select experts, with their experts in a file, if they are there."""
         return [*zip(self._routings, self._stored, strict=True)]
 
@@ -89,8 +89,7 @@ class ExpertLayers:
     def _first_experts(self) -> list[Array]:
         """For each layer in the file, the mask of its default residents."""
         return [
-            np.arange(experts.routing.layout.experts) < experts.places
-            for experts in self._in_file()
+            np.arange(experts.routing.layout.experts) < experts.slots for experts in self._in_file()
         ]
 
     # -- residency ---------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ class ExpertLayers:
 
 
 def _log(
-    routings: Sequence[RoutingPlace],
+    routings: Sequence[RoutingLocation],
     arena: _core.Arena,
     native: Callable[[Sequence[_core.Step], Sequence[_core.Slot]], _core.Program],
 ) -> RoutingLog:

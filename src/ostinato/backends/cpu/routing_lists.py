@@ -12,7 +12,7 @@ from ostinato.backends.cpu.submission import copy_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.common.program_image import RoutingPlace
+    from ostinato.backends.common.program_image import RoutingLocation
     from ostinato.backends.cpu import _core
 
 __all__ = ["ArenaLists"]
@@ -34,7 +34,7 @@ class ArenaLists:
 
     def __init__(
         self,
-        routings: Sequence[RoutingPlace],
+        routings: Sequence[RoutingLocation],
         arena: _core.Arena,
         native: Callable[[Sequence[_core.Step], Sequence[_core.Slot]], _core.Program],
     ) -> None:

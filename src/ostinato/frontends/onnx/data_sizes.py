@@ -1,7 +1,8 @@
 """Sizes that a model computes while it runs: the shape of a Reshape, the ends of a Slice.
 
 Most of a shape is known while loading even where some of its elements are not: it is concatenated
-from both. Elements that are not known become Variables that the run binds.
+from both. Elements that are not known become Variables that the run binds. Where nothing limits
+them, and they follow from inputs of integers alone, the graph is built for the contents of those.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import INT64
-from ostinato.ir.leaves import CONSTANT
+from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["bound_sizes", "element", "known_elements", "open_bound"]
+__all__ = ["bound_sizes", "element", "known_elements", "open_bound", "open_elements"]
 
 #: Sizes about which nothing is known, together: memory is planned for no more elements.
 _OPEN_BITS = 40
@@ -39,6 +40,18 @@ def known_elements(call: Call, index: int) -> list[Dim | None]:
     return found if len(found) == value.type.size else [None] * value.type.size
 
 
+def open_elements(call: Call, index: int, what: str) -> list[Dim | None]:
+    """As :func:`known_elements`, of sizes that nothing limits.
+
+    Raises:
+        NotSupported: they follow from inputs of integers, and are known with these.
+    """
+    elements = known_elements(call, index)
+    if None in elements and _follows_from_integers(call.value(index)):
+        call.unknown(index, f"its {what} follow from the contents of inputs")
+    return elements
+
+
 def open_bound(elements: Sequence[Dim | None]) -> int:
     """The bound of each element that is not known, where nothing else limits it."""
     unknown = max(sum(size is None for size in elements), 1)
@@ -51,10 +64,13 @@ def bound_sizes(call: Call, index: int, bound: Dim | None = None) -> list[Dim]:
     Args:
         call: the node.
         index: the operand.
-        bound: the greatest value of those; ``None``: see :func:`open_bound`.
+        bound: the greatest value of those; ``None``: nothing limits them.
     """
-    elements = known_elements(call, index)
-    most = open_bound(elements) if bound is None else bound
+    if bound is None:
+        elements = open_elements(call, index, "sizes")
+        most: Dim = open_bound(elements)
+    else:
+        elements, most = known_elements(call, index), bound
     return [
         call.g.size_from(element(call, index, i), most) if size is None else size
         for i, size in enumerate(elements)
@@ -66,6 +82,20 @@ def element(call: Call, index: int, position: int) -> Value:
     g, value = call.g, call.value(index)
     flat = g.reshape(value, (value.type.size,))
     return g.cast(g.reshape(g.slice(flat, [position], [position + 1]), ()), INT64)
+
+
+def _follows_from_integers(value: Value) -> bool:
+    """Whether a value depends on constants and on inputs of integers alone."""
+    waiting, seen = [value.node], {value.node}
+    while waiting:
+        node = waiting.pop()
+        inexact = any(output.dtype.is_float for output in node.outputs)
+        if node.op in (PARAM, STATE) or (node.op is INPUT and inexact) or node.op.binds_size:
+            return False
+        fresh = {operand.node for operand in node.inputs} - seen
+        seen |= fresh
+        waiting.extend(fresh)
+    return True
 
 
 def _elements(value: Value) -> list[Dim | None]:

@@ -107,7 +107,7 @@ typedef struct ProgramObject {
     PyObject *sources;     /* a tuple of what else it runs on, for `uses`; or NULL */
     PyObject *stopped;     /* what runs raise since the program was stopped; or NULL */
     PyObject *problems;    /* a list: what is wrong with sizes that steps refuse; or NULL */
-    struct ProgramObject *turns_with; /* the program whose lock its runs take; or NULL */
+    struct ProgramObject *exclusive_with; /* the program whose lock its runs take; or NULL */
     order_range *touched;  /* by every run, beside the buffers that it brings */
     Py_ssize_t n_touched;
     bool direct;           /* run_direct runs it */

@@ -68,10 +68,10 @@ class _Renderer:
         topk, kernel = self.topk, self.kernel
         outermost = Scope(symbols=dict(kernel.variables))
         self.k = self.scalars.indices.scalar(topk.k, outermost)
-        wheels = [(symbol, extent_of(symbol)) for symbol in topk.axes]
+        parallel_axes = [(symbol, extent_of(symbol)) for symbol in topk.axes]
 
         def row(step: ir.Value) -> None:
-            point = enter_point(self.scalars, outermost, wheels, step)
+            point = enter_point(self.scalars, outermost, parallel_axes, step)
             self._clear_heap()
             self._scan(point)
             self._sort_heap()
