@@ -84,6 +84,7 @@ class ModelReader:
 
     Attributes:
         strings: the outputs of the last graph that are strings, by name.
+        attempt: the last graph, as far as it could be built.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class ModelReader:
         self._parted = parted
         self._obstacles: dict[int, Sequence[Obstacle]] = {}
         self.strings: dict[str, np.ndarray[Any, Any]] = {}
+        self.attempt = Graph()
 
     @cached_property
     def model(self) -> ModelSource:
@@ -216,8 +218,8 @@ class ModelReader:
                 :func:`ostinato.load_onnx`.
         """
         with _blaming_the_model():
-            graph = Graph(self.name)
-            importer = Importer(self.model, graph)
+            graph = self.attempt = Graph(self.name)
+            importer = Importer(self.model, graph, self.words)
             try:
                 fixed = {**self._constants, **contents}
                 strings = importer.run(self._leaves(graph, shapes, fixed))
