@@ -25,6 +25,12 @@ class CompileOptions:
             results differ by rounding (see the page on convolutions).
         in_place: let producers write directly into the output of a concat or a pad.
         narrow_weights: keep 16-bit weights 16 bits wide in memory and widen them in registers.
+        prefetch: prefetch the weights of matmuls, which otherwise wait for memory as well as for
+            arithmetic.
+        bfloat16_dots: multiply bfloat16 by bfloat16 with dot product instructions, where the
+            processor has them. Sums are taken in pairs, and subnormal numbers count as zero: off
+            unless wanted.
+        streaming_stores: write results that no cache can hold past the caches.
         cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
             instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a slot of its own, so
@@ -54,6 +60,9 @@ class CompileOptions:
     winograd: bool = True
     in_place: bool = True
     narrow_weights: bool = True
+    prefetch: bool = True
+    bfloat16_dots: bool = False
+    streaming_stores: bool = True
     cast_inputs: bool = False
     keep_intermediates: bool = False
     verify: bool = False

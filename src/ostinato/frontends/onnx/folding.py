@@ -58,7 +58,7 @@ def fold(call: Call, converter: Converter) -> Sequence[Tensor] | None:
     return _evaluate(call, converter)
 
 
-def _evaluate(call: Call, converter: Converter) -> tuple[Known, ...] | None:
+def _evaluate(call: Call, converter: Converter) -> tuple[Known | Strings, ...] | None:
     from ostinato.reference import evaluate
 
     g = Graph("folded")
@@ -79,11 +79,11 @@ def _evaluate(call: Call, converter: Converter) -> tuple[Known, ...] | None:
             return None  # something in between is large: a matmul, a broadcast
         g.set_outputs(wanted)
         arrays = list(evaluate(g, {}, {}))
-    computed = dict(zip(wanted, arrays, strict=True))
+    computed = iter(arrays)
     names = (*call.outputs, *[""] * len(results))
     return tuple(
-        result if isinstance(result, Known) else as_known(computed[str(i)], names[i])
-        for i, result in enumerate(results)
+        result if isinstance(result, Known | Strings) else as_known(next(computed), name)
+        for result, name in zip(results, names, strict=False)
     )
 
 
@@ -152,6 +152,7 @@ def _move(
     return tuple(
         as_known(boxed((pool[i] for i in r.array.reshape(-1)), r.array.shape), r.name, dtype)
         for r in results
+        if isinstance(r, Known)
     )
 
 
@@ -174,7 +175,8 @@ def _move_strings(call: Call, converter: Converter) -> list[Tensor] | None:
     results = _evaluate(replace(call, operands=tuple(operands)), converter)
     if results is None:
         return None
-    return [Strings(boxed((pool[i] for i in r.array.reshape(-1)), r.array.shape)) for r in results]
+    arrays = [r.array for r in results]
+    return [Strings(boxed((pool[i] for i in a.reshape(-1)), a.shape)) for a in arrays]
 
 
 def _cast(call: Call) -> tuple[Known, ...] | None:

@@ -64,7 +64,8 @@ class Scope:
         names: defined here.
         outer: the scope around; ``None`` for the model's graph and for function bodies.
         opsets: the version of each operator domain.
-        attributes: what a function body's attribute references stand for.
+        attributes: what a function body's attribute references stand for; ``None`` outside of
+            functions, where there are no references.
         prefix: what the labels of nodes start with: the calls that lead here.
         depth: how many graphs and functions lie around.
     """
@@ -72,7 +73,7 @@ class Scope:
     names: dict[str, Tensor]
     outer: Scope | None
     opsets: Mapping[str, int]
-    attributes: Mapping[str, AttributeProto]
+    attributes: Mapping[str, AttributeProto] | None
     prefix: str = ""
     depth: int = 0
 
@@ -157,7 +158,7 @@ class Importer:
             ModelFormatError: the model breaks the rules of the format.
         """
         proto = self._source.proto.graph
-        scope = Scope(dict(inputs), None, self._source.opsets, {})
+        scope = Scope(dict(inputs), None, self._source.opsets, None)
         outputs = self._body(proto, scope)
         self._raise_collected()
         named: dict[str, Value] = {}
@@ -508,6 +509,11 @@ def _attributes(node: NodeProto, scope: Scope) -> dict[str, AttributeProto]:
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             found[attribute.name] = attribute
+        elif scope.attributes is None:
+            raise ModelFormatError(
+                f"the attribute {attribute.name!r} refers to {attribute.ref_attr_name!r} of a "
+                "function, and the node is in none"
+            )
         elif attribute.ref_attr_name in scope.attributes:
             found[attribute.name] = scope.attributes[attribute.ref_attr_name]
     return found
