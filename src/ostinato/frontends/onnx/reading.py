@@ -169,9 +169,10 @@ class ModelReader:
     def assume(self, shapes: Mapping[str, tuple[Dim, ...]]) -> None:
         """From now on, take these shapes of open sizes for those of inputs."""
         types, resolver = self._resolved
+        named = {str(dim) for type_ in types.values() for dim in type_.shape}
         for name, shape in shapes.items():
             for before, dim in zip(types[name].shape, shape, strict=True):
-                if before != dim:
+                if before != dim and str(dim) not in named:
                     resolver.open.update(s.name for s in symbols(dim))
                     resolver.words[str(dim)] = resolver.words.get(str(before), str(before))
             types[name] = TensorType(types[name].dtype, shape)

@@ -39,6 +39,9 @@ _MOST_KNOWN = 64
 #: The greatest size of an output of a graph that is not built yet.
 _LARGEST = 2**31 - 1
 
+#: Graphs are built at most until so many nodes have been converted, and at least so often.
+_MOST_CONVERTED, _LEAST_BUILDS = 60_000, 4
+
 #: The most conditions that are assumed one after the other.
 _MOST_ASSUMED = 12
 
@@ -74,16 +77,17 @@ def import_model(reader: ModelReader) -> Imported:
         return Imported(graph, graph, {}, {})
     except (GraphError, UnsupportedOpError, ModelFormatError) as error:
         obstacles = reader.obstacles_of(error)
-        if (assuming := _assuming(reader, obstacles)) is not None:
+        builds = max(_MOST_CONVERTED // max(len(reader.model.proto.graph.node), 1), _LEAST_BUILDS)
+        if (assuming := _assuming(reader, obstacles, builds)) is not None:
             return Imported(assuming, assuming, {}, {})
-        search = _Search(reader)
+        search = _Search(reader, builds)
         needs = search.needs(error, obstacles)
         return Imported(search.unbuilt(needs), needs.graph, needs.numbers, needs.contents)
 
 
 def sizes_that_fit(reader: ModelReader) -> dict[str, int]:
     """Values of Variables at which a model makes sense; small ones where none are found."""
-    search = _Search(reader)
+    search = _Search(reader, 0)
     for values in search.sizes_to_try():
         try:
             reader.graph(search.shapes(values))
@@ -96,16 +100,24 @@ def sizes_that_fit(reader: ModelReader) -> dict[str, int]:
 # -- assumptions ---------------------------------------------------------------------------------
 
 
-def _assuming(reader: ModelReader, obstacles: Sequence[Obstacle]) -> Graph | None:
+def _assuming(reader: ModelReader, obstacles: Sequence[Obstacle], builds: int) -> Graph | None:
     """The graph for most sizes, where what is in the way is a condition on open sizes.
 
     Sizes for which the conditions do not hold are left to other builds: the graph's inputs do not
     have them.
+
+    Args:
+        reader: of the model.
+        obstacles: what is in the way.
+        builds: how many graphs may be built.
     """
     shapes = {name: type_.shape for name, type_ in reader.inputs.items()}
     taken = {*reader.open}
     for _ in range(_MOST_ASSUMED):
         for changed in _assumptions(obstacles, shapes, taken):
+            builds -= 1
+            if builds < 0:
+                return None
             try:
                 graph = reader.graph(changed)
             except OstinatoError as error:
@@ -174,13 +186,15 @@ class _Search:
 
     Args:
         reader: of the model.
+        builds: how many graphs may be built.
 
     Attributes:
         variables: of the shapes of its inputs, by name.
     """
 
-    def __init__(self, reader: ModelReader) -> None:
+    def __init__(self, reader: ModelReader, builds: int) -> None:
         self._reader = reader
+        self._builds = builds
         self._types = reader.inputs
         self.variables: dict[str, Symbol] = {
             s.name: s for type_ in self._types.values() for d in type_.shape for s in symbols(d)
@@ -196,7 +210,10 @@ class _Search:
             OstinatoError: the model makes no sense, whatever is known.
         """
         refused: OstinatoError | None = None
+        needs = _Needs({}, {})
         for values in self.sizes_to_try():
+            if self._builds < 0:
+                break
             needs, failure = self._sufficient(obstacles, values)
             if failure is None:
                 return self._fewest(needs, values)
@@ -262,7 +279,7 @@ class _Search:
         for name in tuple(needs.numbers):
             fewer = {other: reason for other, reason in needs.numbers.items() if other != name}
             try:
-                if fewer or needs.contents:
+                if self._builds >= 0 and (fewer or needs.contents):
                     graph = self._build(replace(needs, numbers=fewer), values)
                     needs = replace(needs, numbers=fewer, graph=graph)
             except OstinatoError:
@@ -278,6 +295,7 @@ class _Search:
         }
 
     def _build(self, needs: _Needs, values: Mapping[str, int]) -> Graph:
+        self._builds -= 1
         shapes = self.shapes({name: values[name] for name in needs.numbers})
         every = {symbol: values[name] for name, symbol in self.variables.items()}
         contents = {
