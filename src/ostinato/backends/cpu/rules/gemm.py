@@ -287,6 +287,8 @@ class Gemm(CpuKernel):
         fetch = self.prefetch
         if fetch is None or max_extent(self.m) < fetch.least_rows:
             return None
+        if self.scales is not None:
+            return None  # half bytes take so long to compute that the hardware keeps up
         return None if fits_cache(self.panels_bytes, self.caches) else fetch
 
     def fetches(self, height: int) -> bool:
@@ -309,7 +311,7 @@ class Gemm(CpuKernel):
         fetch, axes = self.fetch, self.sum_axes
         if fetch is None or self.item_tiles == 1 or len(axes) != 1:
             return None
-        if self.scales is not None or (self.b_format is not None and self.b_format.depth > 1):
+        if self.b_format is not None and self.b_format.depth > 1:
             return None
         (k,), m = axes, extent_of(self.m)
         if not isinstance(k.extent, int) or not isinstance(m, int):
