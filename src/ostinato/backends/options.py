@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ostinato.records import dataclass, field
 
 __all__ = ["CompileOptions"]
@@ -40,6 +42,11 @@ class CompileOptions:
             as without tuning, and measured by a later compile.
         stored_programs: load the stored program of an equal graph, compiled before by any process
             with the same cache. Never with ``tune`` or with experts in a file.
+        specialize: for a model of open sizes. ``"auto"``: compile for the sizes that a run brings
+            where they have to be numbers, or are beyond the bounds so far; ``"always"``: compile
+            for the sizes of each run; ``"never"``: raise instead.
+        max_specializations: the most sizes that a graph is compiled for at a time; beyond, the
+            least recently used one is dropped, and compiled again when it is needed.
         target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.
     """
 
@@ -62,4 +69,6 @@ class CompileOptions:
     tune: bool = False
     tune_seconds: float = 20.0
     stored_programs: bool = True
+    specialize: Literal["auto", "always", "never"] = "auto"
+    max_specializations: int = 16
     target: str = "host"

@@ -8,7 +8,7 @@ from ostinato.backends.base import Capabilities
 from ostinato.backends.common.lowering_options import lowering_options as shared_options
 from ostinato.backends.cpu.rules.table import LOWERED_OPS, CpuLowering
 from ostinato.backends.cpu.rules.tiles import RegisterFile
-from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16
+from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16, NARROW_DTYPES
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.loopir.builder import INDEX_OPS, POINTWISE
 from ostinato.lower.loopir.views import VIEWS
@@ -23,9 +23,10 @@ __all__ = ["CAPABILITIES", "lowering_options"]
 
 CAPABILITIES = Capabilities(
     ops=frozenset({*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS}),
-    dtypes=frozenset(ALL_DTYPES),
+    dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     padded_conv=False,
     experts_in_file=True,
+    shared_weights=True,
 )
 
 

@@ -16,6 +16,8 @@ __all__ = ["FOLDED_BY_CONVERTER", "converters", "find_converter"]
 _FAMILIES = (
     "elementwise",
     "contraction",
+    "casts",
+    "pooling",
     "activations",
     "shape",
     "reduction",
@@ -26,17 +28,50 @@ _FAMILIES = (
     "resize",
     "recurrent",
     "control",
+    "losses",
+    "sampling",
+    "patches",
+    "linalg",
+    "signal",
+    "random",
+    "strings",
 )
 
 #: By domain, what a family calls its table of converters, and the families that have one.
 _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
-    "com.microsoft": ("EXTENSIONS", ("activations", "normalization")),
+    "ai.onnx.ml": ("MACHINE_LEARNING", ("ml_features", "ml_models")),
+    "ai.onnx.preview.training": ("TRAINING", ("training",)),
+    "com.microsoft": (
+        "EXTENSIONS",
+        (
+            "activations",
+            "normalization",
+            "contrib_attention",
+            "contrib_fusions",
+            "contrib_weights",
+        ),
+    ),
 }
 
 #: Ops whose converters give known results by themselves, or whose operands are not all they read.
 FOLDED_BY_CONVERTER = frozenset(
-    {"Constant", "ConstantOfShape", "Identity", "If", "NonZero", "Range", "Shape", "Size"}
+    {
+        "Constant",
+        "ConstantOfShape",
+        "Dropout",
+        "Identity",
+        "If",
+        "Multinomial",
+        "NonZero",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Range",
+        "Shape",
+        "Size",
+    }
 )
 
 
