@@ -57,6 +57,9 @@ too, and part of a panel."""
 _RESIDENT_PART = 4
 """The part of the second-level cache that panels stay in while rows pass by."""
 
+_REUSING_ROWS = 256
+"""Rows that go over a panel for so long that its arrival takes no time to speak of."""
+
 _MANY_ROWS = 512
 """Rows that make many blocks."""
 
@@ -285,7 +288,10 @@ class Gemm(CpuKernel):
     def fetch(self) -> Prefetch | None:
         """:attr:`prefetch` where it pays: panels come from memory and not by the hardware alone."""
         fetch = self.prefetch
-        if fetch is None or max_extent(self.m) < fetch.least_rows:
+        rows = max_extent(self.m)
+        if fetch is None or rows < fetch.least_rows:
+            return None
+        if rows > _REUSING_ROWS and not self.streams_rows:
             return None
         if self.scales is not None:
             return None  # half bytes take so long to compute that the hardware keeps up
