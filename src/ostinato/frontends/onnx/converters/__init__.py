@@ -40,8 +40,18 @@ _FAMILIES = (
 #: By domain, what a family calls its table of converters, and the families that have one.
 _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
+    "ai.onnx.ml": ("MACHINE_LEARNING", ("ml_features", "ml_models")),
     "ai.onnx.preview.training": ("TRAINING", ("training",)),
-    "com.microsoft": ("EXTENSIONS", ("activations", "normalization")),
+    "com.microsoft": (
+        "EXTENSIONS",
+        (
+            "activations",
+            "normalization",
+            "contrib_attention",
+            "contrib_fusions",
+            "contrib_weights",
+        ),
+    ),
 }
 
 #: Ops whose converters give known results by themselves, or whose operands are not all they read.
