@@ -93,9 +93,7 @@ def test_losses(shape, reduction, weighted, ignored) -> None:
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("aligned", [0, 1])
-@pytest.mark.parametrize(
-    ("size", "points"), [((5, 7), (3, 2)), ((2, 3), (4, 1)), ((4, 3, 5), (2, 2, 3))]
-)
+@pytest.mark.parametrize(("size", "points"), [((5, 7), (3, 2)), ((4, 3, 2), (2, 1, 3))])
 def test_grid_sample(size, points, mode, padding, aligned) -> None:
     grid = RNG.uniform(-1.6, 1.6, (2, *points, len(size))).astype(np.float32)
     flags = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
