@@ -124,15 +124,22 @@ def test_a_condition_known_at_run_time_only_chooses_between_both() -> None:
     np.testing.assert_array_equal(run(graph, x=X, flag=np.array(False))[0], -X)
 
 
-def test_branches_of_different_types_need_a_known_condition() -> None:
+def test_branches_of_different_types_take_the_condition_of_a_run() -> None:
     then = helper.make_graph(
         [helper.make_node("Flatten", ["x"], ["a"], axis=0)], "t", [], [info("a", None)]
     )
     other = helper.make_graph([helper.make_node("Neg", ["x"], ["b"])], "e", [], [info("b", None)])
     node = helper.make_node("If", ["flag"], ["y"], then_branch=then, else_branch=other, name="if")
     inputs = [info("x", [2, 4]), info("flag", [], TensorProto.BOOL)]
-    with pytest.raises(ost.GraphError, match=r"If 'if'.*constants="):
-        ost.load_onnx(model([node], inputs, [info("y", None)]))
+    graph = ost.load_onnx(model([node], inputs, [info("y", None)]))
+    compiled = ost.Session("cpu").compile(graph)
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    for flag, expected in ((True, x.reshape(1, 8)), (False, -x), (True, x.reshape(1, 8))):
+        feeds = {"x": x, "flag": np.array(flag)}
+        np.testing.assert_array_equal(compiled.run(feeds)[0], expected)
+        np.testing.assert_array_equal(ost.reference.evaluate(graph, feeds)[0], expected)
+    assert len(compiled.specializations) == 2
+    assert "If 'if'" in compiled.explain()
 
 
 def test_errors_name_the_node() -> None:

@@ -24,6 +24,7 @@ from ostinato.variables import Expr, Symbol, symbols
 
 if TYPE_CHECKING:
     from ostinato.ir.op import Attr, Op
+    from ostinato.ir.specialization import Specialization
     from ostinato.variables import Dim
 
 __all__ = ["BaseGraph", "Node", "Value", "locate", "user_source"]
@@ -214,6 +215,7 @@ class BaseGraph(Deferrable):
         param_values: by param name, what it holds until it is written.
         stand_ins: in a rewritten graph, by the id of a value of the first graph, what stands for it
             here, as far as anything does.
+        specialization: a way to build the graph again for other sizes, if there is one.
     """
 
     # A deferred graph would find a default that is an attribute of the class.
@@ -226,6 +228,7 @@ class BaseGraph(Deferrable):
     assignments: dict[str, Value] = field(default_factory=dict)
     param_values: ParamValues = field(default_factory=ParamValues)
     stand_ins: dict[int, Value] | None = None
+    specialization: Specialization[BaseGraph] | None = None
     _variables: dict[str, Symbol] = field(default_factory=dict)
     _next_id: int = field(default_factory=int)
     _label: str = ""
@@ -308,6 +311,7 @@ class BaseGraph(Deferrable):
             raise GraphError(f"assign: state {name!r} has a value assigned already")
         if state.type != value.type:
             raise GraphError(f"assign: state {name!r} is {state.type}, the value is {value.type}")
+        self.specialization = None
         self.assignments[name] = value
 
     def set_outputs(self, outputs: Sequence[Value] | Mapping[str, Value]) -> None:
@@ -323,6 +327,7 @@ class BaseGraph(Deferrable):
         if not isinstance(outputs, Mapping):
             outputs = {f"output_{i}": value for i, value in enumerate(outputs)}
         self._own("set_outputs", tuple(outputs.values()))
+        self.specialization = None  # it would build the graph as it was
         self.outputs = {str(name): value for name, value in outputs.items()}
 
     # -- nodes ------------------------------------------------------------------------------
@@ -425,6 +430,7 @@ class BaseGraph(Deferrable):
 
     def _define(self, node: Node, types: Sequence[TensorType]) -> None:
         """Append ``node`` with results of these types."""
+        self.specialization = None  # it would build the graph as it was
         first = self._next_id
         node.outputs = tuple([Value(self, node, i, first + i, t) for i, t in enumerate(types)])
         self._next_id += len(types)
@@ -484,7 +490,7 @@ def locate(error: GraphError, call: str, operands: Sequence[str], label: str = "
     at = f" at {source}" if (source := user_source()) else ""
     node = f" (node {label!r})" if label else ""
     located = GraphError(f"{call}({', '.join(operands)}): {error}{node}{at}")
-    located.located = True
+    located.located, located.requirements = True, error.requirements
     return located
 
 

@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ostinato.errors import GraphError
+from ostinato.variables import Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ostinato.ir.facts import Fact
     from ostinato.ir.types import TensorType
+    from ostinato.variables import Dim
 
 __all__ = ["Attr", "Op"]
 
@@ -118,6 +120,12 @@ class Op(ABC):
         """Raise :class:`GraphError` with ``message`` unless ``condition`` holds."""
         if not condition:
             raise GraphError(message)
+
+    @staticmethod
+    def expect_equal(a: Dim, b: Dim, message: str) -> None:
+        """Raise :class:`GraphError` with ``message`` unless two sizes are equal at all times."""
+        if a != b:
+            raise GraphError.of(message, Requirement(a - b, equal=True))
 
     @classmethod
     def expect_count(

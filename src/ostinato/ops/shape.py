@@ -12,7 +12,15 @@ from ostinato.ir.leaves import check_shape
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axis
-from ostinato.variables import Dim, Expr, bounds, ceil_div, prod, provably_at_most
+from ostinato.variables import (
+    Dim,
+    Expr,
+    Requirement,
+    bounds,
+    ceil_div,
+    prod,
+    provably_at_most,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,8 +53,9 @@ class Reshape(Op):
         self.expect_count(operands, 1)
         (x,) = operands
         shape = check_shape(self.name, attrs["shape"])
-        self.expect(
-            prod(shape) == x.size,
+        self.expect_equal(
+            prod(shape),
+            x.size,
             f"shape {_shown(shape)} holds {prod(shape)} elements, the operand {x.size}",
         )
         return (TensorType(x.dtype, shape),)
@@ -171,10 +180,10 @@ class Concat(Op):
         for x in operands:
             self.expect(x.dtype == first.dtype, f"operands are of {first.dtype} and of {x.dtype}")
             others = x.shape[:axis] + x.shape[axis + 1 :]
-            self.expect(
-                x.ndim == first.ndim and others == first.shape[:axis] + first.shape[axis + 1 :],
-                f"{x} and {first} differ in more than axis {axis}",
-            )
+            problem = f"{x} and {first} differ in more than axis {axis}"
+            self.expect(x.ndim == first.ndim, problem)
+            for a, b in zip(others, first.shape[:axis] + first.shape[axis + 1 :], strict=True):
+                self.expect_equal(a, b, problem)
             total = total + x.shape[axis]
         shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
         return (TensorType(first.dtype, shape),)
@@ -219,11 +228,12 @@ class PadBorder(Composite):
         self.expect(mode in ("edge", "reflect", "wrap"), f"there is no padding mode {mode!r}")
         for size, *widths in zip(x.shape, before, after, strict=True):
             least = {"edge": 1, "reflect": max(widths) + 1, "wrap": max(widths)}[mode]
-            self.expect(
-                not any(widths) or bounds(size)[0] >= least,
-                f"padding by {max(widths)} in mode {mode!r} takes an axis of at least {least}, "
-                f"got {size}",
-            )
+            if any(widths) and bounds(size)[0] < least:
+                raise GraphError.of(
+                    f"padding by {max(widths)} in mode {mode!r} takes an axis of at least {least}, "
+                    f"got {size}",
+                    Requirement(size - least, equal=False),
+                )
         return (_padded(x, before, after),)
 
     def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:

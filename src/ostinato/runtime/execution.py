@@ -41,7 +41,6 @@ class Execution:
         cast: whether arrays of other dtypes are converted.
 
     Attributes:
-        accesses: the memory that every call touches.
         quick: whether runs may try the short path.
     """
 
@@ -59,11 +58,14 @@ class Execution:
         self.context = context
         self.handles = handles
         self.cast = cast
-        self.accesses = executable.accesses
         self.quick = False
-        self._run_direct = executable.run_direct
         self._arena_outputs: ArenaOutputs | None = None
         self.choose_path()
+
+    @property
+    def accesses(self) -> Accesses:
+        """The memory that every call touches."""
+        return self.executable.accesses
 
     def clone(self, context: Context | None) -> Execution:
         """The same on memory of its own; see :meth:`CompiledGraph.clone`."""
@@ -157,7 +159,7 @@ class Execution:
         arrays, live = known
         outputs = live.empty() if out is None else self.signature.check_outputs(out, live)
         try:
-            return outputs if self._run_direct(arrays, outputs, live.variables) else None
+            return outputs if self.executable.run_direct(arrays, outputs, live.variables) else None
         except (ValueError, CaptureError):
             return None
 
@@ -167,7 +169,8 @@ class Execution:
             return None
         results = self.arena_outputs(live)
         try:
-            return results if self._run_direct(inputs, results.arrays, live.variables) else None
+            ran = self.executable.run_direct(inputs, results.arrays, live.variables)
+            return results if ran else None
         except (ValueError, CaptureError):
             return None
 
@@ -189,7 +192,7 @@ class Execution:
         touched = arrays_touched(inputs.values())
         with self.in_order("run_slots reads its results back", touched):
             outputs = self.perform(inputs, self.results_in_arena, variables=given)
-        offsets = self.executable.result_offsets
+        offsets = self.executable.current.result_offsets
         return [(o, array.size) for o, array in zip(offsets, outputs, strict=True)]
 
     def bind(self, inputs: object, outputs: object, variables: object) -> Callable[[], None]:
@@ -285,7 +288,7 @@ class Execution:
         """The memory in the arena for outputs of these shapes."""
         results = self._arena_outputs
         if results is None or results.live is not live:
-            executable = self.executable
+            executable = self.executable.at(live.variables)
             arena, offsets = executable.arena, executable.result_offsets
             arrays = [
                 np.ndarray(shape, dtype, arena, offset)

@@ -26,6 +26,7 @@ CAPABILITIES = Capabilities(
     dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     padded_conv=False,
     experts_in_file=True,
+    shared_weights=True,
 )
 
 
@@ -43,6 +44,7 @@ def lowering_options(
         shared_options(options),
         winograd=on and options.winograd,
         builtin_copies=on,
+        streaming_stores=on and options.streaming_stores,
         choose_tiles=choose_tiles,
     )
 
@@ -51,7 +53,15 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
     narrow = {BFLOAT16, *([FLOAT16] if target.has_half_conversions else [])}
     wanted = frozenset(narrow) if options.narrow_weights else frozenset()
     count = _vector_registers(target)
-    return RegisterFile(target.vector_bytes, count, wanted, target.has_byte_dots)
+    return RegisterFile(
+        target.vector_bytes,
+        count,
+        wanted,
+        target.has_byte_dots,
+        target.caches,
+        prefetches=options.optimize and options.prefetch,
+        bfloat16_dots=options.bfloat16_dots and target.has_bfloat16_dots,
+    )
 
 
 def _vector_registers(target: TargetSpec) -> int:

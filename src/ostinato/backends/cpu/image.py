@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
+from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation, Slot
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.llvm.toolchain import LinkedCode
 from ostinato.backends.cpu.loader.link import load
@@ -71,6 +71,25 @@ class Image(ProgramImage[Step]):
     @classmethod
     def step_of(cls, entry: tuple[Any, ...]) -> Step:
         return Step(*entry)
+
+    def prepacking(self) -> object:
+        """The form of the weights, and how they are brought into it: equal if both are the same.
+
+        Constants that the steps read, such as the strides of a copy, count by their contents.
+        """
+        keys = {symbol: code.key for code in self.objects for symbol in code.symbols}
+        constants = {offset: bytes(data) for offset, data in self.constants}
+        steps = [
+            (
+                part.params,
+                step._replace(arguments=()),
+                keys.get(step.code),
+                [constants.get(o, o) if s == Slot.CONSTANTS else (s, o) for s, o in step.arguments],
+            )
+            for part in self.preparations
+            for step in part.steps
+        ]
+        return self.sizes[Slot.WEIGHTS], self.params, steps
 
     def code(self) -> LinkedCode | None:
         """The code of the kernels; ``None`` if some of it is no longer in the cache."""

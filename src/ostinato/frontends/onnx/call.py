@@ -50,11 +50,13 @@ class NotSupported(Exception):
     """Raised by a converter for what Ostinato cannot express; the import collects the reasons.
 
     Attributes:
+        dims: the sizes that would have to be numbers, where that is the reason.
         unknown: a value of the graph that would have to be known when the model is loaded.
     """
 
-    def __init__(self, reason: str, unknown: Value | None = None) -> None:
+    def __init__(self, reason: str, dims: Sequence[Dim] = (), unknown: Value | None = None) -> None:
         super().__init__(reason)
+        self.dims = dims
         self.unknown = unknown
 
 
@@ -94,10 +96,16 @@ class Call:
         """Report that the node cannot be expressed, and why."""
         raise NotSupported(reason)
 
+    def needs_number(self, reason: str, *dims: Dim) -> NoReturn:
+        """Report that sizes have to be numbers, and why: the graph is then built for those."""
+        raise NotSupported(reason, dims)
+
     def unknown(self, index: int, reason: str) -> NoReturn:
         """Report that the operand at ``index`` would have to be known when the model is loaded."""
         operand = self.operand(index)
-        raise NotSupported(reason, None if isinstance(operand, Known) else operand)
+        if isinstance(operand, Known):
+            raise NotSupported(reason, operand.dims())
+        raise NotSupported(reason, unknown=operand)
 
     def malformed(self, problem: str) -> NoReturn:
         """Report that the node breaks the rules of its op."""
@@ -185,7 +193,7 @@ class Call:
         result: list[int] = []
         for dim in self.dims(index, what):
             if not isinstance(dim, int):
-                self.unsupported(f"its {what} depend on a Variable ({dim}); fix it with dims=")
+                self.needs_number(f"its {what} depend on {dim}", dim)
             result.append(dim)
         return tuple(result)
 

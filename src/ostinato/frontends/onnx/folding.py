@@ -36,6 +36,9 @@ __all__ = ["fold"]
 #: Nodes with more elements than this among their operands or results are left to the compiler.
 _LARGEST = 2**20
 
+#: Integers of this magnitude and beyond are not all exact in float32.
+_INEXACT = 2**24
+
 #: Sizes with more terms than this are computed at run time.
 _MOST_TERMS = 64
 
@@ -110,6 +113,8 @@ _MOVEMENT: dict[str, tuple[int, ...] | None] = {
 def _fold_symbolic(call: Call, converter: Converter) -> tuple[Known, ...] | None:
     if call.domain:
         return None
+    if call.op_type not in _MOVEMENT and call.dtype(0).is_float:
+        return _whole_floats(call)
     if call.op_type in _MOVEMENT:
         return _move(call, converter, _MOVEMENT[call.op_type])
     if call.op_type in ("Cast", "CastLike"):
@@ -178,9 +183,45 @@ def _move_strings(call: Call, converter: Converter) -> list[Tensor] | None:
 def _cast(call: Call) -> tuple[Known, ...] | None:
     known = call.known(0)
     target = call.dtype(1) if call.has(1) else ELEMENT_TYPES.get(call.required("to"))
-    if known is None or target is None or not target.is_integer or target.itemsize < 4:
+    if known is None or target is None or target.itemsize < 4:
         return None
-    return (Known(known.array, target, call.outputs[0]),)
+    if target.is_integer or (target.is_float and all(map(_exact_float, known.dims()))):
+        return (Known(known.array, target, call.outputs[0]),)
+    return None
+
+
+def _whole_floats(call: Call) -> tuple[Known, ...] | None:
+    """Sums and products of sizes that a model computes in float: the same numbers, if exact."""
+    if call.op_type in ("Cast", "CastLike"):
+        return _cast(call)
+    known = call.known(0)
+    if call.op_type in ("Ceil", "Floor", "Round") and known is not None:
+        return (Known(known.array, known.dtype, call.outputs[0]),)
+    if call.op_type not in ("Add", "Mul", "Sub") or known is None or known.dtype.itemsize < 4:
+        return None
+    operands = []
+    for index in range(len(call.operands)):
+        operand = call.known(index)
+        if operand is None:
+            return None
+        if not operand.symbolic:
+            array = operand.array
+            if not (np.isfinite(array) & (array == np.floor(array))).all():
+                return None
+            operand = Known(array.astype(np.int64), INT64)
+        operands.append(operand)
+    whole = _arithmetic(
+        replace(call, operands=tuple(operands)), _ARITHMETIC[call.op_type], known.dtype
+    )
+    if whole is None or not all(map(_exact_float, whole[0].dims())):
+        return None
+    return whole
+
+
+def _exact_float(item: Any) -> bool:
+    """Whether a size and all that it may be are exact in float32."""
+    low, high = bounds(item) if isinstance(item, int | Expr) else (-_INEXACT, _INEXACT)
+    return -_INEXACT < low <= high < _INEXACT
 
 
 def _arithmetic(call: Call, rule: Callable[..., Any], dtype: DType) -> tuple[Known, ...] | None:

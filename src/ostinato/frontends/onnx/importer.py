@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from ostinato.frontends.onnx.tensors import (
 from ostinato.frontends.onnx.upgrades import upgraded
 from ostinato.ir.leaves import INPUT
 from ostinato.records import dataclass, replace
+from ostinato.variables import Expr, symbols
 
 if TYPE_CHECKING:
     from onnx import FunctionProto, GraphProto, TensorProto
@@ -37,8 +38,12 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
     from ostinato.ops.builder import Graph
+    from ostinato.variables import Dim, Requirement
 
-__all__ = ["Importer", "Scope"]
+__all__ = ["Importer", "Obstacle", "Scope"]
+
+#: The most nodes that are followed back from an operand to the sizes that it depends on.
+_MOST_FOLLOWED = 256
 
 #: The greatest depth of subgraphs and functions; a file beyond it is made to exhaust the stack.
 _DEEPEST = 60
@@ -55,7 +60,8 @@ class Scope:
         names: defined here.
         outer: the scope around; ``None`` for the model's graph and for function bodies.
         opsets: the version of each operator domain.
-        attributes: what a function body's attribute references stand for.
+        attributes: what a function body's attribute references stand for; ``None`` outside of
+            functions, where there are no references.
         prefix: what the labels of nodes start with: the calls that lead here.
         depth: how many graphs and functions lie around.
     """
@@ -63,7 +69,7 @@ class Scope:
     names: dict[str, Tensor]
     outer: Scope | None
     opsets: Mapping[str, int]
-    attributes: Mapping[str, AttributeProto]
+    attributes: Mapping[str, AttributeProto] | None
     prefix: str = ""
     depth: int = 0
 
@@ -88,8 +94,34 @@ class Scope:
         return replace(self, names={}, outer=self, depth=self.depth + 1)
 
 
+@dataclass(frozen=True)
+class Obstacle:
+    """A node that could not be converted.
+
+    Attributes:
+        reason: the node, and why.
+        variables: the Variables whose sizes are at fault; all that the node depends on, where
+            the converter does not say.
+        inputs: the inputs whose contents would help.
+        hopeless: whether nothing known about sizes or contents helps.
+        label: of the node.
+        requirements: the conditions on sizes that would make it possible, where they are known.
+    """
+
+    reason: str
+    variables: frozenset[str]
+    inputs: frozenset[str]
+    hopeless: bool = False
+    label: str = ""
+    requirements: tuple[Requirement, ...] = ()
+
+
 class Importer:
-    """Builds ``g`` from a model's graph, collecting every node that cannot be expressed."""
+    """Builds ``g`` from a model's graph, collecting every node that cannot be expressed.
+
+    Attributes:
+        obstacles: those nodes, and others with operands that do not fit.
+    """
 
     def __init__(self, source: ModelSource, g: Graph) -> None:
         self._source = source
@@ -100,6 +132,7 @@ class Importer:
         self._needed: set[str] = set()  # inputs whose values would have to be known
         self._failure: OstinatoError | None = None
         self._nodes_in_functions = 0
+        self.obstacles: list[Obstacle] = []
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Strings]:
         """Convert the whole model, given the tensors of its inputs, and set the outputs.
@@ -113,7 +146,7 @@ class Importer:
             ModelFormatError: the model breaks the rules of the format.
         """
         proto = self._source.proto.graph
-        scope = Scope(dict(inputs), None, self._source.opsets, {})
+        scope = Scope(dict(inputs), None, self._source.opsets, None)
         outputs = self._body(proto, scope)
         self._raise_collected()
         named: dict[str, Value] = {}
@@ -140,7 +173,7 @@ class Importer:
         if scope.depth > _DEEPEST:
             raise ModelFormatError(f"{what}: subgraphs and functions nest too deep")
         for tensor in proto.initializer:
-            self._define(scope, tensor.name, self._initializer(tensor), what)
+            self._define(scope, tensor.name, self._stored(tensor, scope), what)
         for sparse in proto.sparse_initializer:
             missing = Missing(f"{sparse.values.name!r} is a sparse tensor")
             self._define(scope, sparse.values.name, missing, what)
@@ -164,6 +197,15 @@ class Importer:
             raise ModelFormatError(f"{what} defines {name!r} twice")
         scope.names[name] = tensor
 
+    def _stored(self, tensor: TensorProto, scope: Scope) -> Tensor:
+        """An initializer; the model's own are read once for all graphs that are built from it."""
+        if scope.outer is not None or scope.depth:
+            return self._initializer(tensor)
+        known = self._source.tensors
+        if tensor.name not in known:
+            known[tensor.name] = self._initializer(tensor)
+        return known[tensor.name]
+
     def _initializer(self, tensor: TensorProto) -> Tensor:
         if not tensor.name:
             raise ModelFormatError("an initializer has no name")
@@ -186,17 +228,25 @@ class Importer:
     def _node(self, node: NodeProto, scope: Scope) -> list[Tensor]:
         """The outputs of one node. Errors are collected, so that the rest is checked too."""
         label = scope.prefix + label_of(node)
+        obstacles = len(self.obstacles)
         try:
             with self._g.labelled(label):
-                return self._convert(node, label, scope)
+                results = self._convert(node, label, scope)
+            self._blame_condition(node, scope, obstacles)
+            return results
         except NotSupported as reason:
+            unknown = () if reason.unknown is None else (reason.unknown,)
+            self._obstruct(node, label, scope, reason, reason.dims, unknown)
             self._note(node, scope, str(reason))
             if reason.unknown is not None:
                 self._needed |= _inputs_behind(reason.unknown)
         except GraphError as error:
+            sizes = [requirement.size for requirement in error.requirements]
+            self._obstruct(node, label, scope, error, sizes, requirements=error.requirements)
             hint = "; sizes can be fixed or bounded with dims=" if self._g.variables else ""
             self._fail(GraphError(f"{node.op_type} {label!r}: {error}{hint}"))
         except ModelFormatError as error:
+            self._obstruct(node, label, scope, error)
             self._fail(ModelFormatError(f"{node.op_type} {label!r}: {error}"))
         except OstinatoError as error:
             self._fail(error)
@@ -301,6 +351,46 @@ class Importer:
 
     # -- what went wrong --------------------------------------------------------------------
 
+    def _blame_condition(self, node: NodeProto, scope: Scope, first: int) -> None:
+        """Add what a node with subgraphs reads to the obstacles found in these: a branch may fail
+        that is never taken.
+        """
+        if first < len(self.obstacles):
+            behind = [b for name in node.input if name for b in _behind(scope.find(name))]
+            inputs = frozenset(item for item in behind if isinstance(item, str))
+            self.obstacles[first:] = [
+                replace(
+                    obstacle,
+                    inputs=obstacle.inputs | inputs,
+                    hopeless=obstacle.hopeless and not inputs,
+                )
+                for obstacle in self.obstacles[first:]
+            ]
+
+    def _obstruct(
+        self,
+        node: NodeProto,
+        label: str,
+        scope: Scope,
+        error: Exception,
+        dims: Sequence[Dim] = (),
+        unknown: Sequence[Tensor] = (),
+        requirements: tuple[Requirement, ...] = (),
+    ) -> None:
+        """Note that a node could not be converted, and because of which sizes and contents."""
+        operands = [scope.find(name) for name in node.input if name and name in scope]
+        behind = [item for operand in operands for item in _behind(operand)]
+        if any(attribute.type == AttributeProto.GRAPH for attribute in node.attribute):
+            unknown = operands  # which decide what its subgraphs do
+        inputs = {b for o in unknown for b in _behind(o, floats=True) if isinstance(b, str)}
+        sizes = dims or [item for item in behind if isinstance(item, Expr)]
+        found = {s.name for dim in sizes for s in symbols(dim)}
+        hopeless = isinstance(error, NotSupported) and not (dims or inputs)
+        reason = f"{node.op_type} {label!r}: {error}"
+        self.obstacles.append(
+            Obstacle(reason, frozenset(found), frozenset(inputs), hopeless, label, requirements)
+        )
+
     def _note(self, node: NodeProto, scope: Scope, reason: str) -> None:
         domain = f"{node.domain}." if node.domain and node.domain != "ai.onnx" else ""
         label = scope.prefix + label_of(node)
@@ -320,6 +410,43 @@ class Importer:
             raise _needing(UnsupportedOpError(message), self._needed)
         if self._failure is not None:
             raise self._failure
+
+
+def _behind(operand: Tensor, *, floats: bool = False) -> Iterator[Dim | str]:
+    """The sizes that an operand depends on, and of a vector of integers, the names of inputs.
+
+    Of a known tensor these are the sizes among its elements too.
+
+    Args:
+        operand: the operand.
+        floats: follow vectors of floats as well.
+    """
+    if isinstance(operand, Missing):
+        return
+    yield from operand.shape
+    if isinstance(operand, Known):
+        if operand.symbolic:
+            yield from operand.dims()
+        return
+    if isinstance(operand, Strings) or operand.ndim > 1:
+        return
+    if operand.dtype.is_float and not floats:
+        return
+    waiting, seen = [operand.node], {operand.node}
+    while waiting and len(seen) < _MOST_FOLLOWED:
+        node = waiting.pop()
+        if node.op is INPUT:
+            yield str(node.attrs["name"])
+        for attr in node.attrs.values():
+            yield from (d for d in (attr if isinstance(attr, tuple) else (attr,)) if _is_size(d))
+        for value in node.inputs:
+            if value.node not in seen:
+                seen.add(value.node)
+                waiting.append(value.node)
+
+
+def _is_size(attr: Any) -> bool:
+    return isinstance(attr, Expr)
 
 
 def _needing(error: UnsupportedOpError, inputs: Iterable[str]) -> UnsupportedOpError:
@@ -357,6 +484,11 @@ def _attributes(node: NodeProto, scope: Scope) -> dict[str, AttributeProto]:
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             found[attribute.name] = attribute
+        elif scope.attributes is None:
+            raise ModelFormatError(
+                f"the attribute {attribute.name!r} refers to {attribute.ref_attr_name!r} of a "
+                "function, and the node is in none"
+            )
         elif attribute.ref_attr_name in scope.attributes:
             found[attribute.name] = scope.attributes[attribute.ref_attr_name]
     return found

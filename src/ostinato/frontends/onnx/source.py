@@ -12,7 +12,7 @@ from ostinato.errors import ModelFormatError
 from ostinato.frontends.onnx.external import ExternalData
 from ostinato.frontends.onnx.file_tensors import without_large_tensors
 from ostinato.frontends.onnx.messages import ModelProto
-from ostinato.records import dataclass
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from onnx import OperatorSetIdProto
 
     from ostinato.frontends.onnx.file_tensors import FileRange, PartedFile
+    from ostinato.frontends.onnx.known import Tensor
 
 __all__ = ["NEWEST_OPSET", "OLDEST_OPSET", "ModelSource", "open_model", "opset_versions"]
 
@@ -40,6 +41,7 @@ class ModelSource:
         opsets: the version of each operator domain that it uses.
         in_file: where in the model's file initializers have their data, by name, where they are
             not in ``proto``.
+        tensors: by name, the initializers of the model's graph that were read so far.
     """
 
     proto: ModelProto
@@ -47,6 +49,7 @@ class ModelSource:
     external: ExternalData
     opsets: dict[str, int]
     in_file: Mapping[str, FileRange]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
 def open_model(source: Any, base_dir: Any = None, parted: PartedFile | None = None) -> ModelSource:

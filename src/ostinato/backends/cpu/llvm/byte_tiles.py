@@ -15,7 +15,7 @@ from llvmlite import ir
 from ostinato.backends.cpu.llvm.byte_dots import add_products
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
-from ostinato.backends.cpu.llvm.memory import load, store
+from ostinato.backends.cpu.llvm.memory import load, prefetch, store
 from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I8, I32, I64, constant, register_type
 from ostinato.dtypes import FLOAT32, INT32
 from ostinato.records import dataclass
@@ -39,13 +39,14 @@ _CODE_ZERO = 8
 def define_byte_tile(
     module: ir.Module, name: str, gemm: Gemm, rows: int, target: TargetSpec
 ) -> ir.Function:
-    """Adds the function ``void name(a, offsets, b, out, a_scales, b_scales)`` to ``module``.
+    """Adds the function ``void name(a, offsets, b, out, a_scales, b_scales, ahead)`` to ``module``.
 
     ``a`` points at the first row, ``b`` is the panel, ``out`` receives ``rows`` x ``panel`` sums,
     densely. ``offsets`` is not looked at: rows are evenly spaced. The scales are those of the first
-    row and of the panel; without :attr:`Gemm.scales` there are no such arguments.
+    row and of the panel; without :attr:`Gemm.scales` there are no such arguments. ``ahead`` is the
+    address from which to prefetch; it is there with :attr:`Gemm.fetch`.
     """
-    pointers = 4 if gemm.scales is None else 6
+    pointers = 4 + (0 if gemm.scales is None else 2) + (0 if gemm.fetch is None else 1)
     signature = ir.FunctionType(ir.VoidType(), [BYTE_POINTER] * pointers)
     function = ir.Function(module, signature, name)
     function.linkage = "internal"
@@ -53,7 +54,8 @@ def define_byte_tile(
     target.decorate(function)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     a, _, b, out, *scales = function.args
-    tile = _ByteTile(builder, gemm, target, rows, a, b)
+    ahead = None if gemm.fetch is None else scales.pop()
+    tile = _ByteTile(builder, gemm, target, rows, a, b, ahead if gemm.fetches(rows) else None)
     if gemm.scales is None:
         sums = tile.zeros(tile.size)
         tile.multiply(sums, I64(0), tile.depth)
@@ -74,6 +76,7 @@ class _ByteTile:
     rows: int
     a: ir.Value
     b: ir.Value
+    ahead: ir.Value | None
 
     @property
     def lanes(self) -> int:
@@ -163,6 +166,10 @@ class _ByteTile:
         """One row of the panel: the positions of ``k`` from ``k`` on, ``count`` if not in full."""
         b, steps, lanes = self.builder, self.steps, self.lanes
         first = b.mul(b.udiv(k, I64(2)) if self.halves else k, I64(self.gemm.panel))
+        if self.ahead is not None:
+            line = self.gemm.caches.line
+            for start in range(0, steps * self.gemm.panel, line):
+                prefetch(b, self.ahead, b.add(first, I64(start)))
         loaded = []
         for vector in range(self.vectors):
             place = b.add(first, I64(vector * lanes * steps))

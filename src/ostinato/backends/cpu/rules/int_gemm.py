@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nest import LoopNest
     from ostinato.variables import Symbol
 
-__all__ = ["BlockwiseMatmul", "IntMatmul", "blockwise_matmul", "int_matmul"]
+__all__ = ["BlockwiseMatmul", "IntMatmul", "SteppedMatmul", "blockwise_matmul", "int_matmul"]
 
 _MOST_ROWS, _MOST_VECTORS = 9, 4
 
@@ -68,19 +68,8 @@ class RowMatmul(PackedMatmul):
 
 
 @dataclass(frozen=True, eq=False)
-class IntMatmul(RowMatmul):
-    """A matmul of 8-bit integers; panels hold several positions of ``k`` in a row."""
-
-    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
-        """Panels are never narrower than a register: there is no other way to multiply bytes."""
-        lanes = registers.vector_bytes // INT32.itemsize
-        columns = [max(bounds(matmul.spec.n)[1], lanes) for matmul in (self, *others)]
-        return tile_for(registers.vector_bytes, registers.count, INT32, self.spec.m, *columns)
-
-    def panel_format(self, registers: RegisterFile) -> PanelFormat:
-        """Four bytes a column where one instruction multiplies unsigned by signed ones."""
-        unlike = self.spec.a.dtype != self.spec.b.dtype
-        return PanelFormat(self.spec.b.dtype, 4 if registers.byte_dots and unlike else 2)
+class SteppedMatmul(RowMatmul):
+    """Rows times a matrix whose panels hold several positions of ``k`` in a row."""
 
     def packed_buffer(
         self, panel: int, role: Role, form: PanelFormat | None = None
@@ -113,6 +102,22 @@ class IntMatmul(RowMatmul):
         conditions = (depth - 1 - k, self.spec.n - 1 - column)
         weight = build.at(self.spec.b, (k, column))
         return _guarded(conditions, weight, Number(0, weight.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class IntMatmul(SteppedMatmul):
+    """A matmul of 8-bit integers; panels hold several positions of ``k`` in a row."""
+
+    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
+        """Panels are never narrower than a register: there is no other way to multiply bytes."""
+        lanes = registers.vector_bytes // INT32.itemsize
+        columns = [max(bounds(matmul.spec.n)[1], lanes) for matmul in (self, *others)]
+        return tile_for(registers.vector_bytes, registers.count, INT32, self.spec.m, *columns)
+
+    def panel_format(self, registers: RegisterFile) -> PanelFormat:
+        """Four bytes a column where one instruction multiplies unsigned by signed ones."""
+        unlike = self.spec.a.dtype != self.spec.b.dtype
+        return PanelFormat(self.spec.b.dtype, 4 if registers.byte_dots and unlike else 2)
 
 
 @dataclass(frozen=True, eq=False)

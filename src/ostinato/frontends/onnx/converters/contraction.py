@@ -97,7 +97,7 @@ def _transposed_padding(
         full = (sizes[axis] - 1) * stride[axis] + dilation[axis] * (kernel[axis] - 1) + 1
         total = full + extra[axis] - wanted
         if not isinstance(total, int):
-            call.unsupported(f"its padding depends on a Variable ({total}); fix it with dims=")
+            call.needs_number(f"its padding is {total}", total)
         if total < 0:
             extra[axis] -= total
         half = max(total, 0) // 2

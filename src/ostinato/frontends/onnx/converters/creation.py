@@ -87,7 +87,11 @@ def convert_range(call: Call) -> Result:
     assert start is not None and limit is not None and delta is not None
     if start.symbolic or limit.symbolic:
         step = call.scalar(2, "step")
-        return call.g.arange(start.dims()[0], limit.dims()[0], step, dtype=start.dtype)
+        ends = [start.dims()[0], limit.dims()[0]]
+        if any(isinstance(end, float) and end != int(end) for end in ends) or step != int(step):
+            call.needs_number("its length is of open size, and its bounds are no integers", *ends)
+        first, last = (int(end) if isinstance(end, float) else end for end in ends)
+        return call.g.arange(first, last, int(step), dtype=start.dtype)
     first, last, step = (call.scalar(i, "bound") for i in range(3))
     if step == 0:
         call.malformed("a step of 0")

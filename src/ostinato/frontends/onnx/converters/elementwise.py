@@ -108,6 +108,8 @@ def convert_where(call: Call) -> Result:
 
 def convert_clip(call: Call) -> Result:
     if call.opset < 11:
+        if len(call.operands) > 1:
+            call.malformed(f"operator set {call.opset} has the limits of Clip as attributes")
         low, high = call.real("min", None), call.real("max", None)
         return call.g.clip(call.value(0), low, high)
     return call.g.clip(call.value(0), _limit(call, 1), _limit(call, 2))

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostinato.errors import GraphError
 from ostinato.frontends.onnx.known import Strings, as_known, known_dims
 from ostinato.ops.base import broadcast_shapes, normalize_axes, normalize_axis
 from ostinato.variables import (
+    Requirement,
     ceil_div,
     floor_div,
     prod,
@@ -79,12 +81,15 @@ def convert_squeeze(call: Call) -> Result:
     shape, axes = call.shape(0), call.axes()
     if axes is None:
         if any(not isinstance(dim, int) for dim in shape):
-            call.unsupported("without axes it depends on Variables; fix them with dims=")
+            call.needs_number("without axes it drops those whose size is 1", *shape)
         axes = tuple(axis for axis, dim in enumerate(shape) if dim == 1)
     axes = normalize_axes(axes, len(shape))
     for axis in axes:
         if shape[axis] != 1:
-            call.malformed(f"it drops axis {axis} of {list(shape)}, whose size is not 1")
+            problem = f"it drops axis {axis} of {list(shape)}, whose size is not 1"
+            if isinstance(shape[axis], int):
+                call.malformed(problem)
+            raise GraphError.of(problem, Requirement(shape[axis] - 1, equal=True))
     kept = tuple(dim for axis, dim in enumerate(shape) if axis not in axes)
     return call.g.reshape(call.value(0), kept)
 
@@ -199,10 +204,7 @@ def convert_slice(call: Call) -> Result:
         call.malformed("its starts, ends, axes and steps differ in number")
     for bound in (*starts, *stops):
         if not (provably_nonnegative(bound) or provably_less(bound, 0)):
-            call.unsupported(
-                f"whether its bound {bound} counts from the end depends on a Variable; "
-                "fix it with dims="
-            )
+            call.needs_number(f"its bound {bound} may count from the end", bound)
     return call.g.slice(
         call.value(0), starts, stops, steps, axes=[normalize_axis(a, ndim) for a in axes]
     )
