@@ -4,6 +4,7 @@
 
     graph "matmul_bias_gelu" {
       variable n in 1..512
+      variable k <= 4*n
       %0 = input("x") : f32[n,4]
       %1 = param("w") : f32[4,3]
       %2 = constant<f32[] sha256:3f1b0ac2c9bcb4a1>  # 0.5
@@ -11,6 +12,8 @@
       %4 = multiply(%3, %2) : f32[n,3]
       output "y" = %4
     }
+
+A Variable has its bounds, or, where its value depends on data, its greatest value.
 
 A nested graph stands before the first node that holds it, as a graph under the digest of its own
 text, and the node's attribute is that digest::
@@ -81,8 +84,10 @@ def format_graph(graph: BaseGraph) -> str:
 def _format_graph(graph: BaseGraph, digests: _Digests) -> str:
     names = frozenset(graph.variables)
     lines = [f"graph {json.dumps(graph.name)} {{"]
-    variables = sorted(graph.variables.values(), key=lambda symbol: symbol.name)
-    lines += [f"  variable {v.name} in {v.min}..{v.max}" for v in variables]
+    variables = list(graph.variables.values())
+    given = sorted((v for v in variables if v.bound is None), key=lambda symbol: symbol.name)
+    lines += [f"  variable {v.name} in {v.min}..{v.max}" for v in given]
+    lines += [f"  variable {v.name} <= {v.bound}" for v in variables if v.bound is not None]
     shown: set[str] = set()
     for node in graph.nodes:
         lines += [f"  {line}" for line in _nested_lines(node, shown, digests)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.errors import UnsupportedOpError
+from ostinato.ir.graph_facts import graph_facts
 from ostinato.lower.control import lower_control, reads_parts_in_place
 from ostinato.lower.fusion.horizontal import fused_horizontally
 from ostinato.lower.fusion.inline import inline_regions
@@ -30,6 +31,7 @@ from ostinato.records import dataclass, field, replace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.rules.table import RuleTable
     from ostinato.variables import Symbol
@@ -57,6 +59,7 @@ def lower(
     table: RuleTable,
     options: LoweringOptions,
     variables: Sequence[Symbol] | None = None,
+    facts: Sequence[Fact] | None = None,
 ) -> tuple[Program, list[Refusal]]:
     """Kernels and buffers for ``graph``, and the fusions that were refused.
 
@@ -65,12 +68,15 @@ def lower(
         table: the device's rules.
         options: the optimisations that are on.
         variables: what kernels take the values of, by default all that the graph mentions.
+        facts: the conditions on sizes that are checked where they depend on data, by default those
+            of the graph.
 
     Raises:
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
     """
     mentioned = graph.variables.values() if variables is None else variables
-    return _Lowering(graph, table, options, tuple(mentioned)).program()
+    conditions = graph_facts(graph) if facts is None else facts
+    return _Lowering(graph, table, options, tuple(mentioned), conditions).program()
 
 
 def live_nodes(graph: BaseGraph) -> list[Node]:
@@ -81,7 +87,7 @@ def live_nodes(graph: BaseGraph) -> list[Node]:
         node = stack.pop()
         if node not in needed:
             needed.add(node)
-            stack.extend(value.node for value in node.inputs)
+            stack.extend(graph.needed_by(node))
     return [node for node in graph.nodes if node in needed]
 
 
@@ -94,6 +100,7 @@ class _Lowering:
         table: RuleTable,
         options: LoweringOptions,
         variables: tuple[Symbol, ...],
+        facts: Sequence[Fact] = (),
         nested: _NestedIn | None = None,
     ) -> None:
         self.graph = graph
@@ -105,7 +112,7 @@ class _Lowering:
         stored = _stored_leaves(graph, nodes, {} if nested is None else nested.stored)
         targets, outer = (None, None) if nested is None else (nested.targets, nested.build)
         self.placement = Placement(graph, nodes, stored, targets)
-        self.build = ProgramBuilder(graph, nodes, variables, stored, self.placement, outer)
+        self.build = ProgramBuilder(graph, nodes, variables, stored, self.placement, facts, outer)
         self.refused: list[Refusal] = []
 
     def program(self) -> tuple[Program, list[Refusal]]:
@@ -127,6 +134,7 @@ class _Lowering:
             next_states,
             build.variables,
             frozenset(build.kept),
+            build.live_sizes,
         )
         return program, self.refused
 
@@ -150,7 +158,7 @@ class _Lowering:
     ) -> None:
         """Append the calls of a nested graph."""
         nested = _NestedIn(self.build, stored, targets)
-        inner = _Lowering(graph, self.table, self.options, variables, nested)
+        inner = _Lowering(graph, self.table, self.options, variables, nested=nested)
         for value, buffer in stored.items():
             is_part = buffer.layout is not None and buffer.layout.base != 0
             if is_part and not reads_parts_in_place(graph, value):

@@ -67,6 +67,8 @@ class ControlFlow(Op):
         self.expect(isinstance(graph, BaseGraph), f"{attribute} is a graph, got {graph!r:.60}")
         for kind, leaves in (("param", graph.params), ("state", graph.states)):
             self.expect(not leaves, f"{attribute} has the {kind} {next(iter(leaves), '')!r}")
+        live = [v.name for v in graph.variables.values() if v.bound is not None]
+        self.expect(not live, f"{attribute} has sizes that depend on data ({', '.join(live)})")
         declared = [value.type for value in graph.inputs.values()]
         self.expect(
             declared == list(operands),

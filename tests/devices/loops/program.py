@@ -12,11 +12,13 @@ import numpy as np
 
 from ostinato.backends.common.lowered_graph import LoweredGraph
 from ostinato.dtypes import UINT8, DType
+from ostinato.errors import VariableError
 from ostinato.lower.control import Control, ControlKind, control_targets
 from ostinato.lower.loopir.kernel import Kernel
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.program import Call, Program
+from ostinato.lower.rules.sizes import SizeStep
 from ostinato.plan.order import Accesses
 from ostinato.variables import Dim, Symbol, evaluate
 
@@ -28,11 +30,15 @@ __all__ = ["LoopsCode", "LoopsProgram", "Step", "octets"]
 Array = np.ndarray[Any, Any]
 
 
+Compute = Callable[[Sequence[Array], dict[Symbol, int]], None]
+
+
 class Step(NamedTuple):
     """A computation and its arguments.
 
     Attributes:
-        compute: takes one-dimensional arrays, one for each argument, and the values of Variables.
+        compute: takes one-dimensional arrays, one for each argument, and the values of Variables,
+            to which it may add that of a data-dependent one.
         dtypes: by argument.
         places: by argument, slot and offset; see :meth:`LoweredGraph.place`.
         sizes: by argument, its number of elements.
@@ -40,7 +46,7 @@ class Step(NamedTuple):
         target: the step that it may jump to.
     """
 
-    compute: Callable[[Sequence[Array], Mapping[Symbol, int]], None]
+    compute: Compute
     dtypes: tuple[DType, ...]
     places: Sequence[tuple[int, int]]
     sizes: Sequence[Dim]
@@ -50,8 +56,11 @@ class Step(NamedTuple):
     @staticmethod
     def of(kernel: Kernel, places: Sequence[tuple[int, int]], sizes: Sequence[Dim]) -> Step:
         """The step that runs a kernel: a library call, or a loop nest that is interpreted."""
+        compute: Compute
         if isinstance(kernel, LibraryCall):
             compute = kernel.run
+        elif isinstance(kernel, SizeStep):
+            compute = partial(run_size_step, kernel)
         else:
             assert isinstance(kernel, LoopNest)
             compute = partial(run_nest, kernel)
@@ -132,13 +141,13 @@ class LoopsProgram:
         Returns:
             The seconds that each step took.
         """
-        sizes = {symbol.name: value for symbol, value in values.items()}
-        seconds = [0.0] * len(steps)
         loops = Loops(values)
+        seconds = [0.0] * len(steps)
         position = 0
         with np.errstate(all="ignore"):
             while position < len(steps):
                 step, start = steps[position], time.perf_counter()
+                sizes = by_name(loops.values)
                 buffers = [
                     np.ndarray(evaluate(size, sizes), dtype.numpy, memory[slot].data, offset)
                     for dtype, (slot, offset), size in zip(
@@ -164,7 +173,7 @@ class Loops:
 
     def __init__(self, values: Mapping[Symbol, int]) -> None:
         self.values = dict(values)
-        self._sizes = {symbol.name: value for symbol, value in values.items()}
+        self._sizes = by_name(values)
 
     def following(
         self, control: Control, position: int, target: int, buffers: Sequence[Array]
@@ -184,6 +193,25 @@ class Loops:
         return position + 1 if goes_on and control.kind is not ControlKind.ELSE else target
 
 
+def run_size_step(step: SizeStep, buffers: Sequence[Array], values: dict[Symbol, int]) -> None:
+    """Give a Variable its value, or check what follows from Variables."""
+    limit = evaluate(step.limit, by_name(values))
+    if step.symbol is None:
+        if limit < 0:
+            raise VariableError(f"{step.problem}, got {limit}")
+        return
+    count, kept = buffers
+    if not 0 <= count[0] <= limit:
+        raise VariableError(f"{step.problem}, got {count[0]}")
+    kept[:] = count
+    values[step.symbol] = int(count[0])
+
+
+def by_name(values: Mapping[Symbol, int]) -> dict[str, int]:
+    """The values of Variables by name."""
+    return {symbol.name: value for symbol, value in values.items()}
+
+
 def octets(block: Any) -> Array:
     """The bytes of an array, or of whatever else exports memory."""
     if isinstance(block, np.ndarray):
@@ -191,10 +219,10 @@ def octets(block: Any) -> Array:
     return np.frombuffer(block, np.uint8)
 
 
-def _nothing(buffers: Sequence[Array], values: Mapping[Symbol, int]) -> None:
+def _nothing(buffers: Sequence[Array], values: dict[Symbol, int]) -> None:
     """A control step computes nothing."""
 
 
-def _copy(buffers: Sequence[Array], values: Mapping[Symbol, int]) -> None:
+def _copy(buffers: Sequence[Array], values: dict[Symbol, int]) -> None:
     target, source = buffers
     target[:] = source

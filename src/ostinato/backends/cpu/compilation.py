@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.image_builder import build_image
+from ostinato.backends.common.image_builder import build_image, external_bytes
 from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.program_image import ObjectCode, RoutingLocation
 from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.cpu.capabilities import CAPABILITIES
-from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
-from ostinato.backends.cpu.image import Image, Step
+from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode, SizeCode
+from ostinato.backends.cpu.image import AnyStep, ControlStep, Image, SizeStep, Step
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.cache.objects import process_cache
@@ -75,37 +75,43 @@ class Compilation:
         calls = self.program.calls
         return {calls[i]: target for i, target in control_targets(calls).items()}
 
-    def _step(self, call: Call) -> Step:
+    def _step(self, call: Call) -> AnyStep:
         if isinstance(call.kernel, Control):
             return self._control_step(call, call.kernel)
         code = self.code.kernel(call.kernel)
+        if isinstance(code, SizeCode):
+            return self._size_step(call, code)
         builtin = isinstance(code, BuiltinKernel)
-        extent, extent_address, grain, scratch_bytes, parallel = code.launch
+        extent, _, grain, scratch_bytes, parallel = code.launch
         return Step(
             f"{code.name}_kernel" if builtin else code.name,
             builtin,
             tuple(map(self.lowered.place, call.buffers)),
             extent,
-            extent_address != 0,
+            code.extent_symbol,
             grain,
             scratch_bytes,
             parallel,
         )
 
-    def _control_step(self, call: Call, kernel: Control) -> Step:
+    def _control_step(self, call: Call, kernel: Control) -> ControlStep:
         trips = ENDLESS if kernel.trips is None else kernel.trips
-        symbol = self.code.size_symbol(trips)
-        flags = (kernel.conditional, kernel.counted)
-        return Step(
-            symbol,
-            False,
+        return ControlStep(
             tuple(map(self.lowered.place, call.buffers)),
             trips if isinstance(trips, int) else 0,
-            bool(symbol),
-            1,
-            0,
-            False,
-            (int(kernel.kind), self._targets[call], kernel.counter, *flags),
+            self.code.size_symbol(trips),
+            (int(kernel.kind), self._targets[call], kernel.counter),
+            (kernel.conditional, kernel.counted),
+        )
+
+    def _size_step(self, call: Call, code: SizeCode) -> SizeStep:
+        step, variables = code.kernel, self.program.variables
+        return SizeStep(
+            tuple(map(self.lowered.place, call.buffers)),
+            -1 if step.symbol is None else variables.index(step.symbol),
+            step.limit if isinstance(step.limit, int) else 0,
+            code.limit,
+            step.problem,
         )
 
     def _routings(self) -> Iterator[RoutingLocation]:
@@ -166,7 +172,7 @@ def _compile_kernels(
     matrices = [m for layer in program.stored_experts for m in layer.matrices]
     kernels = [*program.kernels, *(matrix.packing.nest for matrix in matrices)]
     externals = [*program.inputs.values(), *program.outputs.values()]
-    sizes = [b.type.size * b.type.dtype.itemsize for b in externals]
+    sizes = [external_bytes(buffer) for buffer in externals]
     controls = [call.kernel for call in program.calls if isinstance(call.kernel, Control)]
     sizes += [kernel.trips for kernel in controls if kernel.trips is not None]
     compiler = KernelCompiler(target, cache)

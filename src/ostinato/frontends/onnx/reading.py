@@ -87,6 +87,7 @@ class ModelReader:
 
     Attributes:
         strings: the outputs of the last graph that are strings, by name.
+        attempt: the last graph, as far as it could be built.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class ModelReader:
         self._parted = parted
         self._obstacles: dict[int, Sequence[Obstacle]] = {}
         self.strings: dict[str, np.ndarray[Any, Any]] = {}
+        self.attempt = Graph()
 
     @cached_property
     def model(self) -> ModelSource:
@@ -171,9 +173,10 @@ class ModelReader:
     def assume(self, shapes: Mapping[str, tuple[Dim, ...]]) -> None:
         """From now on, take these shapes of open sizes for those of inputs."""
         types, resolver, _ = self._resolved
+        named = {str(dim) for type_ in types.values() for dim in type_.shape}
         for name, shape in shapes.items():
             for before, dim in zip(types[name].shape, shape, strict=True):
-                if before != dim:
+                if before != dim and str(dim) not in named:
                     resolver.open.update(s.name for s in symbols(dim))
                     resolver.words[str(dim)] = resolver.words.get(str(before), str(before))
             types[name] = TensorType(types[name].dtype, shape)
@@ -227,8 +230,8 @@ class ModelReader:
                 :func:`ostinato.load_onnx`.
         """
         with _blaming_the_model():
-            graph = Graph(self.name)
-            importer = Importer(self.model, graph)
+            graph = self.attempt = Graph(self.name)
+            importer = Importer(self.model, graph, self.words)
             try:
                 fixed = {**self._constants, **contents}
                 strings = importer.run(self._leaves(graph, shapes, fixed))
