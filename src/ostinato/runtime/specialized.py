@@ -301,6 +301,10 @@ class SpecializedExecutable(Executable):
             executable.direct = enable
 
     @property
+    def live_sizes(self) -> dict[str, int]:
+        return {} if self._latest is None else self._latest.executable.live_sizes
+
+    @property
     def last(self) -> tuple[Array, ...]:
         if self._results is not None:
             return self._results

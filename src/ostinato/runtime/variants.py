@@ -18,7 +18,7 @@ from ostinato.errors import (
     VariableError,
 )
 from ostinato.ir.binding import solve_dims
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 from ostinato.runtime.arrays import shape_text
 from ostinato.runtime.signature import NO_VALUES, Live, Signature, interface_of
 from ostinato.variables import Variable, bounds, substitute, symbols
@@ -162,7 +162,7 @@ class Variants:
                 continue
             if key == self.base:
                 return live
-            return Live(VariantValues(key, live.variables), live.outputs)
+            return replace(live, variables=VariantValues(key, live.variables))
         assert refused is not None
         if isinstance(refused, VariableError):
             raise refused

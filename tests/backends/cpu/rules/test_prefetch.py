@@ -170,6 +170,14 @@ def test_blocks_where_several_tiles_share_a_panel() -> None:
     assert several.fetching_tiles == several.item_tiles > 1
 
 
+def test_many_rows_that_share_a_panel_do_not_wait_for_it() -> None:
+    (many,) = gemms(product(300, 512, 96, "float32")[0])
+    # So many rows that all panels pass by each block of them.
+    (streaming,) = gemms(product(1024, 512, 96, "float32")[0])
+    assert many.fetch is None
+    assert streaming.fetch is not None
+
+
 def test_few_rows_and_resident_panels_are_left_to_the_hardware() -> None:
     (few,) = gemms(product(4, 512, 96, "float32")[0])
     (resident,) = gemms(product(32, 512, 96, "float32")[0], CacheSizes(second=1 << 30))
