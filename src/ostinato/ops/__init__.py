@@ -28,6 +28,7 @@ _FAMILIES = (
     "attention",
     "recurrent",
     "quant",
+    "affine",
     "moe",
 )
 

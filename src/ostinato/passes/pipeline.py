@@ -85,7 +85,8 @@ _RECOVER = (
 )
 
 _WIDE_UPDATES = Listed("wide_updates", "WideUpdates", frozenset({"scatter", "scatter_nd"}))
-_EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", frozenset({"conv"}))
+_CONVOLUTIONS = frozenset({"conv", "integer_conv"})
+_EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", _CONVOLUTIONS)
 
 
 class Capabilities(Protocol):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.rules.gemm import Gemm, SumAxis
     from ostinato.variables import Dim
 
-__all__ = ["define_tile", "tile_dims", "tile_lanes"]
+__all__ = ["define_tile", "row_pointers", "tile_dims", "tile_lanes"]
 
 _LATENCY_HIDING = 12
 """Sums in flight that keep the multiply-add units busy: latency 4, two a cycle, and a few more."""
@@ -85,7 +85,7 @@ def define_tile(
     tile = _Tile(
         builder,
         gemm,
-        rows=_row_pointers(builder, gemm, rows, a, offsets),
+        rows=row_pointers(builder, gemm, rows, a, offsets),
         vectors=gemm.panel // lanes,
         lanes=lanes,
         pitch=pitch or gemm.panel,
@@ -139,9 +139,10 @@ class _Cursor:
     sums: list[ir.Value]
 
 
-def _row_pointers(
+def row_pointers(
     builder: ir.IRBuilder, gemm: Gemm, rows: int, a: ir.Value, offsets: ir.Value
 ) -> list[ir.Value]:
+    """Pointers to the rows of a tile; ``a`` and ``offsets`` as :func:`define_tile` has them."""
     stride = gemm.row_stride
     size = gemm.a_dtype.itemsize
     pointers = []

@@ -25,18 +25,33 @@ _FAMILIES = (
     "attention",
     "resize",
     "recurrent",
+    "quantized",
     "control",
 )
+
+#: The families that have ops of ONNX Runtime's own.
+_EXTENDED = ("activations", "normalization", "quantized", "quantized_extensions")
 
 #: By domain, what a family calls its table of converters, and the families that have one.
 _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
-    "com.microsoft": ("EXTENSIONS", ("activations", "normalization")),
+    "com.microsoft": ("EXTENSIONS", _EXTENDED),
 }
 
-#: Ops whose converters give known results by themselves, or whose operands are not all they read.
+#: Ops whose converters give known results by themselves, or whose operands are not all they read;
+#: and the one that would make weights wide again, which integer kernels read as they are.
 FOLDED_BY_CONVERTER = frozenset(
-    {"Constant", "ConstantOfShape", "Identity", "If", "NonZero", "Range", "Shape", "Size"}
+    {
+        "Constant",
+        "ConstantOfShape",
+        "DequantizeLinear",
+        "Identity",
+        "If",
+        "NonZero",
+        "Range",
+        "Shape",
+        "Size",
+    }
 )
 
 
