@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ostinato.dtypes import FLOAT32, INT32, UINT8
 from ostinato.frontends.onnx.converters.contraction import window_arguments
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
+from ostinato.ir.leaves import CONSTANT
 from ostinato.ops.base import normalize_axis
 from ostinato.records import dataclass, replace
 
@@ -84,7 +85,14 @@ def _scalar(call: Call, value: Value) -> Value:
     """A scale or a zero point of a whole tensor."""
     if value.ndim and any(dim != 1 for dim in value.shape):
         call.malformed(f"a scale or zero point of a whole tensor is a number, got {value.type}")
-    return call.g.reshape(value, ())
+    return _reshaped(call, value, ())
+
+
+def _reshaped(call: Call, value: Value, shape: tuple[int, ...]) -> Value:
+    """A scale or zero point in another shape: a constant where it is one."""
+    if value.node.op is CONSTANT:
+        return call.g.constant(value.node.attrs["array"].reshape(shape))
+    return call.g.reshape(value, shape)
 
 
 # -- QuantizeLinear, DequantizeLinear --------------------------------------------------------------
@@ -116,13 +124,13 @@ def _along_axis(call: Call, x: Value, dtype: DType) -> Affine:
 def _broadcastable(call: Call, x: Value, value: Value) -> Value:
     g = call.g
     if all(dim == 1 for dim in value.shape) and value.ndim <= 1:
-        return g.reshape(value, ())
+        return _reshaped(call, value, ())
     axis = normalize_axis(call.integer("axis", 1), x.ndim)
     block = call.integer("block_size", 0)
     if not block:
         if value.shape != (x.shape[axis],):
             call.malformed(f"{value.type} is no scale or zero point along axis {axis} of {x.type}")
-        return g.reshape(value, (*(1,) * axis, x.shape[axis], *(1,) * (x.ndim - axis - 1)))
+        return _reshaped(call, value, (*(1,) * axis, -1, *(1,) * (x.ndim - axis - 1)))
     if value.ndim != x.ndim:
         call.malformed(f"{value.type} has no element for each block of {x.type}")
     before, count, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
@@ -156,13 +164,12 @@ def dynamically_quantized(call: Call, x: Value) -> tuple[Value, Affine]:
 
 def matmul_zero(call: Call, zero_point: Value, of: Value, *, rows: bool) -> Value:
     """A matmul's scale or zero point, which stands for the rows or columns of ``of``."""
-    g = call.g
     if all(dim == 1 for dim in zero_point.shape):
-        return g.reshape(zero_point, ())
+        return _reshaped(call, zero_point, ())
     if zero_point.ndim != 1 or of.ndim < 2:
         return zero_point
-    shape = (zero_point.shape[0], 1) if rows else (1, zero_point.shape[0])
-    return g.reshape(zero_point, (*(1,) * (of.ndim - 2), *shape))
+    shape = (-1, 1) if rows else (1, -1)
+    return _reshaped(call, zero_point, (*(1,) * (of.ndim - 2), *shape))
 
 
 def convert_matmul_integer(call: Call) -> Result:
