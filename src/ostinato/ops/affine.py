@@ -198,7 +198,8 @@ class AffineConv(Op):
     def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
         x, w, x_zero, w_zero = operands
         x, x_zero, padding = _padded(g, x, x_zero, attrs["padding"])
-        w, w_zero = _signed(g, w, g.reshape(w_zero, (1, -1, *(1,) * (w.ndim - 2))))
+        w, w_zero = _signed(g, w, w_zero)
+        w_zero = g.reshape(w_zero, (1, -1, *(1,) * (w.ndim - 2)))
         geometry = {**attrs, "padding": padding}
         total = g.integer_conv(x, w, **geometry)
         spatial = (1,) * (w.ndim - 2)
@@ -249,7 +250,7 @@ def _saturated(xp: Any, codes: Any, zero_point: Any) -> Any:
 def _unsigned(g: Any, q: Value, zero: Value) -> tuple[Value, Value]:
     """``q`` as uint8, and its zero point in int32."""
     if q.dtype == UINT8:
-        return q, g.cast(zero, INT32)
+        return q, _moved_zero(g, zero, 0)
     moved = g.bitwise_xor(g.cast(q, UINT8), _HALF_RANGE)
     return moved, _moved_zero(g, zero, _HALF_RANGE)
 
@@ -257,7 +258,7 @@ def _unsigned(g: Any, q: Value, zero: Value) -> tuple[Value, Value]:
 def _signed(g: Any, q: Value, zero: Value) -> tuple[Value, Value]:
     """``q`` as int8, and its zero point in int32."""
     if q.dtype == INT8:
-        return q, g.cast(zero, INT32)
+        return q, _moved_zero(g, zero, 0)
     moved = g.cast(g.bitwise_xor(q, _HALF_RANGE), INT8)
     return moved, _moved_zero(g, zero, -_HALF_RANGE)
 
@@ -267,7 +268,8 @@ def _moved_zero(g: Any, zero: Value, distance: int) -> Value:
     if zero.node.op is CONSTANT:
         array = zero.node.attrs["array"]
         return g.constant(array.astype(INT32.numpy) + distance, INT32)  # type: ignore[no-any-return]
-    return g.cast(zero, INT32) + distance  # type: ignore[no-any-return]
+    wide = g.cast(zero, INT32)
+    return wide + distance if distance else wide
 
 
 def _padded(g: Any, x: Value, zero: Value, padding: Any) -> tuple[Value, Value, Any]:
