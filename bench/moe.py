@@ -199,7 +199,7 @@ def compiled_from(path: Path, sizes: Sizes, session: ost.Session) -> ost.Compile
     budget = int(1.3 * sizes.layers * SLOTS * sizes.expert_bytes)
     file = ost.moe.ExpertFile(path)
     compiled = session.compile(layers_graph(sizes), experts=file, expert_budget=budget)
-    assert all(layer.places >= SLOTS for layer in compiled.moe_layers)
+    assert all(layer.slots >= SLOTS for layer in compiled.moe_layers)
     return compiled
 
 

@@ -204,7 +204,7 @@ def with_resident_experts(
         experts=ost.moe.ExpertFile(path),
         expert_budget=budget,
     )
-    pools = [ost.ExpertPool(layer.experts, layer.places) for layer in compiled.moe_layers]
+    pools = [ost.ExpertPool(layer.experts, layer.slots) for layer in compiled.moe_layers]
     return ost.moe.ResidencyLoop(compiled, pools, ost.TidePolicy(refresh_every=every))
 
 
@@ -232,7 +232,7 @@ def main() -> int:
         tokens = generate(loop.step, PROMPT, arguments.tokens)
         seconds = time.perf_counter() - started
     counters = loop.counters
-    slots = [layer.places for layer in loop.compiled.moe_layers]
+    slots = [layer.slots for layer in loop.compiled.moe_layers]
     print("tokens:", *tokens)
     print(
         f"experts: {config.expert_bytes / 1e6:.1f} MB in the file, {budget / 1e6:.1f} MB in memory"

@@ -136,7 +136,7 @@ def test_with_resident_experts(
     assert example.generate(loop.step, PROMPT, COUNT) == case.tokens
     counters = loop.counters
     assert counters.steps == COUNT
-    places = sum(layer.places for layer in loop.compiled.moe_layers)
+    places = sum(layer.slots for layer in loop.compiled.moe_layers)
     if share > 1:
         assert places == case.config.layers * case.config.experts
         assert (counters.refreshes, counters.hit_rate, counters.bytes_staged) == (0, 1, 0)

@@ -27,6 +27,24 @@ PEOPLE = re.compile(
 #: Documents outside the project.
 POINTER = re.compile(r"\b(SPEC|DESIGN|STYLE)\b|\bfirst plan\b")
 
+#: The compiler and the runtime, whose names :data:`REJECTED` concerns.
+PACKAGES = ("plan", "backends", "lower", "runtime", "eager")
+
+#: Parts of names that have a term in the field, and that term.
+REJECTED = {
+    "anchor": "fusion root",
+    "fold": "reduction",
+    "passing": "non_retained",
+    "placed": "resident, or subview",
+    "rival": "contention",
+    "stripe": "segment",
+    "tangled": "non_affine",
+    "tenancy": "copy on write",
+    "turn": "lock, order, or iteration",
+    "wave": "round",
+    "wheel": "axis",
+}
+
 #: The lines of a comment that documents the name below it.
 DOC_COMMENT = re.compile(r"^ *#: (?P<text>.*)(\n *#: .*)*", re.MULTILINE)
 
@@ -59,6 +77,30 @@ def found(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
         for text in (path.read_text("utf-8"),)
         for match in pattern.finditer(text)
     ]
+
+
+def names(text: str) -> Iterator[tuple[int, str]]:
+    """The line of every class, function, parameter and attribute that is defined, and its name."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield node.lineno, name
+
+
+def test_names_are_terms_of_the_field() -> None:
+    rejected = [
+        f"{path.relative_to(ROOT)}:{line}: {name}: say {REJECTED[part]}"
+        for package in PACKAGES
+        for path in sorted((ROOT / "src/ostinato" / package).rglob("*.py"))
+        for line, name in names(path.read_text("utf-8"))
+        for part in {word.removesuffix("s") for word in name.lower().split("_")}
+        if part in REJECTED
+    ]
+    assert not rejected, "\n".join(rejected)
 
 
 def test_docstrings_open_with_a_noun_phrase_or_a_verb() -> None:

@@ -18,6 +18,7 @@ from ostinato.dtypes import DType
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.binding import check_values, solve_dims, variable_values
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy
+from ostinato.ir.unbuilt import at_inputs, specialization_of
 from ostinato.ops.base import Elementwise
 from ostinato.ops.namespace import ORACLE, as_oracle
 from ostinato.records import dataclass
@@ -89,6 +90,10 @@ def run(
     """As :func:`evaluate`, with the states after the run and every value on the way."""
     if not graph.outputs and not graph.assignments:
         raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs first")
+    if (way := specialization_of(graph)) is not None and way.needed:
+        arrays = _arrays("input", inputs, graph.inputs, {})
+        graph = at_inputs(graph, arrays)
+        inputs = {name: array for name, array in arrays.items() if name in graph.inputs}
     start = {name: leaf.node.attrs["init"] for name, leaf in graph.states.items()}
     given = {
         INPUT: _arrays("input", inputs, graph.inputs, {}),

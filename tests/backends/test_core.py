@@ -499,10 +499,10 @@ def test_program_refuses_what_is_no_pool():
         _core.Program(object(), [], [], 0)
 
 
-def test_program_takes_turns_with_programs_only(pool):
-    with pytest.raises(TypeError, match="turns_with must be a Program"):
-        _core.Program(pool, [], [], 0, turns_with=pool)
-    _core.Program(pool, [], [], 0, turns_with=None).run()
+def test_program_takes_exclusive_with_programs_only(pool):
+    with pytest.raises(TypeError, match="exclusive_with must be a Program"):
+        _core.Program(pool, [], [], 0, exclusive_with=pool)
+    _core.Program(pool, [], [], 0, exclusive_with=None).run()
 
 
 # ---- lifetime --------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_programs_take_turns_where_they_are_told_to(kernels):
 
     def program(other):
         step = (kernels.step_state, ((0, 0),), 5, 0, 1, 0, False)
-        return _core.Program(pool, [state], [step], 0, turns_with=other)
+        return _core.Program(pool, [state], [step], 0, exclusive_with=other)
 
     first = program(None)
     second = program(first)
@@ -197,7 +197,7 @@ count = (address("count"), ((0, 0), (1, 0)), 1000, 0, 1, 0)
 program = _core.Program(pool, [rows, pieces], [count], 0)
 bound = program.bind()
 long = _core.Program(pool, [], [(address("dawdle"), (), 2000, 0, 1, 0)], 0)
-waiting = _core.Program(pool, [rows, pieces], [count], 0, turns_with=long)
+waiting = _core.Program(pool, [rows, pieces], [count], 0, exclusive_with=long)
 bound()
 
 # Fork while another thread is inside a run: the child inherits its locks, and none of its threads.

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu import compilation, stored
+from ostinato.backends.common import stored_program
+from ostinato.backends.cpu import compilation
+from ostinato.backends.cpu import image as cpu_image
 from ostinato.backends.cpu.image import Image
 from ostinato.cache import fingerprint
 from ostinato.cache.objects import ObjectCache
@@ -40,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fresh_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the process had just started, with its cache in ``folder``."""
     cache = ObjectCache(folder)
-    for module in (compilation, stored):
+    for module in (compilation, cpu_image, stored_program):
         monkeypatch.setattr(module, "process_cache", lambda: cache)
 
 
@@ -183,9 +185,9 @@ def test_images_survive_being_written(build):
     image = compiled._execution.executable.compilation.image
     back = Image.from_entry(marshal.loads(marshal.dumps(image.entry())))
     assert back == image
-    assert back.runs_like(image)
+    assert back.same_program(image)
     if image.steps:
-        assert not back._replace(steps=image.steps[1:]).runs_like(image)
+        assert not back._replace(steps=image.steps[1:]).same_program(image)
 
 
 # -- what goes on with it --------------------------------------------------------------------------
@@ -354,7 +356,7 @@ def test_the_program_that_runs_is_checked_though_its_entry_is_gone(folder, compi
 
 def test_a_program_that_is_not_the_one_before_is_told(twice, monkeypatch):
     _, again = twice(mlp)
-    monkeypatch.setattr(Image, "runs_like", lambda *_: False)
+    monkeypatch.setattr(Image, "same_program", lambda *_: False)
     with pytest.raises(ost.OstinatoError, match=r"another program before.*stored_programs=False"):
         _ = again.plan
 
@@ -443,7 +445,7 @@ def test_files_that_are_gone(folder, compiles, monkeypatch):
 
 
 def test_large_constants_are_not_kept(folder, compiles, monkeypatch):
-    monkeypatch.setattr(stored, "_MOST_BYTES", 100)
+    monkeypatch.setattr(stored_program, "_MOST_BYTES", 100)
     for _ in range(2):
         ost.Session("cpu").compile(made(constants))
     assert len(compiles) == 2

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cpu import compilation, stored
+from ostinato.backends.common import stored_program
+from ostinato.backends.cpu import compilation
+from ostinato.backends.cpu import image as cpu_image
 from ostinato.backends.cpu.compiler import KernelCompiler
 from ostinato.backends.cpu.llvm.machine import machine
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
@@ -68,7 +70,7 @@ def fresh_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use(cache: ObjectCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have sessions use this cache."""
-    for module in (compilation, stored):
+    for module in (compilation, cpu_image, stored_program):
         monkeypatch.setattr(module, "process_cache", lambda: cache)
 
 

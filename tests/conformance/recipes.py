@@ -86,6 +86,13 @@ def _cast(d: Draw, dtype: str) -> Value:
     return d.g.cast(x, target)
 
 
+def _bitcast(d: Draw, dtype: str) -> Value:
+    """Between integers: the bits of a float tell apart what rounding leaves equal."""
+    width = DType.parse(dtype).itemsize
+    targets = [t for t in INTEGERS if DType.parse(t).itemsize == width]
+    return d.g.bitcast(d.tensor(dtype), d.choice(targets))
+
+
 def _clip(d: Draw, dtype: str) -> Value:
     bounds = ((-1, 2), (None, 1), (0, None))
     low, high = d.choice(bounds)
@@ -275,6 +282,7 @@ def _scan(name: str) -> Recipe:
 
 _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "where": (_where, ANY),
+    "bitcast": (_bitcast, INTEGERS),
     "cast": (_cast, ANY),
     "clip": (_clip, NUMBERS),
     "reshape": (_reshape, ANY),

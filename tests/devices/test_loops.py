@@ -113,3 +113,46 @@ def test_the_report_says_what_was_rewritten(session: ost.Session) -> None:
     text = session.compile(g).explain()
     assert "on LOOPS:0" in text
     assert "rewritten: 1 nodes" in text
+
+
+def test_a_non_retained_param_is_shown_by_the_plan(session: ost.Session) -> None:
+    g = ost.Graph("non-retained")
+    w = g.param("w", (2, 2))
+    g.set_outputs([g.matmul(g.input("x", (1, 2)), g.cumsum(w, axis=0))])
+    compiled = session.compile(g, {"w": np.ones((2, 2), np.float32)})
+    buffer = compiled.plan.buffer(w)
+    assert buffer is not None
+    assert buffer.copyout().tolist() == [[1, 1], [1, 1]]
+    buffer.copyin(np.full((2, 2), 3, np.float32))
+    assert buffer.copyout().tolist() == [[3, 3], [3, 3]]
+    assert compiled.run({"x": ONES})[0].tolist() == [[9, 9]]
+
+
+def test_what_is_prepared_from_params_is_not_written(session: ost.Session) -> None:
+    g = ost.Graph("prepared")
+    sums = g.cumsum(g.param("w", (2, 2)), axis=0)
+    g.set_outputs([g.matmul(g.input("x", (1, 2)), sums)])
+    buffer = session.compile(g, {"w": np.ones((2, 2), np.float32)}).plan.buffer(sums)
+    assert buffer is not None
+    assert buffer.copyout().tolist() == [[1, 1], [2, 2]]
+    with pytest.raises(ost.InputError, match="prepared from params"):
+        buffer.copyin(np.zeros((2, 2), np.float32))
+
+
+def test_ops_run_one_by_one(session: ost.Session) -> None:
+    ex = ost.GraphExecutor(session.context)
+    x = np.linspace(-2, 2, 15, dtype=np.float32).reshape(3, 5)
+    w = np.arange(10, dtype=np.float32).reshape(5, 2)
+    a, b = ex.buffer(x), ex.buffer(w)
+    with ex.begin() as s:
+        y = s.softmax(s.matmul(s.relu(a), b), axis=-1)
+    products = np.maximum(x, 0) @ w
+    powers = np.exp(products - products.max(-1, keepdims=True))
+    np.testing.assert_allclose(y.copyout(), powers / powers.sum(-1, keepdims=True), rtol=1e-6)
+
+
+def test_an_op_of_another_device_is_refused(session: ost.Session) -> None:
+    ex, other = ost.GraphExecutor(session.context), ost.GraphExecutor("cpu", threads=1)
+    foreign = other.buffer(ONES)
+    with pytest.raises(ost.OstinatoError, match="CPU:0"), ex.begin() as s:
+        s.neg(foreign)

@@ -112,10 +112,10 @@ def test_versions_from_the_future() -> None:
         ost.load_onnx(proto)
 
 
-def test_versions_from_the_past() -> None:
+def test_versions_that_never_were() -> None:
     proto = small_model()
-    proto.opset_import[0].version = 6
-    with pytest.raises(ost.UnsupportedOpError, match=r"operator set 6, older"):
+    proto.opset_import[0].version = 0
+    with pytest.raises(ost.ModelFormatError, match=r"operator set 0; the oldest is 1"):
         ost.load_onnx(proto)
 
 
@@ -131,7 +131,20 @@ def test_tensors_of_the_wrong_size(dims: list[int], message: str) -> None:
         ost.load_onnx(proto)
 
 
-@pytest.mark.parametrize("dims", [[-1, 4], [2**40, 2**40]])
+def test_ranks_that_no_array_has() -> None:
+    proto = small_model()
+    proto.graph.initializer[0].dims.extend([1] * 70)
+    with pytest.raises(ost.ModelFormatError, match=r"tensor 'w' has 72 dims; at most 64"):
+        ost.load_onnx(proto)
+    proto = small_model()
+    proto.graph.input[0].type.tensor_type.shape.dim.extend(
+        [onnx.TensorShapeProto.Dimension(dim_value=1)] * 70
+    )
+    with pytest.raises(ost.ModelFormatError, match=r"input 'x' has 72 dims; at most 64"):
+        ost.load_onnx(proto)
+
+
+@pytest.mark.parametrize("dims", [[2**40, 2**40]])
 def test_inputs_of_impossible_size(dims: list[int]) -> None:
     proto = small_model()
     for dim, size in zip(proto.graph.input[0].type.tensor_type.shape.dim, dims, strict=True):
@@ -207,6 +220,7 @@ def damaged(change: Any) -> onnx.ModelProto:
         (lambda g: g.node[0].input.pop(), "operand 1 is missing"),
         (lambda g: g.node[4].attribute[0].__setattr__("type", 1), "'axis' should be an int"),
         (lambda g: g.node[2].ClearField("attribute"), "'then_branch' is missing"),
+        (lambda g: g.node[4].attribute[0].__setattr__("ref_attr_name", "a"), "of a function"),
         (lambda g: g.input[0].ClearField("type"), "has no type"),
         (lambda g: g.initializer[0].__setattr__("name", ""), "no name"),
     ],

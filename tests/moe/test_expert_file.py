@@ -84,14 +84,14 @@ def test_budgets_change_no_bit(path, budget, threads):
     expected = in_memory().run(tokens_of(5))
     compiled = compiled_from(path, budget, threads=threads)
     np.testing.assert_array_equal(compiled.run(tokens_of(5)), expected)
-    places = [layer.places for layer in compiled.moe_layers]
+    places = [layer.slots for layer in compiled.moe_layers]
     assert places == ([7, 7] if budget in (None, 99 * ONE) else places)
     assert (sum(places) == 0) == (budget == ONE)
 
 
 def test_masks_change_no_bit_and_move_no_more_than_they_must(path):
     compiled, plain = compiled_from(path, 10 * ONE), in_memory()
-    places = compiled.moe_layers[0].places
+    places = compiled.moe_layers[0].slots
     assert 3 <= places < 7
     rng = np.random.default_rng(2)
     before = [np.arange(EXPERTS) < places] * 2
@@ -175,7 +175,7 @@ def test_products_that_share_expert_ids(tmp_path):
     file = ost.moe.ExpertFile(tmp_path / "e")
     compiled = session.compile(products(), experts=file, expert_budget=3 * ONE)
     (layer,) = compiled.moe_layers
-    assert 0 < layer.places < EXPERTS
+    assert 0 < layer.slots < EXPERTS
     for ids in ([0, 1, 2, 3, 4, 5, 6, 0, 0], [6] * 9, [-1, 2, 6, 2, 2, 2, 2, 2, 0]):
         inputs = {**tokens_of(9), "ids": np.array(ids, np.int64)}
         for got, expected in zip(compiled.run(inputs), plain.run(inputs), strict=True):
@@ -187,7 +187,7 @@ def test_products_that_share_expert_ids(tmp_path):
 
 def test_the_loop_with_a_file(path):
     compiled, plain = compiled_from(path, 10 * ONE, tokens=1), in_memory(1)
-    pools = [ost.ExpertPool(layer.experts, layer.places) for layer in compiled.moe_layers]
+    pools = [ost.ExpertPool(layer.experts, layer.slots) for layer in compiled.moe_layers]
     loop = ost.moe.ResidencyLoop(compiled, pools, ost.TidePolicy(refresh_every=2))
     for step in range(20):
         x = tokens_of(1, seed=step % 3)
@@ -231,8 +231,8 @@ def test_bound_calls_plans_and_replays(path):
     np.testing.assert_array_equal(out, expected)
     plan = compiled.plan
     names = [op.name for op in plan.execute_profiled()]
-    assert "choose experts" in names
-    assert "fetch experts" in names
+    assert "select experts" in names
+    assert "stage experts" in names
     for kernel in plan.kernels:
         assert kernel.source
         assert kernel.loops
@@ -248,7 +248,7 @@ def test_params_of_the_file_are_not_written(path):
 
 def test_more_residents_than_places(path):
     compiled = compiled_from(path, 8 * ONE)
-    with pytest.raises(ost.InputError, match="budget has places for"):
+    with pytest.raises(ost.InputError, match="budget has slots for"):
         compiled.set_moe_resident_experts([True] * EXPERTS)
     assert compiled.moe_transfers == ost.moe.ExpertTransfers()
 
@@ -273,7 +273,7 @@ def test_a_file_that_comes_back(path):
     """Experts that could not be read are not resident; those not read again stay resident."""
     compiled = compiled_from(path, 10 * ONE)
     before, content = path.stat(), path.read_bytes()
-    places = compiled.moe_layers[0].places
+    places = compiled.moe_layers[0].slots
     path.write_bytes(content[:2000])
     with pytest.raises(ost.ModelFormatError):
         compiled.set_moe_resident_experts([False] + [True] * places + [False] * (6 - places))
@@ -379,7 +379,7 @@ def test_experts_move_while_others_run(path):
     """Places change between runs, never under them."""
     compiled = compiled_from(path, 10 * ONE)
     (expected,) = in_memory().run(tokens_of(5))
-    places, stop, wrong = compiled.moe_layers[0].places, threading.Event(), []
+    places, stop, wrong = compiled.moe_layers[0].slots, threading.Event(), []
 
     def run() -> None:
         while not stop.is_set():
@@ -459,7 +459,7 @@ def run(experts, path, budget, steps):
     else:
         given = {"experts": ost.moe.ExpertFile(path), "expert_budget": budget}
     compiled = ost.Session("cpu", threads=2).compile(g, **given)
-    pools = [ost.ExpertPool(layer.experts, layer.places or 1) for layer in compiled.moe_layers]
+    pools = [ost.ExpertPool(layer.experts, layer.slots or 1) for layer in compiled.moe_layers]
     loop = ost.moe.ResidencyLoop(compiled, pools, ost.TidePolicy(refresh_every=1))
     for step in range(steps):
         ids = np.array([[step % experts, (3 * step + 1) % experts]], np.int64)

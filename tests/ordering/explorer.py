@@ -7,6 +7,7 @@ again."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import traceback
@@ -171,7 +172,10 @@ class Explorer:
         if least > 2 and not self.stopped:
             self._errors.append(Deadlock(f"{len(ready)} threads wait for each other"))
             self.stopped = True
-        return self._random.choice([thread for thread in ready if thread.waits == least])
+        return self._pick([thread for thread in ready if thread.waits == least])
+
+    def _pick(self, candidates: Sequence[_Thread]) -> _Thread:
+        return self._random.choice(candidates)
 
     def _progress(self) -> None:
         for thread in self._threads:
@@ -213,6 +217,49 @@ class Explorer:
                 ORDER.on_yield = former
 
 
+class Preemption(Explorer):
+    """A schedule with one preemption, at a chosen point of the first thread.
+
+    Every line of :data:`FILES` is a switch point. The first thread runs up to its ``position``-th
+    point; then the others run to their ends, in the order in which they were started, and only then
+    the rest of the first. Queued work comes last. A thread that waits gives way to the next.
+
+    Args:
+        position: number of points of the first thread before the preemption.
+
+    Attributes:
+        reached: whether the first thread has as many points.
+    """
+
+    def __init__(self, position: int) -> None:
+        super().__init__(seed=0, lines=1)
+        self.reached = False
+        self._left = position
+
+    def _choose(self, here: _Thread | None) -> _Thread | None:
+        if here is self._threads[0]:
+            self.reached = self.reached or self._left == 0
+            self._left -= 1
+        return super()._choose(here)
+
+    def _pick(self, candidates: Sequence[_Thread]) -> _Thread:
+        first = self._threads[0]
+
+        def priority(thread: _Thread) -> tuple[bool, bool]:
+            return thread.works_for_a_queue, (thread is first) == self.reached
+
+        return min(candidates, key=priority)
+
+
+def preemptions() -> Iterator[Preemption]:
+    """A schedule for each point of the first thread; ends when it has no further points."""
+    for position in itertools.count():
+        schedule = Preemption(position)
+        yield schedule
+        if not schedule.reached:
+            return
+
+
 def _cached_properties() -> list[Any]:
     """Those that hold a lock, which all objects of a class share: before Python 3.12."""
     modules = [m for name, m in list(sys.modules.items()) if name.startswith("ostinato")]
@@ -231,6 +278,10 @@ class _Thread:
         self.waits = 0  # since anything went on
         self.ended = False
         self._idle = idle
+
+    @property
+    def works_for_a_queue(self) -> bool:
+        return self._idle is not None
 
     @property
     def without_work(self) -> bool:

@@ -166,11 +166,11 @@ def rows(count: int) -> np.ndarray:
 def work(compiled: ost.CompiledGraph, actual: int) -> list[tuple[int, int]]:
     """Of every kernel, the steps that it takes for ``actual`` rows, and all that it has."""
     program = compiled._execution.executable.compilation.program
-    cuts = LeadingRows(program, UPPER).cuts(actual)
+    launches = LeadingRows(program, UPPER).launches(actual)
     extents = [call.kernel.extent for call in program.calls]
     return [
-        (extent if cut is None else cut.extent, extent)
-        for cut, extent in zip(cuts, extents, strict=True)
+        (extent if launch is None else launch.extent, extent)
+        for launch, extent in zip(launches, extents, strict=True)
     ]
 
 
@@ -224,13 +224,15 @@ def test_work_shrinks_with_the_rows(build):
 def test_rows_of_a_product_shrink_by_tiles_not_by_blocks():
     compiled = compiled_for(mlp)
     calls = compiled._execution.executable.compilation.program.calls
-    cuts = LeadingRows(compiled._execution.executable.compilation.program, UPPER).cuts(3)
+    launches = LeadingRows(compiled._execution.executable.compilation.program, UPPER).launches(3)
     products = [
-        (call.kernel, cut) for call, cut in zip(calls, cuts, strict=True) if "matmul" in call.title
+        (call.kernel, launch)
+        for call, launch in zip(calls, launches, strict=True)
+        if "matmul" in call.title
     ]
     assert len(products) == 2
-    for kernel, cut in products:
-        assert cut.idle == UPPER - 3
+    for kernel, launch in products:
+        assert launch.masked_tail == UPPER - 3
         assert kernel.computed_rows(3) == kernel.rows < UPPER
 
 

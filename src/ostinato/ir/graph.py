@@ -15,6 +15,7 @@ import numpy as np
 
 from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
 from ostinato.errors import GraphError
+from ostinato.ir.deferred import Deferrable
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf, as_numpy, check_shape
 from ostinato.ir.stored import ParamValues, StoredTensor
 from ostinato.ir.types import TensorType
@@ -23,6 +24,7 @@ from ostinato.variables import Expr, Symbol, symbols
 
 if TYPE_CHECKING:
     from ostinato.ir.op import Attr, Op
+    from ostinato.ir.specialization import Specialization
     from ostinato.variables import Dim
 
 __all__ = ["BaseGraph", "Node", "Value", "locate", "user_source"]
@@ -201,7 +203,7 @@ class Value:
 
 
 @dataclass(eq=False)
-class BaseGraph:
+class BaseGraph(Deferrable):
     """The node list, its leaves and its outputs; the op methods come from the vocabulary.
 
     Attributes:
@@ -213,9 +215,11 @@ class BaseGraph:
         param_values: by param name, what it holds until it is written.
         stand_ins: in a rewritten graph, by the id of a value of the first graph, what stands for it
             here, as far as anything does.
+        specialization: a way to build the graph again for other sizes, if there is one.
     """
 
-    name: str = "graph"
+    # A deferred graph would find a default that is an attribute of the class.
+    name: str = field(default_factory=lambda: "graph")
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Value] = field(default_factory=dict)
     params: dict[str, Value] = field(default_factory=dict)
@@ -224,8 +228,9 @@ class BaseGraph:
     assignments: dict[str, Value] = field(default_factory=dict)
     param_values: ParamValues = field(default_factory=ParamValues)
     stand_ins: dict[int, Value] | None = None
+    specialization: Specialization[BaseGraph] | None = None
     _variables: dict[str, Symbol] = field(default_factory=dict)
-    _next_id: int = 0
+    _next_id: int = field(default_factory=int)
     _label: str = ""
 
     # -- leaves -----------------------------------------------------------------------------
@@ -306,6 +311,7 @@ class BaseGraph:
             raise GraphError(f"assign: state {name!r} has a value assigned already")
         if state.type != value.type:
             raise GraphError(f"assign: state {name!r} is {state.type}, the value is {value.type}")
+        self.specialization = None
         self.assignments[name] = value
 
     def set_outputs(self, outputs: Sequence[Value] | Mapping[str, Value]) -> None:
@@ -321,6 +327,7 @@ class BaseGraph:
         if not isinstance(outputs, Mapping):
             outputs = {f"output_{i}": value for i, value in enumerate(outputs)}
         self._own("set_outputs", tuple(outputs.values()))
+        self.specialization = None  # it would build the graph as it was
         self.outputs = {str(name): value for name, value in outputs.items()}
 
     # -- nodes ------------------------------------------------------------------------------
@@ -333,7 +340,7 @@ class BaseGraph:
         """
         self._own(op.name, operands)
         try:
-            types = op.infer(*(v.type for v in operands), **attrs)
+            types = op.result_types([v.type for v in operands], attrs)
         except GraphError as error:
             shown = [str(v.type) for v in operands]
             raise locate(error, op.name, shown, self._label) from None
@@ -423,6 +430,7 @@ class BaseGraph:
 
     def _define(self, node: Node, types: Sequence[TensorType]) -> None:
         """Append ``node`` with results of these types."""
+        self.specialization = None  # it would build the graph as it was
         first = self._next_id
         node.outputs = tuple([Value(self, node, i, first + i, t) for i, t in enumerate(types)])
         self._next_id += len(types)
@@ -482,7 +490,7 @@ def locate(error: GraphError, call: str, operands: Sequence[str], label: str = "
     at = f" at {source}" if (source := user_source()) else ""
     node = f" (node {label!r})" if label else ""
     located = GraphError(f"{call}({', '.join(operands)}): {error}{node}{at}")
-    located.located = True
+    located.located, located.requirements = True, error.requirements
     return located
 
 

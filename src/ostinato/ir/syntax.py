@@ -10,7 +10,7 @@ import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.dtypes import ALL_DTYPES
+from ostinato.dtypes import ALL_DTYPES, NARROW_DTYPES
 from ostinato.errors import GraphError
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
@@ -52,9 +52,9 @@ _LITERALS: dict[str, Attr] = {
     "None": None,
     "inf": math.inf,
     "nan": math.nan,
-    **{dtype.short: dtype for dtype in ALL_DTYPES},
+    **{dtype.short: dtype for dtype in (*ALL_DTYPES, *NARROW_DTYPES)},
 }
-_DTYPES = {dtype.short: dtype for dtype in ALL_DTYPES}
+_DTYPES = {dtype.short: dtype for dtype in (*ALL_DTYPES, *NARROW_DTYPES)}
 
 
 class Digest(str):

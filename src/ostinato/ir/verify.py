@@ -95,7 +95,7 @@ def _check_types(node: Node) -> None:
             _fail(node, "a leaf reads nothing")
         return
     try:
-        inferred = node.op.infer(*(v.type for v in node.inputs), **node.attrs)
+        inferred = node.op.result_types([v.type for v in node.inputs], node.attrs)
     except GraphError as error:
         _fail(node, str(error))
     declared = tuple(v.type for v in node.outputs)

@@ -31,8 +31,8 @@ class Role(enum.Enum):
     CONSTANT = "constant"  #: known while compiling
     PREPARED = "prepared"  #: computed from params and constants alone, once per write of a param
     TEMP = "temp"  #: lives within one run; shares the arena
-    PLACED = "placed"  #: experts that have places, and where; written between runs
-    IDLE = "idle"  #: how many of the last rows a kernel may leave out; zero, or set between runs
+    RESIDENT = "resident"  #: resident experts, and their slots; written between runs
+    MASKED_TAIL = "masked tail"  #: number of last rows to leave out; zero, or set between runs
 
 
 @dataclass(frozen=True, eq=False)

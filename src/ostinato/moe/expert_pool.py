@@ -158,7 +158,7 @@ class ExpertPool:
         return bool(promoted)
 
     def __repr__(self) -> str:
-        return f"<{self.budget} places for {self.num_experts} experts: {self.resident}>"
+        return f"<{self.budget} slots for {self.num_experts} experts: {self.resident}>"
 
 
 def expert_hits(ids: Any, num_experts: int) -> Array:

@@ -268,7 +268,7 @@ def _moved_zero(g: Any, zero: Value, distance: int) -> Value:
     if zero.node.op is CONSTANT:
         array = zero.node.attrs["array"]
         return g.constant(array.astype(INT32.numpy) + distance, INT32)  # type: ignore[no-any-return]
-    wide = g.cast(zero, INT32)
+    wide: Value = g.cast(zero, INT32)
     return wide + distance if distance else wide
 
 

@@ -42,6 +42,7 @@ MODES = ("set", "add", "mul", "min", "max")
 class Take(Op):
     """The slices of ``x`` along ``axis`` at ``indices``, whose shape replaces that axis."""
 
+    takes_narrow = True
     name = "take"
     reads_once = True
 
@@ -69,6 +70,7 @@ class Take(Op):
 class TakeAlongAxis(Op):
     """Along ``axis`` the elements at ``indices``, whose other axes are those of ``x``."""
 
+    takes_narrow = True
     name = "take_along_axis"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -103,6 +105,7 @@ class GatherNd(Op):
     The first ``batch_dims`` axes of both are the same and are stepped through together.
     """
 
+    takes_narrow = True
     name = "gather_nd"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:

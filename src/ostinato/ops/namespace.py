@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ostinato.conversion import convert
+from ostinato.conversion import convert, round_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +117,12 @@ class NumpyNamespace:
     def cast(x: Any, dtype: DType) -> Array:
         """Converted by :func:`~ostinato.conversion.convert`, as floats of the oracle."""
         array = convert(x, dtype)
-        return array.astype(np.float64) if dtype.is_float else array
+        return as_oracle(array)
+
+    @staticmethod
+    def bitcast(x: Any, source: DType, dtype: DType) -> Array:
+        """The bits of ``x``, which stands for elements of ``source``, read as ``dtype``."""
+        return as_oracle(round_to(x, source).view(dtype.numpy))
 
     # -- shapes -----------------------------------------------------------------------------
 

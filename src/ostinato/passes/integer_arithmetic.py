@@ -47,7 +47,7 @@ _MOVING: Final = ("permute_dims", "reshape", "slice", "flip", "broadcast_to", "t
 _LEAST_SCALE: Final = float(np.finfo(np.float32).tiny)
 _GREATEST_SCALE: Final = 1e28
 
-#: How far the scale of a bias may be from the product of the others, as quantisers round it.
+#: The relative distance of a bias's scale from the product of the others, as quantisers round it.
 _TOLERANCE: Final = 1e-6
 
 
@@ -210,9 +210,10 @@ def _quantize(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None
     if numbers is None or zeros is None or numbers.size != 1 or zeros.size != 1:
         return None
     if zero_point.dtype == INT8:
-        unsigned = g.constant(_moved(zeros))
-        inner = _quantized_bytes(g, x, numbers, unsigned)
-        return _signed(g, g.quantize(x, scale, unsigned) if inner is None else inner)
+        # Not of floats: a NaN gives 0, whichever number that stands for.
+        unsigned = _quantized_bytes(g, x, numbers, g.constant(_moved(zeros)))
+        if unsigned is not None:
+            return _signed(g, unsigned)
     return _quantized_bytes(g, x, numbers, zero_point)
 
 

@@ -13,7 +13,7 @@ from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.match import array_of, made_by, near, uniform_of
 from ostinato.passes.recovery import Finding, Match, Refusal, is_private, rewrite_matches
 from ostinato.passes.rewrite import Rewriter, Uses
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ class _Scores:
     matmul: Node
     scale: float = 1.0
     softcap: float | None = None
-    masks: tuple[_Mask, ...] = field(default=())
+    masks: tuple[_Mask, ...] = ()
 
 
 class _Unlike(Exception):

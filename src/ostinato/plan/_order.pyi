@@ -12,7 +12,7 @@ class Accesses:
     def __iter__(self) -> Iterator[tuple[int, int, bool]]: ...
 
 class Submission:
-    """A place in the order of submissions, taken when this is made.
+    """A position in the order of submissions, taken when this is made.
 
     In a ``with``, it waits for its turn, and has taken effect at the end of the block. One that is
     made by a thread within another of its own is part of that: it waits for nothing.

@@ -151,7 +151,7 @@ class Storage:
         return self.memory.address + offset, nbytes, written
 
     def submission(self, what: str, offset: int, nbytes: int, *, written: bool) -> Submission:
-        """The calling thread's place in the order, for ``what`` it does to these bytes.
+        """The calling thread's position in the order, for ``what`` it does to these bytes.
 
         Raises:
             CaptureError: inside a recording.
@@ -355,7 +355,7 @@ class Buffer:
         return array
 
     def submission(self, what: str, *, written: bool) -> Submission:
-        """The calling thread's place in the order, for ``what`` it does to the buffer.
+        """The calling thread's position in the order, for ``what`` it does to the buffer.
 
         Raises:
             CaptureError: inside a recording.

@@ -351,7 +351,7 @@ class ExecutionPlan:
             self._queue.refuse_while_capturing(what)
 
     def _in_order(self, what: str) -> Submission:
-        """The calling thread's place in the order, for ``what`` it does to the plan's memory.
+        """The calling thread's position in the order, for ``what`` it does to the plan's memory.
 
         Raises:
             CaptureError: inside a recording.

@@ -144,7 +144,7 @@ def program_memory(
         placement.arena_bytes,
         placement.unshared_bytes,
         placement.lower_bound_bytes,
-        _total(program, (Role.PARAM, Role.CONSTANT, Role.PREPARED, Role.PLACED), non_retained),
+        _total(program, (Role.PARAM, Role.CONSTANT, Role.PREPARED, Role.RESIDENT), non_retained),
         _total(program, (Role.STATE,)),
     )
 

@@ -41,7 +41,7 @@ __all__ = [
 
 
 #: Roles of buffers that are written only by the compiler, or by a device between two runs.
-_CHOSEN_ROLES = frozenset({"constant", "idle", "placed"})
+_CHOSEN_ROLES = frozenset({"constant", "masked tail", "resident"})
 
 
 class KernelCode(Protocol):

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
     from ostinato.variables import Dim
 
-__all__ = ["Array", "TensorSpec", "checked_mapping", "examined", "in_place", "settled", "shown"]
+__all__ = [
+    "Array",
+    "TensorSpec",
+    "checked_array",
+    "checked_mapping",
+    "converted",
+    "in_place",
+    "shape_text",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -57,10 +65,10 @@ def checked_mapping(kind: str, given: object, specs: Mapping[str, TensorSpec]) -
     return given
 
 
-def examined(kind: str, spec: TensorSpec, given: object, *, cast: bool = False) -> Array:
+def checked_array(kind: str, spec: TensorSpec, given: object, *, cast: bool = False) -> Array:
     """``given`` as an array of the declared rank and fixed sizes, sharing its memory.
 
-    Its dtype is the declared one, unless ``cast`` says that :func:`settled` may convert it.
+    Its dtype is the declared one, unless ``cast`` says that :func:`converted` may convert it.
 
     Raises:
         InputError: it is no array, or its dtype or shape differs.
@@ -77,12 +85,14 @@ def examined(kind: str, spec: TensorSpec, given: object, *, cast: bool = False) 
         for dim, size in zip(spec.shape, array.shape, strict=True)
     )
     if not fits:
-        raise InputError(f"{kind} {spec.name!r} has shape {shown(spec.shape)}, got {array.shape}")
+        raise InputError(
+            f"{kind} {spec.name!r} has shape {shape_text(spec.shape)}, got {array.shape}"
+        )
     return array
 
 
-def settled(spec: TensorSpec, array: Array) -> Array:
-    """An examined array as the device wants it: of the declared dtype, and C-contiguous.
+def converted(spec: TensorSpec, array: Array) -> Array:
+    """A checked array as the device wants it: of the declared dtype, and C-contiguous.
 
     It is converted as the op ``cast`` would, and copied only where it has to be.
     """
@@ -118,7 +128,7 @@ def in_place(kind: str, spec: TensorSpec, given: object) -> Array:
     return array
 
 
-def shown(shape: Sequence[Dim]) -> str:
+def shape_text(shape: Sequence[Dim]) -> str:
     """A shape as Python writes tuples, with Variables by their names."""
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 

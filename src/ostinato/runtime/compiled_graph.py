@@ -17,13 +17,14 @@ from ostinato.runtime.handle_calls import HandleCalls
 from ostinato.runtime.handles import output_index
 from ostinato.runtime.moe_calls import MoeCalls
 from ostinato.runtime.queued_calls import QueuedCalls
+from ostinato.runtime.sizes import given_sizes
 from ostinato.runtime.typed import check_typed_inputs, check_typed_param, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from ostinato.backends.base import Capabilities
+    from ostinato.backends.base import Capabilities, Executable
     from ostinato.backends.common.context import Context
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.device import Device
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ostinato.ir.binding import VariableValues
     from ostinato.moe.expert_pool import MoeResidencyStats
     from ostinato.plan.execution_plan import ExecutionPlan
+    from ostinato.plan.report import CompiledSizes
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.execution import Execution
 
@@ -69,6 +71,7 @@ class CompiledGraph:
         self._experts = experts or MoeCalls(execution)
         self._planning = Mutex()
         self._plan: ExecutionPlan | None = None
+        self._planned: Executable | None = None
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -79,10 +82,18 @@ class CompiledGraph:
 
     @property
     def plan(self) -> ExecutionPlan:
-        """The kernels of a run, in order, and their memory."""
+        """The kernels of a run, in order, and their memory.
+
+        Where the graph is compiled for sizes, it is that of the last run.
+
+        Raises:
+            PlanError: nothing was compiled yet.
+        """
+        executable = self._execution.executable
         with self._planning:
-            if self._plan is None:
-                self._plan = self._execution.executable.make_plan(self._execution.signature.facts)
+            if self._plan is None or self._planned is not executable.current:
+                self._plan = executable.make_plan(self._execution.signature.facts)
+                self._planned = executable.current
             return self._plan
 
     @property
@@ -93,6 +104,35 @@ class CompiledGraph:
     def explain(self) -> str:
         """A report of the nodes that are native, rewritten or fused, and the reasons."""
         return str(self._execution.executable.report)
+
+    # -- sizes -------------------------------------------------------------------------------------
+
+    @property
+    def specializations(self) -> tuple[CompiledSizes, ...]:
+        """The sizes that it is compiled for now, the least recently used first.
+
+        One with empty ``sizes`` is for all within the bounds of Variables; a graph without open
+        sizes has no other.
+        """
+        return self._execution.executable.compiled_sizes
+
+    def warm(self, sizes: Mapping[str, Any]) -> None:
+        """Compile for sizes before a run brings them; nothing runs.
+
+        Args:
+            sizes: by the model's name of a dim, or by Variable, an int; or by input, its shape. Of
+                an input whose contents the graph depends on, the contents.
+
+        Raises:
+            InputError, VariableError: a size is unknown, missing or out of bounds.
+            CaptureError: inside a recording.
+        """
+        self._execution.context.refuse_while_capturing("warm compiles")
+        signature, executable = self._execution.signature, self._execution.executable
+        shapes, arrays = given_sizes(signature, sizes)
+        live = signature.live(shapes, arrays=arrays)
+        with self._execution.in_order("warm compiles"):
+            executable.warm(live.variables)
 
     # -- params ------------------------------------------------------------------------------------
 
@@ -235,9 +275,9 @@ class CompiledGraph:
             InputError, VariableError, CaptureError: as :meth:`run`.
         """
         known = None if variables is not None else self._execution.signature.recognise(inputs)
-        room = None if known is None else self._execution.run_in_room(*known)
-        if room is not None:
-            return [view.view() for view in room.views]
+        results = None if known is None else self._execution.run_in_arena(*known)
+        if results is not None:
+            return [view.view() for view in results.views]
         return self._execution.run_raw(inputs, variables)
 
     def run_slots(
@@ -258,9 +298,9 @@ class CompiledGraph:
         """
         execution = self._execution
         if variables is None and (live := execution.signature.recognise_in_order(arrays)):
-            room = execution.run_in_room(arrays, live)
-            if room is not None:
-                return room.slots.copy()
+            results = execution.run_in_arena(arrays, live)
+            if results is not None:
+                return results.slots.copy()
         if len(arrays) > len(self.inputs):
             raise InputError(f"the graph has {len(self.inputs)} inputs, got {len(arrays)}")
         given = {n: a for n, a in zip(self.inputs, arrays, strict=False) if a is not None}
@@ -509,7 +549,7 @@ class CompiledGraph:
 
     @property
     def moe_layers(self) -> Sequence[ExpertLayer]:
-        """The layers of experts, in order: ``name``, ``experts``, and ``places`` if limited."""
+        """The layers of experts, in order: ``name``, ``experts``, and ``slots`` if limited."""
         return self._experts.layers
 
     @property
@@ -529,7 +569,7 @@ class CompiledGraph:
 
         Raises:
             InputError: its length or dtype differs, or more experts are resident than the device
-                has places for. Nothing has changed.
+                has slots for. Nothing has changed.
             ModelFormatError: an expert could not be read from its file.
             CaptureError: inside a recording.
         """
@@ -546,7 +586,7 @@ class CompiledGraph:
 
         Raises:
             InputError: their number, or the length or dtype of one, differs, or more experts of
-                a layer are resident than the device has places for. Nothing has changed.
+                a layer are resident than the device has slots for. Nothing has changed.
             ModelFormatError, CaptureError: as :meth:`set_moe_resident_experts`.
         """
         self._experts.set_resident_per_layer(masks)

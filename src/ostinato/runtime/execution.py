@@ -1,4 +1,4 @@
-"""One run of a compiled graph: its checks, its memory, and its place in the order."""
+"""One run of a compiled graph: its checks, its memory, and its position in the order."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Execution:
 
     Every call that runs, reads or writes is a submission that touches the executable's memory, so
     that one takes effect after the other. There are two paths. On the short one, the native core
-    takes the place in the order for arrays that were seen before. The long one takes it here, then
-    minds handles, converts arrays, and keeps results that the caller does not want in the arena.
+    submits a run on arrays that were seen before. The long one submits it here, completes inputs
+    with handles, converts arrays, and keeps results that the caller does not want in the arena.
 
     Args:
         signature: the graph's inputs, outputs and params.
@@ -41,7 +41,6 @@ class Execution:
         cast: whether arrays of other dtypes are converted.
 
     Attributes:
-        accesses: the memory that every call touches.
         quick: whether runs may try the short path.
     """
 
@@ -59,11 +58,14 @@ class Execution:
         self.context = context
         self.handles = handles
         self.cast = cast
-        self.accesses = executable.accesses
         self.quick = False
-        self._run_direct = executable.run_direct
-        self._last_room: Room | None = None
+        self._arena_outputs: ArenaOutputs | None = None
         self.choose_path()
+
+    @property
+    def accesses(self) -> Accesses:
+        """The memory that every call touches."""
+        return self.executable.accesses
 
     def clone(self, context: Context | None) -> Execution:
         """The same on memory of its own; see :meth:`CompiledGraph.clone`."""
@@ -79,7 +81,7 @@ class Execution:
         self.quick = self.executable.direct  # a hint: the executable decides when its turn has come
 
     def in_order(self, what: str, touched: Accesses | None = None) -> Submission:
-        """The calling thread's place in the order, for ``what`` it does to this graph's memory.
+        """The calling thread's position in the order, for ``what`` it does to this graph's memory.
 
         Args:
             what: the call, and why a recording can not hold it.
@@ -157,17 +159,18 @@ class Execution:
         arrays, live = known
         outputs = live.empty() if out is None else self.signature.check_outputs(out, live)
         try:
-            return outputs if self._run_direct(arrays, outputs, live.variables) else None
+            return outputs if self.executable.run_direct(arrays, outputs, live.variables) else None
         except (ValueError, CaptureError):
             return None
 
-    def run_in_room(self, inputs: Sequence[Array], live: Live) -> Room | None:
+    def run_in_arena(self, inputs: Sequence[Array], live: Live) -> ArenaOutputs | None:
         """As :meth:`run_quick`, with the results in the arena, on inputs that were recognised."""
         if not self.quick:
             return None
-        room = self.room(live)
+        results = self.arena_outputs(live)
         try:
-            return room if self._run_direct(inputs, room.arrays, live.variables) else None
+            ran = self.executable.run_direct(inputs, results.arrays, live.variables)
+            return results if ran else None
         except (ValueError, CaptureError):
             return None
 
@@ -176,11 +179,11 @@ class Execution:
         given = self.values(variables)
         with self.in_order("run_raw reads its results back", arrays_touched(listed(inputs))):
             outputs = self.perform(inputs, nothing, variables=given)
-            room = self._last_room
-            assert room is not None
+            results = self._arena_outputs
+            assert results is not None
             return [
-                view.view() if array is place else read_only(array)
-                for array, place, view in zip(outputs, room.arrays, room.views, strict=True)
+                view.view() if array is own else read_only(array)
+                for array, own, view in zip(outputs, results.arrays, results.views, strict=True)
             ]
 
     def run_slots(self, inputs: Mapping[str, Array], variables: object) -> list[tuple[int, int]]:
@@ -188,8 +191,8 @@ class Execution:
         given = self.values(variables)
         touched = arrays_touched(inputs.values())
         with self.in_order("run_slots reads its results back", touched):
-            outputs = self.perform(inputs, self.places, variables=given)
-        offsets = self.executable.result_offsets
+            outputs = self.perform(inputs, self.results_in_arena, variables=given)
+        offsets = self.executable.current.result_offsets
         return [(o, array.size) for o, array in zip(offsets, outputs, strict=True)]
 
     def bind(self, inputs: object, outputs: object, variables: object) -> Callable[[], None]:
@@ -230,7 +233,7 @@ class Execution:
             known = self.signature.recognise(given, block)
         arrays, live = known or self.checked(given, block=block, variables=variables)
         chosen = choose(live)
-        outputs = self._with_room(chosen, live)
+        outputs = self._with_arena_outputs(chosen, live)
         feeds = {**self.handles.feeds, **feed} if feed else self.handles.feeds
         if feeds:
             return self._launch_fed(arrays, chosen, outputs, live, feeds)
@@ -269,23 +272,23 @@ class Execution:
 
     # -- memory for results without an array of the caller's --------------------------------------
 
-    def _with_room(self, chosen: Sequence[Array | None], live: Live) -> list[Array]:
-        """``chosen``, with places in the arena for the other outputs."""
+    def _with_arena_outputs(self, chosen: Sequence[Array | None], live: Live) -> list[Array]:
+        """``chosen``, with memory in the arena for the other outputs."""
         asked = [array for array in chosen if array is not None]
         if len(asked) == len(chosen):
             return asked
-        room = self.room(live).arrays
-        return [place if c is None else c for c, place in zip(chosen, room, strict=True)]
+        results = self.arena_outputs(live).arrays
+        return [own if c is None else c for c, own in zip(chosen, results, strict=True)]
 
-    def places(self, live: Live) -> list[Array]:
-        """For each output, its place in the arena."""
-        return [*self.room(live).arrays]
+    def results_in_arena(self, live: Live) -> list[Array]:
+        """For each output, its memory in the arena."""
+        return [*self.arena_outputs(live).arrays]
 
-    def room(self, live: Live) -> Room:
-        """Places in the arena for outputs of these shapes."""
-        room = self._last_room
-        if room is None or room.live is not live:
-            executable = self.executable
+    def arena_outputs(self, live: Live) -> ArenaOutputs:
+        """The memory in the arena for outputs of these shapes."""
+        results = self._arena_outputs
+        if results is None or results.live is not live:
+            executable = self.executable.at(live.variables)
             arena, offsets = executable.arena, executable.result_offsets
             arrays = [
                 np.ndarray(shape, dtype, arena, offset)
@@ -293,8 +296,8 @@ class Execution:
             ]
             slots = [(o, array.size) for o, array in zip(offsets, arrays, strict=True)]
             views = [*map(read_only, arrays)]
-            room = self._last_room = Room(live, arrays, views, slots)
-        return room
+            results = self._arena_outputs = ArenaOutputs(live, arrays, views, slots)
+        return results
 
     def values(self, variables: object) -> Mapping[str, int]:
         """Values of Variables as a caller gives them, by name.
@@ -345,12 +348,12 @@ class Execution:
 
 
 @dataclass(frozen=True, eq=False)
-class Room:
-    """Places in an arena, for outputs of certain shapes.
+class ArenaOutputs:
+    """The memory in an arena for outputs of certain shapes.
 
     Attributes:
         live: the shapes.
-        arrays: the places.
+        arrays: on the memory of each.
         views: the same, not to be written.
         slots: for each its offset in the arena, in bytes, and its number of elements.
     """

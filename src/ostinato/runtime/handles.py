@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import InputError
-from ostinato.runtime.arrays import checked_mapping, shown
+from ostinato.runtime.arrays import checked_mapping, shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,8 +109,8 @@ class Handles:
         )
         if not fits:
             raise InputError(
-                f"the handle of {name!r} is {spec.dtype} {shown(spec.shape)} and can not take "
-                f"output {position}, which is {output.dtype} {shown(output.shape)}"
+                f"the handle of {name!r} is {spec.dtype} {shape_text(spec.shape)} and can not take "
+                f"output {position}, which is {output.dtype} {shape_text(output.shape)}"
             )
         return position
 

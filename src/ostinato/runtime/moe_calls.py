@@ -173,7 +173,7 @@ def _mask(mask: Any, layer: ExpertLayer) -> Array:
     """A mask of a layer, as an array of its own.
 
     Raises:
-        InputError: it is none, or more experts are resident than there are places for.
+        InputError: it is none, or more experts are resident than there are slots for.
     """
     try:
         array = np.array(mask)
@@ -184,9 +184,9 @@ def _mask(mask: Any, layer: ExpertLayer) -> Array:
             f"{layer.name}: a mask is a bool for each of {layer.experts} experts, got "
             f"{array.dtype}{list(array.shape)}"
         )
-    if layer.places is not None and np.count_nonzero(array) > layer.places:
+    if layer.slots is not None and np.count_nonzero(array) > layer.slots:
         raise InputError(
             f"{layer.name}: {np.count_nonzero(array)} experts are to be resident, but the budget "
-            f"has places for {layer.places}"
+            f"has slots for {layer.slots}"
         )
     return array

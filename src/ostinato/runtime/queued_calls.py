@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -101,7 +102,7 @@ class QueuedCalls:
             block = self._execution.block(values)
             given = self._handles.complete(inputs)
             arrays, live = self._execution.checked(given, bound=True, block=block, variables=values)
-            results = self._result_memory()
+            results = self._result_memory(live)
             calls = [self._execution.bound_call(arrays, results, live)]
             calls += [
                 self._context.copy_call(self._fed_buffer(name, position, live, block), result)
@@ -114,12 +115,18 @@ class QueuedCalls:
                 shapes = [array.shape for array in arrays]
                 self._context.after_replay(partial(self._replayed, shapes, tuple(block), values))
             else:
-                self._context.after_replay(partial(self._keep_last, self._execution.places(live)))
+                self._context.after_replay(
+                    partial(self._keep_last, self._execution.results_in_arena(live))
+                )
 
-    def _result_memory(self) -> list[Array]:
+    def _result_memory(self, live: Live) -> list[Array]:
         """For each output, all the bytes that the arena has for it."""
-        arena, offsets = self._executable.arena, self._executable.result_offsets
-        sizes = [spec.type.max_bytes for spec in self._signature.outputs.values()]
+        executable = self._executable.at(live.variables)
+        arena, offsets = executable.arena, executable.result_offsets
+        if executable is self._executable:
+            sizes = [spec.type.max_bytes for spec in self._signature.outputs.values()]
+        else:
+            sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in live.outputs]
         return [
             np.ndarray((size,), np.uint8, arena, offset)
             for size, offset in zip(sizes, offsets, strict=True)
@@ -153,7 +160,7 @@ class QueuedCalls:
         state = self._context.decode_state
         block = {name: state[name] for name in resident}
         live = self._signature.live(self._signature.used(shapes, block), block, variables)
-        self._keep_last(self._execution.places(live))
+        self._keep_last(self._execution.results_in_arena(live))
 
     def _keep_last(self, results: Sequence[Array]) -> None:
         self._executable.last = tuple(results)

@@ -12,7 +12,7 @@ import numpy as np
 from ostinato.backends.common.context import DECODE_VARIABLES
 from ostinato.errors import InputError, VariableError
 from ostinato.ir.binding import check_values, solve_dims
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.facts import check_facts
 from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.record import Interface
@@ -21,11 +21,11 @@ from ostinato.records import dataclass
 from ostinato.runtime.arrays import (
     Array,
     TensorSpec,
+    checked_array,
     checked_mapping,
-    examined,
+    converted,
     in_place,
-    settled,
-    shown,
+    shape_text,
 )
 from ostinato.variables import bounds, evaluate, symbols
 
@@ -42,6 +42,9 @@ __all__ = ["NO_VALUES", "Live", "Signature", "interface_of"]
 #: No values: of the variable block, for a graph that takes none from it.
 NO_VALUES: Mapping[str, int] = MappingProxyType({})
 
+#: No Variable has another name in the model.
+NO_WORDS: Mapping[str, str] = MappingProxyType({})
+
 #: Combinations of input shapes that are remembered; when there are more, all are forgotten.
 _REMEMBERED = 256
 
@@ -51,11 +54,12 @@ class Live:
     """The values of Variables and the output shapes of one run.
 
     Attributes:
-        variables: the Variables' values, in the graph's order.
+        variables: the Variables' values, in the graph's order; or the executable's part that runs,
+            and its own.
         outputs: each output's shape and dtype.
     """
 
-    variables: tuple[int, ...]
+    variables: tuple[Any, ...]
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
     def empty(self) -> list[Array]:
@@ -78,6 +82,13 @@ class Signature:
         variables: the graph's Variables by name.
         facts: the conditions of the graph on values of its Variables.
     """
+
+    #: The positions of the inputs whose contents sizes depend on; ``None``: there are none.
+    _read: tuple[int, ...] | None = None
+
+    #: The names of these inputs, and by Variable, the model's own name for it.
+    read: tuple[str, ...] = ()
+    words: Mapping[str, str] = NO_WORDS
 
     def __init__(self, interface: Interface) -> None:
         self.inputs = _specs(interface.inputs)
@@ -111,7 +122,8 @@ class Signature:
                 return None
             arrays.append(array)
             shapes.append(array.shape)
-        live = self._known.get(_key(shapes, block) if block else tuple(shapes))
+        key = _key(shapes, block) if block else tuple(shapes)
+        live = self._known.get(key if self._read is None else (*key, *self._contents(arrays)))
         return None if live is None else (arrays, live)
 
     def recognise_in_order(self, arrays: Sequence[Any]) -> Live | None:
@@ -126,6 +138,8 @@ class Signature:
             if type(array) is not np.ndarray or array.dtype is not dtype:
                 return None
             shapes.append(array.shape)
+        if self._read is not None:
+            shapes += self._contents(arrays)
         return self._known.get(tuple(shapes))
 
     def check_inputs(
@@ -162,12 +176,13 @@ class Signature:
         arrays = []
         for name, spec in self.inputs.items():
             array = in_place("input", spec, given[name]) if bound else given[name]
-            arrays.append(examined("input", spec, array, cast=cast and not bound))
+            arrays.append(checked_array("input", spec, array, cast=cast and not bound))
         shapes = [array.shape for array in arrays]
-        live = self.live(self.used(shapes, block) if bound else shapes, block, variables)
+        used = self.used(shapes, block) if bound else shapes
+        live = self.live(used, block, variables, None if self._read is None else arrays)
         if not bound:
             self._check_experts(dict(zip(self.inputs, arrays, strict=True)))
-        return [settled(s, a) for s, a in zip(self.inputs.values(), arrays, strict=True)], live
+        return [converted(s, a) for s, a in zip(self.inputs.values(), arrays, strict=True)], live
 
     def _check_experts(self, arrays: Mapping[str, Array]) -> None:
         for name, count in self._experts.items():
@@ -186,13 +201,17 @@ class Signature:
             InputError: its shape or dtype differs.
             VariableError: a size is out of its Variable's bounds.
         """
+        spec, resident = self._resident(name, array, cast=cast)
+        values = solve_dims({name: (spec.shape, resident.shape)}, {})
+        check_values({n: self.variables[n] for n in values}, values)
+        return resident.copy()
+
+    def _resident(self, name: str, array: object, *, cast: bool) -> tuple[TensorSpec, Array]:
+        """The spec of an input or a state, and ``array`` as it can stand in for it."""
         kind, spec = (
             ("input", self.inputs[name]) if name in self.inputs else ("state", self.states[name])
         )
-        examined_array = examined(kind, spec, array, cast=cast)
-        values = solve_dims({name: (spec.shape, examined_array.shape)}, {})
-        check_values({n: self.variables[n] for n in values}, values)
-        return settled(spec, examined_array).copy()
+        return spec, converted(spec, checked_array(kind, spec, array, cast=cast))
 
     def used(
         self, shapes: Sequence[tuple[int, ...]], block: Mapping[str, int]
@@ -209,6 +228,7 @@ class Signature:
         shapes: Sequence[tuple[int, ...]],
         block: Mapping[str, int] = NO_VALUES,
         variables: Mapping[str, int] = NO_VALUES,
+        arrays: Sequence[Array] | None = None,
     ) -> Live:
         """The values of Variables and the output shapes that follow from inputs of these shapes.
 
@@ -216,25 +236,38 @@ class Signature:
             shapes: in the order of the inputs.
             block: values of Variables that the device has.
             variables: values of Variables that the caller gives.
+            arrays: the inputs, where the contents of some matter.
 
         Raises:
             InputError, VariableError: as :meth:`check_inputs`.
         """
-        key = _key(shapes, block, variables)
+        key = (*_key(shapes, block, variables), *self._contents(arrays))
         live = self._known.get(key)
         if live is None:
-            values = self._solve(shapes, block, variables)
-            live = Live(
-                tuple(values[name] for name in self.variables),
-                tuple(
-                    (tuple(evaluate(d, values) for d in spec.shape), spec.dtype.numpy)
-                    for spec in self.outputs.values()
-                ),
-            )
+            live = self._sizes(shapes, arrays, block, variables)
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[key] = live
         return live
+
+    def _sizes(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        arrays: Sequence[Array] | None,
+        block: Mapping[str, int],
+        variables: Mapping[str, int],
+    ) -> Live:
+        """As :meth:`live`, for sizes that are new."""
+        values = self._solve(shapes, block, variables)
+        outputs = self.outputs.values()
+        return Live(
+            tuple(values[name] for name in self.variables),
+            tuple((tuple(evaluate(d, values) for d in s.shape), s.dtype.numpy) for s in outputs),
+        )
+
+    def _contents(self, arrays: Sequence[Array] | None) -> tuple[Any, ...]:
+        """The contents of the inputs that sizes depend on."""
+        return ()
 
     def _solve(
         self,
@@ -253,7 +286,7 @@ class Signature:
             check_values({name: self.variables[name] for name in values}, values)
         except VariableError as error:
             listed = [
-                f"{name!r} {shown(declared)} got {actual}"
+                f"{name!r} {shape_text(declared)} got {actual}"
                 for name, (declared, actual) in pairs.items()
                 if declared != actual
             ]
@@ -281,8 +314,8 @@ class Signature:
             InputError: a param is unknown, or of another shape or dtype.
         """
         given = checked_mapping("param", params, self.params)
-        arrays = {n: examined("param", self.params[n], a, cast=cast) for n, a in given.items()}
-        return {name: settled(self.params[name], array) for name, array in arrays.items()}
+        arrays = {n: checked_array("param", self.params[n], a, cast=cast) for n, a in given.items()}
+        return {name: converted(self.params[name], array) for name, array in arrays.items()}
 
     def check_outputs(
         self, out: object, live: Live, block: Mapping[str, int] = NO_VALUES
@@ -326,7 +359,7 @@ class Signature:
         self, index: int, given: object, shape: tuple[int, ...], block: Mapping[str, int]
     ) -> Array:
         spec = list(self.outputs.values())[index]
-        array = examined("output", spec, in_place("output", spec, given))
+        array = checked_array("output", spec, in_place("output", spec, given))
         if _used(spec, array.shape, block) != shape:
             raise InputError(f"output {spec.name!r} has shape {shape} here, got {array.shape}")
         if not array.flags.writeable:

@@ -19,7 +19,7 @@ import numpy as np
 from ostinato.dtypes import BFLOAT16, BOOL, DType
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.binding import solve_dims
-from ostinato.runtime.arrays import shown
+from ostinato.runtime.arrays import shape_text
 from ostinato.variables import evaluate, symbols
 
 if TYPE_CHECKING:
@@ -224,11 +224,13 @@ def _shapes_of(
         for axis in _unknown(shape, values):
             rest = math.prod([evaluate(d, values) for i, d in enumerate(shape) if i != axis])
             if rest == 0 or count % rest:
-                raise InputError(f"{kind} {name!r}: {count} elements do not fill {shown(shape)}")
+                raise InputError(
+                    f"{kind} {name!r}: {count} elements do not fill {shape_text(shape)}"
+                )
             values |= solve_dims({name: ((shape[axis],), (count // rest,))}, values)
         live = tuple(evaluate(dim, values) for dim in shape)
         if math.prod(live) != count:
-            raise InputError(f"{kind} {name!r} has shape {shown(live)}, got {count} elements")
+            raise InputError(f"{kind} {name!r} has shape {shape_text(live)}, got {count} elements")
         shapes[name] = live
     return shapes
 

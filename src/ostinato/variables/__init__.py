@@ -28,6 +28,7 @@ from ostinato.variables.expr import (
     remainder,
 )
 from ostinato.variables.extrema import maximum, minimum, provably_at_most
+from ostinato.variables.narrowing import Requirement, narrowings
 from ostinato.variables.queries import coefficient, evaluate, recombine, substitute, symbols
 from ostinato.variables.variable import BoundVariable, Variable, axis
 
@@ -40,6 +41,7 @@ __all__ = [
     "Minimum",
     "Quotient",
     "Remainder",
+    "Requirement",
     "Symbol",
     "Variable",
     "axis",
@@ -50,6 +52,7 @@ __all__ = [
     "floor_div",
     "maximum",
     "minimum",
+    "narrowings",
     "prod",
     "provably_at_most",
     "provably_less",

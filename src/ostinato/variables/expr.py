@@ -301,6 +301,9 @@ def floor_div(a: Dim, b: Dim) -> Dim:
     if _within(rest, b):
         return quotient
     if isinstance(b, int):
+        low, high = bounds(rest)
+        if low // b == high // b:
+            return quotient + low // b
         inner = _nested_quotient(rest, b)
         if inner is not None:
             return quotient + inner

@@ -22,13 +22,13 @@ class BufferLayout:
     """The slot and the offset of each buffer of a program.
 
     Attributes:
-        places: by buffer, its slot and its offset there.
+        locations: by buffer, its slot and its offset there.
         sizes: by fixed slot, its bytes.
         results: by output, the offset in the arena of room for a result that is not requested.
         placement: offsets of intermediate buffers in the arena.
     """
 
-    places: Mapping[LoweredBuffer, tuple[int, int]]
+    locations: Mapping[LoweredBuffer, tuple[int, int]]
     sizes: tuple[int, ...]
     results: tuple[int, ...]
     placement: Placement
@@ -36,7 +36,7 @@ class BufferLayout:
     @staticmethod
     def of(
         program: Program,
-        passing: Collection[LoweredBuffer] = (),
+        non_retained: Collection[LoweredBuffer] = (),
         resident: Iterable[LoweredBuffer] = (),
         *,
         apart: bool = False,
@@ -45,12 +45,12 @@ class BufferLayout:
 
         Args:
             program: the buffers.
-            passing: params that have no place here.
+            non_retained: params that have no memory here.
             resident: buffers that live as long as the program, whether or not calls use them.
             apart: let no two buffers share memory.
         """
         placement, temps = arena_placement(program, apart=apart)
-        places = {
+        locations = {
             buffer: (int(Slot.ARENA), offset)
             for buffer, offset in zip(temps, placement.offsets, strict=True)
         }
@@ -64,20 +64,20 @@ class BufferLayout:
             (Slot.CONSTANTS, (Role.CONSTANT,)),
             (Slot.WEIGHTS, (Role.PARAM, Role.PREPARED)),
             (Slot.STATES, (Role.STATE,)),
-            (Slot.IDLE, (Role.IDLE,)),
-            (Slot.PLACED, (Role.PLACED,)),
+            (Slot.MASKED_TAIL, (Role.MASKED_TAIL,)),
+            (Slot.RESIDENT, (Role.RESIDENT,)),
         ):
-            members = [b for b in owned if b.role in roles and b not in passing]
+            members = [b for b in owned if b.role in roles and b not in non_retained]
             offsets, size = _side_by_side(members)
-            places.update((b, (int(slot), o)) for b, o in zip(members, offsets, strict=True))
+            locations.update((b, (int(slot), o)) for b, o in zip(members, offsets, strict=True))
             sizes.append(size)
         for number, buffer in enumerate((*program.inputs.values(), *outputs), len(Slot)):
-            places[buffer] = (number, 0)
-        return BufferLayout(places, tuple(sizes), tuple(results), placement)
+            locations[buffer] = (number, 0)
+        return BufferLayout(locations, tuple(sizes), tuple(results), placement)
 
     def members(self, slot: Slot) -> list[tuple[LoweredBuffer, int]]:
         """The buffers of a fixed slot, with their offsets."""
-        return [(b, offset) for b, (number, offset) in self.places.items() if number == slot]
+        return [(b, offset) for b, (number, offset) in self.locations.items() if number == slot]
 
 
 def _side_by_side(buffers: Iterable[LoweredBuffer], start: int = 0) -> tuple[list[int], int]:

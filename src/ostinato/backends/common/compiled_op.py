@@ -96,7 +96,7 @@ class CompiledOp:
         calls = [*program.prepare, *program.calls]
         numbers = _numbers(program, operands, results)
         used = dict.fromkeys(b for call in calls for b in call.buffers if b not in numbers)
-        fixed = {b: _contents(b) for b in used if b.role in (Role.CONSTANT, Role.IDLE)}
+        fixed = {b: _contents(b) for b in used if b.role in (Role.CONSTANT, Role.MASKED_TAIL)}
         temps = [b for b in used if b not in fixed]
         numbers.update((b, operands + results + i) for i, b in enumerate((*temps, *fixed)))
         constants = {b: upload(array) for b, array in fixed.items()}

@@ -34,13 +34,13 @@ class ExpertLayer:
     Attributes:
         name: the label of its node.
         experts: number of experts.
-        places: number of experts that can be resident, the others being in a file; ``None`` if all
+        slots: number of experts that can be resident, the others being in a file; ``None`` if all
             of them are on the device at all times.
     """
 
     name: str
     experts: int
-    places: int | None = None
+    slots: int | None = None
 
 
 @dataclass(frozen=True)

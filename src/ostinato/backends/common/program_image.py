@@ -9,15 +9,19 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
+import numpy as np
+
+from ostinato.dtypes import DType
+
 __all__ = [
     "External",
     "ObjectCode",
-    "ParamPlace",
+    "ParamLocation",
     "ProgramImage",
     "ProgramPreparation",
-    "RoutingPlace",
+    "RoutingLocation",
     "Slot",
-    "StatePlace",
+    "StateLocation",
 ]
 
 S = TypeVar("S", bound=tuple[Any, ...])
@@ -33,8 +37,8 @@ class Slot(IntEnum):
     CONSTANTS = 1  #: shared by clones for good
     WEIGHTS = 2  #: params and what is prepared from them; shared by clones until one writes
     STATES = 3  #: what lives from run to run
-    IDLE = 4  #: how many rows kernels may leave out
-    PLACED = 5  #: resident experts, and their slots
+    MASKED_TAIL = 4  #: how many rows kernels may leave out
+    RESIDENT = 5  #: resident experts, and their slots
 
 
 class ProgramPreparation(NamedTuple, Generic[S]):
@@ -44,14 +48,14 @@ class ProgramPreparation(NamedTuple, Generic[S]):
     steps: tuple[S, ...]
 
 
-class ParamPlace(NamedTuple):
+class ParamLocation(NamedTuple):
     """A param: how large it is, and where it lies; ``None``: it is not kept in its own form."""
 
     nbytes: int
-    place: tuple[int, int] | None
+    location: tuple[int, int] | None
 
 
-class StatePlace(NamedTuple):
+class StateLocation(NamedTuple):
     """A state: its type, where it lies, and its elements before the first run.
 
     Where all elements are the same, ``initial`` has one.
@@ -59,8 +63,18 @@ class StatePlace(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    place: tuple[int, int]
+    location: tuple[int, int]
     initial: Elements
+
+    def empty(self) -> np.ndarray[Any, Any]:
+        """A new array of its type."""
+        return np.empty(self.shape, DType.parse(self.dtype).numpy)
+
+    def initial_array(self) -> np.ndarray[Any, Any]:
+        """Its elements before the first run, in C order."""
+        initial = np.frombuffer(self.initial, np.uint8).view(DType.parse(self.dtype).numpy)
+        whole = initial[0] if initial.size == 1 else initial.reshape(self.shape)
+        return np.ascontiguousarray(np.broadcast_to(whole, self.shape))
 
 
 class External(NamedTuple):
@@ -71,7 +85,7 @@ class External(NamedTuple):
     size: str
 
 
-class RoutingPlace(NamedTuple):
+class RoutingLocation(NamedTuple):
     """The place where a run leaves its routing: the list of rows by expert.
 
     Attributes:
@@ -121,11 +135,11 @@ class ProgramImage(NamedTuple, Generic[S]):
     results: tuple[int, ...]
     intermediate_bytes: int
     constants: tuple[tuple[int, Elements], ...]
-    params: dict[str, ParamPlace]
-    states: dict[str, StatePlace]
+    params: dict[str, ParamLocation]
+    states: dict[str, StateLocation]
     externals: tuple[External, ...]
     variables: tuple[tuple[str, int, int], ...]
-    routings: tuple[RoutingPlace, ...]
+    routings: tuple[RoutingLocation, ...]
 
     @classmethod
     def step_of(cls, entry: tuple[Any, ...]) -> S:
@@ -143,17 +157,17 @@ class ProgramImage(NamedTuple, Generic[S]):
                 ProgramPreparation(params, tuple(map(cls.step_of, steps)))
                 for params, steps in image.preparations
             ),
-            params={name: ParamPlace(*place) for name, place in image.params.items()},
-            states={name: StatePlace(*place) for name, place in image.states.items()},
+            params={name: ParamLocation(*entry) for name, entry in image.params.items()},
+            states={name: StateLocation(*entry) for name, entry in image.states.items()},
             externals=tuple(External(*external) for external in image.externals),
-            routings=tuple(RoutingPlace(*place) for place in image.routings),
+            routings=tuple(RoutingLocation(*entry) for entry in image.routings),
         )
 
     def entry(self) -> object:
         """The cache entry that :meth:`from_entry` takes."""
         return _plain(self)
 
-    def runs_like(self, other: Self) -> bool:
+    def same_program(self, other: ProgramImage[S]) -> bool:
         """Whether a run of the other does the same, but for what constants hold.
 
         Labels of layers do not matter: the text of a graph leaves some out.

@@ -36,11 +36,11 @@ __all__ = [
     "Program",
     "Recording",
     "ThreadPool",
-    "choose_experts_kernel",
     "copy_kernel",
     "discard_kernel",
-    "fetch_experts_kernel",
     "memcpy_kernel",
+    "select_experts_kernel",
+    "stage_experts_kernel",
 ]
 
 Buffer: TypeAlias = _Buffer | np.ndarray[Any, Any]
@@ -96,10 +96,10 @@ Its plan is described in ``csrc/copying.h``; that it stays within the buffers is
 promise.
 """
 
-choose_experts_kernel: int
+select_experts_kernel: int
 """Address of the kernel of :class:`~ostinato.backends.cpu.rules.expert_staging.Choosing`."""
 
-fetch_experts_kernel: int
+stage_experts_kernel: int
 """Address of the kernel of :class:`~ostinato.backends.cpu.rules.expert_staging.Fetching`.
 
 Its source is described in ``csrc/experts.h``: the file, and where in it the matrices are, are the
@@ -250,13 +250,13 @@ class Program:
         steps: the steps, in order.
         n_vars: number of variables that kernels read.
         owner: any object to keep alive with the program, such as the owner of the machine code.
-        turns_with: another program that shares memory with this one. Runs of one wait for runs of
-            the other, and for those of all others that take turns with it.
+        exclusive_with: another program that shares memory with this one. Runs of one wait for runs
+            of the other, and for those of all others that exclude it.
         queue: records bound calls, and holds resident variables.
         resident: the variables that can be read from the queue's block.
         touches: memory that every run touches, each ``(address, nbytes, written)``; beside that, a
             run touches its buffers, the queue's block if it reads that, and a token that stands for
-            this program and those that it takes turns with.
+            this program and those that it excludes.
         sources: further objects for which :meth:`uses` returns ``True``.
         limit_slot: the fixed slot that holds limits which kernels read; see :meth:`set_limits`.
 
@@ -273,7 +273,7 @@ class Program:
         n_vars: int,
         *,
         owner: object = None,
-        turns_with: Program | None = None,
+        exclusive_with: Program | None = None,
         queue: CommandQueue | None = None,
         resident: Sequence[Resident] = (),
         touches: Sequence[tuple[int, int, bool]] = (),

@@ -6,20 +6,22 @@ import functools
 from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Backend, Progress
+from ostinato.backends.common.stored_program import StoredProgram
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.executable import CpuExecutable
 from ostinato.backends.cpu.host import usable_processors
+from ostinato.backends.cpu.image import Image
 from ostinato.backends.cpu.llvm.machine import load_ahead
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-from ostinato.backends.cpu.stored import StoredProgram
 from ostinato.records import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from ostinato.backends.base import Capabilities
+    from ostinato.backends.base import Capabilities, Executable
     from ostinato.backends.common.experts import ExpertsInFile
+    from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.cpu.rules.table import CpuLowering
     from ostinato.backends.device import Device
@@ -71,20 +73,26 @@ class CpuBackend(Backend):
         progress: Progress | None = None,
         *,
         experts: ExpertsInFile | None = None,
+        siblings: Sequence[Executable] | None = None,
     ) -> CpuExecutable:
+        near = None
+        if siblings is not None:
+            near = [sibling for sibling in siblings if isinstance(sibling, CpuExecutable)]
         if experts is not None or options.tune or not options.stored_programs:
-            return self._compile(graph, params, options, progress, experts)
-        stored = StoredProgram(graph, options, self.device)
+            return self._compile(graph, params, options, progress, experts, near)
+        target = f"{self.device.kind} {TargetSpec.named(options.target).identity}"
+        recompile = functools.partial(_recompile, options, self.device)
+        stored = StoredProgram(graph, options, Image, target, recompile)
         image = stored.image
-        code = None if image is None else stored.code(image)
+        code = None if image is None else image.code()
         if image is None or code is None:
-            executable = self._compile(graph, params, options, progress)
+            executable = self._compile(graph, params, options, progress, siblings=near)
             stored.keep(executable.compilation.image)
             return executable
         if progress is not None:
             for done in range(len(image.objects)):
                 progress(done + 1, len(image.objects))
-        return CpuExecutable(image, code, self.context, params, stored.compilation)
+        return CpuExecutable(image, code, self.context, params, stored.compilation, siblings=near)
 
     def _compile(
         self,
@@ -93,6 +101,7 @@ class CpuBackend(Backend):
         options: CompileOptions,
         progress: Progress | None = None,
         experts: ExpertsInFile | None = None,
+        siblings: Sequence[CpuExecutable] | None = None,
     ) -> CpuExecutable:
         """Compile, wherever that leads."""
         from ostinato.backends.cpu.capabilities import lowering_options
@@ -107,7 +116,7 @@ class CpuBackend(Backend):
             transposed = {name: tensor.transposed for name, tensor in tensors.items()}
             store = ExpertStore(transposed, experts.budget)
             lowering = replace(lowering, experts=store)
-        return self._executable(graph, params, options, lowering, progress, tensors)
+        return self._executable(graph, params, options, lowering, progress, tensors, siblings)
 
     def _tuner(self, options: CompileOptions, target: TargetSpec) -> ChooseTiles | None:
         if not options.tune:
@@ -127,11 +136,12 @@ class CpuBackend(Backend):
         lowering: CpuLowering,
         progress: Progress | None = None,
         experts: Mapping[str, ExpertTensor] | None = None,
+        siblings: Sequence[CpuExecutable] | None = None,
     ) -> CpuExecutable:
         from ostinato.backends.cpu.compilation import compile_graph
 
         compiled = compile_graph(graph, options, lowering, self.device, progress)
-        with compiled.report.timed("memory"):
+        with compiled.lowered.report.timed("memory"):
             return CpuExecutable(
                 compiled.image,
                 compiled.code.linked,
@@ -139,4 +149,16 @@ class CpuBackend(Backend):
                 params,
                 lambda: compiled,
                 experts,
+                siblings,
             )
+
+
+def _recompile(
+    options: CompileOptions, device: Device, graph: BaseGraph, built: BaseGraph
+) -> Compilation:
+    """Compile the graph of a stored program again."""
+    from ostinato.backends.cpu.capabilities import lowering_options
+    from ostinato.backends.cpu.compilation import compile_graph
+
+    lowering = lowering_options(options, TargetSpec.named(options.target))
+    return compile_graph(graph, options, lowering, device, built=built)

@@ -1,48 +1,34 @@
-"""Compilation of a graph: passes, lowering, code generation and memory."""
+"""Compilation of a graph: passes, lowering and memory, which are shared, and code generation."""
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ostinato.backends.common.buffer_layout import BufferLayout
-from ostinato.backends.common.node_notes import note_nodes
-from ostinato.backends.common.program_image import (
-    External,
-    ObjectCode,
-    ParamPlace,
-    RoutingPlace,
-    Slot,
-    StatePlace,
-)
+from ostinato.backends.common.image_builder import build_image
+from ostinato.backends.common.lowered_graph import lower_graph
+from ostinato.backends.common.program_image import ObjectCode, RoutingLocation
+from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.cpu.capabilities import CAPABILITIES
 from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
-from ostinato.backends.cpu.image import Image, Preparation, Step
+from ostinato.backends.cpu.image import Image, Step
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.cache.objects import process_cache
-from ostinato.ir.facts import least_values
-from ostinato.ir.graph_facts import graph_facts
-from ostinato.lower.program import Role
-from ostinato.passes.pipeline import run_passes
-from ostinato.plan.buffer import bytes_of
-from ostinato.plan.preparation import non_retained_params, preparations
-from ostinato.plan.report import CompileReport, KernelNote
-from ostinato.plan.values import Origin
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ostinato.backends.base import Progress
+    from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.cpu.rules.offload import StoredExperts
     from ostinato.backends.cpu.rules.table import CpuLowering, CpuProgram
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
     from ostinato.lower.program import Call, LoweredBuffer
+    from ostinato.plan.report import CompileReport
 
 __all__ = ["Compilation", "compile_graph"]
 
@@ -52,22 +38,17 @@ class Compilation:
     """A graph, compiled.
 
     Attributes:
-        program: kernels, buffers, and the order in which kernels run.
+        lowered: kernels, buffers and their memory.
         code: of the kernels.
-        layout: slots and offsets of the buffers.
-        passing: non-retained params.
-        origin: the graph before and after the passes.
-        report: the compile report.
-        least: by Variable, the least value that the graph accepts, where one is known.
     """
 
-    program: CpuProgram
+    lowered: LoweredGraph[CpuProgram]
     code: MachineCode
-    layout: BufferLayout
-    passing: frozenset[LoweredBuffer]
-    origin: Origin
-    report: CompileReport
-    least: Mapping[str, int]
+
+    @property
+    def program(self) -> CpuProgram:
+        """The kernels and buffers, and the order in which kernels run."""
+        return self.lowered.program
 
     @property
     def stored_by_layer(self) -> list[StoredExperts | None]:
@@ -78,32 +59,13 @@ class Compilation:
     @cached_property
     def image(self) -> Image:
         """The compiled program: all that a run needs."""
-        program, layout = self.program, self.layout
-        return Image(
-            objects=tuple(ObjectCode(key, tuple(s)) for key, s in self.code.objects.items()),
-            steps=tuple(map(self._step, program.calls)),
-            preparations=tuple(
-                Preparation(tuple(sorted(part.params)), tuple(map(self._step, part.calls)))
-                for part in preparations(program.prepare)
-            ),
-            sizes=layout.sizes,
-            results=layout.results,
-            intermediate_bytes=layout.placement.arena_bytes,
-            constants=tuple(
-                (offset, bytes_of(np.ascontiguousarray(buffer.data)))
-                for buffer, offset in layout.members(Slot.CONSTANTS)
-            ),
-            params={
-                name: ParamPlace(buffer.nbytes, layout.places.get(buffer))
-                for name, buffer in program.params.items()
-            },
-            states={name: self._state(buffer) for name, buffer in program.states.items()},
-            externals=tuple(map(self._external, self._externals())),
-            variables=tuple(
-                (v.name, max(v.min, self.least.get(v.name, v.min)), v.max)
-                for v in program.variables
-            ),
-            routings=tuple(self._routings()),
+        return build_image(
+            Image,
+            self.lowered,
+            self._step,
+            objects=(ObjectCode(key, tuple(s)) for key, s in self.code.objects.items()),
+            size_symbol=self.code.size_symbol,
+            routings=self._routings(),
         )
 
     def _step(self, call: Call) -> Step:
@@ -113,7 +75,7 @@ class Compilation:
         return Step(
             f"{code.name}_kernel" if builtin else code.name,
             builtin,
-            tuple(self._place(buffer) for buffer in call.buffers),
+            tuple(map(self.lowered.place, call.buffers)),
             extent,
             extent_address != 0,
             grain,
@@ -121,37 +83,16 @@ class Compilation:
             parallel,
         )
 
-    def _place(self, buffer: LoweredBuffer) -> tuple[int, int]:
-        if buffer in self.passing:
-            return -1 - list(self.program.params.values()).index(buffer), 0
-        return self.layout.places[buffer]
-
-    def _state(self, buffer: LoweredBuffer) -> StatePlace:
-        assert buffer.value is not None
-        initial = buffer.value.node.attrs["init"]
-        shape = tuple(map(int, initial.shape))
-        if not any(initial.strides):  # one element, broadcast
-            initial = initial[(slice(1),) * initial.ndim]
-        elements = bytes_of(np.ascontiguousarray(initial))
-        return StatePlace(buffer.type.dtype.name, shape, self.layout.places[buffer], elements)
-
-    def _externals(self) -> list[LoweredBuffer]:
-        return [*self.program.inputs.values(), *self.program.outputs.values()]
-
-    def _external(self, buffer: LoweredBuffer) -> External:
-        size = self.code.size_symbol(buffer.type.size * buffer.type.dtype.itemsize)
-        return External(buffer.nbytes, buffer.role is Role.OUTPUT, size)
-
-    def _routings(self) -> Iterator[RoutingPlace]:
+    def _routings(self) -> Iterator[RoutingLocation]:
         for routing in self.program.routings:
             if routing.chooses:
                 groups = routing.groups
-                yield RoutingPlace(
+                yield RoutingLocation(
                     routing.node,
                     tuple(map(int, routing.shape[1:])),  # type: ignore[arg-type]  # not symbolic
                     routing.layout.experts,
                     routing.layout.first_row,
-                    self.layout.places[groups][1],
+                    self.lowered.layout.locations[groups][1],
                     groups.nbytes,
                 )
 
@@ -173,29 +114,20 @@ def compile_graph(
         device: for the report.
         built: the user's graph, if that is another object than ``graph``.
     """
-    report = CompileReport(graph.name, str(device))
-    target = TargetSpec.named(options.target)
-    with report.timed("passes"):
-        lowered, report.passes = run_passes(
-            graph,
-            capabilities=CAPABILITIES,
-            optimize=options.optimize,
-            disabled=options.disabled_passes,
-            verify=options.verify,
-        )
-    with report.timed("lowering"):
-        program, report.refused = lower_for_cpu(lowered, lowering)
+    lower = partial(lower_for_cpu, settings=lowering)
+    lowered = lower_graph(
+        graph, options, device, CAPABILITIES, lower, resident=_resident, built=built
+    )
+    report, program = lowered.report, lowered.program
     with report.timed("code"):
-        code = _compile_kernels(program, target, report, progress)
-    _describe(lowered, program, code, report)
-    with report.timed("memory"):
-        passing = non_retained_params(program)
-        experts = [b for layer in program.stored_experts for b in layer.buffers]
-        apart = options.keep_intermediates
-        layout = BufferLayout.of(program, passing, experts, apart=apart)
-    origin = Origin(graph if built is None else built, lowered)
-    least = least_values(graph_facts(graph))
-    return Compilation(program, code, layout, passing, origin, report, least)
+        code = _compile_kernels(program, TargetSpec.named(options.target), report, progress)
+    note_kernels(report, program, lambda call: code.kernel(call.kernel).name)
+    return Compilation(lowered, code)
+
+
+def _resident(program: CpuProgram) -> list[LoweredBuffer]:
+    """The buffers of resident experts."""
+    return [b for layer in program.stored_experts for b in layer.buffers]
 
 
 def _compile_kernels(
@@ -216,16 +148,3 @@ def _compile_kernels(
     report.cached = cache.counters.disk_hits + cache.counters.hits
     report.cached -= before.disk_hits + before.hits
     return code
-
-
-def _describe(
-    graph: BaseGraph, program: CpuProgram, code: MachineCode, report: CompileReport
-) -> None:
-    """Note which nodes of the final graph are in which kernel."""
-    note_nodes(report, graph)
-    report.kernels = [_note(call, code) for call in program.calls]
-    report.prepared = [_note(call, code) for call in program.prepare]
-
-
-def _note(call: Call, code: MachineCode) -> KernelNote:
-    return KernelNote(call.title, call.nodes, code.kernel(call.kernel).name)

@@ -8,26 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.context import DECODE_VARIABLES, Context
 from ostinato.backends.common.encoded import Encoded
+from ostinato.backends.common.program_runner import RELEASED, host_block
 from ostinato.backends.cpu import _core
-from ostinato.backends.cpu.submission import RELEASED, allocate, block, copy_step, kernel_step
+from ostinato.backends.cpu.submission import allocate, copy_step, kernel_step
 from ostinato.errors import CaptureError, PlanError, VariableError
 from ostinato.lazy import LazyModule
 from ostinato.plan.buffer import HostMemory, LentStorage
 from ostinato.plan.order import ORDER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from ostinato.backends.common import op_encoding
     from ostinato.backends.common.compiled_op import CompiledOp
     from ostinato.backends.common.encoded import Recording
     from ostinato.backends.common.op_signature import OpSignature
     from ostinato.backends.device import Device
     from ostinato.plan import prepared
-    from ostinato.plan.buffer import Buffer, Storage
     from ostinato.plan.order import Accesses
     from ostinato.plan.prepared import PreparedOp
     from ostinato.variables import Symbol
 else:
+    op_encoding = LazyModule("ostinato.backends.common.op_encoding")
     prepared = LazyModule("ostinato.plan.prepared")
 
 __all__ = ["CpuContext"]
@@ -75,15 +77,15 @@ class CpuContext(Context):
         self.commands.cancel()
 
     def _capture_uses(self, memory: object) -> bool:
-        return self.commands.uses(_known_as(memory))
+        return self.commands.uses(_core_object(memory))
 
     def memory_changed(self, memory: object, *, replaced: bool) -> None:
-        super().memory_changed(_known_as(memory), replaced=replaced)
+        super().memory_changed(_core_object(memory), replaced=replaced)
         if replaced:
             with self._mutex:
                 encoded = list(self._encoded)
             for user in encoded:
-                if user.program.uses(_known_as(memory)):
+                if user.program.uses(_core_object(memory)):
                     user.stop()
 
     # -- the variable block ------------------------------------------------------------------------
@@ -158,20 +160,16 @@ class CpuContext(Context):
         return program.bind([target, source])
 
     def encode(self, ops: Sequence[PreparedOp], variables: Sequence[Symbol] = ()) -> Encoded:
-        buffers = [b for op in ops for b in _touched(op)]
-        for buffer in buffers:
-            if buffer.device != self.device:
-                raise PlanError(f"{buffer!r} cannot be used on {self.device}")
-        prepared.check_ops(ops, variables)
-        storages = list(dict.fromkeys(b.storage for b in buffers))
-        slots = {storage: number for number, storage in enumerate(storages)}
-        steps = [_step(op, slots) for op in ops if not isinstance(op, prepared.View)]
+        touched = op_encoding.OpMemory.of(ops, variables, self.device)
+        storages, written = touched.storages, touched.written
+        steps = [_step(op, touched) for op in ops if not isinstance(op, prepared.View)]
         owner = tuple(op.kernel.code for op in ops if isinstance(op, prepared.KernelCall))
-        written = {b.storage for op in ops for b in op.writes}
-        memory = [block(storage, written=storage in written) for storage in storages]
+        memory = [host_block(storage, written=storage in written) for storage in storages]
         named = [(v.name, v.min, v.max) for v in variables]
         lent = tuple(storage for storage in storages if isinstance(storage, LentStorage))
-        program = self.program(memory, steps, named, owner=owner, touches=_spans(ops), sources=lent)
+        program = self.program(
+            memory, steps, named, owner=owner, touches=touched.spans, sources=lent
+        )
         encoded = CpuEncoded(program)
         with self._mutex:
             self._encoded.add(encoded)
@@ -217,40 +215,18 @@ class CpuEncoded(Encoded):
         ORDER.memory_changes(self.program, replaced=True)
 
 
-def _known_as(memory: object) -> object:
+def _core_object(memory: object) -> object:
     """The object by which programs of the core identify memory."""
     if isinstance(memory, tuple):
-        return tuple(map(_known_as, memory))
+        return tuple(map(_core_object, memory))
     return memory.block if isinstance(memory, HostMemory) else memory
 
 
-def _spans(ops: Sequence[PreparedOp]) -> list[tuple[int, int, bool]]:
-    """The accesses of ops: in each storage, from the first to the last byte read, or written."""
-    extents: dict[tuple[Storage, bool], tuple[int, int]] = {}
-    for op in ops:
-        for written, buffers in ((False, op.reads), (True, op.writes)):
-            for buffer in buffers:
-                key = buffer.storage, written
-                low, high = extents.get(key, (buffer.offset, buffer.end))
-                extents[key] = min(low, buffer.offset), max(high, buffer.end)
-    return [
-        storage.span(low, high - low, written=written)
-        for (storage, written), (low, high) in extents.items()
-    ]
-
-
-def _touched(op: PreparedOp) -> tuple[Buffer, ...]:
-    return op.buffers if isinstance(op, prepared.KernelCall) else (*op.reads, *op.writes)
-
-
-def _step(op: PreparedOp, slots: Mapping[Storage, int]) -> _core.Step:
-    def place(buffer: Buffer) -> _core.Argument:
-        return slots[buffer.storage], buffer.offset
-
+def _step(op: PreparedOp, memory: op_encoding.OpMemory) -> _core.Step:
     match op:
         case prepared.KernelCall():
             code: Any = op.kernel.code
-            return kernel_step(code, [place(b) for b in op.buffers])
+            return kernel_step(code, [memory.place(b) for b in op.buffers])
         case prepared.Copy():
-            return copy_step(place(op.target), place(op.source), op.source.nbytes)
+            return copy_step(memory.place(op.target), memory.place(op.source), op.source.nbytes)
     raise PlanError(f"the CPU has no way to run {op}")

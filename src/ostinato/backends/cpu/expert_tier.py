@@ -34,7 +34,7 @@ class ExpertTier:
     Args:
         layers: these layers.
         tensors: by param, its matrices in the file.
-        places: slots and offsets of buffers; theirs are all in one fixed slot.
+        locations: slots and offsets of buffers; theirs are all in one fixed slot.
         memory: that of the slot.
         code: of the kernels that prepack.
         native: makes a program of steps on slots that excludes runs while it runs.
@@ -44,14 +44,14 @@ class ExpertTier:
         self,
         layers: Sequence[StoredExperts],
         tensors: Mapping[str, ExpertTensor],
-        places: Mapping[LoweredBuffer, tuple[int, int]],
+        locations: Mapping[LoweredBuffer, tuple[int, int]],
         memory: _core.Arena,
         code: MachineCode,
         native: Callable[[Sequence[_core.Step], Sequence[_core.Slot]], _core.Program],
     ) -> None:
         self._layers = layers
         self._tensors = tensors
-        self._places = places
+        self._locations = locations
         self._files = {tensor.file: tensor for tensor in tensors.values()}
         self._memory = np.ndarray(memory.nbytes // 8, np.int64, memoryview(memory))
         for layer in layers:
@@ -67,7 +67,7 @@ class ExpertTier:
 
     def _number_of(self, buffer: LoweredBuffer) -> int:
         """The offset of a buffer, in int64 numbers."""
-        return self._places[buffer][1] // 8
+        return self._locations[buffer][1] // 8
 
     def _describe(self, matrix: StoredMatrix, code: MachineCode) -> None:
         """Write the descriptor of a matrix of each expert, in the layout of csrc/experts.h."""
@@ -93,20 +93,20 @@ class ExpertTier:
         """Make the program that stages experts into slots, and the one that publishes tables."""
         slots: list[_core.Slot] = [memory]
         publish: list[_core.Step] = []
-        fetch: list[_core.Step] = []
+        stage: list[_core.Step] = []
         for number, (layer, table) in enumerate(zip(self._layers, self._tables, strict=True), 1):
-            place = (0, self._places[layer.table][1])
-            publish.append(copy_step(place, (number, 0), table.nbytes))
+            location = (0, self._locations[layer.table][1])
+            publish.append(copy_step(location, (number, 0), table.nbytes))
             slots.append((table.nbytes, False))
         lists: list[_core.Slot] = []
         for number, layer in enumerate(self._layers, len(slots)):
-            lists.append((max(1, layer.places) * 8, False))
-            for matrix in layer.matrices if layer.places else ():
-                at = [(0, self._places[matrix.source][1]), (number, 0)]
-                at.append((0, self._places[matrix.slots][1]))
-                fetch.append(_fetch_step(at, layer.places, matrix.packing))
+            lists.append((max(1, layer.slots) * 8, False))
+            for matrix in layer.matrices if layer.slots else ():
+                at = [(0, self._locations[matrix.source][1]), (number, 0)]
+                at.append((0, self._locations[matrix.slots][1]))
+                stage.append(_staging_step(at, layer.slots, matrix.packing))
         self._publish = native(publish, slots)
-        self._fetch = native([*publish, *fetch], [*slots, *lists])
+        self._stage = native([*publish, *stage], [*slots, *lists])
 
     # -- residency ---------------------------------------------------------------------------------
 
@@ -125,13 +125,13 @@ class ExpertTier:
         for layer, mask, table in zip(self._layers, masks, self._tables, strict=True):
             staying = np.where(mask, table, -1)
             new = np.flatnonzero(mask & (table < 0))
-            free = np.setdiff1d(np.arange(layer.places), staying)[: len(new)]
-            listed = np.full(max(1, layer.places), -1, np.int64)
+            free = np.setdiff1d(np.arange(layer.slots), staying)[: len(new)]
+            listed = np.full(max(1, layer.slots), -1, np.int64)
             listed[free] = new
-            placed = staying.copy()
-            placed[new] = free
+            table_after = staying.copy()
+            table_after[new] = free
             kept.append(staying)
-            tables.append(placed)
+            tables.append(table_after)
             lists.append(listed)
             promoted += len(new)
             demoted += int(np.count_nonzero((table >= 0) & ~mask))
@@ -142,7 +142,7 @@ class ExpertTier:
         # slots are filled.
         if promoted:
             failures = self.failures()
-            self._fetch.run([*kept, *lists])
+            self._stage.run([*kept, *lists])
             self._moved += moved
             self.check(failures)
         self._tables = tables
@@ -187,12 +187,12 @@ class ExpertTier:
     def close(self, error: Exception) -> None:
         """Give back the memory; from now on, moving experts raises ``error``."""
         self._publish.stop(error)
-        self._fetch.stop(error)
+        self._stage.stop(error)
         self._failures = self._bytes_read = np.zeros(0, np.intp)
         self._memory = np.zeros(0, np.int64)
 
 
-def _fetch_step(at: Sequence[_core.Argument], count: int, packing: PiecePacking) -> _core.Step:
+def _staging_step(at: Sequence[_core.Argument], count: int, packing: PiecePacking) -> _core.Step:
     """The step that stages the matrices of ``count`` slots."""
     extent = count * packing.pieces
-    return (_core.fetch_experts_kernel, at, extent, 0, 1, packing.scratch_bytes)
+    return (_core.stage_experts_kernel, at, extent, 0, 1, packing.scratch_bytes)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
+from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation, Slot
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.llvm.toolchain import LinkedCode
+from ostinato.backends.cpu.loader.link import load
+from ostinato.cache.objects import process_cache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from ostinato.backends.cpu.llvm.toolchain import LinkedCode
 
 __all__ = ["Image", "Preparation", "Step"]
 
@@ -20,7 +21,7 @@ class Step(NamedTuple):
 
     Attributes:
         code: the symbol of a compiled kernel, or the name of a built-in one.
-        ready: whether it is a built-in kernel of the core.
+        builtin: whether it is a built-in kernel of the core.
         arguments: ``(slot, offset)`` of each; of a non-retained param, ``(-1 - n, 0)``, where
             ``n`` is its position among the params.
         extent, grain, scratch_bytes, parallel: see
@@ -30,7 +31,7 @@ class Step(NamedTuple):
     """
 
     code: str
-    ready: bool
+    builtin: bool
     arguments: tuple[tuple[int, int], ...]
     extent: int
     symbolic: bool
@@ -47,7 +48,7 @@ class Step(NamedTuple):
         """
         arguments = [(s, o) if s >= 0 else (given[-1 - s], o) for s, o in self.arguments]
         extent_address = 0
-        if self.ready:
+        if self.builtin:
             address: int = getattr(_core, self.code)
         else:
             assert code is not None
@@ -70,3 +71,32 @@ class Image(ProgramImage[Step]):
     @classmethod
     def step_of(cls, entry: tuple[Any, ...]) -> Step:
         return Step(*entry)
+
+    def prepacking(self) -> object:
+        """The form of the weights, and how they are brought into it: equal if both are the same.
+
+        Constants that the steps read, such as the strides of a copy, count by their contents.
+        """
+        keys = {symbol: code.key for code in self.objects for symbol in code.symbols}
+        constants = {offset: bytes(data) for offset, data in self.constants}
+        steps = [
+            (
+                part.params,
+                step._replace(arguments=()),
+                keys.get(step.code),
+                [constants.get(o, o) if s == Slot.CONSTANTS else (s, o) for s, o in step.arguments],
+            )
+            for part in self.preparations
+            for step in part.steps
+        ]
+        return self.sizes[Slot.WEIGHTS], self.params, steps
+
+    def code(self) -> LinkedCode | None:
+        """The code of the kernels; ``None`` if some of it is no longer in the cache."""
+        found = []
+        for key, symbols in self.objects:
+            data = process_cache().find(key)
+            if data is None:
+                return None
+            found.append((data, symbols))
+        return load(found) if found else LinkedCode({}, ())

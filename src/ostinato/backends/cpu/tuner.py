@@ -51,7 +51,7 @@ _WEIGHT_BYTES = 12 << 20
 _MOST_PRODUCTS = 12
 
 #: Seconds that each candidate runs, and the least number of rounds.
-_SECONDS, _TURNS = 0.04, 5
+_SECONDS, _REPEATS = 0.04, 5
 
 
 class _OutOfTime(Exception):
@@ -62,7 +62,7 @@ class _OutOfTime(Exception):
 class _Measured:
     """Tile sizes with their compiled code, and the outputs of its last call."""
 
-    cut: TileSizes
+    sizes: TileSizes
     call: Callable[[], None]
     outputs: list[Array]
 
@@ -106,50 +106,56 @@ class Tuner:
             return None
         m, n, (k,) = product.m, product.n, product.k
         narrow = sorted(d.name for d in self._lowering.registers.narrow)
-        text = f"cut of {m}x{k}x{n} {product.a.dtype} {product.b.dtype} {product.acc} {narrow}"
+        prefetch = self._lowering.registers.prefetch
+        text = f"tiles of {m}x{k}x{n} {product.a.dtype} {product.b.dtype} {product.acc} {narrow}"
+        text = f"{text} prefetch {prefetch}"
         key = object_key(f"{text} on {self._threads} threads", self._target.identity)
         try:
             found = json.loads(process_cache().get_or_build(key, lambda: self._search(product)))
         except _OutOfTime:
             return None
-        return TileSizes(tuple(found["tile"]), found["item_rows"])
+        return TileSizes(tuple(found["tile"]), found["item_rows"], found["prefetch"])
 
     def _search(self, product: MatmulSpec) -> bytes:
-        """The best cut, as it is kept."""
+        """The best tile sizes, as they are kept."""
         first, *others = _tiles(product, self._lowering.registers)
         best = self._fastest(product, [TileSizes(first), *map(TileSizes, others)])
         best = self._fastest(product, [best, *self._items(product, best)])
-        return json.dumps({"tile": best.tile, "item_rows": best.item_rows}).encode()
+        if self._lowering.registers.prefetches:
+            both = [replace(best, prefetch=on) for on in (True, False)]
+            best = self._fastest(product, [best, *both])
+        found = {"tile": best.tile, "item_rows": best.item_rows, "prefetch": best.prefetch}
+        return json.dumps(found).encode()
 
-    def _items(self, product: MatmulSpec, cut: TileSizes) -> list[TileSizes]:
+    def _items(self, product: MatmulSpec, sizes: TileSizes) -> list[TileSizes]:
         """Other sizes of work items for a tile: all rows, fewer, more."""
-        rows = cut.tile[0]
+        rows = sizes.tile[0]
         tiles = -(-int(product.m) // rows)  # type: ignore[arg-type]  # no Expr: it is measurable
         counts = {tiles, -(-tiles // 2), -(-tiles // 4), -(-tiles // 8)}
-        return [TileSizes(cut.tile, rows * count) for count in sorted(counts)]
+        return [TileSizes(sizes.tile, rows * count) for count in sorted(counts)]
 
-    def _fastest(self, product: MatmulSpec, cuts: list[TileSizes]) -> TileSizes:
-        """The first cut, or one that is clearly faster and gives the same bits."""
-        measured = [self._prepared(product, cut) for cut in cuts]
+    def _fastest(self, product: MatmulSpec, choices: list[TileSizes]) -> TileSizes:
+        """The first tile sizes, or those that are clearly faster and give the same bits."""
+        measured = [self._prepared(product, sizes) for sizes in choices]
         for one in measured:
             one.call()
         same = [one for one in measured if one.agrees(measured[0])]
         times = [min(one.seconds() for _ in range(2)) for one in same]
-        for _ in range(max(_TURNS, int(_SECONDS / max(times)))):
+        for _ in range(max(_REPEATS, int(_SECONDS / max(times)))):
             self._check_time()
             times = [min(t, one.seconds()) for t, one in zip(times, same, strict=True)]
         best = min(range(len(same)), key=times.__getitem__)
-        return same[best].cut if times[best] < _CLEARLY_FASTER * times[0] else cuts[0]
+        return same[best].sizes if times[best] < _CLEARLY_FASTER * times[0] else choices[0]
 
-    def _prepared(self, product: MatmulSpec, cut: TileSizes) -> _Measured:
-        """A call of several products like this one, cut like that."""
+    def _prepared(self, product: MatmulSpec, sizes: TileSizes) -> _Measured:
+        """A call of several products like this one, with these tile sizes."""
         self._check_time()
         graph = _graph(product)
-        options = lowering_options(self._options, self._target, lambda _: cut)
+        options = lowering_options(self._options, self._target, lambda _: sizes)
         executable = self._build(graph, options)
         (x,), results = graph.inputs.values(), graph.outputs.values()
         outputs = [np.empty(_sizes(y), y.dtype.numpy) for y in results]
-        return _Measured(cut, executable.bind([_numbers(x)], outputs, ()), outputs)
+        return _Measured(sizes, executable.bind([_numbers(x)], outputs, ()), outputs)
 
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:

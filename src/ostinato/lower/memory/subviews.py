@@ -66,7 +66,7 @@ class Subviews:
         label = value.node.label
         return LoweredBuffer(value.type, Role.TEMP, label, layout=layout, home=home)
 
-    def is_placed(self, node: Node, position: int) -> bool:
+    def is_subview(self, node: Node, position: int) -> bool:
         """Whether an operand is, by the time that ``node`` runs, where ``node`` would put it."""
         if position >= len(node.inputs):
             return False

@@ -64,7 +64,7 @@ def lower_loops(lowering: ProgramBuilder, region: Region) -> None:
     build = lowering.builder(region)
     outputs = lowering.region_outputs(region)
     first = region.members[0]
-    if lowering.placement.subviews.is_placed(first, 0):
+    if lowering.placement.subviews.is_subview(first, 0):
         nest = border_nest(build, first, outputs[0][1], lowering.variables)
     elif region.inner is not None:
         nest = row_nest(build, region, outputs, lowering.variables)
@@ -83,7 +83,7 @@ def _lower_column(lowering: ProgramBuilder, region: Region, root: Node) -> None:
 def _lower_concat(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     target = lowering.store(root)
     for position, operand in enumerate(root.inputs):
-        in_place = lowering.placement.subviews.is_placed(root, position)
+        in_place = lowering.placement.subviews.is_subview(root, position)
         if operand.type.size != 0 and not in_place:
             build = lowering.helper_builder()
             nest = concat_nest(build, root, position, target, lowering.variables)

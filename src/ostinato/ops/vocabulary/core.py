@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from abc import ABC, abstractmethod
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -77,8 +77,12 @@ class VocabularyCore(ABC, Generic[T]):
 
 def located(vocabulary: C) -> C:
     """Class decorator: a ``GraphError`` of any public method names the call, operands and line."""
-    for name, method in inspect.getmembers(vocabulary, inspect.isfunction):
-        if not name.startswith("_") and not hasattr(VocabularyCore, name):
+    methods: dict[str, Any] = {}
+    for family in reversed(vocabulary.__mro__):
+        methods.update(vars(family))
+    for name, method in methods.items():
+        public = isinstance(method, FunctionType) and not name.startswith("_")
+        if public and not hasattr(VocabularyCore, name):
             setattr(vocabulary, name, _located(method))
     return vocabulary
 

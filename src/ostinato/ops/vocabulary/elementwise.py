@@ -13,15 +13,16 @@ import numpy as np
 
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError
-from ostinato.ops.elementwise import FAMILY
+from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary.core import T, VocabularyCore
 
 if TYPE_CHECKING:
     from ostinato.ir.op import Attr
+    from ostinato.ops import elementwise
+else:
+    elementwise = LazyModule("ostinato.ops.elementwise")
 
 __all__ = ["ElementwiseVocabulary"]
-
-_OPS = {op.name: op for op in FAMILY}
 
 
 class ElementwiseVocabulary(VocabularyCore[T]):
@@ -29,7 +30,7 @@ class ElementwiseVocabulary(VocabularyCore[T]):
 
     def _map(self, name: str, *operands: Any, **attrs: Attr) -> T:
         """The elementwise op ``name`` on operands that are lifted first."""
-        return self._one(_OPS[name], *self._lift(*operands), **attrs)
+        return self._one(elementwise.ELEMENTWISE[name], *self._lift(*operands), **attrs)
 
     def _round(self, name: str, x: Any) -> T:
         """A rounding to whole numbers, which integers are already."""
@@ -400,7 +401,7 @@ class ElementwiseVocabulary(VocabularyCore[T]):
     def where(self, condition: Any, x: Any, y: Any) -> T:
         """``x`` where the bool ``condition`` holds, else ``y``."""
         (flags,) = self._lift(condition)
-        return self._one(_OPS["where"], flags, *self._lift(x, y))
+        return self._one(elementwise.ELEMENTWISE["where"], flags, *self._lift(x, y))
 
     def clip(self, x: Any, min: Any = None, max: Any = None) -> T:
         """``x`` limited to ``min..max``; ``None`` is no limit. Limits may be values too."""
@@ -425,6 +426,18 @@ class ElementwiseVocabulary(VocabularyCore[T]):
         lifted, type_ = self._typed(x)
         target = DType.parse(dtype)
         return lifted if type_.dtype == target else self._map("cast", lifted, dtype=target)
+
+    def bitcast(self, x: Any, dtype: Any) -> T:
+        """The bits of ``x`` read as elements of ``dtype``, which is as wide.
+
+        Raises:
+            GraphError: no such dtype, or not as wide.
+        """
+        lifted, type_ = self._typed(x)
+        target = DType.parse(dtype)
+        if type_.dtype == target:
+            return lifted
+        return self._map("bitcast", lifted, source=type_.dtype, dtype=target)
 
     def astype(self, x: Any, dtype: Any) -> T:
         """The array API's name of :meth:`cast`."""

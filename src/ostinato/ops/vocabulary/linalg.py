@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from ostinato.dtypes import promote
 from ostinato.errors import GraphError
 from ostinato.lazy import LazyModule
-from ostinato.ops.linalg import MATMUL
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
 
 if TYPE_CHECKING:
-    from ostinato.ops import einsum
+    from ostinato.ops import einsum, linalg
 else:
     einsum = LazyModule("ostinato.ops.einsum")
+    linalg = LazyModule("ostinato.ops.linalg")
 
 __all__ = ["LinalgVocabulary"]
 
@@ -31,7 +31,7 @@ class LinalgVocabulary(ElementwiseVocabulary[T]):
             GraphError: inner dimensions differ, batch dims do not broadcast, or a side is a scalar
                 or bool.
         """
-        return self._one(MATMUL, *self._promoted(a, b))
+        return self._one(linalg.MATMUL, *self._promoted(a, b))
 
     def einsum(self, equation: str, *operands: Any) -> T:
         """Einstein summation in NumPy's syntax, ellipsis and implicit result included.

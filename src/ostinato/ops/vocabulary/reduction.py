@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ostinato.dtypes import FLOAT32, INT64
 from ostinato.lazy import LazyModule
 from ostinato.ops.base import normalize_axes, normalize_axis
-from ostinato.ops.shape import RESHAPE
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
 
 if TYPE_CHECKING:
     from ostinato.ir.op import Attr, Op
-    from ostinato.ops import reduction
+    from ostinato.ops import reduction, shape
 else:
     reduction = LazyModule("ostinato.ops.reduction")
+    shape = LazyModule("ostinato.ops.shape")
 
 __all__ = ["ReductionVocabulary"]
 
@@ -128,9 +128,9 @@ class ReductionVocabulary(ElementwiseVocabulary[T]):
         if axis is not None:
             where = normalize_axis(axis, type_.ndim)
             return self._one(op, lifted, axis=where, keepdims=bool(keepdims))
-        flat = self._one(RESHAPE, lifted, shape=(type_.size,))
+        flat = self._one(shape.RESHAPE, lifted, shape=(type_.size,))
         found = self._one(op, flat, axis=0, keepdims=False)
-        return self._one(RESHAPE, found, shape=(1,) * type_.ndim) if keepdims else found
+        return self._one(shape.RESHAPE, found, shape=(1,) * type_.ndim) if keepdims else found
 
     def _scan(self, op: Op, x: Any, axis: int, exclusive: bool, reverse: bool) -> T:
         lifted = self._counted(x)

@@ -16,7 +16,7 @@ import numpy as np
 from ostinato.dtypes import FLOAT32, INT64, DType, promote
 from ostinato.errors import GraphError
 from ostinato.ir.leaves import check_shape
-from ostinato.ops import shape as ops
+from ostinato.lazy import LazyModule
 from ostinato.ops.base import normalize_axes, normalize_axis
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
@@ -25,6 +25,9 @@ from ostinato.variables import Dim, Expr, ceil_div, floor_div, maximum, prod
 
 if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
+    from ostinato.ops import shape as ops
+else:
+    ops = LazyModule("ostinato.ops.shape")
 
 __all__ = ["ShapeVocabulary"]
 

@@ -190,9 +190,9 @@ void order_leave_slowly(order_thread *thread, order_entry *entry) {
 /* The parent's other threads, and what they submitted, do not exist in a forked child. */
 void order_forget_other_threads(void) {
     pthread_mutex_t free_lock = PTHREAD_MUTEX_INITIALIZER;
-    pthread_cond_t nobody_sleeps = PTHREAD_COND_INITIALIZER;
+    pthread_cond_t no_sleepers = PTHREAD_COND_INITIALIZER;
     memcpy(&sleep_lock, &free_lock, sizeof sleep_lock);
-    memcpy(&sleep_over, &nobody_sleeps, sizeof sleep_over);
+    memcpy(&sleep_over, &no_sleepers, sizeof sleep_over);
     order_entry *entry = submissions.oldest;
     submissions.oldest = submissions.newest = NULL;
     while (entry != NULL) {

@@ -210,7 +210,7 @@ static PyMethodDef submission_methods[] = {
 
 static PyType_Slot submission_slots[] = {
     {Py_tp_doc, "Submission(*accesses)\n--\n\n"
-                "A place in the order of submissions, taken when this is made."},
+                "A position in the order of submissions, taken when this is made."},
     {Py_tp_new, submission_new},
     {Py_tp_dealloc, submission_dealloc},
     {Py_tp_methods, submission_methods},

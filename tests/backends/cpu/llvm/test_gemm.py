@@ -554,7 +554,7 @@ def test_rows_left_out(level: str, m: int, tile: tuple[int, int]) -> None:
     n, k = 70, 300
     target = target_of(level)
     whole = product(target, m, n, k, tile=tile)
-    some = replace(whole, args=(*whole.args, Arg(INT64)), idle=3)
+    some = replace(whole, args=(*whole.args, Arg(INT64)), masked_tail=3)
     rng = np.random.default_rng(m)
     a, b = random(rng, (1, m, k), FLOAT32), random(rng, (1, k, n), FLOAT32)
     panels = pack(b, whole.panel, whole.acc)

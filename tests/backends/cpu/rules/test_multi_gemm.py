@@ -277,8 +277,8 @@ def test_rows_out_of_use_are_left_out() -> None:
     compiled, _ = both(g)
     feed = block.feed(24)
     whole = compiled.run(feed)
-    cuts = LeadingRows(compiled._execution.executable.compilation.program, 24).cuts(3)
-    assert all(cut is not None for cut in cuts)
+    launches = LeadingRows(compiled._execution.executable.compilation.program, 24).launches(3)
+    assert all(launch is not None for launch in launches)
     for rows in (0, 1, 7, 8, 23, 24):
         with compiled.active_extent(rows, 24):
             got = compiled.run(feed)

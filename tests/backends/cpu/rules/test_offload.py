@@ -38,7 +38,7 @@ def program(budget: int | None, *, experts: tuple[int, ...] = (8, 8), tokens: An
 
 
 def places(program: Any) -> list[int]:
-    return [layer.places for layer in program.stored_experts]
+    return [layer.slots for layer in program.stored_experts]
 
 
 def kernels(program: Any, kind: type) -> list[Any]:
@@ -46,7 +46,7 @@ def kernels(program: Any, kind: type) -> list[Any]:
 
 
 @pytest.mark.parametrize("budget", [None, 16 * EXPERT])
-def test_where_everything_fits_nothing_is_fetched(budget):
+def test_where_everything_fits_nothing_is_staged(budget):
     lowered = program(budget)
     assert places(lowered) == [8, 8]
     assert not kernels(lowered, StageExperts)

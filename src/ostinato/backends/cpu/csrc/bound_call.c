@@ -54,7 +54,7 @@ static int reads_block(const BoundCallObject *self) {
 }
 
 /* Runs it when its turn has come. */
-static int run_in_turn(BoundCallObject *self, order_thread *thread) {
+static int run_in_order(BoundCallObject *self, order_thread *thread) {
     ProgramObject *program = self->program;
     order_entry entry;
     if (program_enter(program, self->bindings, thread, &entry) < 0) {
@@ -103,7 +103,7 @@ static PyObject *bound_call_call(BoundCallObject *self, PyObject *args, PyObject
         status = queue_records(program->queue, thread);
     }
     if (status >= 0) {
-        status = status > 0 ? record_call(self) : run_in_turn(self, thread);
+        status = status > 0 ? record_call(self) : run_in_order(self, thread);
     }
     if (status < 0) {
         return NULL;

@@ -19,7 +19,7 @@ typedef struct {
 struct executor {
     thread_pool *pool;
     pthread_mutex_t lock; /* held by the run in progress; guards the pointer table */
-    struct executor *turn; /* the owner of that lock: this one, or the one that it excludes */
+    struct executor *lock_owner; /* the owner of that lock: this one, or the one that it excludes */
     unsigned fork_epoch;
     size_t n_steps;
     size_t n_externals;
@@ -130,7 +130,7 @@ executor *executor_create(const executor_description *d, thread_pool *p) {
     e->unbound = true;
     e->fork_epoch = pool_fork_epoch();
     pthread_mutex_init(&e->lock, NULL);
-    e->turn = d->turns_with == NULL ? e : d->turns_with->turn;
+    e->lock_owner = d->exclusive_with == NULL ? e : d->exclusive_with->lock_owner;
     return e;
 }
 
@@ -204,34 +204,34 @@ static void run_steps(executor *e, char *const *addresses, const int64_t *vars, 
 }
 
 bool executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds) {
-    pthread_mutex_lock(&e->turn->lock);
+    pthread_mutex_lock(&e->lock_owner->lock);
     bool runs = !e->stopped;
     if (runs) {
         run_steps(e, addresses, vars, seconds);
     }
-    pthread_mutex_unlock(&e->turn->lock);
+    pthread_mutex_unlock(&e->lock_owner->lock);
     return runs;
 }
 
 void executor_stop(executor *e) {
-    pthread_mutex_lock(&e->turn->lock);
+    pthread_mutex_lock(&e->lock_owner->lock);
     e->stopped = true;
-    pthread_mutex_unlock(&e->turn->lock);
+    pthread_mutex_unlock(&e->lock_owner->lock);
 }
 
 void executor_move(executor *e, size_t slot, char *address) {
-    pthread_mutex_lock(&e->turn->lock);
+    pthread_mutex_lock(&e->lock_owner->lock);
     for (size_t i = 0; i < e->n_arguments; i++) {
         if (e->arguments[i].slot == slot) {
             e->pointers[i] = address + e->arguments[i].offset;
         }
     }
-    pthread_mutex_unlock(&e->turn->lock);
+    pthread_mutex_unlock(&e->lock_owner->lock);
 }
 
 void executor_limit(executor *e, const char *limits, void *target, const void *source,
                     size_t nbytes) {
-    pthread_mutex_lock(&e->turn->lock);
+    pthread_mutex_lock(&e->lock_owner->lock);
     for (size_t i = 0; i < e->n_steps; i++) {
         e->steps[i].limit = INT64_MAX;
         if (limits != NULL) {
@@ -243,12 +243,12 @@ void executor_limit(executor *e, const char *limits, void *target, const void *s
     } else if (nbytes > 0) {
         memset(target, 0, nbytes);
     }
-    pthread_mutex_unlock(&e->turn->lock);
+    pthread_mutex_unlock(&e->lock_owner->lock);
 }
 
 void executor_refresh_after_fork(executor *e) {
-    if (e->turn != e) {
-        executor_refresh_after_fork(e->turn);
+    if (e->lock_owner != e) {
+        executor_refresh_after_fork(e->lock_owner);
     }
     if (e->fork_epoch != pool_fork_epoch()) {
         /* A thread of the parent may have been half-way through a run: its lock and the pointers

@@ -41,18 +41,18 @@ typedef struct {
     const executor_slot *slots;
     size_t n_externals;
     size_t scratch_bytes; /* the most that any step needs */
-    struct executor *turns_with; /* never runs at the same time as that one; NULL: nothing to heed */
+    struct executor *exclusive_with; /* never runs at the same time as that one; NULL: nothing to heed */
 } executor_description;
 
 typedef struct executor executor;
 
 /* Copies the description. The pool must outlive the executor, and so must the executor that it
- * takes turns with for as long as this one is run. NULL when out of memory. */
+ * excludes for as long as this one is run. NULL when out of memory. */
 executor *executor_create(const executor_description *description, thread_pool *p);
 void executor_destroy(executor *e);
 
 /* Runs all steps in order; allocates nothing. Runs of one executor, and of
- * those that it takes turns with, on several threads happen one after the other.
+ * those that it excludes, on several threads happen one after the other.
  * Where `seconds` is not NULL, the time of each step goes there. False, and nothing has run, once
  * the executor was stopped. */
 bool executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds);

@@ -8,34 +8,34 @@
 
 /* ---- choosing -------------------------------------------------------------------------------- */
 
-/* Which experts of a wave were met so far; parts come expert by expert. */
+/* The experts of a round that were found so far; parts are in the order of experts. */
 typedef struct {
     const expert_choice *choice;
-    const int64_t *places;
-    int64_t *fetched;
-    int64_t last;  /* the expert without a place that was met last */
+    const int64_t *slots;
+    int64_t *staged;
+    int64_t last;  /* the last non-resident expert so far */
     int64_t count; /* how many of those were met */
 } chooser;
 
-/* The number of the place that a part's expert is computed from in this wave; -1: in another. */
-static int64_t place_of(chooser *c, int64_t expert) {
-    int64_t place = c->places[expert];
-    if (c->choice->wave == 0 || place >= 0) {
-        return c->choice->wave == 0 ? place : -1;
+/* The number of the slot that a part's expert is computed from in this round; -1: in another. */
+static int64_t slot_of(chooser *c, int64_t expert) {
+    int64_t slot = c->slots[expert];
+    if (c->choice->round == 0 || slot >= 0) {
+        return c->choice->round == 0 ? slot : -1;
     }
     if (expert != c->last) {
         c->last = expert;
         c->count++;
     }
-    int64_t position = c->count - 1 - (c->choice->wave - 1) * c->choice->size;
+    int64_t position = c->count - 1 - (c->choice->round - 1) * c->choice->size;
     if (position < 0 || position >= c->choice->size) {
         return -1;
     }
-    c->fetched[position] = expert;
+    c->staged[position] = expert;
     return position;
 }
 
-void choose_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+void select_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
                            char *scratch) {
     (void)vars;
     (void)scratch;
@@ -47,16 +47,16 @@ void choose_experts_kernel(char *const *buffers, const int64_t *vars, int64_t be
     int64_t *chosen = (int64_t *)buffers[3], parts = 0;
     chooser c = {choice, (const int64_t *)buffers[2], (int64_t *)buffers[4], -1, 0};
     for (int64_t i = 0; i < choice->size; i++) {
-        c.fetched[i] = -1;
+        c.staged[i] = -1;
     }
     for (int64_t part = 0; part < groups[0]; part++) {
         const int64_t *source = groups + 1 + 3 * part;
         int64_t *target = chosen + 1 + 3 * parts, first = source[1], rows = source[2];
-        int64_t place = place_of(&c, source[0]);
-        if (place < 0) {
+        int64_t slot = slot_of(&c, source[0]);
+        if (slot < 0) {
             continue;
         }
-        target[0] = place;
+        target[0] = slot;
         target[1] = first;
         target[2] = rows;
         memcpy(chosen + first_row + first, groups + first_row + first,
@@ -100,12 +100,12 @@ static void fetch_piece(expert_source *source, int64_t expert, int64_t chunk, ch
     pack(arguments, vars, 0, source->pack_extent, scratch + source->piece_bytes);
 }
 
-void fetch_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+void stage_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
                           char *scratch) {
     expert_source *source = (expert_source *)buffers[0];
-    const int64_t *fetched = (const int64_t *)buffers[1];
+    const int64_t *staged = (const int64_t *)buffers[1];
     for (int64_t item = begin; item < end; item++) {
-        int64_t position = item / source->chunks, expert = fetched[position];
+        int64_t position = item / source->chunks, expert = staged[position];
         if (expert >= 0) {
             char *target = buffers[2] + position * source->packed_bytes;
             fetch_piece(source, expert, item % source->chunks, target, vars, scratch);

@@ -4,14 +4,14 @@
 
 #include "kernel.h"
 
-/* What choose_experts reads first: constants of the call. */
+/* The argument that select_experts reads first: constants of the call. */
 typedef struct {
     int64_t first_row; /* where the list of rows starts in `groups` */
-    int64_t wave;      /* 0: the experts that have a place; from 1 on: those that have none */
-    int64_t size;      /* how many experts a wave of those has */
+    int64_t round;     /* 0: the resident experts; from 1 on: the others */
+    int64_t size;      /* how many experts a round of those stages */
 } expert_choice;
 
-/* Where the matrices of the experts are, one matrix each, and how they are brought into panels. A
+/* The location of the matrices of the experts in the file, and the way to pack them. A
  * matrix is read in `chunks` pieces, which `pack` takes one by one. */
 typedef struct {
     int64_t file;          /* descriptor of the open file */
@@ -28,17 +28,17 @@ typedef struct {
     int64_t offsets[];     /* by expert: where in the file its matrix starts */
 } expert_source;
 
-/* choose_experts(choice, groups, places, chosen, fetched): of the parts in `groups`, laid out as
- * ostinato.backends.cpu.rules.group_rows.GroupLayout says, leaves in `chosen` those of one wave, with numbers of
- * places instead of experts. `places` has the place of every expert, or -1. In a wave of experts
- * without places, these are numbered from 0, and `fetched` lists them, -1 beyond the last. */
-void choose_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+/* select_experts(choice, groups, slots, chosen, staged): of the parts in `groups`, laid out as
+ * ostinato.backends.cpu.rules.group_rows.GroupLayout says, leaves in `chosen` those of one round, with
+ * numbers of slots instead of experts. `slots` has the slot of every expert, or -1. In a round of experts
+ * that are not resident, these are numbered from 0, and `staged` lists them, -1 beyond the last. */
+void select_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
                            char *scratch);
 
-/* fetch_experts(source, fetched, target): item `i * chunks + c` reads piece `c` of the matrix of
- * expert `fetched[i]`, unless that is -1, and packs it into the i-th matrix of `target`. What can
+/* stage_experts(source, staged, target): item `i * chunks + c` reads piece `c` of the matrix of
+ * expert `staged[i]`, unless that is -1, and packs it into the i-th matrix of `target`. What can
  * not be read is filled with ones, which are NaNs, and counted. */
-void fetch_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
+void stage_experts_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
                           char *scratch);
 
 #endif

@@ -21,7 +21,7 @@ static void memcpy_kernel(char *const *buffers, const int64_t *vars, int64_t beg
 }
 
 /* Bytes [begin, end) of argument 0 are needed no more: they cost no memory until they are written
- * again. A kernel, so that a program that takes turns with others can do it between their runs. */
+ * again. A kernel, so that a program that excludes others can do it between their runs. */
 static void discard_kernel(char *const *buffers, const int64_t *vars, int64_t begin, int64_t end,
                            char *scratch) {
     (void)vars;
@@ -69,8 +69,8 @@ static int core_exec(PyObject *module) {
     }
     if (add_address(module, "memcpy_kernel", (void *)(uintptr_t)memcpy_kernel) < 0 ||
         add_address(module, "copy_kernel", (void *)(uintptr_t)copy_kernel) < 0 ||
-        add_address(module, "choose_experts_kernel", (void *)(uintptr_t)choose_experts_kernel) < 0 ||
-        add_address(module, "fetch_experts_kernel", (void *)(uintptr_t)fetch_experts_kernel) < 0) {
+        add_address(module, "select_experts_kernel", (void *)(uintptr_t)select_experts_kernel) < 0 ||
+        add_address(module, "stage_experts_kernel", (void *)(uintptr_t)stage_experts_kernel) < 0) {
         return -1;
     }
     return add_address(module, "discard_kernel", (void *)(uintptr_t)discard_kernel);

@@ -1,22 +1,22 @@
 /* Distribution of work, without waiting for slow threads
  * ------------------------------------------------------
- * The owner of a job (the thread in pool_run) cuts it into chunks and deals every thread a *lane*:
+ * The owner of a job (the thread in pool_run) cuts it into chunks and gives every thread a *queue*:
  * a contiguous share of them, so that a thread meets the same rows in step after step and finds
  * them in its cache. (bench/core_dispatch.py, 512 KiB scaled in place by two threads: 4.2 us;
- * 7.7 us when both took the next chunk from one common counter.) A lane is one 64-bit atomic
+ * 7.7 us when both took the next chunk from one common counter.) A queue is one 64-bit atomic
  * ticket: the generation of the job and the range of chunks not yet claimed. A thread takes chunks
- * from the front of its own lane; when that is empty it steals from the back of the others'. Either
- * is one compare-and-swap.
+ * from the front of its own queue; when that is empty it steals from the back of the others'.
+ * Either is one compare-and-swap.
  *
  *   - The owner waits for claimed chunks only. It claims as long as there is something to claim, so
  *     a worker that sleeps, or that the system took off its core, causes no delay.
- *   - A worker that wakes late finds empty lanes, or another generation in them; it has touched
+ *   - A worker that wakes late finds empty queues, or another generation in them; it has touched
  *     nothing but the pool itself, which outlives it (pool_destroy joins).
  *   - A worker can not claim a chunk under a stale description. It learns of generation g, reads
  *     the description, then swaps a ticket of generation g. If the swap succeeds, a chunk of job g
  *     was unclaimed until then, so job g was not over, so its owner had not begun to write the next
  *     description. If not, what was read is thrown away (its fields are atomics: no harm done).
- *   - Within a generation a lane only ever shrinks, and 48 bits of generation do not wrap in the
+ *   - Within a generation a queue only ever shrinks, and 48 bits of generation do not wrap in the
  *     life of a machine: the same ticket never comes back.
  *
  * A claimed chunk can still be long in coming, where its thread lost its core to another process: see
@@ -30,8 +30,8 @@
 #include <stdlib.h>
 
 /* Enough chunks that waiting for the last one costs a few percent; few enough that claiming them
- * stays cheap. Must fit the 8 bits that a ticket has for either end of a lane. */
-#define CHUNKS_PER_LANE 16
+ * stays cheap. Must fit the 8 bits that a ticket has for either end of a queue. */
+#define CHUNKS_PER_THREAD 16
 
 /* How long a thread watches for the next event before it sleeps. Steps of a program follow each
  * other within microseconds; waking a sleeper costs about as much as this. */
@@ -57,15 +57,15 @@ unsigned pool_fork_epoch(void) { return atomic_load_explicit(&fork_epoch, memory
 typedef bool (*condition)(thread_pool *p, uint64_t argument);
 
 /* Watches for the condition for a time. Reading the clock costs as much as many pauses,
- * and a pause takes 10 to 150 cycles depending on the core: so count time, but not every turn. */
+ * and a pause takes 10 to 150 cycles depending on the core: so count time, but not every time. */
 static bool spin_until(condition holds, thread_pool *p, uint64_t argument, int64_t nanoseconds) {
     int64_t deadline = 0;
-    for (unsigned turn = 0;; turn++) {
+    for (unsigned iteration = 0;; iteration++) {
         if (holds(p, argument)) {
             return true;
         }
         relax();
-        if (turn % 32 == 31) {
+        if (iteration % 32 == 31) {
             int64_t now = now_nanoseconds();
             if (deadline == 0) {
                 deadline = now + nanoseconds;
@@ -86,14 +86,14 @@ static void run_chunk(const shared_job *shared, int64_t index, int thread) {
     job->kernel(job->buffers, job->vars, begin, end, scratch);
 }
 
-/* The first chunk of a lane's share: the chunks are dealt as evenly as they go. */
+/* The first chunk of a thread's share: shares differ by one chunk at most. */
 static int64_t first_chunk(const thread_pool *p, int64_t chunks, int thread) {
     return chunks * thread / p->threads;
 }
 
-/* Takes a chunk of the lane, from the front or the back; returns its place in the share, or -1 when
- * the lane has none left or has moved on to another job. */
-static int claim(lane *from, uint64_t generation, bool front) {
+/* Takes a chunk from the front or the back of a queue; returns its position in the share, or -1 when
+ * the queue is empty or belongs to another job by now. */
+static int claim(thread_queue *from, uint64_t generation, bool front) {
     uint64_t ticket = atomic_load_explicit(&from->ticket, memory_order_acquire);
     for (;;) {
         int begin = ticket & 0xff;
@@ -113,14 +113,14 @@ static int claim(lane *from, uint64_t generation, bool front) {
 static int64_t run_chunks(thread_pool *p, const shared_job *shared, int thread) {
     int64_t completed = 0;
     for (int distance = 0; distance < p->threads; distance++) {
-        int dealt_to = (thread + distance) % p->threads;
-        int64_t first = -1; /* a division, and most lanes of a small job are empty */
-        int place;
-        while ((place = claim(&p->lanes[dealt_to], shared->generation, distance == 0)) >= 0) {
+        int victim = (thread + distance) % p->threads;
+        int64_t first = -1; /* a division, and most queues of a small job are empty */
+        int position;
+        while ((position = claim(&p->queues[victim], shared->generation, distance == 0)) >= 0) {
             if (first < 0) {
-                first = first_chunk(p, shared->chunks, dealt_to);
+                first = first_chunk(p, shared->chunks, victim);
             }
-            run_chunk(shared, first + place, thread);
+            run_chunk(shared, first + position, thread);
             completed++;
         }
     }
@@ -228,7 +228,7 @@ static void spawn_workers(thread_pool *p) {
 
 static shared_job split(const thread_pool *p, const pool_job *job) {
     int64_t grains = job->extent / job->grain + (job->extent % job->grain != 0);
-    int64_t wanted = (int64_t)p->threads * CHUNKS_PER_LANE;
+    int64_t wanted = (int64_t)p->threads * CHUNKS_PER_THREAD;
     int64_t chunk = job->grain * (grains / wanted + (grains % wanted != 0));
     int64_t chunks = job->extent / chunk + (job->extent % chunk != 0);
     uint64_t generation = atomic_load(&p->generation) + 1;
@@ -267,20 +267,20 @@ static void wake_sleepers(thread_pool *p, int64_t wanted) {
     }
 }
 
-static void deal_lanes(thread_pool *p, const shared_job *shared) {
+static void fill_queues(thread_pool *p, const shared_job *shared) {
     int64_t first = 0;
     for (int i = 0; i < p->threads; i++) {
         int64_t next = first_chunk(p, shared->chunks, i + 1);
         uint64_t ticket = shared->generation << 16 | (uint64_t)(next - first) << 8;
         /* No ticket is used before its generation has been read, which is published last. */
-        atomic_store_explicit(&p->lanes[i].ticket, ticket, memory_order_relaxed);
+        atomic_store_explicit(&p->queues[i].ticket, ticket, memory_order_relaxed);
         first = next;
     }
 }
 
 static void publish(thread_pool *p, const shared_job *shared) {
     write_published(p, shared);
-    deal_lanes(p, shared);
+    fill_queues(p, shared);
     atomic_store(&p->generation, shared->generation);
     if (atomic_load(&p->sleepers) > 0) {
         stolen_cores_keep_off(p);
@@ -341,7 +341,7 @@ static void reset(thread_pool *p) {
     pthread_cond_init(&p->work_published, NULL);
     pthread_cond_init(&p->work_finished, NULL);
     for (int i = 0; i < p->threads; i++) {
-        atomic_init(&p->lanes[i].ticket, 0);
+        atomic_init(&p->queues[i].ticket, 0);
     }
     p->spawned = false;
     p->fork_epoch = pool_fork_epoch();
@@ -349,7 +349,7 @@ static void reset(thread_pool *p) {
 
 thread_pool *pool_create(int threads, bool recover_stolen_cores) {
     pthread_once(&fork_handler_once, install_fork_handler);
-    size_t nbytes = sizeof(thread_pool) + sizeof(lane) * (size_t)threads; /* whole cache lines */
+    size_t nbytes = sizeof(thread_pool) + sizeof(thread_queue) * (size_t)threads; /* whole cache lines */
     thread_pool *p = aligned_alloc(CACHE_LINE, nbytes);
     worker *members = calloc((size_t)threads, sizeof(worker));
     if (p == NULL || members == NULL) {

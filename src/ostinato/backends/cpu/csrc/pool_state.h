@@ -39,7 +39,7 @@ typedef struct {
  * from the start of the share. */
 typedef struct {
     alignas(CACHE_LINE) _Atomic uint64_t ticket;
-} lane;
+} thread_queue;
 
 typedef struct {
     thread_pool *pool;
@@ -56,7 +56,7 @@ typedef struct {
 
 struct thread_pool {
     /* Each of these is written at times when other threads watch only the others. */
-    alignas(CACHE_LINE) _Atomic uint64_t generation; /* of the current job; idle workers watch it */
+    alignas(CACHE_LINE) _Atomic uint64_t generation; /* of the current job; waiting workers watch it */
     alignas(CACHE_LINE) published_job published;
     alignas(CACHE_LINE) _Atomic int64_t finished; /* chunks completed by workers, of this job */
 
@@ -74,7 +74,7 @@ struct thread_pool {
     _Atomic int workers;
     unsigned fork_epoch;
     worker *members; /* the first threads - 1 are used */
-    lane lanes[];    /* one per thread */
+    thread_queue queues[]; /* one per thread */
 };
 
 /* ---- waiting --------------------------------------------------------------------------------- */

@@ -12,31 +12,31 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* The first of several programs that take turns has the lock: the others hold on to that one. */
-static int take_turns(ProgramObject *self, PyObject *other) {
+/* The first of several programs that exclude each other has the lock; the others refer to it. */
+static int join_lock(ProgramObject *self, PyObject *other) {
     if (other == NULL || other == Py_None) {
         return 0;
     }
     if (Py_TYPE(other) != TYPE_OF(self)) {
-        PyErr_Format(PyExc_TypeError, "turns_with must be a Program, not %R",
+        PyErr_Format(PyExc_TypeError, "exclusive_with must be a Program, not %R",
                      (PyObject *)Py_TYPE(other));
         return -1;
     }
-    ProgramObject *program = (ProgramObject *)other, *first = program->turns_with;
-    self->turns_with = (ProgramObject *)Py_NewRef((PyObject *)(first != NULL ? first : program));
+    ProgramObject *program = (ProgramObject *)other, *first = program->exclusive_with;
+    self->exclusive_with = (ProgramObject *)Py_NewRef((PyObject *)(first != NULL ? first : program));
     return 0;
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"pool",  "slots",    "steps",   "n_vars",  "owner",      "turns_with",
+    static char *names[] = {"pool",  "slots",    "steps",   "n_vars",  "owner",      "exclusive_with",
                             "queue", "resident", "touches", "sources", "limit_slot", NULL};
-    PyObject *pool, *slots, *steps, *owner = NULL, *turns_with = NULL;
+    PyObject *pool, *slots, *steps, *owner = NULL, *exclusive_with = NULL;
     PyObject *queue = Py_None, *resident = NULL, *touches = NULL, *sources = NULL;
     Py_ssize_t n_vars, limit_slot = -1;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOn|$OOOOOO!n:Program", names, &pool, &slots,
-                                     &steps, &n_vars, &owner, &turns_with, &queue, &resident,
+                                     &steps, &n_vars, &owner, &exclusive_with, &queue, &resident,
                                      &touches, &PyTuple_Type, &sources, &limit_slot)) {
         return NULL;
     }
@@ -54,7 +54,7 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->owner = Py_XNewRef(owner);
     self->sources = Py_XNewRef(sources);
     core_state *state = PyType_GetModuleState(type);
-    if (take_turns(self, turns_with) < 0 || program_join(self, state, queue, resident) < 0 ||
+    if (join_lock(self, exclusive_with) < 0 || program_join(self, state, queue, resident) < 0 ||
         program_parse(self, state, pool, slots, steps) < 0 ||
         program_parse_touched(self, touches) < 0 || program_check_limit_slot(self) < 0) {
         Py_DECREF(self);
@@ -70,7 +70,7 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
     Py_VISIT(self->sources);
     Py_VISIT(self->stopped);
     Py_VISIT(self->last);
-    Py_VISIT((PyObject *)self->turns_with);
+    Py_VISIT((PyObject *)self->exclusive_with);
     Py_VISIT((PyObject *)self->queue);
     for (Py_ssize_t i = 0; i < self->n_fixed; i++) {
         Py_VISIT(self->fixed[i].view.obj);
@@ -85,8 +85,8 @@ static void release_fixed(ProgramObject *self) {
 }
 
 /* Lets go of everything that can close a cycle. A finalizer may still get hold of the program;
- * program_execute refuses to run without a pool. The program that it takes turns with takes turns
- * with none, so it closes no cycle, and others may still need its lock. */
+ * program_execute refuses to run without a pool. The program whose lock it uses uses no
+ * other one, so it closes no cycle, and others may still need its lock. */
 static int program_clear(ProgramObject *self) {
     Py_CLEAR(self->pool);
     release_fixed(self);
@@ -106,7 +106,7 @@ static void program_dealloc(ProgramObject *self) {
         executor_destroy(self->executor);
     }
     (void)program_clear(self);
-    Py_XDECREF((PyObject *)self->turns_with);
+    Py_XDECREF((PyObject *)self->exclusive_with);
     Py_XDECREF(self->limits);
     Py_XDECREF(self->applied);
     while (self->n_of_threads > 0) {
@@ -167,7 +167,7 @@ typedef struct {
  * Variables are read before and set after the buffers are checked against them: a run that is
  * refused changes nothing. The run keeps its own copy, so another thread that sets variables
  * meanwhile can not make it overrun buffers that were checked for fewer rows. */
-static int run_in_turn(ProgramObject *self, const bindings *b, const int64_t *values,
+static int run_in_order(ProgramObject *self, const bindings *b, const int64_t *values,
                        const run_request *request) {
     order_thread *thread = calling_thread();
     order_entry entry;
@@ -211,7 +211,7 @@ static int run_checked(ProgramObject *self, const run_request *request) {
     }
     int status = bindings_acquire(b, self, request->buffers, request->outputs, values);
     if (status == 0) {
-        status = run_in_turn(self, b, values, request);
+        status = run_in_order(self, b, values, request);
     }
     put_bindings(self, b);
     return status;
@@ -440,7 +440,7 @@ static PyGetSetDef program_getset[] = {
 };
 
 static PyType_Slot program_slots[] = {
-    {Py_tp_doc, "Program(pool, slots, steps, n_vars, *, owner=None, turns_with=None, queue=None, "
+    {Py_tp_doc, "Program(pool, slots, steps, n_vars, *, owner=None, exclusive_with=None, queue=None, "
                 "resident=(), touches=(), sources=(), limit_slot=-1)\n--\n\n"
                 "A prepared list of kernel calls; see the type stub for the shape of its parts."},
     {Py_tp_new, program_new},

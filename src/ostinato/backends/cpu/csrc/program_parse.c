@@ -240,7 +240,7 @@ static int build_executor(ProgramObject *self, const draft *d) {
         .slots = d->slots,
         .n_externals = (size_t)self->n_externals,
         .scratch_bytes = d->scratch_bytes,
-        .turns_with = self->turns_with == NULL ? NULL : self->turns_with->executor,
+        .exclusive_with = self->exclusive_with == NULL ? NULL : self->exclusive_with->executor,
     };
     self->executor = executor_create(&description, ((ThreadPoolObject *)self->pool)->pool);
     self->spare = bindings_new(self->n_externals);

@@ -106,7 +106,7 @@ typedef struct ProgramObject {
     PyObject *owner;       /* keeps the machine code alive; or NULL */
     PyObject *sources;     /* a tuple of what else it runs on, for `uses`; or NULL */
     PyObject *stopped;     /* what runs raise since the program was stopped; or NULL */
-    struct ProgramObject *turns_with; /* the program whose lock its runs take; or NULL */
+    struct ProgramObject *exclusive_with; /* the program whose lock its runs take; or NULL */
     order_range *touched;  /* by every run, beside the buffers that it brings */
     Py_ssize_t n_touched;
     bool direct;           /* run_direct runs it */

@@ -166,7 +166,7 @@ static const ProgramObject *run_all(const RecordingObject *self, const int64_t *
 }
 
 /* A replay that finds the spare room taken is one of several at once, and allocates. */
-static int replay_in_turn(RecordingObject *self) {
+static int replay_in_order(RecordingObject *self) {
     int64_t *vars = self->spare;
     self->spare = NULL;
     if (vars == NULL && (vars = allocate_vars(self->n_vars)) == NULL) {
@@ -199,7 +199,7 @@ static PyObject *recording_replay(RecordingObject *self, PyObject *unused) {
     if (order_enter(order, thread, &entry) < 0) {
         return NULL;
     }
-    int status = replay_in_turn(self);
+    int status = replay_in_order(self);
     order_leave(order, thread, &entry);
     if (status < 0) {
         return NULL;

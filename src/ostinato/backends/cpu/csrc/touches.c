@@ -51,7 +51,7 @@ static int parse_touched(PyObject *item, Py_ssize_t index, order_range *range) {
     return status;
 }
 
-/* One token stands for the program and those that it takes turns with, another for the block of
+/* One token stands for the program and those that it excludes, another for the block of
  * variables; the rest is memory. */
 int program_parse_touched(ProgramObject *self, PyObject *touches) {
     PyObject *items = touches == NULL ? PyTuple_New(0) : PySequence_Tuple(touches);
@@ -69,7 +69,8 @@ int program_parse_touched(ProgramObject *self, PyObject *touches) {
         status = parse_touched(PyTuple_GetItem(items, i), i, &self->touched[i]);
     }
     if (status == 0) {
-        self->touched[count++] = order_token(self->turns_with == NULL ? self : self->turns_with, true);
+        ProgramObject *lock_owner = self->exclusive_with == NULL ? self : self->exclusive_with;
+        self->touched[count++] = order_token(lock_owner, true);
         if (self->n_resident > 0) {
             self->touched[count++] = order_token(self->queue, false);
         }

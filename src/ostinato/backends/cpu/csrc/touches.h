@@ -1,4 +1,4 @@
-/* The memory that submissions touch: their place in the order of submissions. */
+/* The memory that submissions touch: their position in the order of submissions. */
 #ifndef OSTINATO_TOUCHES_H
 #define OSTINATO_TOUCHES_H
 

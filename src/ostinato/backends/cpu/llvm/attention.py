@@ -108,11 +108,11 @@ class _Renderer:
         attention, b = self.attention, self.builder
         outermost = Scope(symbols=dict(self.kernel.variables))
         block = _only(axis("m.block", attention.blocks))
-        wheels = [(symbol, extent_of(symbol)) for symbol in attention.batch]
-        wheels.append((block, attention.blocks))
+        parallel_axes = [(symbol, extent_of(symbol)) for symbol in attention.batch]
+        parallel_axes.append((block, attention.blocks))
 
         def item(step: ir.Value) -> None:
-            self._item(enter_point(self.scalars, outermost, wheels, step), block)
+            self._item(enter_point(self.scalars, outermost, parallel_axes, step), block)
 
         counted_loop(b, self.kernel.begin, self.kernel.end, 1, item, name="item")
         b.ret_void()

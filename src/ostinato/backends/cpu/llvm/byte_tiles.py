@@ -15,7 +15,7 @@ from llvmlite import ir
 from ostinato.backends.cpu.llvm.byte_dots import add_products
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
-from ostinato.backends.cpu.llvm.memory import load, store
+from ostinato.backends.cpu.llvm.memory import load, prefetch, store
 from ostinato.backends.cpu.llvm.microkernel import row_pointers, tile_dims
 from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I8, I32, I64, constant, register_type
 from ostinato.dtypes import FLOAT32, INT32
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["define_byte_tile"]
 
-_TURN = 48
+_PER_ITERATION = 48
 """Dot products per iteration of a loop, about: enough to outweigh the loop itself."""
 
 _CODE_ZERO = 8
@@ -41,14 +41,15 @@ _CODE_ZERO = 8
 def define_byte_tile(
     module: ir.Module, name: str, gemm: Gemm, rows: int, target: TargetSpec
 ) -> ir.Function:
-    """Adds ``void name(a, offsets, b, out, dims..., a_scales, b_scales)`` to ``module``.
+    """Adds ``void name(a, offsets, b, out, dims..., a_scales, b_scales, ahead)`` to ``module``.
 
-    All but the scales are those of :func:`~ostinato.backends.cpu.llvm.microkernel.define_tile`.
-    The scales are those of the first row and of the panel; without :attr:`Gemm.scales` there are
-    no such arguments.
+    The first ones are those of :func:`~ostinato.backends.cpu.llvm.microkernel.define_tile`. The
+    scales are those of the first row and of the panel; without :attr:`Gemm.scales` there are no
+    such arguments. ``ahead`` is the address from which to prefetch; it is there with
+    :attr:`Gemm.fetch`.
     """
     dims = tile_dims(gemm)
-    pointers = 0 if gemm.scales is None else 2
+    pointers = (0 if gemm.scales is None else 2) + (0 if gemm.fetch is None else 1)
     arguments = [*[BYTE_POINTER] * 4, *[I64] * len(dims), *[BYTE_POINTER] * pointers]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
     function.linkage = "internal"
@@ -56,8 +57,10 @@ def define_byte_tile(
     target.decorate(function)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     a, offsets, b, out, *rest = function.args
+    ahead = None if gemm.fetch is None else rest.pop()
     left = row_pointers(builder, gemm, rows, a, offsets)
-    tile = _ByteTile(builder, gemm, target, left, b, dict(zip(dims, rest, strict=False)))
+    values = dict(zip(dims, rest, strict=False))
+    tile = _ByteTile(builder, gemm, target, left, b, values, ahead if gemm.fetches(rows) else None)
     if gemm.scales is None:
         sums = tile.zeros(tile.size)
         tile.multiply_runs(sums)
@@ -76,6 +79,7 @@ class _ByteTile:
         left: pointers to the rows of ``a``.
         b: the panel.
         dims: the values of symbolic steps from one element of a row to another.
+        ahead: the address from which to prefetch, if the tile does.
     """
 
     builder: ir.IRBuilder
@@ -84,6 +88,7 @@ class _ByteTile:
     left: Sequence[ir.Value]
     b: ir.Value
     dims: Mapping[Dim, ir.Value]
+    ahead: ir.Value | None
 
     @property
     def rows(self) -> int:
@@ -167,8 +172,12 @@ class _ByteTile:
 
         def run(offset: ir.Value, number: ir.Value) -> None:
             left = [b.gep(row, [offset], source_etype=I8) for row in self.left]
-            panel = b.gep(self.b, [b.mul(number, I64(nbytes))], source_etype=I8)
-            replace(self, left=left, b=panel).multiply(sums, I64(0), self.run)
+            distance = b.mul(number, I64(nbytes))
+            panel, ahead = (
+                None if pointer is None else b.gep(pointer, [distance], source_etype=I8)
+                for pointer in (self.b, self.ahead)
+            )
+            replace(self, left=left, b=panel, ahead=ahead).multiply(sums, I64(0), self.run)
 
         self._each_run(self.gemm.sum_axes[:-1], I64(0), I64(0), run)
 
@@ -208,7 +217,7 @@ class _ByteTile:
         """
         b = self.builder
         row = self.steps * (2 if self.halves else 1)
-        unroll = max(1, _TURN // (self.size * (2 if self.halves else 1)))
+        unroll = max(1, _PER_ITERATION // (self.size * (2 if self.halves else 1)))
         whole = count // row
         iterations, rest = divmod(whole, unroll)
 
@@ -229,6 +238,10 @@ class _ByteTile:
         """One row of the panel: the positions of ``k`` from ``k`` on, ``count`` if not in full."""
         b, steps, lanes = self.builder, self.steps, self.lanes
         first = b.mul(b.udiv(k, I64(2)) if self.halves else k, I64(self.gemm.panel))
+        if self.ahead is not None:
+            line = self.gemm.caches.line
+            for start in range(0, steps * self.gemm.panel, line):
+                prefetch(b, self.ahead, b.add(first, I64(start)))
         loaded = []
         for vector in range(self.vectors):
             place = b.add(first, I64(vector * lanes * steps))

@@ -42,17 +42,17 @@ def expression_scalars(
 def enter_point(
     scalars: Scalars,
     outermost: Scope,
-    wheels: Sequence[tuple[Symbol, Dim]],
+    parallel_axes: Sequence[tuple[Symbol, Dim]],
     step: ir.Value,
 ) -> Scope:
-    """The scope of one step of a parallel range over ``wheels``, the last of them fastest.
+    """The scope of one step of a parallel range over ``parallel_axes``, the last of them fastest.
 
     Args:
-        wheels: axes with their extents.
+        parallel_axes: axes with their extents.
     """
-    extents = [extent for _, extent in wheels]
+    extents = [extent for _, extent in parallel_axes]
     number = axis("step", prod(extents))
     point = outermost.child(symbols=dict.fromkeys(symbols(number), step))
-    for (symbol, _), position in zip(wheels, unravel(extents, number), strict=True):
+    for (symbol, _), position in zip(parallel_axes, unravel(extents, number), strict=True):
         point.symbols[symbol] = scalars.indices.scalar(position, point)
     return point

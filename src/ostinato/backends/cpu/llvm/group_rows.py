@@ -53,7 +53,7 @@ class _Renderer:
         self.scalars = expression_scalars(kernel, grouping.args, [grouping.expert])
         self.outermost = Scope(symbols=dict(kernel.variables))
         self.groups = kernel.buffers[grouping.groups]
-        self.idle = kernel.buffers[grouping.idle]
+        self.masked_tail = kernel.buffers[grouping.masked_tail]
         #: by expert: how many rows it has, later where its next row goes
         self.cursors = kernel.scratch
 
@@ -73,8 +73,8 @@ class _Renderer:
         counted_loop(b, I64(0), I64(experts), 1, place, trips=experts, name="expert")
         self._put(self.groups, I64(0), b.load(parts, typ=I64))
         self._for_rows(self._list)
-        for source, target in enumerate(grouping.extent_places):
-            self._put(self.groups, I64(target), self._get(self.idle, I64(source)))
+        for source, target in enumerate(grouping.extent_positions):
+            self._put(self.groups, I64(target), self._get(self.masked_tail, I64(source)))
 
     def _for_rows(self, body: Callable[[ir.Value, ir.Value], None]) -> None:
         """Runs ``body`` with every row and its expert."""

@@ -19,7 +19,7 @@ from ostinato.backends.cpu.llvm.scalars import Scalars
 from ostinato.backends.cpu.llvm.scopes import Scope
 from ostinato.backends.cpu.llvm.stages import StageEmitter
 from ostinato.backends.cpu.llvm.types import I8, I64
-from ostinato.backends.cpu.llvm.vectors import cut, plan_vectors
+from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
 from ostinato.dtypes import INT64
 from ostinato.lower.loopir.dependences import Dependences
 from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of
@@ -127,7 +127,11 @@ class _Renderer:
             switch.add_case(I64(height), block)
             b.position_at_end(block)
             for matrix, sums in zip(matrices, self.sums, strict=True):
-                b.call(function, [a, self.offsets, matrix, sums])
+                fetch = grouped.gemm.fetch
+                ahead = (
+                    [] if fetch is None else [b.gep(matrix, [I64(fetch.distance)], source_etype=I8)]
+                )
+                b.call(function, [a, self.offsets, matrix, sums, *ahead])
             b.branch(done)
         b.position_at_end(done)
 
@@ -171,7 +175,7 @@ class _Epilogue:
         """Runs the statements over row ``number`` of the sums."""
         scope.symbols[self.row] = number
         count = extent_of(self.column)
-        cut(
+        strip_mine(
             self.builder,
             self.column,
             (I64(0), self.scalars.indices.scalar(count, scope)),

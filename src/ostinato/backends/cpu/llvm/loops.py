@@ -11,13 +11,13 @@ from ostinato.backends.cpu.llvm.kernel import (
     stack_slot,
     when,
 )
-from ostinato.backends.cpu.llvm.memory import address
+from ostinato.backends.cpu.llvm.memory import address, fence_streams
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.scalars import Scalars
 from ostinato.backends.cpu.llvm.scopes import Scope
 from ostinato.backends.cpu.llvm.stages import StageEmitter
 from ostinato.backends.cpu.llvm.types import I64
-from ostinato.backends.cpu.llvm.vectors import cut, plan_vectors
+from ostinato.backends.cpu.llvm.vectors import plan_vectors
 from ostinato.dtypes import UINT8
 from ostinato.lower.loopir.dependences import Dependence, Dependences, roots, written_buffers
 from ostinato.lower.loopir.nodes import Reduce, Stage, extent_of, max_extent
@@ -48,7 +48,7 @@ def render(nest: CpuLoopNest, name: str, target: TargetSpec) -> ir.Module:
 
 
 class _NestRenderer:
-    def __init__(self, nest: LoopNest, kernel: KernelFunction) -> None:
+    def __init__(self, nest: CpuLoopNest, kernel: KernelFunction) -> None:
         self.nest = nest
         self.kernel = kernel
         self.builder = kernel.builder
@@ -56,7 +56,10 @@ class _NestRenderer:
         buffers = [*kernel.buffers, *_temps(nest, kernel)]
         self.scalars = Scalars(kernel.builder, LaneNamespace(), buffers, self.dependences)
         dtypes = [arg.dtype for arg in nest.args] + [temp.dtype for temp in nest.temps]
-        self.stages = StageEmitter(kernel.builder, kernel.target, self.scalars, dtypes)
+        self.streamed = nest.streamed if kernel.target.has_streaming_stores else None
+        self.stages = StageEmitter(
+            kernel.builder, kernel.target, self.scalars, dtypes, self.streamed
+        )
 
     def render(self) -> None:
         kernel = self.kernel
@@ -64,6 +67,8 @@ class _NestRenderer:
             outermost = Scope(symbols=dict(kernel.variables))
             self._hoist(outermost, self.nest.axes)
             self._outer_loop(outermost)
+            if self.streamed is not None:
+                fence_streams(self.builder)
         self.builder.ret_void()
 
     # -- the parallel range -----------------------------------------------------------------
@@ -73,26 +78,26 @@ class _NestRenderer:
 
         The axes are found by division once and then counted on, like the digits of an odometer.
         """
-        wheels = self._wheels()
-        extents = [self.scalars.indices.scalar(extent, outermost) for _, extent in wheels]
-        slots = self._decode(self.kernel.begin, extents) if len(wheels) > 1 else []
+        parallel_axes = self._parallel_axes()
+        extents = [self.scalars.indices.scalar(extent, outermost) for _, extent in parallel_axes]
+        slots = self._decode(self.kernel.begin, extents) if len(parallel_axes) > 1 else []
 
         def body(step: ir.Value) -> None:
-            digits = [self.builder.load(slot) for slot in slots] or [step] * len(wheels)
-            symbols = {axis: d for (axis, _), d in zip(wheels, digits, strict=True)}
+            digits = [self.builder.load(slot) for slot in slots] or [step] * len(parallel_axes)
+            symbols = {axis: d for (axis, _), d in zip(parallel_axes, digits, strict=True)}
             self._point(outermost.child(symbols=symbols))
             self._advance(slots, extents)
 
         counted_loop(self.builder, self.kernel.begin, self.kernel.end, 1, body, name="point")
 
-    def _wheels(self) -> list[tuple[Symbol, Dim]]:
+    def _parallel_axes(self) -> list[tuple[Symbol, Dim]]:
         """The axes of the parallel range with their extents, blocks of the inner axis last."""
-        wheels = [(axis, extent_of(axis)) for axis in self.nest.axes]
+        parallel_axes = [(axis, extent_of(axis)) for axis in self.nest.axes]
         lane = self.nest.inner_axis
         if lane is not None:
             blocks = ceil_div(extent_of(lane), self.nest.block)
-            wheels.append((_block_of(lane, blocks), blocks))
-        return wheels
+            parallel_axes.append((_block_of(lane, blocks), blocks))
+        return parallel_axes
 
     def _decode(self, step: ir.Value, extents: Sequence[ir.Value]) -> list[ir.Value]:
         """Slots with the position of each axis at ``step``, outermost first."""
@@ -142,7 +147,9 @@ class _NestRenderer:
             for stage in nest.stages:
                 self.stages.columns(stage, shared, vectors)
 
-        cut(b, lane, (first, stop), _block_count(extent, nest.block), plan, point, body)
+        statements = [statement for stage in nest.stages for statement in stage.statements]
+        whole = _block_count(extent, nest.block)
+        self.stages.strip_mine(statements, lane, (first, stop), whole, plan, point, body)
 
     def _hoist(self, scope: Scope, inner: Sequence[Symbol]) -> None:
         """Computes in ``scope`` what depends on no axis in it, from stages that surely run."""

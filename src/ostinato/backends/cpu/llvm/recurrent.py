@@ -21,7 +21,7 @@ from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.scopes import Scope
 from ostinato.backends.cpu.llvm.tiles import Tiles
 from ostinato.backends.cpu.llvm.types import I8, I64
-from ostinato.backends.cpu.llvm.vectors import VectorPlan, cut
+from ostinato.backends.cpu.llvm.vectors import VectorPlan, strip_mine
 from ostinato.dtypes import INT64
 from ostinato.lower.loopir.nodes import extent_of
 from ostinato.ops.recurrent import gru_gates, gru_state, next_state, resets_first
@@ -213,7 +213,7 @@ class _Renderer:
 
         def row(number: ir.Value) -> None:
             inside = scope.child(symbols={recurrent.row: b.add(first, number)})
-            cut(
+            strip_mine(
                 b,
                 recurrent.column,
                 (start, stop),

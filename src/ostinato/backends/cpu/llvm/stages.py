@@ -16,7 +16,7 @@ from ostinato.backends.cpu.llvm.reductions import (
 )
 from ostinato.backends.cpu.llvm.scalars import Scalars, condition_mask
 from ostinato.backends.cpu.llvm.types import I64, register_type
-from ostinato.backends.cpu.llvm.vectors import VectorPlan, cut, plan_vectors
+from ostinato.backends.cpu.llvm.vectors import VectorPlan, plan_vectors, strip_mine
 from ostinato.lower.loopir.dependences import Dependence, reached, roots, written_buffers
 from ostinato.lower.loopir.nodes import (
     Load,
@@ -32,7 +32,7 @@ from ostinato.records import dataclass, field
 from ostinato.variables import Dim, Symbol, provably_less, provably_nonnegative
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from llvmlite import ir
 
@@ -68,6 +68,8 @@ class StageEmitter:
 
     Args:
         dtypes: the element types of the arguments, then of the temps.
+        streamed: the store that goes past the caches, in a stage whose vectors are aligned in its
+            memory; ``None``: there is none.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class StageEmitter:
         target: TargetSpec,
         scalars: Scalars,
         dtypes: Sequence[DType],
+        streamed: Store | None = None,
     ) -> None:
+        self.streamed = streamed
         self.builder = builder
         self.target = target
         self.scalars = scalars
@@ -96,7 +100,7 @@ class StageEmitter:
         for reduction in _reductions(stage):
             for strip in strips:
                 for vector in range(strip.unroll):
-                    self._start_fold(run, reduction, strip.width, vector)
+                    self._start_reduction(run, reduction, strip.width, vector)
         self._loops(run, stage.axes, point, [])
         for reduction in _reductions(stage):
             running = [f for (r, _, _), f in run.running.items() if r is reduction]
@@ -109,12 +113,12 @@ class StageEmitter:
         run = _Run(stage, None)
         for reduction in _reductions(stage):
             for number, vector in enumerate(vectors):
-                self._start_fold(run, reduction, vector.width, number)
+                self._start_reduction(run, reduction, vector.width, number)
         self._loops(run, stage.axes, shared, vectors)
         for (reduction, _, number), reduced in run.running.items():
             vectors[number].refs[reduction.name] = finished(reduction, reduced.state())
 
-    def _start_fold(self, run: _Run, reduction: Reduce, width: int, vector: int) -> None:
+    def _start_reduction(self, run: _Run, reduction: Reduce, width: int, vector: int) -> None:
         key = (reduction, width, vector)
         if key not in run.running:
             run.running[key] = RunningReduction.start(self.builder, reduction, width)
@@ -162,16 +166,45 @@ class StageEmitter:
 
     def _vector_loop(self, run: _Run, axis: Symbol, stop: ir.Value, shared: Scope) -> None:
         assert run.rows is not None
-        count = _constant(extent_of(axis))
-        cut(
-            self.builder,
+        self.strip_mine(
+            run.stage.statements,
             axis,
             (I64(0), stop),
-            count,
+            _constant(extent_of(axis)),
             run.rows,
             shared,
             lambda _, vectors: self._body(run, vectors),
         )
+
+    def strip_mine(
+        self,
+        statements: Sequence[Statement],
+        lane: Symbol,
+        bounds: tuple[ir.Value, ir.Value],
+        count: int | None,
+        plan: VectorPlan,
+        shared: Scope,
+        body: Callable[[Scope, list[Scope]], None],
+    ) -> None:
+        """All vectors of ``lane``, those of a streamed store aligned in its memory.
+
+        Args:
+            statements: all that ``body`` runs; the others as for
+                :func:`~ostinato.backends.cpu.llvm.vectors.strip_mine`.
+        """
+        b, streamed = self.builder, self.streamed
+        if streamed is None or plan.width == 1 or streamed not in statements:
+            strip_mine(b, lane, bounds, count, plan, shared, body)
+            return
+        first, stop = bounds
+        dtype = self.dtypes[streamed.buffer]
+        start = shared.child(symbols={lane: first})
+        place = self.scalars.address(streamed.buffer, dtype, streamed.index, start)
+        bytes_before = b.and_(b.neg(b.ptrtoint(place, I64)), I64(plan.width * dtype.itemsize - 1))
+        left, before = b.sub(stop, first), b.udiv(bytes_before, I64(dtype.itemsize))
+        aligned = b.add(first, b.select(b.icmp_signed("<", before, left), before, left))
+        strip_mine(b, lane, (first, aligned), None, plan.partial, shared, body)
+        strip_mine(b, lane, (aligned, stop), None, plan, shared, body)
 
     def _hoist(
         self, stage: Stage, axes: Sequence[Symbol], shared: Scope, vectors: Sequence[Scope]
@@ -198,7 +231,7 @@ class StageEmitter:
         """
         statements = run.stage.statements
         scopes = [vector.child() for vector in vectors]
-        if not _takes_turns(statements):
+        if not _interleaves(statements):
             for scope in scopes:
                 self._evaluate(statements, scope)
         for number, scope in enumerate(scopes):
@@ -216,7 +249,7 @@ class StageEmitter:
             case Store():
                 self._store(statement, scope)
             case Reduce():
-                self._fold(run, statement, scope, vector)
+                self._accumulate(run, statement, scope, vector)
             case Scan():
                 self._scan(run, statement, scope, vector)
 
@@ -239,9 +272,12 @@ class StageEmitter:
         if statement.update != "set":
             old = self.scalars.load(statement.buffer, dtype, statement.index, scope)
             lane = updated(statement.update, old, lane.astype(dtype))
-        self.scalars.store(statement.buffer, dtype, statement.index, lane, scope)
+        streaming = statement is self.streamed
+        self.scalars.store(
+            statement.buffer, dtype, statement.index, lane, scope, streaming=streaming
+        )
 
-    def _fold(self, run: _Run, statement: Reduce, scope: Scope, vector: int) -> None:
+    def _accumulate(self, run: _Run, statement: Reduce, scope: Scope, vector: int) -> None:
         state: State = (self.scalars.value(statement.value, scope),)
         if statement.op in ("argmax", "argmin"):
             state += (self.scalars.indices.vector(statement.index, scope),)
@@ -280,7 +316,7 @@ def _constant(dim: Dim) -> int | None:
     return dim if isinstance(dim, int) else None
 
 
-def _takes_turns(statements: Sequence[Statement]) -> bool:
+def _interleaves(statements: Sequence[Statement]) -> bool:
     """Whether a statement reads a buffer that one before it writes."""
     written: set[int] = set()
     for statement in statements:

@@ -65,10 +65,10 @@ class _Renderer:
     def render(self) -> None:
         topk, kernel = self.topk, self.kernel
         outermost = Scope(symbols=dict(kernel.variables))
-        wheels = [(symbol, extent_of(symbol)) for symbol in topk.axes]
+        parallel_axes = [(symbol, extent_of(symbol)) for symbol in topk.axes]
 
         def row(step: ir.Value) -> None:
-            point = enter_point(self.scalars, outermost, wheels, step)
+            point = enter_point(self.scalars, outermost, parallel_axes, step)
             self._clear_heap()
             self._scan(point)
             self._sort_heap()

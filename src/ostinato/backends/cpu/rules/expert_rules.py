@@ -155,18 +155,18 @@ class ExpertRules:
 
         def round_(number: int, *, last: bool) -> list[Call]:
             start = len(lowering.calls)
-            fetched = self._select(lowering, node, experts, chosen, number, share)
+            staged = self._select(lowering, node, experts, chosen, number, share)
             remaining = iter(matrices)
             for matmul, multiply in steps:
                 used = [next(remaining) for _ in matmul.weights]
                 panels = [
-                    self._stage(lowering, node, matrix, fetched, share) if number else matrix.slots
+                    self._stage(lowering, node, matrix, staged, share) if number else matrix.slots
                     for matrix in used
                 ]
                 multiply(panels, chosen, last)
             return lowering.calls[start:]
 
-        if share.places:
+        if share.slots:
             round_(0, last=not share.staged)
         if share.staged:
             pattern = round_(1, last=True)
@@ -206,16 +206,16 @@ class ExpertRules:
             if experts.routing is routing:
                 return experts
         table = LoweredBuffer(
-            TensorType(INT64, (routing.layout.experts,)), Role.PLACED, f"{routing.node}.places"
+            TensorType(INT64, (routing.layout.experts,)), Role.RESIDENT, f"{routing.node}.slots"
         )
-        self.stored_experts[table] = StoredExperts(routing, share.places, table)
+        self.stored_experts[table] = StoredExperts(routing, share.slots, table)
         return self.stored_experts[table]
 
     def _stored_matrices(self, matmul: RowMatmul, share: Share) -> Iterator[StoredMatrix]:
         for weight, packing in zip(matmul.weights, matmul.packings, strict=True):
             name = weight.name
-            resident = for_experts(packing, share.places)
-            slots = resident.packed_buffer(matmul.tile[1], Role.PLACED, matmul.form)
+            resident = for_experts(packing, share.slots)
+            slots = resident.packed_buffer(matmul.tile[1], Role.RESIDENT, matmul.form)
             experts, depth, columns = weight.shape
             assert isinstance(depth, int)
             assert isinstance(columns, int)
@@ -223,7 +223,7 @@ class ExpertRules:
             matrix = (depth, columns)
             pieces = piece_packing(weight.dtype, matrix, slots.type, transposed=transposed)
             size = SOURCE_HEAD + experts
-            source = LoweredBuffer(TensorType(INT64, (size,)), Role.PLACED, f"{name}.source")
+            source = LoweredBuffer(TensorType(INT64, (size,)), Role.RESIDENT, f"{name}.source")
             yield StoredMatrix(name, pieces, source, slots)
 
     def _select(
@@ -237,36 +237,36 @@ class ExpertRules:
     ) -> LoweredBuffer:
         """Have ``chosen`` list the rows of a round; gives the experts that it is to stage."""
         groups = experts.routing
-        staged = share.staged if round_number else 0
-        numbers = np.array([groups.layout.first_row, round_number, staged], np.int64)
+        count = share.staged if round_number else 0
+        numbers = np.array([groups.layout.first_row, round_number, count], np.int64)
         label = node.label
         choice = LoweredBuffer(
             TensorType(INT64, (3,)), Role.CONSTANT, f"{label}.choice", data=numbers
         )
         listed = TensorType(INT64, (max(1, share.staged),))
-        fetched = LoweredBuffer(listed, Role.TEMP, f"{label}.fetched")
+        staged = LoweredBuffer(listed, Role.TEMP, f"{label}.staged")
         reads = (choice, groups.groups, experts.table)
-        kernel = SelectExperts(_args(reads, (chosen, fetched)), lowering.variables)
-        lowering.calls.append(Call(kernel, (*reads, chosen, fetched), (label,), "choose experts"))
-        return fetched
+        kernel = SelectExperts(_args(reads, (chosen, staged)), lowering.variables)
+        lowering.calls.append(Call(kernel, (*reads, chosen, staged), (label,), "select experts"))
+        return staged
 
     def _stage(
         self,
         lowering: ProgramBuilder,
         node: Node,
         matrix: StoredMatrix,
-        fetched: LoweredBuffer,
+        staged: LoweredBuffer,
         share: Share,
     ) -> LoweredBuffer:
         """The panels of a matrix of non-resident experts."""
         shape = (share.staged, *matrix.slots.type.shape[1:])
-        name = f"{matrix.param}.fetched"
+        name = f"{matrix.param}.staged"
         panels = LoweredBuffer(TensorType(matrix.slots.type.dtype, shape), Role.TEMP, name)
-        reads = (matrix.source, fetched)
+        reads = (matrix.source, staged)
         kernel = StageExperts(
             _args(reads, (panels,)), share.staged, matrix.packing, lowering.variables
         )
-        lowering.calls.append(Call(kernel, (*reads, panels), (node.label,), "fetch experts"))
+        lowering.calls.append(Call(kernel, (*reads, panels), (node.label,), "stage experts"))
         return panels
 
 

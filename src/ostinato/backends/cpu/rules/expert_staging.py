@@ -131,7 +131,7 @@ class SelectExperts(CpuKernel):
     args: tuple[Arg, ...]
     variables: tuple[Symbol, ...] = ()
 
-    builtin: ClassVar[str | None] = "choose_experts"
+    builtin: ClassVar[str | None] = "select_experts"
 
     @property
     def directing(self) -> Mapping[int, object]:
@@ -154,7 +154,7 @@ class SelectExperts(CpuKernel):
 class StageExperts(CpuKernel):
     """Reads matrices of experts from a file, and packs them.
 
-    Arguments: the source, a table for the device's runtime; the experts to be fetched, -1 for none;
+    Arguments: the source, a table for the device's runtime; the experts to be staged, -1 for none;
     then, to be written, the panels of as many matrices.
 
     Attributes:
@@ -167,7 +167,7 @@ class StageExperts(CpuKernel):
     packing: PiecePacking
     variables: tuple[Symbol, ...] = ()
 
-    builtin: ClassVar[str | None] = "fetch_experts"
+    builtin: ClassVar[str | None] = "stage_experts"
 
     @property
     def directing(self) -> Mapping[int, object]:

@@ -75,7 +75,7 @@ class Routing:
     """The assignment of a node's rows to experts, which can be read after a run.
 
     The memory keeps the list until the next run begins, and behind it the extent that the run was
-    made with: two numbers, see :attr:`GroupRows.idle`.
+    made with: two numbers, see :attr:`GroupRows.masked_tail`.
 
     Attributes:
         node: the label of the node, or of the first of several that share the expert ids.
@@ -110,9 +110,9 @@ class GroupRows(CpuKernel):
         expert: the expert of a row, an int64 within the experts there are.
         groups: the argument that the list goes to.
         layout: how.
-        idle: the argument that holds the extent of the run, two numbers: how many of the last of
-            so many equal parts of the rows are padding; zeros where there is none. All rows are
-            listed; the extent is copied behind the list, for counts of the rows in use.
+        masked_tail: the argument that holds the extent of the run, two numbers: how many of the
+            last of so many equal parts of the rows are padding; zeros where there is none. All rows
+            are listed; the extent is copied behind the list, for counts of the rows in use.
         variables: the graph's Variables in the order of ``vars``.
     """
 
@@ -121,7 +121,7 @@ class GroupRows(CpuKernel):
     expert: Scalar
     groups: int
     layout: GroupLayout
-    idle: int
+    masked_tail: int
     variables: tuple[Symbol, ...] = ()
 
     renderer: ClassVar[str] = "group_rows"
@@ -131,7 +131,7 @@ class GroupRows(CpuKernel):
         text.head(self.args)
         text.line(1, f"rows {text.axis(self.row)}")
         text.line(1, f"to b{self.groups}: {self.layout.describe(text)}")
-        text.line(1, f"then the extent in b{self.idle}")
+        text.line(1, f"then the extent in b{self.masked_tail}")
         text.named("expert", [self.expert])
 
     @property
@@ -147,7 +147,7 @@ class GroupRows(CpuKernel):
         return False
 
     @property
-    def extent_places(self) -> range:
+    def extent_positions(self) -> range:
         """The positions behind the list that the numbers of the extent go to."""
         end = bounds(self.layout.type.size)[1]
         return range(end, end + _EXTENT_NUMBERS)
@@ -170,7 +170,9 @@ def group_rows_kernel(
     number = build.data_index(ids, unravel(ids.shape, row), layout.experts, wrap=True)
     expert = IndexValue(number, INT64, build.bindings_of(number))
     target = build.argument(groups, writes=True)
-    extent = LoweredBuffer(TensorType(INT64, (_EXTENT_NUMBERS,)), Role.IDLE, f"{groups.name}.idle")
-    idle = build.argument(extent, reads=True)
+    extent = LoweredBuffer(
+        TensorType(INT64, (_EXTENT_NUMBERS,)), Role.MASKED_TAIL, f"{groups.name}.masked_tail"
+    )
+    masked_tail = build.argument(extent, reads=True)
     (symbol,) = symbols_of([row])
-    return GroupRows(build.args, symbol, expert, target, layout, idle, variables)
+    return GroupRows(build.args, symbol, expert, target, layout, masked_tail, variables)

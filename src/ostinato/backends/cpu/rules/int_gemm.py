@@ -48,7 +48,15 @@ if TYPE_CHECKING:
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.variables import Symbol
 
-__all__ = ["BlockwiseMatmul", "IntConv", "IntMatmul", "blockwise_matmul", "int_conv", "int_matmul"]
+__all__ = [
+    "BlockwiseMatmul",
+    "IntConv",
+    "IntMatmul",
+    "SteppedMatmul",
+    "blockwise_matmul",
+    "int_conv",
+    "int_matmul",
+]
 
 _MOST_ROWS, _MOST_VECTORS = 9, 4
 
@@ -71,26 +79,14 @@ class RowMatmul(PackedMatmul):
 
 
 @dataclass(frozen=True, eq=False)
-class IntMatmul(RowMatmul):
-    """A matmul of 8-bit integers; panels hold several positions of ``k`` in a row.
+class SteppedMatmul(RowMatmul):
+    """Rows times a matrix whose panels hold several positions of ``k`` in a row.
 
     Attributes:
         run: positions of ``k`` side by side in the left operand, if not all of them are.
     """
 
     run: int | None = None
-
-    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
-        """Panels are never narrower than a register: there is no other way to multiply bytes."""
-        lanes = registers.vector_bytes // INT32.itemsize
-        columns = [max(bounds(matmul.spec.n)[1], lanes) for matmul in (self, *others)]
-        return tile_for(registers.vector_bytes, registers.count, INT32, self.spec.m, *columns)
-
-    def panel_format(self, registers: RegisterFile) -> PanelFormat:
-        """Four bytes a column where one instruction multiplies unsigned by signed ones."""
-        unlike = self.spec.a.dtype != self.spec.b.dtype
-        steps = 4 if registers.byte_dots and unlike else 2
-        return PanelFormat(self.spec.b.dtype, steps, run=self.run)
 
     def packed_buffer(
         self, panel: int, role: Role, form: PanelFormat | None = None
@@ -132,6 +128,23 @@ class IntMatmul(RowMatmul):
         weight = build.at(spec.b, spec.b_at(group, k, column))
         conditions = (length - 1 - within, spec.n - 1 - column)
         return _guarded(conditions, weight, Number(0, weight.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class IntMatmul(SteppedMatmul):
+    """A matmul of 8-bit integers; panels hold several positions of ``k`` in a row."""
+
+    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
+        """Panels are never narrower than a register: there is no other way to multiply bytes."""
+        lanes = registers.vector_bytes // INT32.itemsize
+        columns = [max(bounds(matmul.spec.n)[1], lanes) for matmul in (self, *others)]
+        return tile_for(registers.vector_bytes, registers.count, INT32, self.spec.m, *columns)
+
+    def panel_format(self, registers: RegisterFile) -> PanelFormat:
+        """Four bytes a column where one instruction multiplies unsigned by signed ones."""
+        unlike = self.spec.a.dtype != self.spec.b.dtype
+        steps = 4 if registers.byte_dots and unlike else 2
+        return PanelFormat(self.spec.b.dtype, steps, run=self.run)
 
 
 @dataclass(frozen=True, eq=False)

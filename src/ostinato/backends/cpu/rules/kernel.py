@@ -12,6 +12,8 @@ from ostinato.records import dataclass
 from ostinato.variables import ceil_div
 
 if TYPE_CHECKING:
+    from ostinato.lower.loopir.nodes import Store
+    from ostinato.lower.loopir.text import KernelText
     from ostinato.variables import Dim
 
 __all__ = ["GRAIN_POINTS", "CpuKernel", "CpuLoopNest"]
@@ -63,9 +65,20 @@ class CpuKernel(Kernel):
 
 @dataclass(frozen=True, eq=False)
 class CpuLoopNest(LoopNest, CpuKernel):
-    """A loop nest, run block by block of its outer axes."""
+    """A loop nest, run block by block of its outer axes.
+
+    Attributes:
+        streamed: the store that goes past the caches; ``None``: there is none.
+    """
+
+    streamed: Store | None = None
 
     renderer: ClassVar[str] = "loops"
+
+    def describe(self, text: KernelText) -> None:
+        super().describe(text)
+        if self.streamed is not None:
+            text.line(1, f"stores to b{self.streamed.buffer} past the caches")
 
     @staticmethod
     def of(nest: LoopNest) -> CpuLoopNest:

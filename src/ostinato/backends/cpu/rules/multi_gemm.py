@@ -50,7 +50,7 @@ class MultiGemm(CpuKernel):
 
     @property
     def directing(self) -> Mapping[int, object]:
-        return {} if self.idle is None else {self.idle: None}
+        return {} if self.masked_tail is None else {self.masked_tail: None}
 
     def describe(self, text: KernelText) -> None:
         text.line(0, "gemms, horizontally fused")
@@ -70,7 +70,7 @@ class MultiGemm(CpuKernel):
     def row_axis(self) -> Symbol | None:
         m = self.first.m
         known = isinstance(extent_of(m), int) and isinstance(self.extent, int)
-        return m if self.idle is not None and known else None
+        return m if self.masked_tail is not None and known else None
 
     @property
     def first(self) -> Gemm:
@@ -103,12 +103,12 @@ class MultiGemm(CpuKernel):
     def panels_innermost(self) -> bool:
         """See :attr:`~ostinato.backends.cpu.rules.gemm.Gemm.panels_innermost`."""
         together = sum(gemm.panels_bytes for gemm in self.gemms)
-        return fits_cache(together) or self.first.streams_rows
+        return fits_cache(together, self.first.caches) or self.first.streams_rows
 
     @property
-    def idle(self) -> int | None:
-        """See :attr:`~ostinato.backends.cpu.rules.gemm.Gemm.idle`."""
-        return self.first.idle
+    def masked_tail(self) -> int | None:
+        """See :attr:`~ostinato.backends.cpu.rules.gemm.Gemm.masked_tail`."""
+        return self.first.masked_tail
 
     @cached_property
     def grain(self) -> int:
@@ -139,4 +139,11 @@ def multi_gemm(
         )
         for segment in segments
     )
-    return MultiGemm(args, made, variables)
+    return MultiGemm(args, tuple(map(_in_step, made)), variables)
+
+
+def _in_step(segment: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
+    """The GEMMs of a segment, which go over ``k`` together: in equal blocks, or all at once."""
+    if len({gemm.depth_block for gemm in segment}) == 1:
+        return segment
+    return tuple(replace(gemm, prefetch=None) for gemm in segment)

@@ -43,7 +43,7 @@ __all__ = [
     "shares",
 ]
 
-#: Of a budget, how much is room for experts without a place, unless one takes more.
+#: Of a budget, how much is room for experts that are not resident, unless one takes more.
 _STAGING_SHARE = 1 / 8
 
 #: Numbers of a source before the offsets of its experts; see csrc/experts.h.
@@ -86,13 +86,13 @@ class StoredExperts:
 
     Attributes:
         routing: of the layer.
-        places: how many slots there are.
+        slots: number of slots.
         table: the slot of each expert, or -1.
         matrices: those that each expert consists of.
     """
 
     routing: Routing
-    places: int
+    slots: int
     table: LoweredBuffer
     matrices: list[StoredMatrix] = field(default_factory=list)
 
@@ -107,11 +107,11 @@ class Share:
     """A node's share of the budget.
 
     Attributes:
-        places: slots of resident experts.
+        slots: number of slots of resident experts.
         staged: experts that a round stages.
     """
 
-    places: int
+    slots: int
     staged: int
 
 
@@ -166,7 +166,7 @@ def shares(
 ) -> dict[Node, Share]:
     """Each node's share of the budget, of nodes with experts in the file.
 
-    Every layer gets as many places as every other one, or as many as it has experts.
+    Every layer gets as many slots as every other one, or as many as it has experts.
 
     Raises:
         InputError: a param of the file is more than the matrices of experts, or the budget is too
@@ -184,11 +184,11 @@ def shares(
     budget = store.budget - fixed
     staged = _staged(choosing.values(), budget, everything)
     left = budget - _staging(choosing.values(), staged)
-    places = 0
-    while sum(min(n.experts, places + 1) * n.whole for n in choosing.values()) <= left:
-        places += 1
+    slots = 0
+    while sum(min(n.experts, slots + 1) * n.whole for n in choosing.values()) <= left:
+        slots += 1
     return {
-        node: Share(min(need.experts, places), min(need.used, staged) if need.chooses else 0)
+        node: Share(min(need.experts, slots), min(need.used, staged) if need.chooses else 0)
         if need.chooses
         else Share(1, 0)
         for node, need in needs.items()

@@ -18,6 +18,7 @@ from ostinato.variables import bounds, ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
     from ostinato.lower.loopir.nest import LoopNest
@@ -107,9 +108,9 @@ class PackedMatmul:
         result = spec.out_at(at.batch, at.m, at.n)
         epilogue = spec.stores(build, Accumulator(spec.acc, number), result, outputs)
         (m_symbol,), (n_symbol,) = symbols_of([at.m]), symbols_of([at.n])
-        idle = None
+        masked_tail = None
         if not symbols_of(at.batch) and spec.counts_leading_rows(m_symbol, result):
-            idle = build.argument(self._idle_buffer(build), reads=True)
+            masked_tail = build.argument(self._masked_tail_buffer(build), reads=True)
         return Gemm(
             build.args,
             symbols_of(at.batch),
@@ -126,14 +127,16 @@ class PackedMatmul:
             spec.acc,
             epilogue,
             variables,
-            idle,
+            masked_tail,
             form,
         )
 
-    def _idle_buffer(self, build: KernelBuilder) -> LoweredBuffer:
+    def _masked_tail_buffer(self, build: KernelBuilder) -> LoweredBuffer:
         """The number of rows that are not wanted: one for all matmuls of a kernel."""
-        made = LoweredBuffer(TensorType(INT64, (1,)), Role.IDLE, f"{self.spec.node.label}.idle")
-        return next((b for b in build.buffers if b.role is Role.IDLE), made)
+        made = LoweredBuffer(
+            TensorType(INT64, (1,)), Role.MASKED_TAIL, f"{self.spec.node.label}.masked_tail"
+        )
+        return next((b for b in build.buffers if b.role is Role.MASKED_TAIL), made)
 
 
 #: Chooses the tile sizes of a matmul, or leaves them to the heuristic.
@@ -183,8 +186,15 @@ def segment_of(
         results = () if number else outputs
         form = matmul.panel_format(registers)
         kernel = matmul.kernel(build, panels[matmul], sizes.tile, results, variables, form, number)
-        made.insert(0, replace(kernel, item_rows=sizes.item_rows))
+        blocked = replace(kernel, item_rows=sizes.item_rows, caches=registers.caches)
+        made.insert(0, replace(blocked, prefetch=_prefetch(registers, sizes)))
     return tuple(made)
+
+
+def _prefetch(registers: RegisterFile, sizes: TileSizes) -> Prefetch | None:
+    """The distances of prefetching under these tile sizes; ``None``: there is none."""
+    found = None if sizes.prefetch is False else registers.prefetch
+    return replace(found, least_rows=1) if found is not None and sizes.prefetch else found
 
 
 def pack(

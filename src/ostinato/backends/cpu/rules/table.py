@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         depthwise,
         expert_rules,
         recurrent,
+        streaming,
         topk,
         winograd,
     )
@@ -46,6 +47,7 @@ else:
     depthwise = LazyModule("ostinato.backends.cpu.rules.depthwise")
     expert_rules = LazyModule("ostinato.backends.cpu.rules.expert_rules")
     recurrent = LazyModule("ostinato.backends.cpu.rules.recurrent")
+    streaming = LazyModule("ostinato.backends.cpu.rules.streaming")
     topk = LazyModule("ostinato.backends.cpu.rules.topk")
     winograd = LazyModule("ostinato.backends.cpu.rules.winograd")
     convolution = LazyModule("ostinato.ops.convolution")
@@ -79,6 +81,7 @@ class CpuLowering:
         shared: the optimisations that are not the CPU's alone.
         winograd: do convolutions Winograd's way where that is faster.
         builtin_copies: let the native core make copies that are made once.
+        streaming_stores: store large results past the caches.
         choose_tiles: chooses the tile sizes of matmuls by measurement.
         experts: params that are in a file, from which experts are staged while a run goes on.
     """
@@ -87,6 +90,7 @@ class CpuLowering:
     shared: LoweringOptions = field(default_factory=LoweringOptions)
     winograd: bool = True
     builtin_copies: bool = True
+    streaming_stores: bool = True
     choose_tiles: ChooseTiles | None = None
     experts: ExpertStore | None = None
 
@@ -162,8 +166,11 @@ class _CpuRules:
         if self.settings.builtin_copies:
             prepare = [copy.builtin_copy(call) for call in prepare]
         experts = self._experts if self._has_experts else None
+        calls = [_finalised(call) for call in program.calls]
+        if self.settings.streaming_stores:
+            calls = streaming.stream_results(calls, program, self.settings.registers.caches)
         return CpuProgram(
-            [_finalised(call) for call in program.calls],
+            calls,
             prepare,
             program.inputs,
             program.params,

@@ -16,6 +16,8 @@ __all__ = ["FOLDED_BY_CONVERTER", "converters", "find_converter"]
 _FAMILIES = (
     "elementwise",
     "contraction",
+    "casts",
+    "pooling",
     "activations",
     "shape",
     "reduction",
@@ -27,14 +29,31 @@ _FAMILIES = (
     "recurrent",
     "quantized",
     "control",
+    "losses",
+    "sampling",
+    "patches",
+    "linalg",
+    "signal",
+    "random",
+    "strings",
 )
 
 #: The families that have ops of ONNX Runtime's own.
-_EXTENDED = ("activations", "normalization", "quantized", "quantized_extensions")
+_EXTENDED = (
+    "activations",
+    "normalization",
+    "contrib_attention",
+    "contrib_fusions",
+    "contrib_weights",
+    "quantized",
+    "quantized_extensions",
+)
 
 #: By domain, what a family calls its table of converters, and the families that have one.
 _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
+    "ai.onnx.ml": ("MACHINE_LEARNING", ("ml_features", "ml_models")),
+    "ai.onnx.preview.training": ("TRAINING", ("training",)),
     "com.microsoft": ("EXTENSIONS", _EXTENDED),
 }
 
@@ -45,9 +64,15 @@ FOLDED_BY_CONVERTER = frozenset(
         "Constant",
         "ConstantOfShape",
         "DequantizeLinear",
+        "Dropout",
         "Identity",
         "If",
+        "Multinomial",
         "NonZero",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
         "Range",
         "Shape",
         "Size",

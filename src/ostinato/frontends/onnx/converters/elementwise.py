@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name
+import numpy as np
+
+from ostinato.frontends.onnx.known import Strings, as_known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +72,12 @@ def convert_pow(call: Call) -> Result:
     return _as(call, g.pow(base, exponent), base.dtype)
 
 
+def convert_equal(call: Call) -> Result:
+    if any(isinstance(operand, Strings) for operand in call.operands):
+        return as_known(np.asarray(call.strings(0) == call.strings(1), np.bool_))
+    return call.g.equal(call.value(0), call.value(1))
+
+
 def convert_bit_shift(call: Call) -> Result:
     directions = {
         "LEFT": call.g.bitwise_left_shift,
@@ -98,19 +106,10 @@ def convert_where(call: Call) -> Result:
     return call.g.where(call.value(0), call.value(1), call.value(2))
 
 
-def convert_cast(call: Call) -> Result:
-    number = call.required("to")
-    if number not in ELEMENT_TYPES:
-        call.unsupported(f"it casts to {element_name(number)}")
-    return _as(call, call.value(0), ELEMENT_TYPES[number])
-
-
-def convert_cast_like(call: Call) -> Result:
-    return _as(call, call.value(0), call.dtype(1))
-
-
 def convert_clip(call: Call) -> Result:
     if call.opset < 11:
+        if len(call.operands) > 1:
+            call.malformed(f"operator set {call.opset} has the limits of Clip as attributes")
         low, high = call.real("min", None), call.real("max", None)
         return call.g.clip(call.value(0), low, high)
     return call.g.clip(call.value(0), _limit(call, 1), _limit(call, 2))
@@ -141,14 +140,12 @@ CONVERTERS: Mapping[str, Converter] = {
     "BitwiseNot": unary("bitwise_invert"),
     "BitwiseOr": binary("bitwise_or"),
     "BitwiseXor": binary("bitwise_xor"),
-    "Cast": convert_cast,
-    "CastLike": convert_cast_like,
     "Ceil": unary("ceil"),
     "Clip": convert_clip,
     "Cos": unary("cos"),
     "Cosh": unary("cosh"),
     "Div": convert_div,
-    "Equal": binary("equal"),
+    "Equal": convert_equal,
     "Erf": unary("erf"),
     "Exp": unary("exp"),
     "Floor": unary("floor"),

@@ -106,6 +106,38 @@ def convert_trilu(call: Call) -> Result:
     return method(call.value(0), k)
 
 
+def convert_reverse_sequence(call: Call) -> Result:
+    """Convert ``ReverseSequence``: each sequence's first elements in reverse, the rest in place."""
+    g, x, lengths = call.g, call.value(0), call.value(1)
+    time = normalize_axis(call.integer("time_axis", 0), x.ndim)
+    batch = normalize_axis(call.integer("batch_axis", 1), x.ndim)
+    if time == batch or lengths.shape != (x.shape[batch],):
+        call.malformed(f"{lengths.type} does not hold a length for axis {batch} of {x.type}")
+    line = tuple(n if axis == time else 1 for axis, n in enumerate(x.shape))
+    column = tuple(n if axis == batch else 1 for axis, n in enumerate(x.shape))
+    step, length = g.iota(line, time, INT64), g.reshape(g.cast(lengths, INT64), column)
+    at = g.where(g.less(step, length), g.subtract(g.subtract(length, step), 1), step)
+    return g.take_along_axis(x, g.broadcast_to(at, x.shape), axis=time)
+
+
+def convert_tensor_scatter(call: Call) -> Result:
+    """Convert ``TensorScatter``: rows written into a cache from a position of its own per batch."""
+    g, cache, update = call.g, call.value(0), call.value(1)
+    axis = normalize_axis(call.integer("axis", -2), cache.ndim)
+    mode = call.text("mode", "linear")
+    if mode not in ("linear", "circular"):
+        call.malformed(f"mode should be linear or circular, got {mode!r}")
+    line = tuple(n if a == axis else 1 for a, n in enumerate(update.shape))
+    at = g.iota(line, axis, INT64)
+    if call.has(2):
+        first = tuple(n if a == 0 else 1 for a, n in enumerate(update.shape))
+        at = g.add(at, g.reshape(g.cast(call.value(2), INT64), first))
+    if mode == "circular":
+        size = cache.shape[axis]
+        at = g.remainder(at, size if isinstance(size, int) else g.dim_value(size))
+    return g.scatter(cache, g.broadcast_to(at, update.shape), update, axis=axis)
+
+
 def convert_non_zero(call: Call) -> Result:
     known = call.known(0)
     if known is None or known.symbolic:
@@ -139,9 +171,11 @@ CONVERTERS: Mapping[str, Converter] = {
     "GatherND": convert_gather_nd,
     "NonZero": convert_non_zero,
     "OneHot": convert_one_hot,
+    "ReverseSequence": convert_reverse_sequence,
     "Scatter": convert_scatter_elements,
     "ScatterElements": convert_scatter_elements,
     "ScatterND": convert_scatter_nd,
+    "TensorScatter": convert_tensor_scatter,
     "TopK": convert_top_k,
     "Trilu": convert_trilu,
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.dtypes import FLOAT32, INT32, UINT8
+from ostinato.dtypes import FLOAT32, INT8, INT32, UINT8
+from ostinato.frontends.onnx.converters.casts import saturated_cast
 from ostinato.frontends.onnx.converters.contraction import window_arguments
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 from ostinato.ir.leaves import CONSTANT
@@ -34,6 +35,9 @@ _MOST_SCALES = 1 << 16
 
 _BYTE_RANGE = 255.0
 
+#: Integers that are stored and converted only.
+_INTEGER_BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4}
+
 
 @dataclass(frozen=True)
 class Affine:
@@ -56,8 +60,15 @@ class Affine:
         x = x if x.dtype.is_float else g.cast(x, FLOAT32)
         if self.zero_point.dtype.is_integer:
             return g.quantize(x, self.scale, self.zero_point)
-        ratio = g.cast(x, FLOAT32) / g.cast(self.scale, FLOAT32)
-        return g.cast(ratio + g.cast(self.zero_point, FLOAT32), self.zero_point.dtype)
+        codes, target = g.cast(x, FLOAT32) / g.cast(self.scale, FLOAT32), self.zero_point.dtype
+        bits = _INTEGER_BITS.get(target.name)
+        if bits is not None:
+            codes = g.round(codes)
+        codes = codes + g.cast(self.zero_point, FLOAT32)
+        if bits is None:
+            return saturated_cast(call, codes, target)
+        least = 0 if target.name.startswith("u") else -(1 << (bits - 1))
+        return g.cast(g.cast(g.clip(codes, least, least + (1 << bits) - 1), INT8), target)
 
 
 def scale_at(call: Call, index: int) -> Value:

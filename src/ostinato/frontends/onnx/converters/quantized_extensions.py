@@ -11,10 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import BOOL, FLOAT32, INT32, INT64
-from ostinato.frontends.onnx.converters.contraction import (
-    convert_average_pool,
-    convert_global_pool,
-)
+from ostinato.frontends.onnx.converters.pooling import convert_average_pool, convert_global_pool
 from ostinato.frontends.onnx.converters.quantized import (
     Affine,
     affine_at,

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.frontends.onnx.known import as_known, known_dims
+from ostinato.errors import GraphError
+from ostinato.frontends.onnx.known import Strings, as_known, known_dims
 from ostinato.ops.base import broadcast_shapes, normalize_axes, normalize_axis
 from ostinato.variables import (
+    Requirement,
     ceil_div,
     floor_div,
     prod,
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.frontends.onnx.call import Call, Converter, Result
+    from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
 __all__ = ["CONVERTERS"]
@@ -43,20 +46,8 @@ def convert_size(call: Call) -> Result:
 
 
 def convert_identity(call: Call) -> Result:
-    return call.operand(0)
-
-
-def convert_dropout(call: Call) -> Result:
-    """Convert ``Dropout`` to the identity: at inference nothing is dropped."""
-    if call.has(2) and call.scalar(2, "training mode"):
-        ratio = call.scalar(1, "ratio") if call.has(1) else 0.5
-        if ratio != 0:
-            call.unsupported("it drops elements at random (training mode)")
-    x = call.operand(0)
-    if not call.wants(1):
-        return x
-    kept = call.g.constant(np.array(True))
-    return x, call.g.broadcast_to(kept, x.shape)
+    operand = call.operands[0] if call.has(0) else None
+    return operand if isinstance(operand, Strings) else call.operand(0)
 
 
 def convert_reshape(call: Call) -> Result:
@@ -90,12 +81,15 @@ def convert_squeeze(call: Call) -> Result:
     shape, axes = call.shape(0), call.axes()
     if axes is None:
         if any(not isinstance(dim, int) for dim in shape):
-            call.unsupported("without axes it depends on Variables; fix them with dims=")
+            call.needs_number("without axes it drops those whose size is 1", *shape)
         axes = tuple(axis for axis, dim in enumerate(shape) if dim == 1)
     axes = normalize_axes(axes, len(shape))
     for axis in axes:
         if shape[axis] != 1:
-            call.malformed(f"it drops axis {axis} of {list(shape)}, whose size is not 1")
+            problem = f"it drops axis {axis} of {list(shape)}, whose size is not 1"
+            if isinstance(shape[axis], int):
+                call.malformed(problem)
+            raise GraphError.of(problem, Requirement(shape[axis] - 1, equal=True))
     kept = tuple(dim for axis, dim in enumerate(shape) if axis not in axes)
     return call.g.reshape(call.value(0), kept)
 
@@ -210,10 +204,7 @@ def convert_slice(call: Call) -> Result:
         call.malformed("its starts, ends, axes and steps differ in number")
     for bound in (*starts, *stops):
         if not (provably_nonnegative(bound) or provably_less(bound, 0)):
-            call.unsupported(
-                f"whether its bound {bound} counts from the end depends on a Variable; "
-                "fix it with dims="
-            )
+            call.needs_number(f"its bound {bound} may count from the end", bound)
     return call.g.slice(
         call.value(0), starts, stops, steps, axes=[normalize_axis(a, ndim) for a in axes]
     )
@@ -251,8 +242,17 @@ def convert_pad(call: Call) -> Result:
     for i, axis in enumerate(axes):
         widths[normalize_axis(axis, ndim)] = (pads[i], pads[i + len(axes)])
     if mode == "constant":
+        if call.opset >= 11 and call.has(2) and call.known(2) is None:
+            return _pad_with(call, widths, call.value(2))
         return call.g.pad(call.value(0), widths, value=_fill(call))
     return call.g.pad(call.value(0), widths, mode=mode)
+
+
+def _pad_with(call: Call, widths: list[tuple[int, int]], fill: Value) -> Value:
+    """Padding with a number that is computed at run time."""
+    g, x = call.g, call.value(0)
+    inside = g.pad(g.broadcast_to(g.constant(True), x.shape), widths, value=False)
+    return g.where(inside, g.pad(x, widths), g.reshape(fill, ()))
 
 
 def _fill(call: Call) -> float:
@@ -264,7 +264,6 @@ def _fill(call: Call) -> float:
 CONVERTERS: Mapping[str, Converter] = {
     "Concat": convert_concat,
     "DepthToSpace": convert_depth_to_space,
-    "Dropout": convert_dropout,
     "Expand": convert_expand,
     "Flatten": convert_flatten,
     "Identity": convert_identity,

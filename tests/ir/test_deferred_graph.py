@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.ir.deferred import Deferred, deferred, deferred_graph
+from ostinato.ir.deferred_graph import Deferred, deferred, deferred_graph
 from ostinato.ir.record import GraphRecord
 from ostinato.runtime.signature import interface_of
 
@@ -36,19 +36,18 @@ class Unbuilt:
             GraphRecord.of(g),
             interface_of(g),
             g.param_values.sources,
-            lambda: ost.Graph,
             self._build,
         )
-        self.graph: Any = deferred_graph(parts)
+        self.graph: Any = deferred_graph(ost.Graph, parts)
 
     def _build(self, record: GraphRecord) -> ost.Graph:
         self.built += 1
         return ost.parse_graph(record.text, record.constants)
 
 
-def test_it_is_a_graph_before_it_is_one():
+def test_its_class_and_its_interface_are_known_before_it_is_built():
     unbuilt = Unbuilt()
-    assert isinstance(unbuilt.graph, ost.Graph)
+    assert type(unbuilt.graph) is ost.Graph
     assert deferred(unbuilt.graph) is not None
     assert interface_of(unbuilt.graph).inputs.keys() == {"x"}
     assert not unbuilt.built
@@ -59,23 +58,21 @@ def test_it_is_a_graph_before_it_is_one():
     [
         lambda g: g.nodes,
         lambda g: g.name,
-        lambda g: g.relu,
+        lambda g: g.constant(1.0),
         lambda g: str(g),
         lambda g: repr(g),
         lambda g: g.input("other", (2,)),
-        lambda g: setattr(g, "name", "another"),
+        lambda g: g.set_outputs([]) or g.nodes,
         lambda g: copy.copy(g),
         lambda g: copy.deepcopy(g),
         lambda g: hasattr(g, "no such thing"),
     ],
     ids=lambda _: "",
 )
-def test_whoever_looks_has_it_built(use: Callable[[Any], Any]) -> None:
+def test_any_use_builds_it_once(use: Callable[[Any], Any]) -> None:
     unbuilt = Unbuilt()
     use(unbuilt.graph)
     assert unbuilt.built == 1
-    assert type(unbuilt.graph) is ost.Graph
-    assert isinstance(unbuilt.graph, ost.Graph)
     assert deferred(unbuilt.graph) is None
     unbuilt.graph.nodes[0]
     assert unbuilt.built == 1
@@ -124,6 +121,28 @@ def test_many_threads_look_at_the_same_time():
         assert unbuilt.built == 1
         assert len(seen) == 6
         assert all(graph is unbuilt.graph for graph in seen)
+
+
+def test_assignments_before_the_first_use_stay():
+    unbuilt, x = Unbuilt(), np.ones((2, 4), np.float32)
+    g = unbuilt.graph
+    g.name = "another"
+    assert deferred(g) is None  # its record is of the other name
+    assert not unbuilt.built
+    assert (interface_of(g).name, list(g.inputs), unbuilt.built) == ("another", ["x"], 1)
+    assert str(g).replace("another", "original") == str(original())
+    ost.Session("cpu").compile(g).run({"x": x})
+    empty = Unbuilt().graph
+    empty.set_outputs([])
+    assert (list(empty.outputs), list(empty.inputs)) == ([], ["x"])
+
+
+def test_new_nodes_are_numbered_after_those_of_the_record():
+    g, source = Unbuilt().graph, original()
+    (copied,) = g.adopt(source.outputs["y"].node, [source.inputs["x"]] * 2)
+    ids = [value.id for value in g.values()]
+    assert ids == sorted(set(ids))
+    assert copied.id == ids[-1]
 
 
 def test_it_compiles_like_the_graph_itself():

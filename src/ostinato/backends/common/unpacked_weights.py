@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu import _core
 from ostinato.ir.stored import elements
-from ostinato.plan.buffer import HostMemory, bytes_of
+from ostinato.plan.buffer import bytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ostinato.ir.stored import ParamSource
+    from ostinato.plan.buffer import Memory
 
 __all__ = ["UnpackedWeights", "batches"]
 
@@ -25,12 +25,14 @@ class UnpackedWeights:
 
     Args:
         nbytes: their sizes, by name.
+        allocate: takes zeroed memory to show contents in.
     """
 
-    def __init__(self, nbytes: Mapping[str, int]) -> None:
+    def __init__(self, nbytes: Mapping[str, int], allocate: Callable[[int], Memory]) -> None:
         self._nbytes = nbytes
+        self._allocate = allocate
         self._sources: dict[str, ParamSource] = {}
-        self._shown: dict[str, HostMemory] = {}
+        self._shown: dict[str, Memory] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._nbytes
@@ -41,10 +43,19 @@ class UnpackedWeights:
         if name in self._shown:
             self._shown[name].write(0, bytes_of(elements(source)))
 
-    def memory(self, name: str) -> HostMemory:
+    def holds(self, name: str, source: ParamSource) -> bool:
+        """Whether a param's contents are those of ``source``."""
+        known = self._sources.get(name)
+        if known is source:
+            return True
+        if known is None or known.dtype != source.dtype or known.shape != source.shape:
+            return False
+        return bool(bytes_of(elements(known)) == bytes_of(elements(source)))
+
+    def memory(self, name: str) -> Memory:
         """The contents of a param, in memory that is taken now and follows later writes."""
         if name not in self._shown:
-            memory = HostMemory(_core.Arena(self._nbytes[name]))
+            memory = self._allocate(self._nbytes[name])
             if name in self._sources:
                 memory.write(0, bytes_of(elements(self._sources[name])))
             self._shown[name] = memory
@@ -52,7 +63,7 @@ class UnpackedWeights:
 
     def copy(self) -> UnpackedWeights:
         """A copy for another executable, whose params may be written independently."""
-        twin = UnpackedWeights(self._nbytes)
+        twin = UnpackedWeights(self._nbytes, self._allocate)
         twin._sources = dict(self._sources)
         return twin
 

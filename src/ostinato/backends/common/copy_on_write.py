@@ -3,42 +3,53 @@
 from __future__ import annotations
 
 import weakref
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ostinato.backends.common.mutex import Mutex
-from ostinato.backends.cpu import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["CopyOnWriteBlock"]
 
+M = TypeVar("M")
 
-class _Block:
+
+class _Block(Generic[M]):
     """Memory and, held weakly, the references of those that read it."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.arena = _core.Arena(nbytes)
-        self.sharers: weakref.WeakSet[CopyOnWriteBlock] = weakref.WeakSet()
+    def __init__(self, memory: M) -> None:
+        self.memory = memory
+        self.sharers: weakref.WeakSet[CopyOnWriteBlock[M]] = weakref.WeakSet()
 
 
-class CopyOnWriteBlock:
+class CopyOnWriteBlock(Generic[M]):
     """A copy-on-write reference to a block of memory: a shared block is copied before a write.
+
+    Args:
+        memory: the block, of any device.
+        duplicate: makes a copy of a block.
 
     Attributes:
         guard: to be held while a block is shared, unshared or written. All references that ever
             shared a block have the same one, so that no block is written while it is copied.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, memory: M, duplicate: Callable[[M], M]) -> None:
         self.guard = Mutex()
-        self._enter(_Block(nbytes))
+        self._duplicate = duplicate
+        self._enter(_Block(memory))
 
     @property
-    def arena(self) -> _core.Arena:
+    def memory(self) -> M:
         """The memory, until :meth:`unshare`."""
-        return self._block.arena
+        return self._block.memory
 
-    def share(self) -> CopyOnWriteBlock:
+    def share(self) -> CopyOnWriteBlock[M]:
         """Another reference to the same block."""
-        other = CopyOnWriteBlock.__new__(CopyOnWriteBlock)
+        other: CopyOnWriteBlock[M] = CopyOnWriteBlock.__new__(CopyOnWriteBlock)
         other.guard = self.guard
+        other._duplicate = self._duplicate
         other._enter(self._block)
         return other
 
@@ -47,11 +58,10 @@ class CopyOnWriteBlock:
         left = self._block
         if len(left.sharers) == 1:
             return False
-        self._enter(_Block(left.arena.nbytes))
-        memoryview(self.arena)[:] = memoryview(left.arena)
+        self._enter(_Block(self._duplicate(left.memory)))
         left.sharers.discard(self)
         return True
 
-    def _enter(self, block: _Block) -> None:
+    def _enter(self, block: _Block[M]) -> None:
         self._block = block
         block.sharers.add(self)

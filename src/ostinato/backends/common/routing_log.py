@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ostinato.backends.cpu.submission import copy_step
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ostinato.backends.common.program_image import RoutingPlace
-    from ostinato.backends.cpu import _core
+    from ostinato.backends.common.program_image import RoutingLocation
 
-__all__ = ["RoutingLog"]
+__all__ = ["RoutingLists", "RoutingLog"]
 
 Array = np.ndarray[Any, Any]
 
@@ -23,48 +20,46 @@ Array = np.ndarray[Any, Any]
 _READ = np.full(1, -1, np.int64)
 
 
+class RoutingLists(Protocol):
+    """The lists of a program in its device's memory. Each call excludes runs while it runs."""
+
+    def take(self, copies: Array, mark: Array) -> None:
+        """Copy all lists, one after another, into ``copies``; then write ``mark`` to each start."""
+
+    def mark(self, mark: Array) -> None:
+        """Write ``mark`` to the start of each list."""
+
+    def close(self, error: Exception) -> None:
+        """Give back the memory; from now on, the other calls raise ``error``."""
+
+
 class RoutingLog:
     """The lists of rows by expert that runs leave in the arena, to be read once each.
 
     Args:
-        routings: the lists, in order.
-        arena: the arena.
-        native: makes a program of steps on slots that excludes runs while it runs.
+        routings: the locations of the lists, in order.
+        lists: the lists.
     """
 
-    def __init__(
-        self,
-        routings: Sequence[RoutingPlace],
-        arena: _core.Arena,
-        native: Callable[[Sequence[_core.Step], Sequence[_core.Slot]], _core.Program],
-    ) -> None:
+    def __init__(self, routings: Sequence[RoutingLocation], lists: RoutingLists) -> None:
         self._routings = routings
-        sizes = [routing.nbytes for routing in routings]
-        starts = np.cumsum([0, *sizes]).tolist()
+        self._lists = lists
+        starts = np.cumsum([0, *(routing.nbytes for routing in routings)]).tolist()
         self._bounds = [(start // 8, end // 8) for start, end in pairwise(starts)]
-        self._nbytes = starts[-1]
-        at = [(0, routing.offset) for routing in routings]
-        reads = [
-            copy_step((1, start), place, size)
-            for start, place, size in zip(starts, at, sizes, strict=False)
-        ]
-        marks = [copy_step(place, (2, 0), _READ.nbytes) for place in at]
-        slots: list[_core.Slot] = [arena, (self._nbytes, True), (_READ.nbytes, False)]
-        self._take = native([*reads, *marks], slots)
-        self._mark = native(marks, slots)
+        self._numbers = starts[-1] // 8
         self.clear()
 
     def clear(self) -> None:
         """Clear the lists; to be called when the arena is new or discarded."""
-        self._mark.run([np.empty(self._nbytes, np.uint8), _READ])
+        self._lists.mark(_READ)
 
     def take(self) -> list[Array] | None:
         """The experts of each routing in the last run; ``None`` if they were taken, or cleared.
 
         For a run with an active extent, those of the active rows.
         """
-        copied = np.empty(self._nbytes // 8, np.int64)
-        self._take.run([copied, _READ])
+        copied = np.empty(self._numbers, np.int64)
+        self._lists.take(copied, _READ)
         if any(copied[start] < 0 for start, _ in self._bounds):
             return None
         return [
@@ -74,11 +69,10 @@ class RoutingLog:
 
     def close(self, error: Exception) -> None:
         """Give back the memory; from now on, reading raises ``error``."""
-        self._take.stop(error)
-        self._mark.stop(error)
+        self._lists.close(error)
 
 
-def _experts(routing: RoutingPlace, numbers: Array) -> Array:
+def _experts(routing: RoutingLocation, numbers: Array) -> Array:
     """The expert of each row, in the shape of the expert ids."""
     parts = numbers[1 : 1 + 3 * int(numbers[0])].reshape(-1, 3)
     experts = np.repeat(parts[:, 0], parts[:, 2])
@@ -89,9 +83,9 @@ def _experts(routing: RoutingPlace, numbers: Array) -> Array:
     return by_token[: _live(len(by_token), *numbers[-2:].tolist())]
 
 
-def _live(tokens: int, idle: int, parts: int) -> int:
-    """The number of leading tokens without the masked tail, the last ``idle`` of ``parts`` parts.
+def _live(tokens: int, masked_tail: int, parts: int) -> int:
+    """The number of leading tokens without the last ``masked_tail`` of ``parts`` parts.
 
     Tokens that do not divide into so many parts are not rows of the padded axis: none is masked.
     """
-    return tokens - tokens // parts * idle if parts and tokens % parts == 0 else tokens
+    return tokens - tokens // parts * masked_tail if parts and tokens % parts == 0 else tokens

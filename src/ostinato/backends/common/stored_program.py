@@ -4,93 +4,96 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ostinato.backends.cpu.image import Image
-from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec
-from ostinato.backends.cpu.loader.link import load
 from ostinato.cache.fingerprint import entry_key
 from ostinato.cache.objects import process_cache
 from ostinato.errors import OstinatoError
-from ostinato.ir.deferred import deferred
+from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.record import GraphRecord
 from ostinato.records import field_names
 
 if TYPE_CHECKING:
-    from ostinato.backends.cpu.compilation import Compilation
-    from ostinato.backends.device import Device
+    from collections.abc import Callable
+
+    from ostinato.backends.common.program_image import ProgramImage
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
 
-__all__ = ["StoredProgram"]
+__all__ = ["CompiledImage", "StoredProgram"]
+
+
+class CompiledImage(Protocol):
+    """A device's compilation of a graph."""
+
+    @property
+    def image(self) -> ProgramImage[Any]:
+        """The compiled program."""
+
+
+AnyImage = TypeVar("AnyImage", bound="ProgramImage[Any]")
+C = TypeVar("C", bound=CompiledImage)
 
 #: Images with more bytes of constants and states are not stored.
 _MOST_BYTES = 16 << 20
 
 
-class StoredProgram:
+class StoredProgram(Generic[AnyImage, C]):
     """The program of an equal graph, compiled earlier by this or another process.
 
     Args:
         graph: the graph; it is not kept alive, since its weights may be large.
         options: of the compile.
-        device: the CPU.
+        kind: the device's class of images.
+        target: the device and its compiler: equal where the images of one run on the other.
+        recompile: compiles a graph that was made of the record; its second argument is the graph
+            that the user built, or the same one where that is gone.
     """
 
-    def __init__(self, graph: BaseGraph, options: CompileOptions, device: Device) -> None:
+    def __init__(
+        self,
+        graph: BaseGraph,
+        options: CompileOptions,
+        kind: type[AnyImage],
+        target: str,
+        recompile: Callable[[BaseGraph, BaseGraph], C],
+    ) -> None:
         parts = deferred(graph)
         self._record = GraphRecord.of(graph) if parts is None else parts.record
         self._graph = weakref.ref(graph)
-        self._options = options
-        self._device = device
-        identity = TargetSpec.named(options.target).identity
+        self._kind = kind
+        self._recompile = recompile
         self._key = entry_key(
-            "compiled graph", graph=self._record.digest, options=_text(options), target=identity
+            "compiled graph", graph=self._record.digest, options=_text(options), target=target
         )
 
     @functools.cached_property
-    def image(self) -> Image | None:
+    def image(self) -> AnyImage | None:
         """The image, read from disk once; ``None`` if there is none."""
         entry = process_cache().read_entry(self._key)
-        return None if entry is None else Image.from_entry(entry)
+        return None if entry is None else self._kind.from_entry(entry)
 
-    def keep(self, image: Image) -> None:
+    def keep(self, image: AnyImage) -> None:
         """Store an image for later compiles."""
         held = [len(data) for _, data in image.constants]
         held += [len(state.initial) for state in image.states.values()]
         if sum(held) <= _MOST_BYTES:
             process_cache().write_entry(self._key, image.entry())
 
-    @staticmethod
-    def code(image: Image) -> LinkedCode | None:
-        """The code of an image's kernels; ``None`` if some of it is no longer in the cache."""
-        found = []
-        for key, symbols in image.objects:
-            data = process_cache().find(key)
-            if data is None:
-                return None
-            found.append((data, symbols))
-        return load(found) if found else LinkedCode({}, ())
-
     @functools.cached_property
-    def _compiled(self) -> Compilation:
-        from ostinato.backends.cpu.capabilities import lowering_options
-        from ostinato.backends.cpu.compilation import compile_graph
+    def _compiled(self) -> C:
         from ostinato.ops.parser import parse_graph
 
-        options = self._options
         graph = parse_graph(self._record.text, self._record.constants)
-        lowering = lowering_options(options, TargetSpec.named(options.target))
-        built = self._graph() or graph
-        compilation = compile_graph(graph, options, lowering, self._device, built=built)
-        if self.image is None or not self.image.runs_like(compilation.image):
+        compilation = self._recompile(graph, self._graph() or graph)
+        if self.image is None or not self.image.same_program(compilation.image):
             raise OstinatoError(
                 f"graph {graph.name!r} was compiled to another program before, which is a bug of "
                 "Ostinato; compile with CompileOptions(stored_programs=False)"
             )
         return compilation
 
-    def compilation(self) -> Compilation:
+    def compilation(self) -> C:
         """The compilation of the image, repeated at the first call.
 
         Raises:

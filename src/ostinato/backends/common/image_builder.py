@@ -1,0 +1,99 @@
+"""Build the compiled program's image from a lowered graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ostinato.backends.common.program_image import (
+    External,
+    ParamLocation,
+    ProgramImage,
+    ProgramPreparation,
+    Slot,
+    StateLocation,
+)
+from ostinato.lower.program import Role
+from ostinato.plan.buffer import bytes_of
+from ostinato.plan.preparation import preparations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ostinato.backends.common.lowered_graph import LoweredGraph
+    from ostinato.backends.common.program_image import ObjectCode, RoutingLocation
+    from ostinato.lower.program import Call, LoweredBuffer, Program
+    from ostinato.variables import Dim
+
+__all__ = ["build_image"]
+
+AnyImage = TypeVar("AnyImage", bound=ProgramImage[Any])
+
+
+def build_image(
+    kind: type[AnyImage],
+    lowered: LoweredGraph[Any],
+    step: Callable[[Call], tuple[Any, ...]],
+    *,
+    objects: Iterable[ObjectCode] = (),
+    size_symbol: Callable[[Dim], str] = lambda _: "",
+    routings: Iterable[RoutingLocation] = (),
+) -> AnyImage:
+    """The image of a lowered graph.
+
+    Args:
+        kind: the device's class of images.
+        lowered: the graph.
+        step: the device's step for a call; :meth:`LoweredGraph.place` has its arguments.
+        objects: the kernels' code.
+        size_symbol: the symbol of the function that returns a size in bytes; empty: it is constant,
+            or the device has no need of it.
+        routings: of the layers that choose experts, in order.
+    """
+    program: Program = lowered.program
+    layout = lowered.layout
+
+    def external(buffer: LoweredBuffer) -> External:
+        symbol = size_symbol(buffer.type.size * buffer.type.dtype.itemsize)
+        return External(buffer.nbytes, buffer.role is Role.OUTPUT, symbol)
+
+    return kind(
+        objects=tuple(objects),
+        steps=tuple(map(step, program.calls)),
+        preparations=tuple(
+            ProgramPreparation(tuple(sorted(part.params)), tuple(map(step, part.calls)))
+            for part in preparations(program.prepare)
+        ),
+        sizes=layout.sizes,
+        results=layout.results,
+        intermediate_bytes=layout.placement.arena_bytes,
+        constants=tuple(
+            (offset, bytes_of(np.ascontiguousarray(buffer.data)))
+            for buffer, offset in layout.members(Slot.CONSTANTS)
+        ),
+        params={
+            name: ParamLocation(buffer.nbytes, layout.locations.get(buffer))
+            for name, buffer in program.params.items()
+        },
+        states={
+            name: _state(buffer, layout.locations[buffer])
+            for name, buffer in program.states.items()
+        },
+        externals=tuple(map(external, (*program.inputs.values(), *program.outputs.values()))),
+        variables=tuple(
+            (v.name, max(v.min, lowered.least.get(v.name, v.min)), v.max) for v in program.variables
+        ),
+        routings=tuple(routings),
+    )
+
+
+def _state(buffer: LoweredBuffer, place: tuple[int, int]) -> StateLocation:
+    assert buffer.value is not None
+    initial = buffer.value.node.attrs["init"]
+    shape = tuple(map(int, initial.shape))
+    if not any(initial.strides):  # one element, broadcast
+        initial = initial[(slice(1),) * initial.ndim]
+    return StateLocation(
+        buffer.type.dtype.name, shape, place, bytes_of(np.ascontiguousarray(initial))
+    )

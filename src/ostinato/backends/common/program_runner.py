@@ -1,0 +1,95 @@
+"""Run a device's program on the memory of a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ostinato.errors import PlanError
+from ostinato.plan.buffer import HostMemory
+from ostinato.plan.order import Accesses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.plan.buffer import Storage
+
+__all__ = ["RELEASED", "ProgramRunner", "RunnableProgram", "host_block"]
+
+RELEASED = "the plan's buffers were released; prepare the graph again to run it"
+
+
+class RunnableProgram(Protocol):
+    """A device's form of a compiled program. Every run touches the address ``id(program)``."""
+
+    @property
+    def accesses(self) -> Accesses:
+        """The memory that every run touches, besides the blocks that it is given."""
+
+    def run(self, blocks: Sequence[Any], variables: Sequence[int], /) -> None:
+        """Run on inputs, then outputs: objects that export their memory."""
+
+    def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int], /) -> Sequence[float]:
+        """Run; return the seconds of each step."""
+
+
+class ProgramRunner:
+    """A plan's :class:`~ostinato.plan.execution_plan.Runner` of a program on host memory.
+
+    Args:
+        program: the program.
+        storages: the plan's inputs and outputs.
+        check: raises if the program can not run.
+        discard: gives back the memory of intermediate buffers.
+        close: stops the program and gives back all memory.
+    """
+
+    def __init__(
+        self,
+        program: RunnableProgram,
+        storages: Sequence[Storage],
+        *,
+        check: Callable[[], None],
+        discard: Callable[[], None],
+        close: Callable[[], None],
+    ) -> None:
+        self._program = program
+        self._storages = tuple(storages)
+        self.check = check
+        self.discard = discard
+        self.close = close
+
+    @property
+    def accesses(self) -> Accesses:
+        spans = [storage.span(0, storage.nbytes, written=True) for storage in self._storages]
+        return Accesses([*self._program.accesses, *spans])
+
+    def run(self, variables: Sequence[int]) -> None:
+        self._program.run(self._blocks(), variables)
+
+    def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
+        return self._program.run_profiled(self._blocks(), variables)
+
+    def _blocks(self) -> list[Any]:
+        return [host_block(storage) for storage in self._storages]
+
+
+def host_block(storage: Storage, *, written: bool = False) -> Any:
+    """The object that exports the memory of a storage, for devices that run on host memory.
+
+    Args:
+        storage: the storage.
+        written: whether it is going to be written.
+
+    Raises:
+        PlanError: it is no host memory, is smaller than the storage, or cannot be written.
+    """
+    memory = storage.memory
+    if not isinstance(memory, HostMemory):
+        kind = type(memory).__name__
+        raise PlanError(f"{storage.device} cannot run on memory of the kind {kind}")
+    view = memoryview(memory.block)
+    if view.nbytes < storage.nbytes:
+        raise PlanError(f"a storage of {storage.nbytes} bytes was given only {view.nbytes}")
+    if written and view.readonly:
+        raise PlanError(f"a storage of {storage.nbytes} bytes, which an op writes, is read-only")
+    return memory.block

@@ -1,0 +1,149 @@
+"""Programs: the steps of an image, run in NumPy on blocks of memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ostinato.backends.common.lowered_graph import LoweredGraph
+from ostinato.dtypes import UINT8, DType
+from ostinato.lower.loopir.kernel import Kernel
+from ostinato.lower.loopir.nest import LoopNest
+from ostinato.lower.loopir.text import kernel_text
+from ostinato.lower.program import Call, Program
+from ostinato.plan.order import Accesses
+from ostinato.variables import Dim, Symbol, evaluate
+
+from .interpreter import run_nest
+from .rules import LibraryCall
+
+__all__ = ["LoopsCode", "LoopsProgram", "Step", "octets"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Step(NamedTuple):
+    """A computation and its arguments.
+
+    Attributes:
+        compute: takes one-dimensional arrays, one for each argument, and the values of Variables.
+        dtypes: by argument.
+        places: by argument, slot and offset; see :meth:`LoweredGraph.place`.
+        sizes: by argument, its number of elements.
+    """
+
+    compute: Callable[[Sequence[Array], Mapping[Symbol, int]], None]
+    dtypes: tuple[DType, ...]
+    places: Sequence[tuple[int, int]]
+    sizes: Sequence[Dim]
+
+    @staticmethod
+    def of(kernel: Kernel, places: Sequence[tuple[int, int]], sizes: Sequence[Dim]) -> Step:
+        """The step that runs a kernel: a library call, or a loop nest that is interpreted."""
+        if isinstance(kernel, LibraryCall):
+            compute = kernel.run
+        else:
+            assert isinstance(kernel, LoopNest)
+            compute = partial(run_nest, kernel)
+        return Step(compute, tuple(arg.dtype for arg in kernel.args), places, sizes)
+
+    @staticmethod
+    def of_call(lowered: LoweredGraph[Program], call: Call) -> Step:
+        """The step of a call of a lowered graph."""
+        sizes = [buffer.type.size for buffer in call.buffers]
+        return Step.of(call.kernel, [*map(lowered.place, call.buffers)], sizes)
+
+    @staticmethod
+    def copy(target: tuple[int, int], source: tuple[int, int], nbytes: int) -> Step:
+        """The step that copies bytes."""
+        return Step(_copy, (UINT8, UINT8), (target, source), (nbytes, nbytes))
+
+
+@dataclass(frozen=True)
+class LoopsCode:
+    """The code of a kernel: its loop IR, which is interpreted."""
+
+    kernel: Kernel
+    assembly: None = None
+
+    @property
+    def source(self) -> str:
+        return kernel_text(self.kernel)
+
+
+class LoopsProgram:
+    """See :class:`~ostinato.backends.common.program_runner.RunnableProgram`.
+
+    Args:
+        steps: of a run.
+        variables: in the order of a run's values.
+        fixed: returns the present blocks of the fixed slots.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        variables: Sequence[Symbol],
+        fixed: Callable[[], list[Array]],
+    ) -> None:
+        self._steps = steps
+        self._variables = variables
+        self._fixed = fixed
+
+    @property
+    def accesses(self) -> Accesses:
+        return Accesses([(id(self), 1, True)])
+
+    def run(self, blocks: Sequence[Any], variables: Sequence[int]) -> None:
+        self.run_profiled(blocks, variables)
+
+    def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
+        values = dict(zip(self._variables, variables, strict=True))
+        memory = dict(enumerate([*self._fixed(), *map(octets, blocks)]))
+        return self.perform(self._steps, memory, values)
+
+    @staticmethod
+    def perform(
+        steps: Iterable[Step], memory: Mapping[int, Array], values: Mapping[Symbol, int]
+    ) -> Sequence[float]:
+        """Run steps in order.
+
+        Args:
+            steps: the steps.
+            memory: by slot, its bytes.
+            values: of the Variables.
+
+        Returns:
+            The seconds that each step took.
+        """
+        sizes = {symbol.name: value for symbol, value in values.items()}
+        seconds = []
+        with np.errstate(all="ignore"):
+            for step in steps:
+                start = time.perf_counter()
+                buffers = [
+                    np.ndarray(evaluate(size, sizes), dtype.numpy, memory[slot].data, offset)
+                    for dtype, (slot, offset), size in zip(
+                        step.dtypes, step.places, step.sizes, strict=True
+                    )
+                ]
+                step.compute(buffers, values)
+                seconds.append(time.perf_counter() - start)
+        return seconds
+
+
+def octets(block: Any) -> Array:
+    """The bytes of an array, or of whatever else exports memory."""
+    if isinstance(block, np.ndarray):
+        return block.reshape(-1).view(np.uint8)
+    return np.frombuffer(block, np.uint8)
+
+
+def _copy(buffers: Sequence[Array], values: Mapping[Symbol, int]) -> None:
+    target, source = buffers
+    target[:] = source
