@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.ir.leaves import Leaf
 from ostinato.lazy import LazyModule
+from ostinato.lower.fusion.regions import reduced_axes
 from ostinato.lower.loopir.views import MAX_NON_AFFINE, VIEWS, Indices, is_non_affine, source_index
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.ops.base import Elementwise
@@ -188,7 +189,8 @@ def _relate(families: _Families, node: Node, rowed: set[Node], gains: LayoutGain
     elif name == "pad" or (name == "concat" and node.attrs["axis"] == 1):
         families.relate([*node.inputs, out])
     elif name in _REDUCTIONS:
-        families.gain(node.inputs[0], gains.strided)
+        if 1 in reduced_axes(node):  # sums over positions alone run as fast in either order
+            families.gain(node.inputs[0], gains.strided)
     else:
         for value in node.inputs:
             families.gain(value, gains.strided)
