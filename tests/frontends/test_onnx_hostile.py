@@ -153,6 +153,16 @@ def test_inputs_of_impossible_size(dims: list[int]) -> None:
         ost.load_onnx(proto)
 
 
+@pytest.mark.parametrize("scale", [float("inf"), float("nan"), 0.0, -1.0])
+def test_scales_of_no_size(scale: float) -> None:
+    proto = node_model("Resize", TensorProto.FLOAT)
+    proto.graph.node[0].input.extend(["", "scales"])
+    scales = np.array([1, 1, 2, scale], np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(scales, "scales"))
+    with pytest.raises(ost.ModelFormatError, match="should be positive and finite"):
+        ost.load_onnx(proto)
+
+
 def test_a_fill_of_impossible_size() -> None:
     for size in ([2**40, 2**40], [-3]):
         nodes = [helper.make_node("ConstantOfShape", ["s"], ["y"])]
@@ -250,6 +260,11 @@ def node_model(op_type: str, *dtypes: int, opset: int = 24, **attributes: Any) -
         ("BitShift", ("UINT8", "UINT16"), {"direction": "LEFT"}, "same element type"),
         ("Concat", ("INT8",), {"axis": 4}, "axis 4"),
         ("Mod", ("FLOAT", "FLOAT"), {"fmod": 2}, "fmod should be 0 or 1, got 2"),
+        ("ReduceSum", ("FLOAT",), {"keepdims": 2}, "keepdims should be 0 or 1, got 2"),
+        ("Hardmax", ("FLOAT",), {"axis": 4}, "axis 4"),
+        ("Softplus", ("INT32",), {}, "expected floats, got i32"),
+        ("Cast", (), {"to": 1}, "operand 0 is missing"),
+        ("CastLike", ("FLOAT",), {}, "operand 1 is missing"),
         ("DepthToSpace", ("FLOAT",), {"blocksize": 2, "mode": "A"}, "one of DCR, CRD, got 'A'"),
         ("Attention", ("FLOAT",) * 3, {"qk_matmul_output_mode": 9}, "0, 1, 2 or 3, got 9"),
     ],

@@ -108,13 +108,13 @@ def convert_top_k(call: Call) -> Result:
     else:
         (k,) = call.integers(1, "k")
     axis = call.integer("axis", -1)
-    largest = bool(call.integer("largest", 1))
+    largest = call.flag("largest", 1)
     return tuple(call.g.topk(call.value(0), k, axis=axis, largest=largest))
 
 
 def convert_trilu(call: Call) -> Result:
     k = int(call.scalar(1, "diagonal")) if call.has(1) else 0
-    method = call.g.triu if call.integer("upper", 1) else call.g.tril
+    method = call.g.triu if call.flag("upper", 1) else call.g.tril
     return method(call.value(0), k)
 
 

@@ -53,7 +53,7 @@ def convert_identity(call: Call) -> Result:
 def convert_reshape(call: Call) -> Result:
     target = list(call.dims(1, "shape"))
     shape = call.shape(0)
-    if not call.integer("allowzero", 0):
+    if not call.flag("allowzero", 0):
         for axis, dim in enumerate(target):
             if dim == 0:
                 if axis >= len(shape):
