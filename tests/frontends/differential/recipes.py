@@ -264,10 +264,15 @@ def convolution(d: Drawing) -> Any:
         return None
     group = d.one(1, 1, channels)
     filters = group * d.integer(1, 3) if group > 1 else d.integer(1, 9)
-    kernel = [d.integer(1, 3) for _ in range(axes)]
+    kernel = _kernel(d, value)
     operands = [value, d.weight(value.dtype, filters, channels // group, *kernel)]
     bias = [d.weight(value.dtype, filters)] if d.chance(0.5) else []
     return d.node("Conv", operands + bias, group=group, **_window(d, axes))
+
+
+def _kernel(d: Drawing, value: Value) -> list[int]:
+    """A window that fits: of one that does not, ONNX Runtime computes more than the standard."""
+    return [d.integer(1, min(3, max(value.least(axis), 1))) for axis in range(2, value.rank)]
 
 
 def _window(d: Drawing, axes: int) -> dict[str, Any]:
@@ -278,7 +283,7 @@ def _window(d: Drawing, axes: int) -> dict[str, Any]:
         attributes["auto_pad"] = d.one("SAME_UPPER", "SAME_LOWER", "VALID")
     if d.chance(0.5):
         attributes["strides"] = [d.integer(1, 3) for _ in range(axes)]
-    if d.chance(0.3) and "auto_pad" not in attributes:
+    if d.chance(0.3) and "pads" in attributes:
         attributes["dilations"] = [d.integer(1, 2) for _ in range(axes)]
     return attributes
 
@@ -299,7 +304,7 @@ def transposed_convolution(d: Drawing) -> Any:
 def pooling(d: Drawing) -> Any:
     value = d.value("f", (3, 4))
     axes = value.rank - 2
-    window: dict[str, Any] = {"kernel_shape": [d.integer(1, 3) for _ in range(axes)]}
+    window: dict[str, Any] = {"kernel_shape": _kernel(d, value)}
     if d.chance(0.5):
         window["pads"] = [d.integer(0, k - 1) for k in window["kernel_shape"]] * 2
     if d.chance(0.6):
@@ -360,6 +365,8 @@ def recurrent(d: Drawing) -> Any:
 def transposition(d: Drawing) -> Any:
     value = d.value("fib")
     order = [int(a) for a in d.rng.permutation(value.rank)]
+    if not order:
+        return None
     return d.node("Transpose", [value], perm=order, exact=True)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ostinato.dtypes import INT64
 from ostinato.frontends.onnx.known import as_known
 from ostinato.ops.base import normalize_axis
-from ostinato.variables import provably_less
+from ostinato.variables import provably_less, provably_nonnegative
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,11 +30,12 @@ def convert_gather(call: Call) -> Result:
     if indices is not None and not indices.symbolic and indices.shape == ():
         size, position = x.shape[axis], int(indices.array)
         start = position if position >= 0 else size + position
-        if not isinstance(size, int) or -size <= position < size:
+        if provably_nonnegative(start) and provably_less(start, size):
             # One known position is a slice, which needs no run-time indexing.
             row = call.g.slice(x, [start], [start + 1], axes=[axis])
             return call.g.reshape(row, (*x.shape[:axis], *x.shape[axis + 1 :]))
-        call.malformed(f"index {position} is out of range for axis {axis} of size {size}")
+        if isinstance(size, int):
+            call.malformed(f"index {position} is out of range for axis {axis} of size {size}")
     return call.g.take(x, call.value(1), axis=axis)
 
 
