@@ -158,6 +158,8 @@ def clip(d: Drawing) -> Any:
 @recipe("reduction", "reduction again")
 def reduction(d: Drawing) -> Any:
     value = d.value("f", (1, 5))
+    if _is_empty(value):
+        return None
     names = ("Sum", "Mean", "Max", "Min", "L1", "L2", "SumSquare", "LogSumExp", "Prod")
     name = d.one(*names)
     axes = [int(a) for a in d.rng.permutation(value.rank)[: d.integer(1, value.rank)]]
@@ -166,9 +168,16 @@ def reduction(d: Drawing) -> Any:
     return d.node(f"Reduce{name}", operands, keepdims=d.integer(0, 1), exact=exact_)
 
 
+def _is_empty(value: Value) -> bool:
+    """Whether it may have no elements: ONNX Runtime then keeps the axes that it reduces."""
+    return any(array.size == 0 for array in value.arrays)
+
+
 @recipe()
 def integer_reduction(d: Drawing) -> Any:
     value = d.value("i", (1, 5))
+    if _is_empty(value):
+        return None
     axes = d.integers(d.axis(value))
     name = d.one("ReduceSum", "ReduceMax", "ReduceMin")
     return d.node(name, [value, axes], keepdims=d.integer(0, 1), exact=True)
@@ -177,6 +186,8 @@ def integer_reduction(d: Drawing) -> Any:
 @recipe()
 def position(d: Drawing) -> Any:
     value = d.value("fi", (1, 4), exact=True)
+    if _is_empty(value):
+        return None
     return d.node(
         d.one("ArgMax", "ArgMin"),
         [value],
@@ -212,7 +223,7 @@ def softmax(d: Drawing) -> Any:
 def layer_norm(d: Drawing) -> Any:
     value = d.value("f", (1, 4))
     width = value.size(-1)
-    if width is None:
+    if width is None or value.dtype != "float32":  # ONNX Runtime computes it so
         return None
     operands = [value, d.weight(value.dtype, width), d.weight(value.dtype, width)]
     return d.node("LayerNormalization", operands[: d.integer(2, 3)], axis=-1, epsilon=1e-3)
@@ -327,7 +338,7 @@ def global_pooling(d: Drawing) -> Any:
 def normalization(d: Drawing) -> Any:
     value = d.value("f", (3, 4))
     channels = value.size(1)
-    if not channels:
+    if not channels or value.dtype != "float32":  # ONNX Runtime computes it so
         return None
     gain, shift, mean = (d.weight(value.dtype, channels) for _ in range(3))
     if d.chance(0.5):
@@ -489,9 +500,11 @@ def resize(d: Drawing) -> Any:
     value = d.value("f", (4, 4))
     if value.dtype != "float32":
         return None
-    scales = d.stored(np.array([1, 1, d.one(1.0, 2.0, 1.5), d.one(1.0, 2.0, 0.5)], np.float32))
-    mode = d.one("nearest", "linear")
-    where = d.one("half_pixel", "asymmetric", "align_corners")
+    mode, where = d.one("nearest", "linear"), d.one("half_pixel", "asymmetric", "align_corners")
+    factors = (1.0, 2.0, 0.5, 1.5)
+    if where == "align_corners":  # of sizes that are no whole numbers, it has a rule of its own
+        factors = (1.0, 2.0, 3.0)
+    scales = d.stored(np.array([1, 1, d.one(*factors), d.one(*factors)], np.float32))
     return d.node("Resize", [value, None, scales], mode=mode, coordinate_transformation_mode=where)
 
 
