@@ -90,12 +90,11 @@ def _expected(
 
 
 def _perturbed(inputs: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    found = {}
+    found = dict(inputs)
     for name, array in inputs.items():
         if array.dtype.kind == "f":
-            unit = _TOLERANCE[str(array.dtype)] / 30
-            array = (array * (1 + unit * rng.standard_normal(array.shape))).astype(array.dtype)
-        found[name] = array
+            factors = 1 + _TOLERANCE[str(array.dtype)] / 30 * rng.standard_normal(array.shape)
+            found[name] = (array * factors).astype(array.dtype)
     return found
 
 
