@@ -37,7 +37,7 @@ def convert_lstm(call: Call) -> Result:
         *_operands(call),
         c0=_state(call, 6),
         peepholes=call.optional(7),
-        coupled=bool(call.integer("input_forget", 0)),
+        coupled=call.flag("input_forget", 0),
         **arguments,
     )
     return _results(call, y, h, c)
