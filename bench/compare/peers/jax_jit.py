@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial, singledispatch
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from bench.compare.networks import Layer, Network
 from bench.compare.peers import Prepared
 from bench.compare.workloads import (
     BATCH_NORM_EPS,
@@ -94,6 +96,71 @@ def _(workload: ResNet50, w: Weights, x: jax.Array) -> jax.Array:
         inner = jax.nn.relu(conv(second, jax.nn.relu(conv(first, x))))
         x = jax.nn.relu(conv(third, inner) + (conv(block.shortcut, x) if block.shortcut else x))
     return _linear(w, "fc", x.mean((2, 3)))
+
+
+@build.register
+def _(workload: Network, w: Weights, x: jax.Array) -> jax.Array:
+    values = {"x": x}
+    for layer in workload.layers:
+        values[layer.name] = _layer(layer, w, *(values[name] for name in layer.inputs))
+    return values[workload.layers[-1].name]
+
+
+_FUNCTIONS = {
+    "add": jnp.add,
+    "multiply": jnp.multiply,
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "silu": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
+    "hard_swish": jax.nn.hard_swish,
+    "hard_sigmoid": jax.nn.hard_sigmoid,
+}
+
+
+def _layer(layer: Layer, w: Weights, x: jax.Array, *others: jax.Array) -> jax.Array:
+    """The result of one layer of a convolution network."""
+    weights = [f"{layer.name}.w", f"{layer.name}.b"]
+    pads = [(p, p) for p in layer.padding]
+    window = (1, 1, *layer.size), (1, 1, *layer.stride), ((0, 0), (0, 0), *pads)
+    match layer.op:
+        case "conv":
+            kernel, shift = (w[name] for name in weights)
+            x = jax.lax.conv_general_dilated(
+                x, kernel, layer.stride, pads, feature_group_count=layer.groups
+            )
+            return x + shift[:, None, None]
+        case "linear":
+            return _linear(w, layer.name, x)
+        case "affine":
+            factor, shift = (w[name][:, None, None] for name in weights)
+            return x * factor + shift
+        case "max_pool":
+            return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *window)
+        case "avg_pool":
+            return jax.lax.reduce_window(x, 0.0, jax.lax.add, *window) / math.prod(layer.size)
+        case "global_pool":
+            return x.mean((2, 3), keepdims=True)
+        case "concat":
+            return jnp.concatenate([x, *others], layer.axis)
+        case "slice":
+            return x[:, layer.start : layer.start + layer.shape[1]]
+        case "upsample":
+            return x.repeat(2, 2).repeat(2, 3)
+        case "shuffle":
+            _, channels, *sides = layer.shape
+            apart = x.reshape(1, layer.groups, channels // layer.groups, *sides)
+            return apart.swapaxes(1, 2).reshape(layer.shape)
+        case "flatten" | "vector":
+            return x.reshape(layer.shape)
+        case "columns":
+            return x.squeeze(2).swapaxes(1, 2)
+        case "softmax":
+            return jax.nn.softmax(x)
+        case "expect":
+            shares = jax.nn.softmax(x.reshape(1, layer.shape[1], -1, layer.shape[2]), 2)
+            return (shares * jnp.arange(shares.shape[2])[:, None]).sum(2)
+    return _FUNCTIONS[layer.op](x, *others)
 
 
 @build.register

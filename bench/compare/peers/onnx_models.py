@@ -11,6 +11,7 @@ from functools import singledispatch
 from typing import Any
 
 import numpy as np
+from bench.compare.networks import Layer, Network
 from bench.compare.workloads import (
     BATCH_NORM_EPS,
     LAYER_NORM_EPS,
@@ -59,6 +60,9 @@ class Model:
 
     def ints(self, *values: int) -> str:
         return self.tensor(f"ints_{values}", np.array(values, np.int64))
+
+    def full(self, size: int, value: float) -> str:
+        return self.tensor(f"full_{size}_{value}", np.full(size, value, np.float32))
 
     def number(self, value: float) -> str:
         return self.tensor(f"number_{value}", np.array(value, np.float32))
@@ -162,6 +166,83 @@ def _(workload: ResNet50, m: Model, x: str) -> str:
         x = m.node("Relu", m.node("Add", conv(third, inner), shortcut))
     pooled = m.node("Flatten", m.node("GlobalAveragePool", x))
     return m.node("Gemm", pooled, m.weight("fc.w"), m.weight("fc.b"))
+
+
+@build.register
+def _(workload: Network, m: Model, x: str) -> str:
+    values = {"x": x}
+    for layer in workload.layers:
+        values[layer.name] = _layer(layer, m, *(values[name] for name in layer.inputs))
+    return values[workload.layers[-1].name]
+
+
+_FUNCTIONS = {
+    "add": "Add",
+    "multiply": "Mul",
+    "relu": "Relu",
+    "sigmoid": "Sigmoid",
+    "hard_swish": "HardSwish",
+    "softmax": "Softmax",
+    "global_pool": "GlobalAveragePool",
+    "vector": "Flatten",
+}
+
+
+def _layer(layer: Layer, m: Model, x: str, *others: str) -> str:
+    """The result of one layer of a convolution network, as exporters of PyTorch write it."""
+    pads = {"strides": layer.stride, "pads": layer.padding * 2}
+    result: str
+    match layer.op:
+        case "conv":
+            weights = (m.weight(f"{layer.name}.{part}") for part in "wb")
+            result = m.node("Conv", x, *weights, group=layer.groups, **pads)
+        case "linear":
+            result = m.linear(layer.name, x)
+        case "affine":
+            mean, var = (m.full(layer.shape[1], number) for number in (0.0, 1.0))
+            weights = (m.weight(f"{layer.name}.{part}") for part in "wb")
+            result = m.node("BatchNormalization", x, *weights, mean, var, epsilon=0.0)
+        case "max_pool":
+            result = m.node("MaxPool", x, kernel_shape=layer.size, **pads)
+        case "avg_pool":
+            result = m.node("AveragePool", x, kernel_shape=layer.size, count_include_pad=1, **pads)
+        case "concat":
+            result = m.node("Concat", x, *others, axis=layer.axis)
+        case "slice":
+            start, end = layer.start, layer.start + layer.shape[1]
+            result = m.node("Slice", x, m.ints(start), m.ints(end), m.ints(1))
+        case "upsample":
+            scales = m.tensor("scales", np.array([1, 1, 2, 2], np.float32))
+            modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}
+            result = m.node("Resize", x, "", scales, nearest_mode="floor", **modes)
+        case "shuffle":
+            _, channels, *sides = layer.shape
+            apart = m.reshape(x, 1, layer.groups, channels // layer.groups, *sides)
+            result = m.reshape(m.node("Transpose", apart, perm=(0, 2, 1, 3, 4)), *layer.shape)
+        case "flatten":
+            result = m.reshape(x, *layer.shape)
+        case "columns":
+            result = m.node("Transpose", m.node("Squeeze", x, m.ints(2)), perm=(0, 2, 1))
+        case "expect":
+            result = _expected(layer, m, x)
+        case "silu":
+            result = m.silu(x)
+        case "relu6":
+            result = m.node("Clip", x, m.number(0.0), m.number(6.0))
+        case "hard_sigmoid":
+            result = m.node("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+        case _:
+            result = m.node(_FUNCTIONS[layer.op], x, *others)
+    return result
+
+
+def _expected(layer: Layer, m: Model, x: str) -> str:
+    """A softmax over the bins of each group, and a convolution with their numbers."""
+    _, groups, positions = layer.shape
+    apart = m.node("Transpose", m.reshape(x, 1, groups, -1, positions), perm=(0, 2, 1, 3))
+    bins = m.tensor("bins", np.arange(16, dtype=np.float32).reshape(1, -1, 1, 1))
+    mean = m.node("Conv", m.node("Softmax", apart, axis=1), bins)
+    return m.reshape(mean, *layer.shape)
 
 
 @build.register

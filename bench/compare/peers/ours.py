@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import singledispatch
 
 import numpy as np
+from bench.compare.networks import Layer, Network
 from bench.compare.peers import Prepared
 from bench.compare.workloads import (
     BATCH_NORM_EPS,
@@ -136,6 +137,54 @@ def _(workload: Rowwise, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
 def _(workload: Moe, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
     matrices = (w(f"{name}.w") for name in ("router", "gate", "up", "down"))
     return g.moe(x, *matrices, k=workload.top, route="topk_softmax")
+
+
+@build.register
+def _(workload: Network, g: ost.Graph, w: Get, x: ost.Value) -> ost.Value:
+    values = {"x": x}
+    for layer in workload.layers:
+        operands = [values[name] for name in layer.inputs]
+        values[layer.name] = _layer(layer, g, w, *operands)
+    return values[workload.layers[-1].name]
+
+
+def _layer(layer: Layer, g: ost.Graph, w: Get, x: ost.Value, *others: ost.Value) -> ost.Value:
+    """The result of one layer of a convolution network."""
+    window = {"stride": layer.stride, "padding": layer.padding}
+    weights = [f"{layer.name}.w", f"{layer.name}.b"]
+    match layer.op:
+        case "conv":
+            return g.conv(x, *map(w, weights), groups=layer.groups, **window)
+        case "linear":
+            return _linear(g, w, layer.name, x)
+        case "affine":
+            factor, shift = (g.reshape(w(name), (-1, 1, 1)) for name in weights)
+            return x * factor + shift
+        case "max_pool" | "avg_pool":
+            return getattr(g, layer.op)(x, layer.size, **window)
+        case "global_pool":
+            return g.global_avg_pool(x)
+        case "concat":
+            return g.concat([x, *others], layer.axis)
+        case "slice":
+            end = layer.start + layer.shape[1]
+            return g.slice(x, (layer.start,), (end,), axes=(1,))
+        case "upsample":
+            return g.repeat(g.repeat(x, 2, 2), 2, 3)
+        case "shuffle":
+            _, channels, *sides = layer.shape
+            apart = g.reshape(x, (1, layer.groups, channels // layer.groups, *sides))
+            return g.reshape(g.swapaxes(apart, 1, 2), layer.shape)
+        case "flatten" | "vector":
+            return g.reshape(x, layer.shape)
+        case "columns":
+            return g.swapaxes(g.squeeze(x, 2), 1, 2)
+        case "expect":
+            _, groups, positions = layer.shape
+            shares = g.softmax(g.reshape(x, (1, groups, -1, positions)), 2)
+            bins = g.arange(shares.shape[2], dtype="float32")
+            return g.sum(shares * g.reshape(bins, (-1, 1)), axis=2)
+    return getattr(g, layer.op)(x, *others)
 
 
 def _linear(g: ost.Graph, w: Get, name: str, x: ost.Value) -> ost.Value:

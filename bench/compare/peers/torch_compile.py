@@ -6,6 +6,7 @@ from functools import singledispatch
 
 import numpy as np
 import torch
+from bench.compare.networks import Layer, Network
 from bench.compare.peers import Prepared
 from bench.compare.workloads import (
     BATCH_NORM_EPS,
@@ -124,6 +125,66 @@ def _(workload: ResNet50, m: Model, x: Tensor) -> Tensor:
         inner = conv(third, F.relu(conv(second, F.relu(conv(first, x)))))
         x = F.relu(inner + (conv(block.shortcut, x) if block.shortcut else x))
     return m.linear("fc", x.mean((2, 3)))
+
+
+@run.register
+def _(workload: Network, m: Model, x: Tensor) -> Tensor:
+    values = {"x": x}
+    for layer in workload.layers:
+        values[layer.name] = _layer(layer, m, *(values[name] for name in layer.inputs))
+    return values[workload.layers[-1].name]
+
+
+_FUNCTIONS = {
+    "add": torch.add,
+    "multiply": torch.mul,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "hard_swish": F.hardswish,
+    "hard_sigmoid": F.hardsigmoid,
+}
+
+
+def _layer(layer: Layer, m: Model, x: Tensor, *others: Tensor) -> Tensor:
+    """The result of one layer of a convolution network."""
+    weights = [f"{layer.name}.w", f"{layer.name}.b"]
+    match layer.op:
+        case "conv":
+            w, b = (m[name] for name in weights)
+            return F.conv2d(x, w, b, layer.stride, layer.padding, groups=layer.groups)
+        case "linear":
+            return m.linear(layer.name, x)
+        case "affine":
+            factor, shift = (m[name][:, None, None] for name in weights)
+            return x * factor + shift
+        case "max_pool":
+            return F.max_pool2d(x, layer.size, layer.stride, layer.padding)
+        case "avg_pool":
+            return F.avg_pool2d(x, layer.size, layer.stride, layer.padding)
+        case "global_pool":
+            return F.adaptive_avg_pool2d(x, 1)
+        case "concat":
+            return torch.cat([x, *others], layer.axis)
+        case "slice":
+            return x[:, layer.start : layer.start + layer.shape[1]]
+        case "upsample":
+            return F.interpolate(x, scale_factor=2.0, mode="nearest")
+        case "shuffle":
+            apart = x.unflatten(1, (layer.groups, -1))
+            return apart.transpose(1, 2).flatten(1, 2)
+        case "flatten" | "vector":
+            return x.reshape(layer.shape)
+        case "columns":
+            return x.squeeze(2).transpose(1, 2)
+        case "softmax":
+            return F.softmax(x, -1)
+        case "expect":
+            shares = F.softmax(x.unflatten(1, (layer.shape[1], -1)), 2)
+            bins = torch.arange(shares.shape[2], dtype=torch.float32)
+            return (shares * bins[:, None]).sum(2)
+    return _FUNCTIONS[layer.op](x, *others)
 
 
 @run.register

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ModelFormatError, VariableError
+from ostinato.frontends.onnx.tensors import MAX_RANK
 from ostinato.variables import Variable
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class DimResolver:
         """The shape of input ``name``.
 
         Raises:
-            ModelFormatError: the model declares no rank or an impossible dim.
+            ModelFormatError: the model declares no rank, an impossible one, or an impossible dim.
             VariableError: the caller's size contradicts the model's.
         """
         chosen = self._by_input.get(name)
@@ -78,7 +79,12 @@ class DimResolver:
                     f"input {name!r} has no declared rank; pass dims={{{name!r}: (...)}}"
                 )
             return tuple(self._unnamed(name, axis, size) for axis, size in enumerate(chosen))
-        overrides = _per_axis(name, chosen, len(type_.shape.dim))
+        rank = len(type_.shape.dim)
+        if rank > MAX_RANK:
+            raise ModelFormatError(
+                f"input {name!r} has {rank} dims; at most {MAX_RANK} are supported"
+            )
+        overrides = _per_axis(name, chosen, rank)
         shape = tuple(
             self._dim(name, axis, dim, overrides.get(axis))
             for axis, dim in enumerate(type_.shape.dim)

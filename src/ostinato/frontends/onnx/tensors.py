@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ELEMENT_TYPES",
+    "MAX_RANK",
     "STRING",
     "array_from_bytes",
     "element_name",
@@ -75,6 +76,9 @@ _FIELDS = {
     13: "uint64_data",
 }
 
+#: No NumPy array has more dims.
+MAX_RANK = 64
+
 _EXTERNAL = 1  # TensorProto.DataLocation
 
 
@@ -94,9 +98,13 @@ def tensor_shape(tensor: TensorProto) -> tuple[int, ...]:
     """The dims, checked.
 
     Raises:
-        ModelFormatError: a dim is negative.
+        ModelFormatError: a dim is negative, or there are too many.
     """
     shape = tuple(tensor.dims)
+    if len(shape) > MAX_RANK:
+        raise ModelFormatError(
+            f"tensor {tensor.name!r} has {len(shape)} dims; at most {MAX_RANK} are supported"
+        )
     if any(dim < 0 for dim in shape):
         raise ModelFormatError(f"tensor {tensor.name!r} has a negative dim: {list(shape)}")
     return shape

@@ -10,6 +10,7 @@ from ostinato.dtypes import INT64
 from ostinato.frontends.onnx.data_sizes import bound_sizes
 from ostinato.frontends.onnx.known import as_known
 from ostinato.ops.base import normalize_axis
+from ostinato.variables import provably_less
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,18 @@ def convert_gather(call: Call) -> Result:
 
 
 def convert_gather_elements(call: Call) -> Result:
-    return call.g.take_along_axis(call.value(0), call.value(1), axis=call.integer("axis", 0))
+    g, x, indices = call.g, call.value(0), call.value(1)
+    axis = normalize_axis(call.integer("axis", 0), x.ndim)
+    if indices.ndim != x.ndim:
+        call.malformed(f"the indices {indices.type} have another rank than {x.type}")
+    # Along the other axes, indices belong to the first elements, and may be fewer.
+    fewer = [a for a in range(x.ndim) if a != axis and indices.shape[a] != x.shape[a]]
+    for a in fewer:
+        if provably_less(x.shape[a], indices.shape[a]):
+            call.malformed(f"the indices {indices.type} reach beyond axis {a} of {x.type}")
+    if fewer:
+        x = g.slice(x, [0] * len(fewer), [indices.shape[a] for a in fewer], axes=fewer)
+    return g.take_along_axis(x, indices, axis=axis)
 
 
 def convert_gather_nd(call: Call) -> Result:

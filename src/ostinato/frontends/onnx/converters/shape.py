@@ -170,7 +170,7 @@ def convert_depth_to_space(call: Call) -> Result:
     g, x, block = call.g, call.value(0), call.required("blocksize")
     n, c, h, w = _image(call)
     depth = _divided(call, c, block * block)
-    if call.text("mode", "DCR") == "DCR":
+    if call.choice("mode", "DCR", "CRD") == "DCR":
         split = g.reshape(x, (n, block, block, depth, h, w))
         moved = g.permute_dims(split, (0, 3, 4, 1, 5, 2))
     else:
@@ -183,7 +183,8 @@ def convert_space_to_depth(call: Call) -> Result:
     g, x, block = call.g, call.value(0), call.required("blocksize")
     n, c, h, w = _image(call)
     rows, columns = _divided(call, h, block), _divided(call, w, block)
-    axes = (0, 3, 5, 1, 2, 4) if call.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    by_depth = call.choice("mode", "DCR", "CRD") == "DCR"
+    axes = (0, 3, 5, 1, 2, 4) if by_depth else (0, 1, 3, 5, 2, 4)
     split = g.reshape(x, (n, c, rows, block, columns, block))
     return g.reshape(g.permute_dims(split, axes), (n, c * block * block, rows, columns))
 
@@ -228,8 +229,9 @@ def convert_tile(call: Call) -> Result:
 
 
 def convert_concat(call: Call) -> Result:
+    call.alike(*range(len(call.operands)))
     values = call.values()
-    axis = call.required("axis")
+    axis = normalize_axis(call.required("axis"), call.rank(0))
     return values[0] if len(values) == 1 else call.g.concat(values, axis=axis)
 
 
