@@ -432,17 +432,13 @@ def slicing(d: Drawing) -> Any:
     steps = [d.one(1, 1, 2, -1) for _ in axes]
     starts = [d.one(-1, 1000) if s < 0 else d.integer(-2, 1) for s in steps]
     ends = [d.one(-1000, 0) if s < 0 else d.one(-1, 1, 2, 3, 1 << 62) for s in steps]
-    return d.node(
-        "Slice", [value, *(d.integers(*x) for x in (starts, ends, axes, steps))], exact=True
-    )
+    return d.node("Slice", [value, *(d.integers(*x) for x in (starts, ends, axes, steps))], exact=True)
 
 
 @recipe()
 def repetition(d: Drawing) -> Any:
     value = d.value("fi", (1, 4))
-    return d.node(
-        "Tile", [value, d.integers(*(d.one(1, 1, 2, 3) for _ in range(value.rank)))], exact=True
-    )
+    return d.node("Tile", [value, d.integers(*(d.one(1, 1, 2, 3) for _ in range(value.rank)))], exact=True)
 
 
 @recipe()
@@ -472,9 +468,7 @@ def blocks(d: Drawing) -> Any:
     value = d.value("f", (4, 4))
     if d.chance(0.5):
         return d.node("SpaceToDepth", [value], blocksize=d.one(1, 2), exact=True)
-    return d.node(
-        "DepthToSpace", [value], blocksize=d.one(1, 2), mode=d.one("DCR", "CRD"), exact=True
-    )
+    return d.node("DepthToSpace", [value], blocksize=d.one(1, 2), mode=d.one("DCR", "CRD"), exact=True)
 
 
 @recipe()
@@ -551,9 +545,7 @@ def one_hot(d: Drawing) -> Any:
         return None
     levels = d.stored(np.array([-0.5, 1.5], np.float32))
     depth = d.stored(np.asarray(d.integer(1, 9)))
-    return d.node(
-        "OneHot", [value, depth, levels], axis=d.integer(-value.rank - 1, value.rank), exact=True
-    )
+    return d.node("OneHot", [value, depth, levels], axis=d.integer(-value.rank - 1, value.rank), exact=True)
 
 
 # -- sizes ---------------------------------------------------------------------------------------
@@ -592,9 +584,7 @@ def quantised(d: Drawing) -> Any:
     value = d.value("f", (1, 4), exact=True)
     if value.dtype != "float32":
         return None
-    zero = d.stored(
-        np.asarray(d.integer(100, 140), np.uint8) if d.chance(0.5) else np.int8(d.integer(-9, 9))
-    )
+    zero = d.stored(np.asarray(d.integer(100, 140), np.uint8) if d.chance(0.5) else np.int8(d.integer(-9, 9)))
     scale = d.stored(np.float32(0.037))
     (small,) = d.node("QuantizeLinear", [value, scale, zero], exact=True, keep=False) or [None]
     if small is None:
