@@ -50,6 +50,7 @@ _TABLES = {
             "contrib_attention",
             "contrib_fusions",
             "contrib_weights",
+            "contrib_moe",
         ),
     ),
 }
