@@ -115,6 +115,15 @@ LABELS = {
 }
 
 
+RULES = {
+    "position_table": "s at most 64",
+    "reflected": "m at least 65",
+    "in_fours": "n a multiple of 4",
+    "up_and_down": "h a multiple of 4, w a multiple of 4",
+    "one_left": "m at least 8 and at most 15",
+}
+
+
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
     return ost.Session("cpu", threads=2)
@@ -156,8 +165,9 @@ def test_sizes_that_do_not_are_judged_by_the_file(session: ost.Session, name: st
         with pytest.raises(Exception, match=""):
             judge.run(None, {"x": np.zeros(shape, np.float32)})
         for _ in range(2):
-            with pytest.raises(ost.VariableError, match=LABELS[name]):
+            with pytest.raises(ost.VariableError, match=f"{LABELS[name]}.*{RULES[name]}"):
                 compiled.run({"x": np.zeros(shape, np.float32)})
+        assert f"assumed: {RULES[name].partition(',')[0]}" in compiled.explain()
     x = np.ones(shapes[0], np.float32)
     np.testing.assert_allclose(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])
 

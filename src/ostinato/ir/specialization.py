@@ -29,9 +29,11 @@ class Specialization(ABC, Generic[G]):
         inputs: by input whose contents have to be known, the node that needs them, and why.
         open: the Variables whose bounds are defaults: a run may bring any size.
         words: by the text of an input's dim, the model's own name for it, where that differs.
+        conditions: by such a name, what the graph assumes of the size (``"at most 64"``); a graph
+            for other sizes is built again.
 
     Attributes:
-        reasons, inputs, open, words: as given.
+        reasons, inputs, open, words, conditions: as given.
     """
 
     def __init__(
@@ -40,11 +42,21 @@ class Specialization(ABC, Generic[G]):
         inputs: Mapping[str, str],
         open: frozenset[str],
         words: Mapping[str, str],
+        conditions: Mapping[str, str],
     ) -> None:
         self.reasons = reasons
         self.inputs = inputs
         self.open = open
         self.words = words
+        self.conditions = conditions
+
+    def __deepcopy__(self, known: dict[int, Any]) -> Specialization[G]:
+        """The same: copies of a graph are built from the same model."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as ``None``: the model is not at hand in another process."""
+        return _absent, ()
 
     @property
     def needed(self) -> bool:
@@ -66,3 +78,7 @@ class Specialization(ABC, Generic[G]):
         Raises:
             OstinatoError: the graph makes no sense at these sizes; the node is named.
         """
+
+
+def _absent() -> None:
+    """The specialisation of a graph that was unpickled."""

@@ -73,6 +73,16 @@ _TIDY = (
     _DEAD_CODE,
 )
 
+#: Takes matmuls and convolutions back to the integers that they are spelled in; before weights
+#: could be folded into floats.
+_INTEGERS = (
+    Listed(
+        "integer_arithmetic",
+        "IntegerArithmetic",
+        frozenset({"dequantize", "quantize", "requantize"}),
+    ),
+)
+
 #: The ops that spelled-out activations contain.
 _CURVES = frozenset({"clip", "exp", "hard_sigmoid", "logaddexp", "relu6", "sigmoid", "tanh"})
 
@@ -93,7 +103,8 @@ _CONTROL_FLOW = Listed("control_flow", "ControlFlow", _CONTROL_OPS)
 _CONTROL = (Listed("constant_folding", "ConstantFolding", _CONTROL_OPS), _CONTROL_FLOW)
 
 _WIDE_UPDATES = Listed("wide_updates", "WideUpdates", frozenset({"scatter", "scatter_nd"}))
-_EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", frozenset({"conv"}))
+_CONVOLUTIONS = frozenset({"conv", "integer_conv"})
+_EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", _CONVOLUTIONS)
 
 
 class Capabilities(Protocol):
@@ -125,12 +136,21 @@ def pipeline(capabilities: Capabilities, nested: RunPasses | None = None) -> tup
         required += (_EXPLICIT_PADDING,)
     if nested is not None:
         required += (Listed("nested_graphs", "NestedGraphs", _CONTROL_OPS, (nested,)),)
-    return (_DEAD_CODE, *_CONTROL, *_SIMPLIFY, _CONTROL_FLOW, *_RECOVER, *required, *_TIDY)
+    return (
+        _DEAD_CODE,
+        *_CONTROL,
+        *_INTEGERS,
+        *_SIMPLIFY,
+        _CONTROL_FLOW,
+        *_RECOVER,
+        *required,
+        *_TIDY,
+    )
 
 
 #: The names that ``disabled=`` accepts; the other passes make a graph one that a backend takes.
 OPTIONAL_PASSES: frozenset[str] = frozenset(
-    listed.name for listed in (*_SIMPLIFY, _CONTROL_FLOW, *_RECOVER, *_TIDY)
+    listed.name for listed in (*_INTEGERS, *_SIMPLIFY, _CONTROL_FLOW, *_RECOVER, *_TIDY)
 )
 
 

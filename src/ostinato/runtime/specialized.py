@@ -481,6 +481,7 @@ class SpecializedExecutable(Executable):
     def report(self) -> CompileReport:  # type: ignore[override]
         """The compiler's report on the graph of the last run, under one on sizes."""
         lines = [f"symbolic: {', '.join(self._variants.symbolic) or 'none'}"]
+        lines += [f"assumed: {word} {rule}" for word, rule in self._variants.way.conditions.items()]
         because: dict[str, list[str]] = {}
         for name, reason in {**self._variants.specialized, **self._variants.way.inputs}.items():
             because.setdefault(reason, []).append(name)

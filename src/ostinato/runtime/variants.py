@@ -167,7 +167,9 @@ class Variants:
         if isinstance(refused, VariableError):
             raise refused
         sizes = self.describe(VariantKey(tuple(shapes), contents))
-        raise VariableError(f"the graph cannot be built for {sizes}: {refused}") from refused
+        rules = [f"{word} {rule}" for word, rule in self.way.conditions.items()]
+        usual = f"; it can where these hold: {', '.join(rules)}" if rules else ""
+        raise VariableError(f"the graph cannot be built for {sizes}: {refused}{usual}") from refused
 
     def _contents(
         self, arrays: Sequence[Array] | None

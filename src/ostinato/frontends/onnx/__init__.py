@@ -92,7 +92,13 @@ def load_onnx(
         )
     if graph.variables or imported.contents:
         graph.specialization = ModelSpecialization(
-            lambda: reader, model, imported.reasons, imported.contents, reader.open, reader.words
+            lambda: reader,
+            model,
+            imported.reasons,
+            imported.contents,
+            reader.open,
+            reader.words,
+            reader.conditions,
         )
     if model is not None and reader.self_contained:
         model.keep(graph)

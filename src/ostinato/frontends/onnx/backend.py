@@ -16,14 +16,16 @@ from onnx import ModelProto, helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ostinato.errors import InputError, UnsupportedOpError
+from ostinato.frontends.onnx import load_onnx
 from ostinato.frontends.onnx.reading import read_model
 from ostinato.frontends.onnx.source import NEWEST_IR, NEWEST_OPSET
 from ostinato.frontends.onnx.structured import KINDS, tensors_of, value_of
+from ostinato.frontends.onnx.tensors import STRING
 from ostinato.records import dataclass
 from ostinato.runtime.session import Session
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    from onnx import NodeProto, ValueInfoProto
 
     from ostinato.backends.options import CompileOptions
     from ostinato.runtime.compiled_graph import CompiledGraph
@@ -81,6 +83,7 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
         given = [value for value in model.graph.input if value.name not in stored]
         self._inputs = [value.name for value in given]
         self._structured = {v.name for v in given if v.type.WhichOneof("value") in KINDS}
+        self._has_strings = any(map(_may_be_strings, (*model.graph.input, *model.graph.output)))
         self._programs: OrderedDict[tuple[Any, ...], _Program] = OrderedDict()
         self.fixed: frozenset[str] = frozenset()
         if self._structured:
@@ -154,18 +157,19 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
         dims: Mapping[str, Any] = MappingProxyType({}),
         key: tuple[Any, ...] = (),
     ) -> _Program:
-        read = read_model(
-            self._model,
-            dims={**(self._dims or {}), **dims},
-            constants=constants,
-            name=None,
-            base_dir=None,
-            parted=None,
-        )
+        given = {**(self._dims or {}), **dims}
+        strings = {}
+        if self._has_strings:
+            read = read_model(
+                self._model, dims=given, constants=constants, name=None, base_dir=None, parted=None
+            )
+            graph, strings = read.graph, read.strings
+        else:
+            graph = load_onnx(self._model, dims=given, constants=constants)
         compiled = None
-        if read.graph.outputs:
-            compiled = self._session.compile(read.graph, options=self._options)
-        program = self._programs[key] = _Program(compiled, read.strings)
+        if graph.outputs:
+            compiled = self._session.compile(graph, options=self._options)
+        program = self._programs[key] = _Program(compiled, strings)
         if len(self._programs) > _MOST_PROGRAMS:
             self._programs.popitem(last=False)
         return program
@@ -194,6 +198,12 @@ def _dims_key(dims: Mapping[str, Any]) -> tuple[Any, ...]:
     """The same of shapes."""
     listed = ((name, tuple(dim) if isinstance(dim, list) else dim) for name, dim in dims.items())
     return tuple(listed)
+
+
+def _may_be_strings(value: ValueInfoProto) -> bool:
+    """Whether an input or output is declared to hold strings, or not declared at all."""
+    kind = value.type.WhichOneof("value")
+    return kind is None or (kind == "tensor_type" and value.type.tensor_type.elem_type == STRING)
 
 
 def _contents(array: np.ndarray[Any, Any]) -> Any:

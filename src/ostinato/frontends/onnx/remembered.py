@@ -100,8 +100,11 @@ class RememberedModel:
         inputs: Mapping[str, str],
         open: Sequence[str],
         words: Mapping[str, str],
+        conditions: Mapping[str, str],
     ) -> ModelSpecialization:
-        return ModelSpecialization(self.reader, self, reasons, inputs, frozenset(open), words)
+        return ModelSpecialization(
+            self.reader, self, reasons, inputs, frozenset(open), words, conditions
+        )
 
     def keep(self, graph: Graph) -> None:
         """Write the entry, if the graph depends on nothing but its key."""
@@ -137,7 +140,13 @@ class RememberedModel:
             ),
             None
             if way is None
-            else (dict(way.reasons), dict(way.inputs), sorted(way.open), dict(way.words)),
+            else (
+                dict(way.reasons),
+                dict(way.inputs),
+                sorted(way.open),
+                dict(way.words),
+                dict(way.conditions),
+            ),
         )
         process_cache().write_entry(self._key, entry)
 
