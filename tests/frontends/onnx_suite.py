@@ -97,6 +97,10 @@ def outcome(name: str, *, optimize: bool = True) -> str:
         return REFUSED + _reason(str(error))
     except SkipTest as skipped:
         return REFUSED + str(skipped)
+    except TypeError as error:
+        if "Unable to compare" not in str(error):
+            raise
+        return "uncompared: the suite takes the length of a scalar in a sequence"
     tolerance = _TOLERANCES.get(name, 0.0)
     if tolerance == math.inf:
         return "random: the stored results are of another generator"
