@@ -108,10 +108,8 @@ class Variants:
     def __init__(
         self, graph: BaseGraph, way: Specialization[BaseGraph], *, always: bool = False
     ) -> None:
-        interface = interface_of(graph)
         self.way = way
-        self.inputs = interface.inputs
-        self.interface = interface
+        self.inputs = interface_of(graph).inputs
         self._shapes = tuple(type_.shape for type_ in self.inputs.values())
         self._symbols: dict[str, Symbol] = {
             s.name: s for shape in self._shapes for dim in shape for s in symbols(dim)
