@@ -124,7 +124,7 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
             constants = {
                 n: np.asarray(arrays[n]) for n in self._inputs if n in self.fixed & {*arrays}
             }
-            key = tuple((n, a.dtype.str, a.shape, _contents(a)) for n, a in constants.items())
+            key = tuple((n, a.dtype.name, a.shape, _contents(a)) for n, a in constants.items())
             if key in self._programs:
                 self._programs.move_to_end(key)
                 return self._programs[key]
