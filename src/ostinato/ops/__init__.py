@@ -29,6 +29,7 @@ _FAMILIES = (
     "attention",
     "recurrent",
     "quant",
+    "affine",
     "moe",
 )
 

@@ -59,8 +59,16 @@ else:
 __all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
 
 _MATMULS = ("matmul", "integer_matmul", "blockwise_matmul")
+_CONVOLUTIONS = ("conv", "integer_conv")
 _SELECTIONS = ("flat_nonzero", "non_max_suppression")
-_TEMPLATES = (*_MATMULS, "conv", "attention", "topk", "recurrent_scan", *_SELECTIONS)
+_TEMPLATES = (
+    *_MATMULS,
+    *_CONVOLUTIONS,
+    "attention",
+    "topk",
+    "recurrent_scan",
+    *_SELECTIONS,
+)
 _EXPERT_OPS = ("grouped_matmul", "expert_mlp")
 
 #: Ops with kernels of their own kind.
@@ -157,7 +165,7 @@ class _CpuRules:
         """The table that the driver takes."""
         rules = {
             **dict.fromkeys(_MATMULS, self._matmuls.matmul),
-            "conv": self._convolution,
+            **dict.fromkeys(_CONVOLUTIONS, self._convolution),
             "attention": self._attention,
             "topk": self._topk,
             "flat_nonzero": self._flat_nonzero,
@@ -200,7 +208,7 @@ class _CpuRules:
         if way is not None:
             winograd.lower_winograd(lowering, region, way, self.settings.registers)
         elif convolution.is_depthwise(root):
-            depthwise.lower_depthwise(lowering, region, root)
+            depthwise.lower_depthwise(lowering, region, root, self.settings.registers)
         else:
             self._matmuls.convolution(lowering, region, root)
 
