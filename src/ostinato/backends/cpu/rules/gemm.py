@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.text import KernelText
 
-__all__ = ["Gemm", "SumAxis", "fits_cache"]
+__all__ = ["Gemm", "SumAxis", "fits_cache", "sum_axes"]
 
 _ITEM_FLOPS = 2_000_000
 """About 20 µs of one core's work: long against the cost of handing an item out."""
@@ -56,6 +56,9 @@ too, and part of a panel."""
 
 _RESIDENT_PART = 4
 """The part of the second-level cache that panels stay in while rows pass by."""
+
+_REUSING_ROWS = 256
+"""Rows that go over a panel for so long that its arrival takes no time to speak of."""
 
 _MANY_ROWS = 512
 """Rows that make many blocks."""
@@ -203,15 +206,7 @@ class Gemm(CpuKernel):
         Raises:
             OstinatoError: ``a_index`` is not affine in ``k``, which is a bug in its maker.
         """
-        merged: list[SumAxis] = []
-        for symbol in self.k:
-            loop = SumAxis(extent_of(symbol), _step(self.a_index, symbol, self.k))
-            if loop.extent == 1:
-                continue
-            if merged and merged[-1].step == loop.extent * loop.step:
-                loop = SumAxis(merged.pop().extent * loop.extent, loop.step)
-            merged.append(loop)
-        return tuple(merged)
+        return sum_axes(self.a_index, self.k)
 
     @property
     def b_dtype(self) -> DType:
@@ -285,8 +280,13 @@ class Gemm(CpuKernel):
     def fetch(self) -> Prefetch | None:
         """:attr:`prefetch` where it pays: panels come from memory and not by the hardware alone."""
         fetch = self.prefetch
-        if fetch is None or max_extent(self.m) < fetch.least_rows:
+        rows = max_extent(self.m)
+        if fetch is None or rows < fetch.least_rows:
             return None
+        if rows > _REUSING_ROWS and not self.streams_rows:
+            return None
+        if self.scales is not None:
+            return None  # half bytes take so long to compute that the hardware keeps up
         return None if fits_cache(self.panels_bytes, self.caches) else fetch
 
     def fetches(self, height: int) -> bool:
@@ -309,7 +309,7 @@ class Gemm(CpuKernel):
         fetch, axes = self.fetch, self.sum_axes
         if fetch is None or self.item_tiles == 1 or len(axes) != 1:
             return None
-        if self.scales is not None or (self.b_format is not None and self.b_format.depth > 1):
+        if self.b_format is not None and self.b_format.depth > 1:
             return None
         (k,), m = axes, extent_of(self.m)
         if not isinstance(k.extent, int) or not isinstance(m, int):
@@ -428,6 +428,27 @@ class Gemm(CpuKernel):
 def fits_cache(nbytes: int, caches: CacheSizes) -> bool:
     """Whether panels of so many bytes together stay in the second-level cache."""
     return nbytes <= caches.second // _RESIDENT_PART
+
+
+def sum_axes(a_index: Dim, k: tuple[Symbol, ...]) -> tuple[SumAxis, ...]:
+    """The axes of a sum as loops, outermost first; axes that one loop can walk are merged.
+
+    Args:
+        a_index: the element offset into the left operand.
+        k: the axes summed over.
+
+    Raises:
+        OstinatoError: ``a_index`` is not affine in ``k``, which is a bug in its maker.
+    """
+    merged: list[SumAxis] = []
+    for symbol in k:
+        loop = SumAxis(extent_of(symbol), _step(a_index, symbol, k))
+        if loop.extent == 1:
+            continue
+        if merged and merged[-1].step == loop.extent * loop.step:
+            loop = SumAxis(merged.pop().extent * loop.extent, loop.step)
+        merged.append(loop)
+    return tuple(merged)
 
 
 def _step(index: Dim, symbol: Symbol, k: tuple[Symbol, ...]) -> Dim:

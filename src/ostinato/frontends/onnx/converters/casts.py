@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.known import Known
     from ostinato.ir.graph import Value
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "saturated_cast"]
 
 #: The greatest number of each format to which ``saturate`` applies.
 _GREATEST = {
@@ -35,7 +35,7 @@ def convert_cast(call: Call) -> Result:
         return _parsed(call, _target(call))
     if call.required("to") == STRING:
         return _printed(call)
-    return _cast(call, call.value(0), _target(call))
+    return saturated_cast(call, call.value(0), _target(call))
 
 
 def convert_cast_like(call: Call) -> Result:
@@ -44,7 +44,7 @@ def convert_cast_like(call: Call) -> Result:
         return texts if call.holds_strings(1) else _parsed(call, call.dtype(1))
     if call.holds_strings(1):
         return _printed(call)
-    return _cast(call, call.value(0), call.dtype(1))
+    return saturated_cast(call, call.value(0), call.dtype(1))
 
 
 def convert_bit_cast(call: Call) -> Result:
@@ -61,7 +61,8 @@ def _target(call: Call) -> DType:
     return ELEMENT_TYPES[number]
 
 
-def _cast(call: Call, x: Value, target: DType) -> Value:
+def saturated_cast(call: Call, x: Value, target: DType) -> Value:
+    """``x`` as ``target``; ``saturate`` says what is beyond the range of a float of 8 bits."""
     g = call.g
     if x.dtype == target:
         return x

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "convert_average_pool", "convert_global_pool"]
 
 
 def convert_max_pool(call: Call) -> Result:
