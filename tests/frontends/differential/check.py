@@ -18,7 +18,7 @@ from tests.frontends.differential.recipes import RECIPES
 
 __all__ = ["check", "draw"]
 
-#: How many assignments of sizes a graph with dynamic dims runs with.
+#: The number of assignments of sizes that a graph with dynamic dims runs with.
 ASSIGNMENTS = 3
 
 #: A few roundings of each element type, relative to the largest number in sight.

@@ -208,7 +208,7 @@ class _CpuRules:
         if way is not None:
             winograd.lower_winograd(lowering, region, way, self.settings.registers)
         elif convolution.is_depthwise(root):
-            depthwise.lower_depthwise(lowering, region, root)
+            depthwise.lower_depthwise(lowering, region, root, self.settings.registers)
         else:
             self._matmuls.convolution(lowering, region, root)
 

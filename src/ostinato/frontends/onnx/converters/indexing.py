@@ -160,7 +160,9 @@ def convert_tensor_scatter(call: Call) -> Result:
 
 def convert_non_zero(call: Call) -> Result:
     known = call.known(0)
-    if known is not None and not known.symbolic and known.size <= _LARGEST_KNOWN:
+    if known is not None and not known.symbolic:
+        if known.size > _LARGEST_KNOWN:
+            call.unsupported(f"it looks through {known.size} elements")
         positions = np.stack(np.nonzero(np.atleast_1d(known.array)))
         return as_known(positions.astype(np.int64), call.outputs[0])
     g, x = call.g, call.value(0)
@@ -173,8 +175,10 @@ def convert_compress(call: Call) -> Result:
     if axis is None:
         x, axis = g.reshape(x, (x.type.size,)), 0
     condition = call.known(1)
-    if condition is None or condition.symbolic or condition.size > _LARGEST_KNOWN:
+    if condition is None or condition.symbolic:
         return g.compress(x, call.value(1), axis=axis)
+    if condition.size > _LARGEST_KNOWN:
+        call.unsupported(f"it looks through {condition.size} elements")
     (chosen,) = np.nonzero(condition.array.reshape(-1))
     return g.take(x, g.constant(chosen.astype(np.int64)), axis=normalize_axis(axis, x.ndim))
 
