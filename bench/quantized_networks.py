@@ -49,7 +49,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How many times faster than ONNX Runtime, by least times: the machine may be busy."""
+        """Speed-up over ONNX Runtime, by least times: the machine may be busy."""
         return self.theirs.min / self.ours.min
 
     def __str__(self) -> str:

@@ -115,6 +115,15 @@ LABELS = {
 }
 
 
+RULES = {
+    "position_table": "s at most 64",
+    "reflected": "m at least 65",
+    "in_fours": "n a multiple of 4",
+    "up_and_down": "h a multiple of 4, w a multiple of 4",
+    "one_left": "m at least 8 and at most 15",
+}
+
+
 @pytest.fixture(scope="module")
 def session() -> ost.Session:
     return ost.Session("cpu", threads=2)
@@ -156,8 +165,9 @@ def test_sizes_that_do_not_are_judged_by_the_file(session: ost.Session, name: st
         with pytest.raises(Exception, match=""):
             judge.run(None, {"x": np.zeros(shape, np.float32)})
         for _ in range(2):
-            with pytest.raises(ost.VariableError, match=LABELS[name]):
+            with pytest.raises(ost.VariableError, match=f"{LABELS[name]}.*{RULES[name]}"):
                 compiled.run({"x": np.zeros(shape, np.float32)})
+        assert f"assumed: {RULES[name].partition(',')[0]}" in compiled.explain()
     x = np.ones(shapes[0], np.float32)
     np.testing.assert_allclose(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])
 
@@ -177,6 +187,32 @@ def test_another_reading_of_a_size(session: ost.Session) -> None:
         np.testing.assert_allclose(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])
     with pytest.raises(ost.VariableError, match="sum"):
         compiled.run({"x": np.zeros((2, 3, 6), np.float32)})
+
+
+def test_equal_sizes_are_unified(session: ost.Session) -> None:
+    """Of names that differ, and of a sum of others; where they are not equal, numbers decide."""
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["all"], axis=0),
+        helper.make_node("Add", ["all", "mask"], ["y"], name="masked"),
+    ]
+    proto = model(nodes, {"past": ["p", 2], "x": ["n", "two"], "mask": ["total", 2]})
+    graph = ost.load_onnx(proto)
+    assert (
+        graph.inputs["mask"].shape[0] == graph.inputs["past"].shape[0] + graph.inputs["x"].shape[0]
+    )
+    assert graph.inputs["x"].shape[1] == 2
+    compiled = session.compile(graph)
+    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    for p, n, total in ((3, 4, 7), (1, 1, 2), (3, 4, 1), (0, 5, 5)):
+        feeds = {
+            "past": np.ones((p, 2), np.float32),
+            "x": np.zeros((n, 2), np.float32),
+            "mask": np.random.default_rng(p).standard_normal((total, 2)).astype(np.float32),
+        }
+        np.testing.assert_array_equal(compiled.run(feeds)[0], judge.run(None, feeds)[0])
+    feeds["mask"] = np.zeros((3, 2), np.float32)
+    with pytest.raises(ost.VariableError, match="masked"):
+        compiled.run(feeds)
 
 
 def test_bounds_of_the_user_are_kept() -> None:

@@ -230,6 +230,40 @@ def test_broken_rules(change: Any, message: str) -> None:
         ost.load_onnx(damaged(change))
 
 
+def node_model(op_type: str, *dtypes: int, opset: int = 24, **attributes: Any) -> onnx.ModelProto:
+    """One node over operands of shape ``[1, 4, 2, 2]``."""
+    operands = [value(f"i{i}", [1, 4, 2, 2], dtype) for i, dtype in enumerate(dtypes)]
+    node = helper.make_node(op_type, [o.name for o in operands], ["y"], **attributes)
+    graph = helper.make_graph([node], "g", operands, [helper.make_empty_tensor_value_info("y")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+@pytest.mark.parametrize(
+    ("op_type", "types", "attributes", "message"),
+    [
+        *(
+            (op_type, ("FLOAT", "INT64"), {}, "same element type: operand 0 has float32")
+            for op_type in ("Add", "Div", "Mod", "Equal", "Max", "Mean", "Clip", "MatMul", "PRelu")
+        ),
+        ("Where", ("BOOL", "FLOAT", "DOUBLE"), {}, "same element type: operand 1 has float32"),
+        ("Concat", ("INT8", "UINT8"), {"axis": 0}, "same element type: operand 0 has int8"),
+        ("BitShift", ("UINT8", "UINT16"), {"direction": "LEFT"}, "same element type"),
+        ("Concat", ("INT8",), {"axis": 4}, "axis 4"),
+        ("Mod", ("FLOAT", "FLOAT"), {"fmod": 2}, "fmod should be 0 or 1, got 2"),
+        ("DepthToSpace", ("FLOAT",), {"blocksize": 2, "mode": "A"}, "one of DCR, CRD, got 'A'"),
+        ("Attention", ("FLOAT",) * 3, {"qk_matmul_output_mode": 9}, "0, 1, 2 or 3, got 9"),
+    ],
+)
+def test_operands_and_attributes_that_an_op_does_not_take(
+    op_type: str, types: tuple[str, ...], attributes: dict[str, Any], message: str
+) -> None:
+    proto = node_model(op_type, *(TensorProto.DataType.Value(t) for t in types), **attributes)
+    if op_type == "Attention":
+        proto.graph.node[0].output.extend(["", "", "scores"])
+    with pytest.raises((ost.ModelFormatError, ost.GraphError), match=message):
+        ost.load_onnx(proto)
+
+
 # -- external data -------------------------------------------------------------------------------
 
 
@@ -279,6 +313,7 @@ def test_external_data(tmp_path: Path) -> None:
         ({"location": "sublink/secret.bin"}, "link out of"),
         ({"location": "w\0.bin"}, "must lie in"),
         ({"location": "absent.bin"}, "does not exist"),
+        ({"location": "x" * 300}, "bad location"),
         ({"location": "."}, "does not exist"),
         ({"location": "w.bin", "offset": "4"}, "44"),
         ({"location": "w.bin", "offset": "4", "length": "48"}, "lie outside"),

@@ -190,6 +190,13 @@ class Executable(ABC):
         """Restore the calling thread's hint before the last :meth:`push_limit`."""
         return
 
+    # -- sizes that depend on data; by default, there are none -------------------------------------
+
+    @property
+    def live_sizes(self) -> dict[str, int]:
+        """The values that the last run gave data-dependent Variables, by name."""
+        return {}
+
     # -- experts; by default, an executable has no layers of them ----------------------------------
 
     @property

@@ -35,6 +35,7 @@ class Op(ABC):
             order, so that it may as well compute them.
         updates_operand: whether the result is the first operand with some elements changed.
         reduces: whether the result is made of all elements along the axes ``axis``.
+        binds_size: whether it gives the data-dependent Variable ``size``, an attribute, its value.
         takes_narrow: whether operands may be of narrow dtypes: the op moves or converts elements.
     """
 
@@ -46,6 +47,7 @@ class Op(ABC):
     reads_once: ClassVar[bool] = False
     updates_operand: ClassVar[bool] = False
     reduces: ClassVar[bool] = False
+    binds_size: ClassVar[bool] = False
     takes_narrow: ClassVar[bool] = False
 
     @classmethod

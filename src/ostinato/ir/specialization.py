@@ -29,9 +29,11 @@ class Specialization(ABC, Generic[G]):
         inputs: by input whose contents have to be known, the node that needs them, and why.
         open: the Variables whose bounds are defaults: a run may bring any size.
         words: by the text of an input's dim, the model's own name for it, where that differs.
+        conditions: by such a name, what the graph assumes of the size (``"at most 64"``); a graph
+            for other sizes is built again.
 
     Attributes:
-        reasons, inputs, open, words: as given.
+        reasons, inputs, open, words, conditions: as given.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class Specialization(ABC, Generic[G]):
         inputs: Mapping[str, str],
         open: frozenset[str],
         words: Mapping[str, str],
+        conditions: Mapping[str, str],
     ) -> None:
         self.reasons = reasons
         self.inputs = inputs
         self.open = open
         self.words = words
+        self.conditions = conditions
 
     @property
     def needed(self) -> bool:

@@ -39,6 +39,7 @@ def verify(graph: BaseGraph) -> None:
         _check_attrs(node)
         _check_types(node)
         _check_variables(node, variables)
+        _check_sizes(graph, node, defined)
         defined.update(node.outputs)
     _check_leaves(graph)
     _check_results(graph, defined)
@@ -109,6 +110,12 @@ def _check_variables(node: Node, known: Mapping[str, Symbol]) -> None:
         for symbol in _symbols(dim):
             if known.get(symbol.name) != symbol:
                 _fail(node, f"Variable {symbol.name!r} is not the graph's Variable of that name")
+
+
+def _check_sizes(graph: BaseGraph, node: Node, defined: set[Value]) -> None:
+    for binding in graph.size_nodes(node):
+        if binding.outputs[0] not in defined:
+            _fail(node, f"mentions {binding.attrs['size']}, which no earlier node binds")
 
 
 def _dims(node: Node) -> Iterator[Any]:

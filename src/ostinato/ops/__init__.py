@@ -20,6 +20,7 @@ _FAMILIES = (
     "elementwise",
     "shape",
     "indexing",
+    "sizes",
     "reduction",
     "linalg",
     "convolution",

@@ -14,7 +14,13 @@ from ostinato.ir.facts import Fact
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axis
-from ostinato.variables import Dim, Expr, bounds, provably_nonnegative
+from ostinato.variables import (
+    Dim,
+    Expr,
+    bounds,
+    provably_at_most,
+    provably_nonnegative,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -274,13 +280,20 @@ class Topk(Op):
         axis, k = normalize_axis(attrs["axis"], x.ndim), attrs["k"]
         self.expect(not x.dtype.is_bool, "expected a numeric operand, got bool")
         self.expect(
-            isinstance(k, int) and not isinstance(k, bool) and k >= 0,
-            f"k is an int from 0 up, got {k!r}",
+            isinstance(k, int | Expr) and not isinstance(k, bool) and bounds(k)[1] >= 0,
+            f"k is a size from 0 up, got {k!r}",
         )
-        size = x.shape[axis]
-        self.expect(bounds(size)[0] >= k, f"k is {k}, but axis {axis} of {x} has {size} elements")
+        self.expect_facts(operands, attrs)
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
         return TensorType(x.dtype, shape), TensorType(INT64, shape)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> list[Fact]:
+        (x,) = operands
+        axis, k = normalize_axis(attrs["axis"], x.ndim), attrs["k"]
+        size = x.shape[axis]
+        if provably_at_most(k, size):
+            return []
+        return [Fact(size - k, 0, f"k is {k}, but axis {axis} of {x} has {size} elements")]
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         (x,) = operands

@@ -212,12 +212,49 @@ class NumpyNamespace:
         return result
 
     @staticmethod
+    def non_max_suppression(
+        boxes: Any, scores: Any, most: Any, overlap: Any, least: Any, *, centered: bool
+    ) -> Array:
+        """The boxes chosen of each class, -1 behind the last one; see the op of that name."""
+        corners = np.asarray(boxes)
+        if centered:
+            half = corners[..., 2:] / 2
+            low, high = corners[..., :2] - half, corners[..., :2] + half
+        else:
+            low = np.minimum(corners[..., :2], corners[..., 2:])
+            high = np.maximum(corners[..., :2], corners[..., 2:])
+        found = np.full(scores.shape, -1, np.int64)
+        for batch, class_ in np.ndindex(*scores.shape[:2]):
+            score = scores[batch, class_]
+            order = NumpyNamespace.argsort(score, axis=0, descending=True)
+            left = [box for box in order if score[box] > least]
+            chosen: list[int] = []
+            while left and len(chosen) < most:
+                chosen.append(left.pop(0))
+                edges = (low[batch, chosen[-1]], high[batch, chosen[-1]])
+                left = [
+                    box
+                    for box in left
+                    if not _overlap(*edges, low[batch, box], high[batch, box]) > overlap
+                ]
+            found[batch, class_, : len(chosen)] = chosen
+        return found
+
+    @staticmethod
     def argsort(x: Any, axis: int, descending: bool) -> Array:
         """A stable order: ties by the lower index. NaN counts as the greatest."""
         if not descending:
             return np.argsort(x, axis=axis, kind="stable")
         order = np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
         return np.asarray(x.shape[axis] - 1 - order)
+
+
+def _overlap(low: Array, high: Array, other_low: Array, other_high: Array) -> float:
+    """Intersection over union of two boxes; 0 where either is empty."""
+    sides = np.minimum(high, other_high) - np.maximum(low, other_low)
+    common = float(np.prod(np.maximum(sides, 0)))
+    areas = float(np.prod(high - low)), float(np.prod(other_high - other_low))
+    return common / (sum(areas) - common) if common > 0 and min(areas) > 0 else 0.0
 
 
 def _extreme(x: Any, sign: int) -> Any:

@@ -18,6 +18,7 @@ from ostinato.variables import (
     Requirement,
     bounds,
     ceil_div,
+    data_symbols,
     prod,
     provably_at_most,
 )
@@ -53,12 +54,24 @@ class Reshape(Op):
         self.expect_count(operands, 1)
         (x,) = operands
         shape = check_shape(self.name, attrs["shape"])
-        self.expect_equal(
-            prod(shape),
-            x.size,
-            f"shape {_shown(shape)} holds {prod(shape)} elements, the operand {x.size}",
-        )
+        size = prod(shape)
+        if not data_symbols(size) | data_symbols(x.size):
+            self.expect_equal(size, x.size, self._problem(x, shape))
+        self.expect_facts(operands, attrs)
         return (TensorType(x.dtype, shape),)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Iterator[Fact]:
+        """Sizes that depend on data need not be equal as expressions: a run checks them."""
+        (x,) = operands
+        shape = check_shape(self.name, attrs["shape"])
+        size = prod(shape)
+        if size != x.size:
+            yield Fact(size - x.size, 0, self._problem(x, shape))
+            yield Fact(x.size - size, 0, self._problem(x, shape))
+
+    @staticmethod
+    def _problem(x: TensorType, shape: Sequence[Dim]) -> str:
+        return f"shape {_shown(shape)} holds {prod(shape)} elements, the operand {x.size}"
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         return xp.reshape(operands[0], attrs["shape"])

@@ -190,6 +190,8 @@ class CompiledGraph:
             inputs: an array for each input, by name. Sizes given by Variables may differ from run
                 to run, within their bounds.
             out: arrays to write the outputs into, in order or by name; nothing is then allocated.
+                One for an output whose shape depends on data has the largest shape; what comes
+                back is the part of it in use, which lies at its start, without gaps.
             variables: values of Variables that no input's shape gives: ``{"pos": 3}``, or
                 ``[pos.bind(3)]``.
 
@@ -307,6 +309,16 @@ class CompiledGraph:
         return execution.run_slots(given, variables)
 
     @property
+    def live_sizes(self) -> Mapping[str, int]:
+        """The values that the last run gave sizes that depend on data, by Variable.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        with self._execution.in_order("live_sizes reads back"):
+            return self._execution.executable.live_sizes
+
+    @property
     def arena(self) -> memoryview:
         """The memory that runs work in, to be read: results of :meth:`run_slots` lie in it."""
         return self._execution.executable.arena.toreadonly()
@@ -368,6 +380,9 @@ class CompiledGraph:
         variables: VariableValues | None = None,
     ) -> Callable[[], None]:
         """Check these arrays once; calling the result runs on them with no further checks.
+
+        Of an output whose shape depends on data, the elements lie at the start of its array, which
+        has the largest shape; :attr:`live_sizes` has the sizes of the last run.
 
         The arrays are used in place: their contents at each call are what counts, so they must be
         C-contiguous and of the declared dtype already. So are the params: a weight written later

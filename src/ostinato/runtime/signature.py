@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from ostinato.ir.facts import check_facts
 from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.record import Interface
 from ostinato.lazy import LazyModule
-from ostinato.records import dataclass
+from ostinato.records import dataclass, field
 from ostinato.runtime.arrays import (
     Array,
     TensorSpec,
@@ -27,7 +28,7 @@ from ostinato.runtime.arrays import (
     in_place,
     shape_text,
 )
-from ostinato.variables import bounds, evaluate, symbols
+from ostinato.variables import bounds, capacity, data_symbols, evaluate, symbols
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph
@@ -54,13 +55,33 @@ class Live:
     """The values of Variables and the output shapes of one run.
 
     Attributes:
-        variables: the Variables' values, in the graph's order; or the executable's part that runs,
-            and its own.
-        outputs: each output's shape and dtype.
+        variables: the Variables' values, in the graph's order, of data-dependent ones 0; or the
+            executable's part that runs, and its own.
+        outputs: each output's shape and dtype; where the shape depends on data, the largest one.
+        binds: whether the run gives Variables their values.
+        data_sized: by position, the declared types of outputs whose shapes depend on data.
+        values: of the Variables that are known before the run, by name.
     """
 
     variables: tuple[Any, ...]
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    binds: bool = False
+    data_sized: Mapping[int, TensorType] = field(default_factory=dict)
+    values: Mapping[str, int] = field(default_factory=dict)
+
+    def fitted(self, arrays: Sequence[Array], sizes: Mapping[str, int]) -> list[Array]:
+        """The outputs of a run, those of data-dependent shapes cut to what the run gave them.
+
+        Args:
+            arrays: an array for each output; their elements in use lie at the start.
+            sizes: the values of data-dependent Variables.
+        """
+        fitted = list(arrays)
+        for position, type_ in self.data_sized.items():
+            shape = tuple(evaluate(dim, {**self.values, **sizes}) for dim in type_.shape)
+            elements = arrays[position].reshape(-1)[: math.prod(shape)]
+            fitted[position] = elements.reshape(shape)
+        return fitted
 
     def empty(self) -> list[Array]:
         """Fresh arrays for the outputs."""
@@ -81,6 +102,7 @@ class Signature:
         inputs, outputs, params, states: specs by name: ``name``, ``shape``, ``dtype``.
         variables: the graph's Variables by name.
         facts: the conditions of the graph on values of its Variables.
+        given: the Variables whose values are known before a run.
     """
 
     #: The positions of the inputs whose contents sizes depend on; ``None``: there are none.
@@ -96,6 +118,12 @@ class Signature:
         self.states = _specs(interface.states)
         self.outputs = _specs(interface.outputs)
         self.variables = interface.variables
+        self.given = {name: v for name, v in self.variables.items() if v.bound is None}
+        self._data_sized = {
+            position: spec.type
+            for position, spec in enumerate(self.outputs.values())
+            if any(data_symbols(dim) for dim in spec.shape)
+        }
         self.resident = tuple(name for name in self.variables if name in DECODE_VARIABLES)
         self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
         self._experts = interface.expert_inputs
@@ -261,8 +289,11 @@ class Signature:
         values = self._solve(shapes, block, variables)
         outputs = self.outputs.values()
         return Live(
-            tuple(values[name] for name in self.variables),
-            tuple((tuple(evaluate(d, values) for d in s.shape), s.dtype.numpy) for s in outputs),
+            tuple(values.get(name, 0) for name in self.variables),
+            tuple((_capacity(spec.shape, values), spec.dtype.numpy) for spec in outputs),
+            len(self.given) < len(self.variables),
+            self._data_sized,
+            values,
         )
 
     def _contents(self, arrays: Sequence[Array] | None) -> tuple[Any, ...]:
@@ -276,14 +307,14 @@ class Signature:
         variables: Mapping[str, int],
     ) -> dict[str, int]:
         """The Variables' values that the shapes of the inputs, the block or the caller give."""
-        if not self.variables:
+        if not self.given:
             return {}
         specs = self.inputs.values()
         pairs = {s.name: (s.shape, shape) for s, shape in zip(specs, shapes, strict=True)}
         try:
             given_by = "variables=" if variables else "the variable block"
             values = solve_dims(pairs, {**block, **variables}, given_by=given_by)
-            check_values({name: self.variables[name] for name in values}, values)
+            check_values({name: self.given[name] for name in values}, values)
         except VariableError as error:
             listed = [
                 f"{name!r} {shape_text(declared)} got {actual}"
@@ -296,7 +327,7 @@ class Signature:
         return values
 
     def _check_settled(self, values: Mapping[str, int]) -> None:
-        missing = [name for name in self.variables if name not in values]
+        missing = [name for name in self.given if name not in values]
         if missing:
             advice = (
                 "write it with set_decode_state and turn on set_dev_state_mode(True)"
@@ -378,6 +409,11 @@ class Signature:
                 if np.may_share_memory(arrays[i], arrays[j]):
                     return f"{names[i]} overlaps {names[j]} in memory; give it an array of its own"
         return ""
+
+
+def _capacity(shape: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:
+    """The sizes of an output; where they depend on data, the greatest ones."""
+    return tuple(evaluate(capacity(dim), values) for dim in shape)
 
 
 def _key(

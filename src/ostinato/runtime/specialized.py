@@ -301,6 +301,10 @@ class SpecializedExecutable(Executable):
             executable.direct = enable
 
     @property
+    def live_sizes(self) -> dict[str, int]:
+        return {} if self._latest is None else self._latest.executable.live_sizes
+
+    @property
     def last(self) -> tuple[Array, ...]:
         if self._results is not None:
             return self._results
@@ -477,6 +481,7 @@ class SpecializedExecutable(Executable):
     def report(self) -> CompileReport:  # type: ignore[override]
         """The compiler's report on the graph of the last run, under one on sizes."""
         lines = [f"symbolic: {', '.join(self._variants.symbolic) or 'none'}"]
+        lines += [f"assumed: {word} {rule}" for word, rule in self._variants.way.conditions.items()]
         because: dict[str, list[str]] = {}
         for name, reason in {**self._variants.specialized, **self._variants.way.inputs}.items():
             because.setdefault(reason, []).append(name)

@@ -18,7 +18,7 @@ from ostinato.errors import (
     VariableError,
 )
 from ostinato.ir.binding import solve_dims
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 from ostinato.runtime.arrays import shape_text
 from ostinato.runtime.signature import NO_VALUES, Live, Signature, interface_of
 from ostinato.variables import Variable, bounds, substitute, symbols
@@ -162,12 +162,14 @@ class Variants:
                 continue
             if key == self.base:
                 return live
-            return Live(VariantValues(key, live.variables), live.outputs)
+            return replace(live, variables=VariantValues(key, live.variables))
         assert refused is not None
         if isinstance(refused, VariableError):
             raise refused
         sizes = self.describe(VariantKey(tuple(shapes), contents))
-        raise VariableError(f"the graph cannot be built for {sizes}: {refused}") from refused
+        rules = [f"{word} {rule}" for word, rule in self.way.conditions.items()]
+        usual = f"; it can where these hold: {', '.join(rules)}" if rules else ""
+        raise VariableError(f"the graph cannot be built for {sizes}: {refused}{usual}") from refused
 
     def _contents(
         self, arrays: Sequence[Array] | None

@@ -16,9 +16,10 @@ from ostinato.variables.expr import (
     Maximum,
     Minimum,
     Symbol,
+    bounds,
     provably_nonnegative,
 )
-from ostinato.variables.queries import evaluate, substitute, symbols
+from ostinato.variables.queries import coefficient, evaluate, substitute, symbols
 from ostinato.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -54,9 +55,12 @@ class Requirement(NamedTuple):
 def narrowings(requirement: Requirement, symbol: Symbol) -> Iterator[Dim]:
     """Dims for a Variable with which a condition holds, or may be found to hold further on.
 
-    The first ones are the Variable within narrower bounds; they make the condition certain. Where
-    sizes have to be equal, multiples of Variables of other names follow, which may help or not.
+    The first ones make the condition certain: what the Variable has to be equal to, or the Variable
+    within narrower bounds. Where sizes have to be equal, multiples of Variables of other names
+    follow, which may help or not.
     """
+    if requirement.equal and (solution := _solution(requirement.size, symbol)) is not None:
+        yield solution
     if symbols(requirement.size) == {symbol}:
         for low, high in _ranges(requirement, symbol):
             narrowed = Variable(symbol.name, low, high)
@@ -66,6 +70,23 @@ def narrowings(requirement: Requirement, symbol: Symbol) -> Iterator[Dim]:
         low, high = -(-symbol.min // factor), symbol.max // factor
         if low < high:
             yield factor * Variable(f"{symbol.name}_by_{factor}", low, high)
+
+
+def _solution(size: Dim, symbol: Symbol) -> Dim | None:
+    """The dim of which a Variable is the same, where ``size`` is 0, if there is just one."""
+    parts = coefficient(size, symbol)
+    if parts is None:
+        return None
+    scale, rest = parts
+    if not isinstance(scale, int) or scale == 0:
+        return None
+    solution = rest * -1 if scale == 1 else rest if scale == -1 else None
+    if solution is None and isinstance(rest, int) and rest % scale == 0:
+        solution = -rest // scale
+    if solution is None:
+        return None
+    low, high = bounds(solution)
+    return solution if low >= 0 and high >= symbol.min and low <= symbol.max else None
 
 
 def _ranges(requirement: Requirement, symbol: Symbol) -> Iterator[tuple[int, int]]:

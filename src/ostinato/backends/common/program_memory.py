@@ -125,7 +125,14 @@ class ProgramMemory(Generic[M, S]):
     def _fresh(self) -> tuple[M, M, M, M]:
         """New blocks for the slots that no two executables share."""
         allocate, sizes = self._kind.allocate, self._sizes
-        arena, states = allocate(sizes[Slot.ARENA]), allocate(sizes[Slot.STATES])
+        try:
+            arena = allocate(sizes[Slot.ARENA])
+        except MemoryError:
+            raise MemoryError(
+                f"a run takes up to {sizes[Slot.ARENA]:,} bytes, beyond all addresses; "
+                "bound the sizes of the graph more tightly"
+            ) from None
+        states = allocate(sizes[Slot.STATES])
         return arena, states, allocate(sizes[Slot.MASKED_TAIL]), allocate(sizes[Slot.RESIDENT])
 
     def _shown(self, nbytes: int) -> Memory:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.weights import Weights
     from ostinato.backends.cpu.compilation import Compilation
-    from ostinato.backends.cpu.image import Image, Preparation, Step
+    from ostinato.backends.cpu.image import AnyStep, Image, Preparation
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode
     from ostinato.backends.cpu.partial_launch import LeadingRows
     from ostinato.ir.facts import Fact
@@ -97,7 +97,7 @@ class CpuExecutable(Executable):
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def _start(self, memory: ProgramMemory[_core.Arena, Step]) -> None:
+    def _start(self, memory: ProgramMemory[_core.Arena, AnyStep]) -> None:
         """Make the native programs that run on ``memory``."""
         self.memory = memory
         self.unset = memory.weights.unset
@@ -144,7 +144,7 @@ class CpuExecutable(Executable):
 
     def _native(
         self,
-        steps: Sequence[_core.Step],
+        steps: Sequence[_core.Step | _core.SizeStep],
         slots: Sequence[_core.Slot],
     ) -> _core.Program:
         """A program that runs between two runs of the graph."""
@@ -180,7 +180,7 @@ class CpuExecutable(Executable):
 
     def _weights_of(
         self, siblings: Sequence[CpuExecutable], params: Mapping[str, ParamSource]
-    ) -> Weights[_core.Arena, Step] | None:
+    ) -> Weights[_core.Arena, AnyStep] | None:
         """The weights of a sibling that has the same ones in the same form."""
         for other in siblings:
             if other._prepacking == self._prepacking and not other.unset:
@@ -286,6 +286,10 @@ class CpuExecutable(Executable):
         self.program.run([*inputs, *outputs], variables)
         if tier is not None:
             tier.check(failures)
+
+    @property
+    def live_sizes(self) -> dict[str, int]:
+        return self._image.read_sizes(memoryview(self._arena))
 
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]

@@ -79,15 +79,22 @@ def load_onnx(
     from ostinato.frontends.onnx.symbolic import import_model
 
     reader = open_reader() if model is None else model.reader()
-    graph, reasons, contents = import_model(reader)
+    imported = import_model(reader)
+    graph = imported.graph
     if reader.strings:
         raise UnsupportedOpError(
             f"outputs {list(reader.strings)} hold strings, which no graph gives; ONNX's backend "
             "interface, ostinato.frontends.onnx.backend, returns them"
         )
-    if graph.variables or contents:
+    if graph.variables or imported.contents:
         graph.specialization = ModelSpecialization(
-            lambda: reader, model, reasons, contents, reader.open, reader.words
+            lambda: reader,
+            model,
+            imported.reasons,
+            imported.contents,
+            reader.open,
+            reader.words,
+            reader.conditions,
         )
     if model is not None and reader.self_contained:
         model.keep(graph)

@@ -15,13 +15,15 @@ from onnx import ModelProto, helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ostinato.errors import InputError, UnsupportedOpError
+from ostinato.frontends.onnx import load_onnx
 from ostinato.frontends.onnx.reading import read_model
 from ostinato.frontends.onnx.source import NEWEST_IR, NEWEST_OPSET
+from ostinato.frontends.onnx.tensors import STRING
 from ostinato.records import dataclass
 from ostinato.runtime.session import Session
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    from onnx import NodeProto, ValueInfoProto
 
     from ostinato.backends.options import CompileOptions
     from ostinato.runtime.compiled_graph import CompiledGraph
@@ -76,6 +78,7 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
         self._dims = dims
         stored = {tensor.name for tensor in model.graph.initializer}
         self._inputs = [value.name for value in model.graph.input if value.name not in stored]
+        self._has_strings = any(map(_may_be_strings, (*model.graph.input, *model.graph.output)))
         self._programs: OrderedDict[tuple[Any, ...], _Program] = OrderedDict()
         self.fixed: frozenset[str] = frozenset()
         try:
@@ -133,16 +136,32 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
                 self.fixed |= error.inputs
 
     def _compile(self, constants: Mapping[str, Any], key: tuple[Any, ...] = ()) -> _Program:
-        read = read_model(
-            self._model, dims=self._dims, constants=constants, name=None, base_dir=None, parted=None
-        )
+        strings = {}
+        if self._has_strings:
+            read = read_model(
+                self._model,
+                dims=self._dims,
+                constants=constants,
+                name=None,
+                base_dir=None,
+                parted=None,
+            )
+            graph, strings = read.graph, read.strings
+        else:
+            graph = load_onnx(self._model, dims=self._dims, constants=constants)
         compiled = None
-        if read.graph.outputs:
-            compiled = self._session.compile(read.graph, options=self._options)
-        program = self._programs[key] = _Program(compiled, read.strings)
+        if graph.outputs:
+            compiled = self._session.compile(graph, options=self._options)
+        program = self._programs[key] = _Program(compiled, strings)
         if len(self._programs) > _MOST_PROGRAMS:
             self._programs.popitem(last=False)
         return program
+
+
+def _may_be_strings(value: ValueInfoProto) -> bool:
+    """Whether an input or output is declared to hold strings, or not declared at all."""
+    kind = value.type.WhichOneof("value")
+    return kind is None or (kind == "tensor_type" and value.type.tensor_type.elem_type == STRING)
 
 
 def _contents(array: np.ndarray[Any, Any]) -> Any:

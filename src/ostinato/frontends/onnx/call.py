@@ -161,6 +161,13 @@ class Call:
         """The type of the operand at ``index``."""
         return self.operand(index).type
 
+    def alike(self, *indices: int) -> None:
+        """Check that the operands at ``indices``, as far as they are there, have one dtype."""
+        found = {index: self.dtype(index) for index in indices if self.has(index)}
+        if len(set(found.values())) > 1:
+            listed = ", ".join(f"operand {index} has {dtype}" for index, dtype in found.items())
+            self.malformed(f"operands should have the same element type: {listed}")
+
     def shape(self, index: int) -> tuple[Dim, ...]:
         """The shape of the operand at ``index``."""
         found = self.operands[index] if index < len(self.operands) else None
@@ -230,6 +237,13 @@ class Call:
         """A string attribute."""
         found = self._attribute(name, _STRING)
         return default if found is None else found.s.decode("utf-8", "replace")
+
+    def choice(self, name: str, *options: str) -> str:
+        """A string attribute that is one of ``options``, the first by default."""
+        found = self.text(name, options[0])
+        if found not in options:
+            self.malformed(f"{name} should be one of {', '.join(options)}, got {found!r}")
+        return found
 
     def integer_list(self, name: str, default: D) -> tuple[int, ...] | D:
         """An attribute that is a list of ints."""

@@ -170,8 +170,9 @@ def _move_strings(call: Call, converter: Converter) -> list[Tensor] | None:
         positions = np.arange(len(pool), len(pool) + texts.array.size, dtype=np.int64)
         operands[index] = Known(positions.reshape(texts.array.shape), INT64)
         pool += texts.array.reshape(-1).tolist()
-    if not all(o is None or isinstance(o, Known) for o in operands):
-        return None
+    for index, operand in enumerate(operands):
+        if operand is not None and not isinstance(operand, Known):
+            call.unknown(index, "it moves strings as data says")
     results = _evaluate(replace(call, operands=tuple(operands)), converter)
     if results is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim, Requirement
 
 __all__ = ["Importer", "Obstacle", "Scope"]
+
+#: Arithmetic of more characters is not shown.
+_READABLE = 40
 
 #: The most nodes that are followed back from an operand to the sizes that it depends on.
 _MOST_FOLLOWED = 256
@@ -119,12 +123,20 @@ class Obstacle:
 class Importer:
     """Builds ``g`` from a model's graph, collecting every node that cannot be expressed.
 
+    Args:
+        source: the model.
+        g: an empty graph.
+        words: by Variable, the model's name for it, where that differs.
+
     Attributes:
         obstacles: those nodes, and others with operands that do not fit.
     """
 
-    def __init__(self, source: ModelSource, g: Graph) -> None:
+    def __init__(
+        self, source: ModelSource, g: Graph, words: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._source = source
+        self._words = words
         self._g = g
         self._leaves = Leaves(g)
         self._functions = FunctionLibrary(source.proto)
@@ -232,7 +244,7 @@ class Importer:
         try:
             with self._g.labelled(label):
                 results = self._convert(node, label, scope)
-            self._blame_condition(node, scope, obstacles)
+            self._blame_condition(node, label, scope, obstacles)
             return results
         except NotSupported as reason:
             unknown = () if reason.unknown is None else (reason.unknown,)
@@ -243,8 +255,9 @@ class Importer:
         except GraphError as error:
             sizes = [requirement.size for requirement in error.requirements]
             self._obstruct(node, label, scope, error, sizes, requirements=error.requirements)
+            problem = self._problem(error, label)
             hint = "; sizes can be fixed or bounded with dims=" if self._g.variables else ""
-            self._fail(GraphError(f"{node.op_type} {label!r}: {error}{hint}"))
+            self._fail(GraphError(f"{node.op_type} {label!r}: {problem}{hint}"))
         except ModelFormatError as error:
             self._obstruct(node, label, scope, error)
             self._fail(ModelFormatError(f"{node.op_type} {label!r}: {error}"))
@@ -351,7 +364,18 @@ class Importer:
 
     # -- what went wrong --------------------------------------------------------------------
 
-    def _blame_condition(self, node: NodeProto, scope: Scope, first: int) -> None:
+    def _problem(self, error: Exception, label: str) -> str:
+        """The text of an error; where that is long arithmetic, what sizes it depends on."""
+        conditions = error.requirements if isinstance(error, GraphError) else ()
+        if any(len(str(condition.size)) > _READABLE for condition in conditions):
+            condition = conditions[0]
+            names = {symbol.name.partition("_by_")[0] for symbol in symbols(condition.size)}
+            words = ", ".join(sorted(self._words.get(name, name) for name in names))
+            rule = "have to be equal" if condition.equal else "must not be negative"
+            return f"sizes that depend on {words} {rule}, and are not for all of them"
+        return str(error).removesuffix(f" (node {label!r})")
+
+    def _blame_condition(self, node: NodeProto, label: str, scope: Scope, first: int) -> None:
         """Add what a node with subgraphs reads to the obstacles found in these: a branch may fail
         that is never taken.
         """
@@ -363,6 +387,7 @@ class Importer:
                     obstacle,
                     inputs=obstacle.inputs | inputs,
                     hopeless=obstacle.hopeless and not inputs,
+                    label=label,
                 )
                 for obstacle in self.obstacles[first:]
             ]
@@ -386,7 +411,7 @@ class Importer:
         sizes = dims or [item for item in behind if isinstance(item, Expr)]
         found = {s.name for dim in sizes for s in symbols(dim)}
         hopeless = isinstance(error, NotSupported) and not (dims or inputs)
-        reason = f"{node.op_type} {label!r}: {error}"
+        reason = f"{node.op_type} {label!r}: {self._problem(error, label)}"
         self.obstacles.append(
             Obstacle(reason, frozenset(found), frozenset(inputs), hopeless, label, requirements)
         )

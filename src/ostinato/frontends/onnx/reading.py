@@ -18,7 +18,7 @@ from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, STRING, element_name
 from ostinato.ir.types import TensorType
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass
-from ostinato.variables import symbols
+from ostinato.variables import bounds, coefficient, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -84,6 +84,8 @@ class ModelReader:
 
     Attributes:
         strings: the outputs of the last graph that are strings, by name.
+        attempt: the last graph, as far as it could be built.
+        conditions: by the model's name of a size, what :meth:`assume` has assumed of it.
     """
 
     def __init__(
@@ -104,6 +106,8 @@ class ModelReader:
         self._parted = parted
         self._obstacles: dict[int, Sequence[Obstacle]] = {}
         self.strings: dict[str, np.ndarray[Any, Any]] = {}
+        self.attempt = Graph()
+        self.conditions: dict[str, str] = {}
 
     @cached_property
     def model(self) -> ModelSource:
@@ -167,11 +171,16 @@ class ModelReader:
     def assume(self, shapes: Mapping[str, tuple[Dim, ...]]) -> None:
         """From now on, take these shapes of open sizes for those of inputs."""
         types, resolver = self._resolved
+        named = {str(dim) for type_ in types.values() for dim in type_.shape}
         for name, shape in shapes.items():
             for before, dim in zip(types[name].shape, shape, strict=True):
-                if before != dim:
+                if before == dim:
+                    continue
+                word = resolver.words.get(str(before), str(before))
+                self.conditions[word] = _condition(before, dim, resolver.words)
+                if str(dim) not in named:
                     resolver.open.update(s.name for s in symbols(dim))
-                    resolver.words[str(dim)] = resolver.words.get(str(before), str(before))
+                    resolver.words[str(dim)] = word
             types[name] = TensorType(types[name].dtype, shape)
 
     @property
@@ -216,8 +225,8 @@ class ModelReader:
                 :func:`ostinato.load_onnx`.
         """
         with _blaming_the_model():
-            graph = Graph(self.name)
-            importer = Importer(self.model, graph)
+            graph = self.attempt = Graph(self.name)
+            importer = Importer(self.model, graph, self.words)
             try:
                 fixed = {**self._constants, **contents}
                 strings = importer.run(self._leaves(graph, shapes, fixed))
@@ -260,6 +269,23 @@ def input_types(source: Any, *, dims: Mapping[str, Any] | None = None) -> dict[s
     """
     with _blaming_the_model():
         return _types(open_model(source), dims)[0]
+
+
+def _condition(before: Dim, dim: Dim, words: Mapping[str, str]) -> str:
+    """The condition on a size that takes it from one dim to another, in words."""
+    if isinstance(dim, int):
+        return f"{dim}"
+    (least, most), (low, high) = bounds(before), bounds(dim)
+    used = symbols(dim)
+    if len(used) != 1 or (factor := coefficient(dim, next(iter(used)))) is None:
+        return f"equal to {dim}"
+    scale, rest = factor
+    if scale != 1 or rest != 0:
+        return f"a multiple of {scale}" if rest == 0 else f"equal to {dim}"
+    if {s.name for s in used} != {s.name for s in symbols(before)}:
+        return f"equal to {words.get(str(dim), str(dim))}"
+    ends = [f"at least {low}"] if low > least else []
+    return " and ".join([*ends, *([f"at most {high}"] if high < most else [])])
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from ostinato.ir.types import MAX_TENSOR_BYTES, TensorType
 from ostinato.ops.builder import Graph
 from ostinato.plan.buffer import bytes_of
 from ostinato.runtime.signature import interface_of
-from ostinato.variables import Expr, Variable, symbols
+from ostinato.variables import DataVariable, Expr, Variable, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.reading import ModelReader
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import Array, ParamSource
-    from ostinato.variables import Dim
+    from ostinato.variables import Dim, Symbol
 
 __all__ = ["RememberedModel", "remembered_model"]
 
@@ -100,8 +100,11 @@ class RememberedModel:
         inputs: Mapping[str, str],
         open: Sequence[str],
         words: Mapping[str, str],
+        conditions: Mapping[str, str],
     ) -> ModelSpecialization:
-        return ModelSpecialization(self.reader, self, reasons, inputs, frozenset(open), words)
+        return ModelSpecialization(
+            self.reader, self, reasons, inputs, frozenset(open), words, conditions
+        )
 
     def keep(self, graph: Graph) -> None:
         """Write the entry, if the graph depends on nothing but its key."""
@@ -131,13 +134,19 @@ class RememberedModel:
                     {name: _interface_entry(type_) for name, type_ in types.items()}
                     for types in (interface.inputs, interface.states, interface.outputs)
                 ),
-                [(v.name, v.min, v.max) for v in interface.variables.values()],
+                [_variable_entry(symbol) for symbol in interface.variables.values()],
                 dict(interface.expert_inputs),
                 [_fact_note(fact) for fact in interface.facts],
             ),
             None
             if way is None
-            else (dict(way.reasons), dict(way.inputs), sorted(way.open), dict(way.words)),
+            else (
+                dict(way.reasons),
+                dict(way.inputs),
+                sorted(way.open),
+                dict(way.words),
+                dict(way.conditions),
+            ),
         )
         process_cache().write_entry(self._key, entry)
 
@@ -224,11 +233,13 @@ def _interface(
     inputs: Mapping[str, Any],
     states: Mapping[str, Any],
     outputs: Mapping[str, Any],
-    variables: Sequence[tuple[str, int, int]],
+    variables: Sequence[tuple[Any, ...]],
     expert_inputs: Mapping[str, int],
     facts: Sequence[tuple[str, int, str, str, str]],
 ) -> Interface:
-    named = {name: Variable(name, least, most) for name, least, most in variables}
+    named: dict[str, Variable] = {}
+    for variable, *limits in variables:
+        named[variable] = _variable(named, variable, *limits)
     params = {n: TensorType(DType.parse(s.dtype), tuple(s.shape)) for n, s in sources.items()}
     typed = [
         {name: _type_of_entry(type_, named) for name, type_ in types.items()}
@@ -239,6 +250,22 @@ def _interface(
     return Interface(
         name, typed[0], params, typed[1], typed[2], symbols_, expert_inputs, conditions
     )
+
+
+def _variable_entry(symbol: Symbol) -> tuple[Any, ...]:
+    """Name and bounds of a Variable; of a data-dependent one, name and bound."""
+    if symbol.bound is None:
+        return symbol.name, symbol.min, symbol.max
+    return symbol.name, str(symbol.bound)
+
+
+def _variable(known: Mapping[str, Variable], name: str, *limits: Any) -> Variable:
+    if len(limits) == 2:
+        return Variable(name, *limits)
+    from ostinato.ir.syntax import Cursor
+
+    (bound,) = limits
+    return DataVariable(name, Cursor(bound, known).dim())
 
 
 def _fact_note(fact: Fact) -> tuple[str, int, str, str, str]:

@@ -42,7 +42,7 @@ class ModelSpecialization(Specialization["BaseGraph"]):
     Args:
         open_reader: gives the reader of the model, when it is first needed.
         cached: the cache's entries of the model, where it may have some.
-        reasons, inputs, open, words: see :class:`Specialization`.
+        reasons, inputs, open, words, conditions: see :class:`Specialization`.
     """
 
     def __init__(
@@ -53,8 +53,9 @@ class ModelSpecialization(Specialization["BaseGraph"]):
         inputs: Mapping[str, str],
         open: frozenset[str],
         words: Mapping[str, str],
+        conditions: Mapping[str, str],
     ) -> None:
-        super().__init__(reasons, inputs, open, words)
+        super().__init__(reasons, inputs, open, words, conditions)
         self._open_reader = open_reader
         self._cached = cached
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["import_model"]
+__all__ = ["Imported", "import_model", "sizes_that_fit"]
 
 #: Sizes that models of all kinds are tried at: images, text, sound, and what is small.
 _TRIED = (64, 16, 1, 256, 512, 1024, 4096)
@@ -39,6 +39,9 @@ _MOST_KNOWN = 64
 #: The greatest size of an output of a graph that is not built yet.
 _LARGEST = 2**31 - 1
 
+#: Graphs are built at most until so many nodes have been converted, and at least so often.
+_MOST_CONVERTED, _LEAST_BUILDS = 60_000, 4
+
 #: The most conditions that are assumed one after the other.
 _MOST_ASSUMED = 12
 
@@ -46,40 +49,75 @@ _Reasons = dict[str, str]
 _Shapes = dict[str, tuple["Dim", ...]]
 
 
-def import_model(reader: ModelReader) -> tuple[Graph, _Reasons, _Reasons]:
+@dataclass(frozen=True)
+class Imported:
     """The graph of a model, or where sizes have to be numbers, one that is built later.
 
-    Returns:
-        The graph; by Variable that has to be a number, the node that needs it and why; and the
-        same by input whose contents have to be known.
+    Attributes:
+        graph: the graph.
+        built: the same with its nodes, at some sizes; ``None`` where there was no telling which.
+        reasons: by Variable that has to be a number, the node that needs it, and why.
+        contents: the same by input whose contents have to be known.
+    """
+
+    graph: Graph
+    built: Graph | None
+    reasons: _Reasons
+    contents: _Reasons
+
+
+def import_model(reader: ModelReader) -> Imported:
+    """Import a model for all sizes, or for as many as possible.
 
     Raises:
         OstinatoError: see :func:`ostinato.load_onnx`.
     """
     try:
-        return reader.graph({}), {}, {}
+        graph = reader.graph({})
+        return Imported(graph, graph, {}, {})
     except (GraphError, UnsupportedOpError, ModelFormatError) as error:
         obstacles = reader.obstacles_of(error)
-        if (graph := _assuming(reader, obstacles)) is not None:
-            return graph, {}, {}
-        search = _Search(reader)
+        builds = max(_MOST_CONVERTED // max(len(reader.model.proto.graph.node), 1), _LEAST_BUILDS)
+        if (assuming := _assuming(reader, obstacles, builds)) is not None:
+            return Imported(assuming, assuming, {}, {})
+        search = _Search(reader, builds)
         needs = search.needs(error, obstacles)
-        return search.unbuilt(needs), needs.numbers, needs.contents
+        return Imported(search.unbuilt(needs), needs.graph, needs.numbers, needs.contents)
+
+
+def sizes_that_fit(reader: ModelReader) -> dict[str, int]:
+    """Values of Variables at which a model makes sense; small ones where none are found."""
+    search = _Search(reader, 0)
+    for values in search.sizes_to_try():
+        try:
+            reader.graph(search.shapes(values))
+        except OstinatoError:
+            continue
+        return values
+    return {name: max(1, symbol.min) for name, symbol in search.variables.items()}
 
 
 # -- assumptions ---------------------------------------------------------------------------------
 
 
-def _assuming(reader: ModelReader, obstacles: Sequence[Obstacle]) -> Graph | None:
+def _assuming(reader: ModelReader, obstacles: Sequence[Obstacle], builds: int) -> Graph | None:
     """The graph for most sizes, where what is in the way is a condition on open sizes.
 
     Sizes for which the conditions do not hold are left to other builds: the graph's inputs do not
     have them.
+
+    Args:
+        reader: of the model.
+        obstacles: what is in the way.
+        builds: how many graphs may be built.
     """
     shapes = {name: type_.shape for name, type_ in reader.inputs.items()}
     taken = {*reader.open}
     for _ in range(_MOST_ASSUMED):
         for changed in _assumptions(obstacles, shapes, taken):
+            builds -= 1
+            if builds < 0:
+                return None
             try:
                 graph = reader.graph(changed)
             except OstinatoError as error:
@@ -148,12 +186,17 @@ class _Search:
 
     Args:
         reader: of the model.
+        builds: how many graphs may be built.
+
+    Attributes:
+        variables: of the shapes of its inputs, by name.
     """
 
-    def __init__(self, reader: ModelReader) -> None:
+    def __init__(self, reader: ModelReader, builds: int) -> None:
         self._reader = reader
+        self._builds = builds
         self._types = reader.inputs
-        self._variables: dict[str, Symbol] = {
+        self.variables: dict[str, Symbol] = {
             s.name: s for type_ in self._types.values() for d in type_.shape for s in symbols(d)
         }
         self._small = {
@@ -167,7 +210,10 @@ class _Search:
             OstinatoError: the model makes no sense, whatever is known.
         """
         refused: OstinatoError | None = None
-        for values in self._sizes_to_try():
+        needs = _Needs({}, {})
+        for values in self.sizes_to_try():
+            if self._builds < 0:
+                break
             needs, failure = self._sufficient(obstacles, values)
             if failure is None:
                 return self._fewest(needs, values)
@@ -178,7 +224,7 @@ class _Search:
             return self._all(needs)  # contents that make sense could not be guessed
         raise refused or error
 
-    def _sizes_to_try(self) -> Iterator[dict[str, int]]:
+    def sizes_to_try(self) -> Iterator[dict[str, int]]:
         """Values of Variables: a batch of one, and the same size for all other axes."""
         shapes = [type_.shape for type_ in self._types.values()]
         leading = {s.name for shape in shapes if len(shape) > 1 for s in symbols(shape[0])}
@@ -186,7 +232,7 @@ class _Search:
         for size in _TRIED:
             values = {
                 name: min(max(1 if name in leading else size, s.min), s.max)
-                for name, s in self._variables.items()
+                for name, s in self.variables.items()
             }
             if values not in seen:
                 seen.append(values)
@@ -216,7 +262,7 @@ class _Search:
     def _with(self, needs: _Needs, obstacles: Sequence[Obstacle]) -> _Needs:
         numbers, contents = dict(needs.numbers), dict(needs.contents)
         for obstacle in obstacles:
-            for name in sorted(obstacle.variables & self._variables.keys()):
+            for name in sorted(obstacle.variables & self.variables.keys()):
                 numbers.setdefault(name, obstacle.reason)
             for name in sorted(obstacle.inputs & self._small):
                 contents.setdefault(name, obstacle.reason)
@@ -224,7 +270,7 @@ class _Search:
 
     def _all(self, needs: _Needs) -> _Needs:
         reason = "shapes that depend on it could not be followed"
-        return _Needs({**dict.fromkeys(self._variables, reason), **needs.numbers}, needs.contents)
+        return _Needs({**dict.fromkeys(self.variables, reason), **needs.numbers}, needs.contents)
 
     def _fewest(self, needs: _Needs, values: Mapping[str, int]) -> _Needs:
         """``needs`` without the Variables that can stay."""
@@ -233,20 +279,25 @@ class _Search:
         for name in tuple(needs.numbers):
             fewer = {other: reason for other, reason in needs.numbers.items() if other != name}
             try:
-                if fewer or needs.contents:
+                if self._builds >= 0 and (fewer or needs.contents):
                     graph = self._build(replace(needs, numbers=fewer), values)
                     needs = replace(needs, numbers=fewer, graph=graph)
             except OstinatoError:
                 continue
         return needs
 
-    def _build(self, needs: _Needs, values: Mapping[str, int]) -> Graph:
-        given = {self._variables[name]: values[name] for name in needs.numbers}
-        shapes = {
+    def shapes(self, values: Mapping[str, int]) -> _Shapes:
+        """The shapes of inputs with numbers for some Variables."""
+        given = {self.variables[name]: value for name, value in values.items()}
+        return {
             name: tuple(substitute(dim, given) for dim in type_.shape)
             for name, type_ in self._types.items()
         }
-        every = {symbol: values[name] for name, symbol in self._variables.items()}
+
+    def _build(self, needs: _Needs, values: Mapping[str, int]) -> Graph:
+        self._builds -= 1
+        shapes = self.shapes({name: values[name] for name in needs.numbers})
+        every = {symbol: values[name] for name, symbol in self.variables.items()}
         contents = {
             name: np.ones(
                 [int(substitute(dim, every)) for dim in self._types[name].shape],  # type: ignore[arg-type]
@@ -268,7 +319,7 @@ class _Search:
 
     def _open_types(self, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
         """The types of outputs, each size a Variable of its own."""
-        opened, taken = {}, {*self._variables}
+        opened, taken = {}, {*self.variables}
         for position, (name, type_) in enumerate(types.items()):
             prefix = name if name.isidentifier() else f"output{position}"
             shape: list[Dim] = []

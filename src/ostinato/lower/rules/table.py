@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.lower.rules.loops import column_nest, map_nest, row_nest
 from ostinato.lower.rules.matmul_spec import MatmulSpec, conv_spec, matmul_spec
+from ostinato.lower.rules.sizes import lower_bind_size
 from ostinato.lower.rules.updates import (
     border_nest,
     concat_nest,
@@ -134,4 +135,5 @@ SHARED_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("matmul", "integer_matmul"), _lower_matmul),
     **dict.fromkeys(("conv", "integer_conv"), _lower_convolution),
     "concat": _lower_concat,
+    "bind_size": lower_bind_size,
 }

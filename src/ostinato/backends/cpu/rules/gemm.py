@@ -57,6 +57,9 @@ too, and part of a panel."""
 _RESIDENT_PART = 4
 """The part of the second-level cache that panels stay in while rows pass by."""
 
+_REUSING_ROWS = 256
+"""Rows that go over a panel for so long that its arrival takes no time to speak of."""
+
 _MANY_ROWS = 512
 """Rows that make many blocks."""
 
@@ -277,8 +280,13 @@ class Gemm(CpuKernel):
     def fetch(self) -> Prefetch | None:
         """:attr:`prefetch` where it pays: panels come from memory and not by the hardware alone."""
         fetch = self.prefetch
-        if fetch is None or max_extent(self.m) < fetch.least_rows:
+        rows = max_extent(self.m)
+        if fetch is None or rows < fetch.least_rows:
             return None
+        if rows > _REUSING_ROWS and not self.streams_rows:
+            return None
+        if self.scales is not None:
+            return None  # half bytes take so long to compute that the hardware keeps up
         return None if fits_cache(self.panels_bytes, self.caches) else fetch
 
     def fetches(self, height: int) -> bool:
@@ -301,7 +309,7 @@ class Gemm(CpuKernel):
         fetch, axes = self.fetch, self.sum_axes
         if fetch is None or self.item_tiles == 1 or len(axes) != 1:
             return None
-        if self.scales is not None or (self.b_format is not None and self.b_format.depth > 1):
+        if self.b_format is not None and self.b_format.depth > 1:
             return None
         (k,), m = axes, extent_of(self.m)
         if not isinstance(k.extent, int) or not isinstance(m, int):

@@ -45,6 +45,7 @@ _EXTENDED = (
     "contrib_attention",
     "contrib_fusions",
     "contrib_weights",
+    "contrib_moe",
     "quantized",
     "quantized_extensions",
 )

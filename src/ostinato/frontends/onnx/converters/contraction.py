@@ -17,6 +17,7 @@ __all__ = ["CONVERTERS", "window_arguments"]
 
 
 def convert_matmul(call: Call) -> Result:
+    call.alike(0, 1)
     return call.g.matmul(call.value(0), call.value(1))
 
 
@@ -24,6 +25,7 @@ def convert_gemm(call: Call) -> Result:
     g = call.g
     if call.rank(0) != 2 or call.rank(1) != 2:
         call.malformed(f"expected two matrices, got {call.type(0)} and {call.type(1)}")
+    call.alike(0, 1, 2)
     a, b = call.value(0), call.value(1)
     if call.integer("transA", 0):
         a = g.permute_dims(a, (1, 0))
@@ -45,6 +47,7 @@ def _scaled(call: Call, x: Value, factor: float) -> Value:
 
 
 def convert_einsum(call: Call) -> Result:
+    call.alike(*range(len(call.operands)))
     return call.g.einsum(call.text("equation", ""), *call.values())
 
 

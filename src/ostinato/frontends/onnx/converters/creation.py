@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.dtypes import INT64
+from ostinato.frontends.onnx.data_sizes import bound_sizes, open_bound
 from ostinato.frontends.onnx.known import Strings, as_known, boxed
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,
@@ -60,7 +61,7 @@ def _constant(call: Call) -> np.ndarray[Any, Any]:
 
 
 def convert_constant_of_shape(call: Call) -> Result:
-    shape = call.dims(0, "shape")
+    shape = bound_sizes(call, 0)
     proto = call.tensor("value")
     if proto is None:
         fill = np.zeros((), np.float32)
@@ -80,11 +81,9 @@ def convert_constant_of_shape(call: Call) -> Result:
 
 
 def convert_range(call: Call) -> Result:
-    for index in range(3):
-        if call.known(index) is None:
-            call.unknown(index, "its length depends on data")
     start, limit, delta = (call.known(i) for i in range(3))
-    assert start is not None and limit is not None and delta is not None
+    if start is None or limit is None or delta is None:
+        return _counted_range(call)
     if start.symbolic or limit.symbolic:
         step = call.scalar(2, "step")
         ends = [start.dims()[0], limit.dims()[0]]
@@ -92,16 +91,22 @@ def convert_range(call: Call) -> Result:
             call.needs_number("its length is of open size, and its bounds are no integers", *ends)
         first, last = (int(end) if isinstance(end, float) else end for end in ends)
         return call.g.arange(first, last, int(step), dtype=start.dtype)
-    first, last, step = (call.scalar(i, "bound") for i in range(3))
-    if step == 0:
+    low, high, stride = (call.scalar(i, "bound") for i in range(3))
+    if stride == 0:
         call.malformed("a step of 0")
-    count = max(int(np.ceil((last - first) / step)), 0)
+    count = max(int(np.ceil((high - low) / stride)), 0)
     if count > _LONGEST_RANGE:
         counter = call.g.cast(call.g.iota((count,)), start.dtype)
-        return call.g.add(call.g.multiply(counter, step), first)
+        return call.g.add(call.g.multiply(counter, stride), low)
     dtype = start.dtype.numpy
     steps = np.arange(count).astype(dtype)
     return as_known((start.array.reshape(()) + delta.array.reshape(()) * steps).astype(dtype))
+
+
+def _counted_range(call: Call) -> Result:
+    """Convert a ``Range`` whose bounds the model computes."""
+    first, last, step = (call.value(i) for i in range(3))
+    return call.g.counted_range(first, last, step, open_bound([None]))
 
 
 def convert_eye_like(call: Call) -> Result:

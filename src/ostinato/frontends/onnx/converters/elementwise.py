@@ -32,6 +32,7 @@ def binary(method: str) -> Converter:
     """The converter of an op with two operands and a method that means the same."""
 
     def convert(call: Call) -> Result:
+        call.alike(0, 1)
         return getattr(call.g, method)(call.value(0), call.value(1))  # type: ignore[no-any-return]
 
     return convert
@@ -41,6 +42,7 @@ def variadic(method: str) -> Converter:
     """The converter of an op that combines any number of operands."""
 
     def convert(call: Call) -> Result:
+        call.alike(*range(len(call.operands)))
         result: Value = functools.reduce(getattr(call.g, method), call.values())
         return result
 
@@ -48,11 +50,13 @@ def variadic(method: str) -> Converter:
 
 
 def convert_mean(call: Call) -> Result:
+    call.alike(*range(len(call.operands)))
     total = functools.reduce(call.g.add, call.values())
     return call.g.divide(total, float(len(call.operands)))
 
 
 def convert_div(call: Call) -> Result:
+    call.alike(0, 1)
     g, a, b = call.g, call.value(0), call.value(1)
     if a.dtype.is_float:
         return g.divide(a, b)
@@ -63,7 +67,11 @@ def convert_div(call: Call) -> Result:
 
 
 def convert_mod(call: Call) -> Result:
-    method = call.g.fmod if call.integer("fmod", 0) else call.g.remainder
+    call.alike(0, 1)
+    kind = call.integer("fmod", 0)
+    if kind not in (0, 1):
+        call.malformed(f"fmod should be 0 or 1, got {kind}")
+    method = call.g.fmod if kind else call.g.remainder
     return method(call.value(0), call.value(1))
 
 
@@ -75,6 +83,7 @@ def convert_pow(call: Call) -> Result:
 def convert_equal(call: Call) -> Result:
     if any(isinstance(operand, Strings) for operand in call.operands):
         return as_known(np.asarray(call.strings(0) == call.strings(1), np.bool_))
+    call.alike(0, 1)
     return call.g.equal(call.value(0), call.value(1))
 
 
@@ -86,6 +95,7 @@ def convert_bit_shift(call: Call) -> Result:
     direction = call.text("direction", "")
     if direction not in directions:
         call.malformed(f"direction should be LEFT or RIGHT, got {direction!r}")
+    call.alike(0, 1)
     return directions[direction](call.value(0), call.value(1))
 
 
@@ -103,6 +113,7 @@ def convert_is_inf(call: Call) -> Result:
 
 
 def convert_where(call: Call) -> Result:
+    call.alike(1, 2)
     return call.g.where(call.value(0), call.value(1), call.value(2))
 
 
@@ -112,6 +123,7 @@ def convert_clip(call: Call) -> Result:
             call.malformed(f"operator set {call.opset} has the limits of Clip as attributes")
         low, high = call.real("min", None), call.real("max", None)
         return call.g.clip(call.value(0), low, high)
+    call.alike(0, 1, 2)
     return call.g.clip(call.value(0), _limit(call, 1), _limit(call, 2))
 
 

@@ -151,8 +151,11 @@ class _Ends:
 
     def moved_inside(self, x: Value) -> Value:
         """Positions within the axis, unless what lies outside is zero."""
-        if self.padding == "border":
-            return self._clamped(x)
+        g = self.g
+        if self.padding == "border":  # the edge of the outer elements is within
+            low, high = (0.0, self.last) if self.aligned else (-0.5, self.last + 0.5)
+            outside = g.logical_or(g.less(x, low), g.greater(x, high))
+            return g.where(outside, self._clamped(x), x)
         return self._reflected(x) if self.padding == "reflection" else x
 
     def tap(self, at: Value, weight: Value | None, dtype: DType) -> _Tap:

@@ -119,15 +119,15 @@ def convert_tfidf_vectorizer(call: Call) -> Result:
     total = g.concat(counts, axis=1) if len(counts) != 1 else counts[0]
     if total.shape[1] != len(indexes) or min(indexes, default=0) < 0:
         call.malformed(f"{len(indexes)} ngram_indexes for {total.shape[1]} n-grams")
-    weights = call.real_list("weights", None)
-    if mode == "IDF":
-        total = g.minimum(total, 1.0)
-    if mode != "TF" and weights is not None:
-        total = g.multiply(total, g.constant(np.asarray(weights, np.float32)))
     # Column c of the result is that of the n-gram whose index is c, or zero.
     place = np.zeros((len(indexes), max(indexes) + 1), np.float32)
     place[np.arange(len(indexes)), list(indexes)] = 1
     result = g.matmul(total, g.constant(place))
+    weights = call.real_list("weights", None)
+    if mode == "IDF":
+        result = g.minimum(result, 1.0)
+    if mode != "TF" and weights is not None:
+        result = g.multiply(result, g.constant(np.asarray(weights, np.float32)))
     return result if tokens.ndim == 2 else g.reshape(result, result.shape[1:])
 
 
