@@ -228,7 +228,7 @@ class BaseGraph(Deferrable):
     assignments: dict[str, Value] = field(default_factory=dict)
     param_values: ParamValues = field(default_factory=ParamValues)
     stand_ins: dict[int, Value] | None = None
-    specialization: Specialization[BaseGraph] | None = None
+    specialization: Specialization[BaseGraph] | None = field(default_factory=lambda: None)
     _variables: dict[str, Symbol] = field(default_factory=dict)
     _size_nodes: dict[str, Node] = field(default_factory=dict)
     _next_id: int = field(default_factory=int)

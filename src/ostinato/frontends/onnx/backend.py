@@ -183,7 +183,7 @@ def _constant(given: Any) -> Any:
 def _key(given: Any) -> Any:
     """A key that is equal for equal values of an input alone."""
     if isinstance(given, np.ndarray):
-        return given.dtype.str, given.shape, _contents(given)
+        return given.dtype.name, given.shape, _contents(given)
     return None if given is None else tuple([_key(np.asarray(item)) for item in given])
 
 

@@ -62,14 +62,8 @@ __all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
 _MATMULS = ("matmul", "integer_matmul", "blockwise_matmul")
 _CONVOLUTIONS = ("conv", "integer_conv")
 _SELECTIONS = ("flat_nonzero", "non_max_suppression")
-_TEMPLATES = (
-    *_MATMULS,
-    *_CONVOLUTIONS,
-    "attention",
-    "topk",
-    "recurrent_scan",
-    *_SELECTIONS,
-)
+_OTHERS = ("attention", "topk", "recurrent_scan")
+_TEMPLATES = (*_MATMULS, *_CONVOLUTIONS, *_OTHERS, *_SELECTIONS)
 _EXPERT_OPS = ("grouped_matmul", "expert_mlp")
 
 #: Ops with kernels of their own kind.
