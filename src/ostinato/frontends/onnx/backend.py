@@ -83,7 +83,7 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
         given = [value for value in model.graph.input if value.name not in stored]
         self._inputs = [value.name for value in given]
         self._structured = {v.name for v in given if v.type.WhichOneof("value") in KINDS}
-        self._has_strings = any(map(_may_be_strings, (*model.graph.input, *model.graph.output)))
+        self._is_special = any(map(_is_special, (*model.graph.input, *model.graph.output)))
         self._programs: OrderedDict[tuple[Any, ...], _Program] = OrderedDict()
         self.fixed: frozenset[str] = frozenset()
         if self._structured:
@@ -159,7 +159,7 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
     ) -> _Program:
         given = {**(self._dims or {}), **dims}
         strings = {}
-        if self._has_strings:
+        if self._is_special:
             read = read_model(
                 self._model, dims=given, constants=constants, name=None, base_dir=None, parted=None
             )
@@ -200,10 +200,10 @@ def _dims_key(dims: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(listed)
 
 
-def _may_be_strings(value: ValueInfoProto) -> bool:
-    """Whether an input or output is declared to hold strings, or not declared at all."""
+def _is_special(value: ValueInfoProto) -> bool:
+    """Whether an input or output may be something else than a tensor of numbers."""
     kind = value.type.WhichOneof("value")
-    return kind is None or (kind == "tensor_type" and value.type.tensor_type.elem_type == STRING)
+    return kind != "tensor_type" or bool(value.type.tensor_type.elem_type == STRING)
 
 
 def _contents(array: np.ndarray[Any, Any]) -> Any:
