@@ -349,6 +349,49 @@ def test_gather_of_quantised_rows(bits, zero) -> None:
     check("GatherBlockQuantized", packed, at, scales, *points, stored=(0, 2, 3), **flags)
 
 
+# -- experts ---------------------------------------------------------------------------------------
+
+
+def expert_operands(experts: int, depth: int, inner: int, fused: int = 1) -> list[Any]:
+    return [
+        draw(experts, fused * inner, depth, scale=0.3),
+        draw(experts, fused * inner),
+        draw(experts, depth, inner, scale=0.3),
+        draw(experts, depth),
+    ]
+
+
+@pytest.mark.parametrize("normalize", [0, 1])
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "identity"])
+def test_mixture_of_experts(activation, k, normalize) -> None:
+    flags = {"k": k, "activation_type": activation, "normalize_routing_weights": normalize}
+    x, router = draw(7, 16), draw(7, 4)
+    operands = expert_operands(4, 16, 24)
+    check("MoE", x, router, *operands, stored=(2, 3, 4, 5), **flags)
+
+
+@pytest.mark.parametrize("fusion", [1])
+def test_mixture_of_gated_experts(fusion) -> None:
+    flags = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": fusion}
+    limits = {"activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 2.0}
+    operands = expert_operands(4, 16, 24, fused=2)
+    check("MoE", draw(7, 16), draw(7, 4), *operands, stored=(2, 3, 4, 5), **flags, **limits)
+
+
+def test_forms_of_gated_experts_agree() -> None:
+    x, router, (up, _, down, _) = draw(5, 8), draw(5, 3), expert_operands(3, 8, 6)
+    gate = draw(3, 6, 8, scale=0.3)
+    flags = {"k": 2, "activation_type": "swiglu"}
+    (apart,) = ours("MoE", x, router, gate, None, down, None, up, **flags)
+    joined = np.concatenate([gate, up], axis=1)
+    (side,) = ours("MoE", x, router, joined, None, down, swiglu_fusion=2, **flags)
+    woven = np.stack([gate, up], axis=2).reshape(3, 12, 8)
+    (mixed,) = ours("MoE", x, router, woven, None, down, swiglu_fusion=1, **flags)
+    np.testing.assert_allclose(side, apart, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mixed, apart, rtol=1e-5, atol=1e-6)
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 

@@ -29,7 +29,9 @@ _FAMILIES = (
     "attention",
     "recurrent",
     "quant",
+    "affine",
     "moe",
+    "control",
 )
 
 

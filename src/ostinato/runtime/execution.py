@@ -305,7 +305,7 @@ class Execution:
         """For each output, its memory in the arena."""
         return [*self.arena_outputs(live).arrays]
 
-    def placed_results(self, live: Live) -> list[Array]:
+    def fitted_results_in_arena(self, live: Live) -> list[Array]:
         """The outputs of the last run where it left them all in the arena."""
         executable = self.executable.at(live.variables)
         return live.fitted(self.results_in_arena(live), executable.live_sizes)

@@ -166,7 +166,7 @@ class QueuedCalls:
 
     def _keep_last(self, live: Live) -> None:
         """Part of a replay: its results are in the arena."""
-        self._executable.last = tuple(self._execution.placed_results(live))
+        self._executable.last = tuple(self._execution.fitted_results_in_arena(live))
 
 
 def _copied(inputs: object) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.lower.rules.loops import column_nest, map_nest, row_nest
-from ostinato.lower.rules.matmul_spec import MatmulSpec, conv_spec, matmul_spec, row_spec
+from ostinato.lower.rules.matmul_spec import MatmulSpec, conv_spec, matmul_spec
 from ostinato.lower.rules.sizes import lower_bind_size
 from ostinato.lower.rules.updates import (
     border_nest,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
+    from ostinato.lower.loopir.builder import Outputs
     from ostinato.lower.memory.layouts import LayoutGains
     from ostinato.lower.program_builder import ProgramBuilder
 
@@ -67,11 +68,26 @@ def lower_loops(lowering: ProgramBuilder, region: Region) -> None:
     first = region.members[0]
     if lowering.placement.subviews.is_subview(first, 0):
         nest = border_nest(build, first, outputs[0][1], lowering.variables)
+    elif (reduction := _reduction_across(lowering, region, outputs)) is not None:
+        nest = column_nest(build, reduction, outputs, lowering.variables)
     elif region.inner is not None:
         nest = row_nest(build, region, outputs, lowering.variables)
     else:
         nest = map_nest(build, outputs, lowering.variables)
     lowering.call(region, build, nest, outputs)
+
+
+def _reduction_across(lowering: ProgramBuilder, region: Region, outputs: Outputs) -> Node | None:
+    """The only reduction along rows of a region, if what it reads has other rows as neighbours.
+
+    Images with their channels last do, where positions are summed: rows are computed side by side.
+    """
+    rows_only = all(value.node in region.row_members for value, _ in outputs)
+    if region.inner is None or len(region.reductions) != 1 or not rows_only:
+        return None
+    layouts = [lowering.layout(value) for node in region.members for value in node.inputs]
+    across = any(layout is not None and layout.order[-1] == 1 for layout in layouts)
+    return region.reductions[0] if across else None
 
 
 def _lower_column(lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -112,9 +128,7 @@ def _lower_scan(lowering: ProgramBuilder, region: Region, root: Node) -> None:
 
 
 def _lower_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-    integers = root.op.name == "integer_matmul"
-    spec = row_spec(root, *root.inputs) if integers else matmul_spec(root)
-    _lower_spec(lowering, region, spec)
+    _lower_spec(lowering, region, matmul_spec(root))
 
 
 def _lower_convolution(lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -135,7 +149,7 @@ SHARED_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter_nd"), _lower_update),
     **dict.fromkeys(("cumsum", "cumprod"), _lower_scan),
     **dict.fromkeys(("matmul", "integer_matmul"), _lower_matmul),
-    "conv": _lower_convolution,
+    **dict.fromkeys(("conv", "integer_conv"), _lower_convolution),
     "concat": _lower_concat,
     "bind_size": lower_bind_size,
 }

@@ -106,6 +106,33 @@ def test_same_bits_in_bytes(lowered: Lowered, level: str, format: str, rows: int
     np.testing.assert_array_equal(ahead, plain)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_same_bits_in_convolutions(lowered: Lowered, level: str, kernel: int, stride: int) -> None:
+    rng = np.random.default_rng(kernel + stride)
+    g = ost.Graph("convolution")
+    x, w = (
+        numbers(rng, (2, 130, 11, 7), "float32"),
+        numbers(rng, (70, 130, kernel, kernel), "float32"),
+    )
+    g.set_outputs([g.conv(g.input("x", x.shape), g.param("w", w.shape), stride=stride)])
+    (ahead,) = lowered(g, level, SMALL, winograd=False)({"x": x, "w": w})
+    (plain,) = lowered(g, level, SMALL, winograd=False, prefetch=False)({"x": x, "w": w})
+    np.testing.assert_array_equal(ahead, plain)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_same_bits_in_batches(lowered: Lowered, level: str, turned: bool) -> None:
+    rng = np.random.default_rng(6)
+    g = ost.Graph("batches")
+    x, w = numbers(rng, (3, 21, 200), "float32"), numbers(rng, (3, 200, 67), "float32")
+    y = g.matmul(g.input("x", x.shape), g.input("w", w.shape))
+    g.set_outputs([g.permute_dims(y, (0, 2, 1)) if turned else y])
+    (ahead,) = lowered(g, level, SMALL)({"x": x, "w": w})
+    (plain,) = lowered(g, level, SMALL, prefetch=False)({"x": x, "w": w})
+    np.testing.assert_array_equal(ahead, plain)
+
+
 def test_same_bits_where_rows_are_symbolic(lowered: Lowered, level: str) -> None:
     rows = ost.Variable("rows", 0, 30)
     g = ost.Graph("symbolic")

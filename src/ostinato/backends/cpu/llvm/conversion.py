@@ -135,10 +135,30 @@ def _resize_integer(
 def _float_to_integer(
     builder: ir.IRBuilder, value: ir.Value, source: DType, target: DType, lanes: int
 ) -> ir.Value:
+    if target.bits < INT32.bits:
+        return _float_to_narrow_integer(builder, value, source, target, lanes)
     operation = "fptosi" if target.is_signed else "fptoui"
     suffix = f"{overload_suffix(target, lanes)}.{overload_suffix(source, lanes)}"
     to = register_type(target, lanes)
     return call_intrinsic(builder, f"llvm.{operation}.sat.{suffix}", to, [value])
+
+
+def _float_to_narrow_integer(
+    builder: ir.IRBuilder, value: ir.Value, source: DType, target: DType, lanes: int
+) -> ir.Value:
+    """An integer of 8 or 16 bits, by way of 32: LLVM converts to those element by element."""
+    b = builder
+    largest = (1 << (target.bits - target.is_signed)) - 1
+    least = -largest - 1 if target.is_signed else 0
+    low, high = (constant(source, float(end), lanes) for end in (least, largest))
+    # A comparison with NaN is false, and the processor's maximum and minimum are just these.
+    limited = b.select(b.fcmp_ordered(">", value, low), value, low)
+    limited = b.select(b.fcmp_ordered("<", limited, high), limited, high)
+    if target.is_signed:
+        is_nan = b.fcmp_unordered("uno", value, value)
+        limited = b.select(is_nan, constant(source, 0.0, lanes), limited)
+    wide = b.fptosi(limited, register_type(INT32, lanes))
+    return b.trunc(wide, register_type(target, lanes))
 
 
 def _float_to_float(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.rules.gemm import Gemm, SumAxis
     from ostinato.variables import Dim
 
-__all__ = ["define_tile", "tile_dims", "tile_lanes"]
+__all__ = ["define_tile", "row_pointers", "tile_dims", "tile_lanes"]
 
 _STRAIGHT_LINE = 8
 """The longest innermost axis written out without a loop (a convolution's kernel width)."""
@@ -92,7 +92,7 @@ def define_tile(
     tile = _Tile(
         builder,
         gemm,
-        rows=_row_pointers(builder, gemm, rows, a, offsets),
+        rows=row_pointers(builder, gemm, rows, a, offsets),
         vectors=gemm.panel // lanes,
         lanes=lanes,
         pitch=pitch or gemm.panel,
@@ -176,9 +176,10 @@ class _Cursor:
         return _Cursor(offset, b, rest, ahead)
 
 
-def _row_pointers(
+def row_pointers(
     builder: ir.IRBuilder, gemm: Gemm, rows: int, a: ir.Value, offsets: ir.Value
 ) -> list[ir.Value]:
+    """Pointers to the rows of a tile; ``a`` and ``offsets`` as :func:`define_tile` has them."""
     stride = gemm.row_stride
     size = gemm.a_dtype.itemsize
     pointers = []

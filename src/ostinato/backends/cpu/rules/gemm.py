@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.text import KernelText
 
-__all__ = ["Gemm", "SumAxis", "fits_cache"]
+__all__ = ["Gemm", "SumAxis", "fits_cache", "sum_axes"]
 
 _ITEM_FLOPS = 2_000_000
 """About 20 µs of one core's work: long against the cost of handing an item out."""
@@ -206,15 +206,7 @@ class Gemm(CpuKernel):
         Raises:
             OstinatoError: ``a_index`` is not affine in ``k``, which is a bug in its maker.
         """
-        merged: list[SumAxis] = []
-        for symbol in self.k:
-            loop = SumAxis(extent_of(symbol), _step(self.a_index, symbol, self.k))
-            if loop.extent == 1:
-                continue
-            if merged and merged[-1].step == loop.extent * loop.step:
-                loop = SumAxis(merged.pop().extent * loop.extent, loop.step)
-            merged.append(loop)
-        return tuple(merged)
+        return sum_axes(self.a_index, self.k)
 
     @property
     def b_dtype(self) -> DType:
@@ -436,6 +428,27 @@ class Gemm(CpuKernel):
 def fits_cache(nbytes: int, caches: CacheSizes) -> bool:
     """Whether panels of so many bytes together stay in the second-level cache."""
     return nbytes <= caches.second // _RESIDENT_PART
+
+
+def sum_axes(a_index: Dim, k: tuple[Symbol, ...]) -> tuple[SumAxis, ...]:
+    """The axes of a sum as loops, outermost first; axes that one loop can walk are merged.
+
+    Args:
+        a_index: the element offset into the left operand.
+        k: the axes summed over.
+
+    Raises:
+        OstinatoError: ``a_index`` is not affine in ``k``, which is a bug in its maker.
+    """
+    merged: list[SumAxis] = []
+    for symbol in k:
+        loop = SumAxis(extent_of(symbol), _step(a_index, symbol, k))
+        if loop.extent == 1:
+            continue
+        if merged and merged[-1].step == loop.extent * loop.step:
+            loop = SumAxis(merged.pop().extent * loop.extent, loop.step)
+        merged.append(loop)
+    return tuple(merged)
 
 
 def _step(index: Dim, symbol: Symbol, k: tuple[Symbol, ...]) -> Dim:

@@ -56,8 +56,11 @@ class MatmulRules:
 
     def convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a convolution as an implicit GEMM."""
-        spec = conv_spec(root, lowering.layout(root.inputs[0]))
-        self._lower(lowering, [(region, [PackedMatmul(spec)])])
+        if root.op.name == "integer_conv":
+            matmul: PackedMatmul = int_gemm.int_conv(lowering, root)
+        else:
+            matmul = PackedMatmul(conv_spec(root, lowering.layout(root.inputs[0])))
+        self._lower(lowering, [(region, [matmul])])
 
     def horizontally(self, lowering: ProgramBuilder, regions: Sequence[Region]) -> None:
         """Lower matmuls of the same rows as one kernel; those of one region share its epilogue."""

@@ -27,7 +27,9 @@ _FAMILIES = (
     "attention",
     "resize",
     "recurrent",
+    "quantized",
     "control",
+    "sequences",
     "losses",
     "sampling",
     "patches",
@@ -37,31 +39,53 @@ _FAMILIES = (
     "strings",
 )
 
+#: The families that have ops of ONNX Runtime's own.
+_EXTENDED = (
+    "activations",
+    "normalization",
+    "contrib_attention",
+    "contrib_fusions",
+    "contrib_weights",
+    "contrib_moe",
+    "quantized",
+    "quantized_extensions",
+)
+
 #: By domain, what a family calls its table of converters, and the families that have one.
 _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
     "ai.onnx.ml": ("MACHINE_LEARNING", ("ml_features", "ml_models")),
     "ai.onnx.preview.training": ("TRAINING", ("training",)),
-    "com.microsoft": (
-        "EXTENSIONS",
-        (
-            "activations",
-            "normalization",
-            "contrib_attention",
-            "contrib_fusions",
-            "contrib_weights",
-        ),
-    ),
+    "com.microsoft": ("EXTENSIONS", _EXTENDED),
 }
 
-#: Ops whose converters give known results by themselves, or whose operands are not all they read.
+#: Ops on sequences and optionals, whose converters take them apart while the model is loaded.
+_SEQUENCES = (
+    "ConcatFromSequence",
+    "Optional",
+    "OptionalGetElement",
+    "OptionalHasElement",
+    "SequenceAt",
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SequenceLength",
+    "SequenceMap",
+    "SplitToSequence",
+)
+
+#: Ops whose converters give known results by themselves, or whose operands are not all they read;
+#: and the one that would make weights wide again, which integer kernels read as they are.
 FOLDED_BY_CONVERTER = frozenset(
     {
         "Constant",
         "ConstantOfShape",
+        "DequantizeLinear",
         "Dropout",
         "Identity",
         "If",
+        "Loop",
         "Multinomial",
         "NonZero",
         "RandomNormal",
@@ -69,8 +93,10 @@ FOLDED_BY_CONVERTER = frozenset(
         "RandomUniform",
         "RandomUniformLike",
         "Range",
+        "Scan",
         "Shape",
         "Size",
+        *_SEQUENCES,
     }
 )
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "window_arguments"]
 
 
 def convert_matmul(call: Call) -> Result:
@@ -27,9 +27,9 @@ def convert_gemm(call: Call) -> Result:
         call.malformed(f"expected two matrices, got {call.type(0)} and {call.type(1)}")
     call.alike(0, 1, 2)
     a, b = call.value(0), call.value(1)
-    if call.integer("transA", 0):
+    if call.flag("transA", 0):
         a = g.permute_dims(a, (1, 0))
-    if call.integer("transB", 0):
+    if call.flag("transB", 0):
         b = g.permute_dims(b, (1, 0))
     product = _scaled(call, g.matmul(a, b), call.real("alpha", 1.0))
     beta = call.real("beta", 1.0)
@@ -52,16 +52,19 @@ def convert_einsum(call: Call) -> Result:
 
 
 def convert_conv(call: Call) -> Result:
+    arguments = window_arguments(call)
+    return call.g.conv(call.value(0), call.value(1), call.optional(2), **arguments)
+
+
+def window_arguments(call: Call) -> dict[str, Any]:
+    """Strides, padding, dilations and groups of a convolution of operand 0 with operand 1."""
     ndim = _spatial(call)
-    return call.g.conv(
-        call.value(0),
-        call.value(1),
-        call.optional(2),
-        stride=per_axis(call, "strides", ndim),
-        padding=padding(call, ndim),
-        dilation=per_axis(call, "dilations", ndim),
-        groups=call.integer("group", 1),
-    )
+    return {
+        "stride": per_axis(call, "strides", ndim),
+        "padding": padding(call, ndim),
+        "dilation": per_axis(call, "dilations", ndim),
+        "groups": call.integer("group", 1),
+    }
 
 
 def convert_conv_transpose(call: Call) -> Result:
