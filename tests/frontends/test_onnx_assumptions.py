@@ -90,6 +90,20 @@ def float_sizes() -> onnx.ModelProto:
     return model(nodes, {"x": ["n", 2, "h", "w"]}, scale=scale, **numbers)
 
 
+def windows() -> onnx.ModelProto:
+    """A reshape of what windows give, with one size left open."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["a"], kernel_shape=[10], strides=[5], name="pool"),
+        helper.make_node("Shape", ["a"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"]),
+        helper.make_node("Gather", ["s", "two"], ["w"]),
+        helper.make_node("Concat", ["n", "w", "two", "open"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["a", "shape"], ["y"], name="heads"),
+    ]
+    numbers = {"zero": np.array([0]), "two": np.array([2]), "open": np.array([-1])}
+    return model(nodes, {"x": ["n", 4, "m"]}, **numbers)
+
+
 #: Models, the bounds or form of their sizes, shapes that they take, and shapes that they refuse.
 CASES: dict[str, tuple[onnx.ModelProto, str, list[tuple[int, ...]], list[tuple[int, ...]]]] = {
     "position_table": (position_table(), "1..64", [(1, 1, 4), (2, 64, 4)], [(2, 65, 4)]),
@@ -102,6 +116,7 @@ CASES: dict[str, tuple[onnx.ModelProto, str, list[tuple[int, ...]], list[tuple[i
         [(1, 2, 5, 4)],
     ),
     "one_left": (one_left(), "8..15", [(1, 3, 8), (2, 3, 15)], [(1, 3, 16)]),
+    "windows": (windows(), "", [(1, 4, 10), (3, 4, 64), (2, 4, 600)], []),
     "float_sizes": (float_sizes(), "", [(1, 2, 3, 5), (2, 2, 7, 1)], []),
 }
 

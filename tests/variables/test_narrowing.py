@@ -91,6 +91,22 @@ def test_equal_sizes_are_one(size, found):
         assert Requirement(size, equal=True).at(S.symbol, found).certain
 
 
+def test_of_several_variables_sizes_are_made_positive():
+    """``max(e, 0)`` is ``e``, and a divisor."""
+    windows = maximum(floor_div(S, 10) - 1, 0)
+    requirement = Requirement(windows * T - (floor_div(S, 10) - 1) * T, equal=True)
+    first = next(iter(narrowings(requirement, S.symbol)))
+    assert bounds(first) == (20, 512)
+    assert requirement.at(S.symbol, first).certain
+
+
+def test_multiples_of_the_divisor_are_divided():
+    count = maximum(floor_div(S, 10) - 1, 0)
+    assert floor_div(12 * count * T, count * T) == 12
+    assert floor_div(32 * S * T - 32 * T, 16 * S * T - 16 * T) == 2
+    assert floor_div(32 * S * T - 31 * T, 16 * S * T - 16 * T) != 2
+
+
 def test_quotients_within_one_multiple_are_numbers():
     assert floor_div(Variable("s", 8, 15), 8) == 1
     assert floor_div(Variable("s", 0, 15), 16) == 0

@@ -327,8 +327,10 @@ def floor_div(a: Dim, b: Dim) -> Dim:
     if a == b:
         return 1
     quotient, rest = _split_multiples(a, b)
-    if _within(rest, b):
+    if rest == 0 or _within(rest, b):
         return quotient
+    if isinstance(b, Expr) and (ratio := _whole_ratio(rest, b)):
+        return quotient + ratio
     if isinstance(b, int):
         low, high = bounds(rest)
         if low // b == high // b:
@@ -337,6 +339,14 @@ def floor_div(a: Dim, b: Dim) -> Dim:
         if inner is not None:
             return quotient + inner
     return quotient + atom_expr(Quotient(as_expr(rest), as_expr(b)))
+
+
+def _whole_ratio(a: Dim, b: Expr) -> int:
+    """``a / b`` where that is a whole number for all values; else 0."""
+    if not isinstance(a, Expr) or not a.terms or not b.terms:
+        return 0
+    ratio, left = divmod(a.terms[0][1], b.terms[0][1])
+    return ratio if left == 0 and a == b * ratio else 0
 
 
 def remainder(a: Dim, b: Dim) -> Dim:

@@ -55,9 +55,10 @@ class Requirement(NamedTuple):
 def narrowings(requirement: Requirement, symbol: Symbol) -> Iterator[Dim]:
     """Dims for a Variable with which a condition holds, or may be found to hold further on.
 
-    The first ones make the condition certain: what the Variable has to be equal to, or the Variable
-    within narrower bounds. Where sizes have to be equal, multiples of Variables of other names
-    follow, which may help or not.
+    The first ones make a condition on one Variable certain: what it has to be equal to, or the
+    Variable within narrower bounds. Of several Variables, one is taken from where on the sizes that
+    depend on it are positive. Where sizes have to be equal, multiples of Variables of other names
+    follow. These may help or not.
     """
     if requirement.equal and (solution := _solution(requirement.size, symbol)) is not None:
         yield solution
@@ -66,6 +67,8 @@ def narrowings(requirement: Requirement, symbol: Symbol) -> Iterator[Dim]:
             narrowed = Variable(symbol.name, low, high)
             if requirement.at(symbol, narrowed).certain:
                 yield narrowed
+    elif (least := _positive_from(requirement.size, symbol)) is not None:
+        yield Variable(symbol.name, least, symbol.max)
     for factor in _MULTIPLES if requirement.equal else ():
         low, high = -(-symbol.min // factor), symbol.max // factor
         if low < high:
@@ -98,6 +101,14 @@ def _ranges(requirement: Requirement, symbol: Symbol) -> Iterator[tuple[int, int
     ends = [*(place - 1 for place in sorted(places)), symbol.max]
     found = [(low, high) for i, low in enumerate(starts) for high in ends[i:] if low <= high]
     yield from sorted(found, key=lambda range_: range_[0] - range_[1])
+
+
+def _positive_from(size: Dim, symbol: Symbol) -> int | None:
+    """The least value of a Variable from which on ``max(e, 0)`` is a positive ``e`` throughout."""
+    alone = [part - 1 for part in _differences(size) if symbols(part) == {symbol}]
+    rising = [part for part in alone if evaluate(part, {symbol.name: symbol.max}) >= 0]
+    places = [place for part in rising if (place := _sign_change(part, symbol)) is not None]
+    return max(places, default=None)
 
 
 def _differences(size: Dim) -> Iterator[Dim]:
