@@ -210,6 +210,14 @@ SHAPES = {
         "concat(x, x, x, axis=0)",
     ),
     "concat with nothing": (lambda g, x: g.concat([x, x[0:0]], axis=0), "x"),
+    "split, joined and continued": (
+        lambda g, x: g.concat([*g.split(x, 2, axis=1), g.exp(x)], axis=1),
+        "concat(x, exp(x), axis=1)",
+    ),
+    "slices that are neighbours": (
+        lambda g, x: g.concat([g.exp(x), x[:, 1:2], x[:, 2:4]], axis=1),
+        "concat(exp(x), slice(x, starts=(0, 1), stops=(3, 4), steps=(1, 1)), axis=1)",
+    ),
     "split and joined": (lambda g, x: g.concat(g.split(x, 2, axis=1), axis=1), "x"),
     "kept then squeezed": (
         lambda g, x: g.squeeze(g.sum(x, axis=1, keepdims=True), axis=1),
@@ -239,6 +247,9 @@ SHAPES_UNTOUCHED = {
     "pads of different values": lambda g, x: g.pad(
         g.pad(x, ((1, 0), (0, 0)), value=1.0), ((1, 0), (0, 0))
     ),
+    "slices with a gap": lambda g, x: g.concat([x[:, 0:1], x[:, 2:4]], axis=1),
+    "slices of other rows": lambda g, x: g.concat([x[0:1, 0:2], x[1:2, 2:4]], axis=1),
+    "slices with steps": lambda g, x: g.concat([x[:, 0:2:2], x[:, 2:4:2]], axis=1),
     "pieces in another order": lambda g, x: g.concat(g.split(x, 2, axis=1)[::-1], axis=1),
     "one transposed operand": lambda g, x: g.matmul(x, g.transpose(x)),
 }

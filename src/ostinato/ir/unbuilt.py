@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.specialization import Specialization
 
-__all__ = ["SPECIALIZE", "at_inputs", "declare_outputs", "specialization_of"]
+__all__ = ["SPECIALIZE", "Specialize", "at_inputs", "declare_outputs", "specialization_of"]
 
 
 class Specialize(Op):
@@ -27,6 +27,7 @@ class Specialize(Op):
     """
 
     name = "specialize"
+    takes_narrow = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         pairs = zip(attrs["dtypes"], attrs["shapes"], strict=True)

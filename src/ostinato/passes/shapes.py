@@ -175,35 +175,44 @@ def _concat(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
             pieces.extend(inner.inputs)
         elif piece.shape[axis] != 0:
             pieces.append(piece)
-    pieces = pieces or [operands[0]]
+    pieces = _rejoined(g, pieces or [operands[0]], axis)
     if len(pieces) == 1:
         return pieces[0]
-    whole = _rejoined(pieces, axis)
-    if whole is not None:
-        return whole
     if len(pieces) == len(operands) and all(p is o for p, o in zip(pieces, operands, strict=True)):
         return None
     return g.apply(CONCAT, pieces, {"axis": axis})[0]
 
 
-def _rejoined(pieces: Sequence[Value], axis: int) -> Value | None:
-    """The value that consecutive slices along ``axis`` together are all of."""
-    first = made_by(pieces[0], "slice")
-    if first is None:
+def _rejoined(g: Graph, pieces: Sequence[Value], axis: int) -> list[Value]:
+    """``pieces``, each run of consecutive slices of one value along ``axis`` made one of them."""
+    joined = [pieces[0]]
+    for piece in pieces[1:]:
+        both = _both(g, joined[-1], piece, axis)
+        if both is None:
+            joined.append(piece)
+        else:
+            joined[-1] = both
+    return joined
+
+
+def _both(g: Graph, left: Value, right: Value, axis: int) -> Value | None:
+    """The slice that two slices of one value are, end to end; the value where that is all of it."""
+    first, second = made_by(left, "slice"), made_by(right, "slice")
+    if first is None or second is None or first.inputs[0] is not second.inputs[0]:
+        return None
+    starts, stops, steps = (first.attrs[key] for key in ("starts", "stops", "steps"))
+    moved = {
+        "starts": _with(starts, axis, second.attrs["starts"][axis]),
+        "stops": _with(stops, axis, second.attrs["stops"][axis]),
+        "steps": steps,
+    }
+    adjacent = second.attrs["starts"][axis] == stops[axis]
+    if not adjacent or steps[axis] != 1 or second.attrs != moved:
         return None
     (whole,) = first.inputs
-    at: Dim = 0
-    for piece in pieces:
-        node = made_by(piece, "slice")
-        if node is None or node.inputs[0] is not whole or any(s != 1 for s in node.attrs["steps"]):
-            return None
-        others = (*piece.shape[:axis], *piece.shape[axis + 1 :])
-        if others != (*whole.shape[:axis], *whole.shape[axis + 1 :]):
-            return None
-        if node.attrs["starts"][axis] != at:
-            return None
-        at = node.attrs["stops"][axis]
-    return whole if at == whole.shape[axis] else None
+    wide = {**first.attrs, "stops": _with(stops, axis, second.attrs["stops"][axis])}
+    (both,) = g.apply(SLICE, (whole,), wide)
+    return whole if both.shape == whole.shape else both
 
 
 def _pad(g: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:

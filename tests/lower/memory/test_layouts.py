@@ -87,6 +87,17 @@ def shuffled(net: Net) -> Value:
     return net.conv(g.relu(x), 32, 1, groups=4)
 
 
+def split(net: Net) -> Value:
+    """Channels that part, and meet again beside an image that is made larger."""
+    g = net.graph
+    x = g.silu(net.conv(net.x, 48, 1))
+    low, high = g.split(x, 2, axis=1)
+    y = g.silu(net.conv(high, 24, 3, padding=1)) + high
+    joined = net.conv(g.concat([low, high, y], axis=1), 32, 1)
+    larger = g.repeat(g.repeat(joined, 2, 2), 2, 3)
+    return net.conv(g.concat([larger, net.conv(larger, 16, 1)], axis=1), 16, 1)
+
+
 def squeezed(net: Net) -> Value:
     """Squeeze and excite: a mean over positions that scales channels."""
     g = net.graph
@@ -135,8 +146,8 @@ def signals(net: Net) -> Value:
 
 
 BUILDS: list[Build] = [
-    residual, pools, concatenated, twice_concatenated, depthwise, shuffled, squeezed, classified,
-    normalised, a_result_on_the_way, volumes, signals,
+    residual, pools, concatenated, twice_concatenated, depthwise, shuffled, split, squeezed,
+    classified, normalised, a_result_on_the_way, volumes, signals,
 ]  # fmt: skip
 
 
@@ -161,7 +172,7 @@ def test_results(build: Build, target: str, session: ost.Session) -> None:
             assert np.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("build", [residual, pools, concatenated, depthwise, shuffled])
+@pytest.mark.parametrize("build", [residual, pools, concatenated, depthwise, shuffled, split])
 def test_symbolic_sizes(build: Build, session: ost.Session) -> None:
     n, h, w = ost.Variable("n", 1, 3), ost.Variable("h", 5, 16), ost.Variable("w", 5, 16)
     net = Net((n, 3, h, w))
@@ -194,3 +205,15 @@ def test_a_chain_of_convolutions_is_channels_last(session: ost.Session) -> None:
         assert ("b3[32*i0 + i1] = " in first) == channels_last
         assert ("b3[196*i1 + i0] = " in first or "b3[i0 + 196*i1] = " in first) != channels_last
         assert "b3[i0 + 196*i1] = " in second
+
+
+def test_slices_of_channels_keep_them_last(session: ost.Session) -> None:
+    net = Net((1, 32, 14, 14))
+    g = net.graph
+    low, high = g.split(g.relu(net.conv(net.x, 64, 1)), 2, axis=1)
+    g.set_outputs([net.conv(g.concat([low, high, g.relu(net.conv(high, 32, 1))], axis=1), 32, 1)])
+    compiled = session.compile(g, net.params)
+    first, *_ = (k.loops for k in compiled.plan.kernels if "conv" in k.name)
+    assert "b3[96*i0 + i1] = " in first, "written where the concatenation has it, channels last"
+    # What reads its home is not written there: one copy.
+    assert [kernel.name for kernel in compiled.plan.kernels].count("concat") == 1

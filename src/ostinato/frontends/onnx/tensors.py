@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ELEMENT_TYPES",
+    "EXTERNAL",
     "MAX_RANK",
     "STRING",
     "array_from_bytes",
@@ -79,7 +80,11 @@ _FIELDS = {
 #: No NumPy array has more dims.
 MAX_RANK = 64
 
-_EXTERNAL = 1  # TensorProto.DataLocation
+#: No tensor of a file has more elements.
+_MOST_ELEMENTS = 1 << 56
+
+#: ``TensorProto.DataLocation`` of data in another file.
+EXTERNAL = 1
 
 
 def element_name(data_type: int) -> str:
@@ -98,7 +103,7 @@ def tensor_shape(tensor: TensorProto) -> tuple[int, ...]:
     """The dims, checked.
 
     Raises:
-        ModelFormatError: a dim is negative, or there are too many.
+        ModelFormatError: a dim is negative, or they are too many or too large.
     """
     shape = tuple(tensor.dims)
     if len(shape) > MAX_RANK:
@@ -107,6 +112,8 @@ def tensor_shape(tensor: TensorProto) -> tuple[int, ...]:
         )
     if any(dim < 0 for dim in shape):
         raise ModelFormatError(f"tensor {tensor.name!r} has a negative dim: {list(shape)}")
+    if math.prod(dim for dim in shape if dim) > _MOST_ELEMENTS:  # empty tensors have strides, too
+        raise ModelFormatError(f"tensor {tensor.name!r} is impossibly large: {list(shape)}")
     return shape
 
 
@@ -123,8 +130,10 @@ def read_tensor(tensor: TensorProto, external: ExternalData) -> np.ndarray[Any, 
         )
     dtype = ELEMENT_TYPES[tensor.data_type]
     shape = tensor_shape(tensor)
-    if tensor.data_location == _EXTERNAL:
-        array = array_from_bytes(tensor.name, external.read(tensor), dtype, shape)
+    if tensor.data_location == EXTERNAL:
+        place = external.range(tensor, stored_bytes(dtype, shape))
+        data = place.file.read(place.offset, place.nbytes)
+        array = array_from_bytes(tensor.name, data, dtype, shape)
     elif tensor.HasField("raw_data"):
         array = array_from_bytes(tensor.name, tensor.raw_data, dtype, shape)
     else:

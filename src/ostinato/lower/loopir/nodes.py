@@ -179,6 +179,10 @@ class Reduce:
 
     ``value`` has the accumulator's dtype; for argmax and argmin the scalar is the int64
     ``index`` of the first extreme element (NaN counts as the extreme, as in NumPy).
+
+    Attributes:
+        fused: of a sum whose ``value`` is a product: a product need not be rounded before it is
+            added, since no node of the graph has it as its result.
     """
 
     name: str
@@ -186,6 +190,7 @@ class Reduce:
     value: Scalar
     dtype: DType
     index: Dim = 0
+    fused: bool = False
 
 
 @dataclass(frozen=True, eq=False)

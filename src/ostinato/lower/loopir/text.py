@@ -113,7 +113,8 @@ class KernelText:
             case Reduce():
                 name = self._reduction(statement.name)
                 at = f" at {self.dim(statement.index)}" if "arg" in statement.op else ""
-                self.line(2, f"{name} = {statement.op} {statement.dtype.short} {value}{at}")
+                kind = f"{'fused ' * statement.fused}{statement.op} {statement.dtype.short}"
+                self.line(2, f"{name} = {kind} {value}{at}")
             case Scan():
                 target = f"b{statement.buffer}[{self.dim(statement.index)}]"
                 kind = f"running {statement.op} {statement.dtype.short}"

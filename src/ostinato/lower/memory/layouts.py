@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 
 from ostinato.ir.leaves import Leaf
 from ostinato.lazy import LazyModule
+from ostinato.lower.fusion.regions import reduced_axes
 from ostinato.lower.loopir.views import MAX_NON_AFFINE, VIEWS, Indices, is_non_affine, source_index
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.ops.base import Elementwise
 from ostinato.records import dataclass
-from ostinato.variables import axis, bounds, prod
+from ostinato.variables import axis, bounds, coefficient, prod, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
     from ostinato.ops import convolution
+    from ostinato.variables import Dim
 else:
     convolution = LazyModule("ostinato.ops.convolution")
 
@@ -188,7 +190,8 @@ def _relate(families: _Families, node: Node, rowed: set[Node], gains: LayoutGain
     elif name == "pad" or (name == "concat" and node.attrs["axis"] == 1):
         families.relate([*node.inputs, out])
     elif name in _REDUCTIONS:
-        families.gain(node.inputs[0], gains.strided)
+        if 1 in reduced_axes(node):  # sums over positions alone run as fast in either order
+            families.gain(node.inputs[0], gains.strided)
     else:
         for value in node.inputs:
             families.gain(value, gains.strided)
@@ -206,13 +209,16 @@ def _relate_convolution(families: _Families, node: Node, gains: LayoutGains) -> 
 
 
 def _relate_view(families: _Families, value: Value, gains: LayoutGains) -> None:
-    """A view that only exchanges channels moves elements less far with channels last."""
+    """A view that moves whole pixels, or exchanges channels, moves less with channels last."""
     source, non_affine = value, 0
     while source.node.op.name in VIEWS:
         non_affine += is_non_affine(source.node)
         (source,) = source.node.inputs
-    alike = families.is_able(value) and source.shape == value.shape
-    if alike and non_affine <= MAX_NON_AFFINE and _exchanges_channels(value):
+    able = families.is_able(value) and families.is_able(source) and source.ndim == value.ndim
+    step = _channel_step(value) if able and non_affine <= MAX_NON_AFFINE else None
+    if step == 1:
+        families.relate([source, value])
+    elif step is not None and source.shape == value.shape:
         families.relate([source, value])
         families.gain(source, gains.shuffled)
     else:
@@ -220,10 +226,18 @@ def _relate_view(families: _Families, value: Value, gains: LayoutGains) -> None:
         families.gain(value, gains.strided)
 
 
-def _exchanges_channels(value: Value) -> bool:
-    """Whether the views behind ``value`` leave each element at its image and position."""
+def _channel_step(value: Value) -> Dim | None:
+    """Channels of the value behind views from one channel of ``value`` to the next.
+
+    It is 0 where they are exchanged, and ``None`` where the views mix channels and positions.
+    """
     at: Indices = tuple(axis(f"i{i}", extent) for i, extent in enumerate(value.shape))
     found = at
     while value.node.op.name in VIEWS:
         value, found = source_index(value.node, found)
-    return (found[0], *found[2:]) == (at[0], *at[2:])
+    image, channel, *place = ({*symbols(index)} for index in found)
+    own = {*symbols(at[1])}
+    if not channel <= own or any(own & others for others in (image, *place)):
+        return None
+    parts = coefficient(found[1], *own) if own else None
+    return 0 if parts is None else parts[0]

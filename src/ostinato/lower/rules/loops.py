@@ -15,11 +15,13 @@ from ostinato.lower.loopir.builder import (
     store_at,
     symbols_of,
 )
+from ostinato.lower.loopir.dependences import reached
 from ostinato.lower.loopir.merge_axes import merge_axes
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import (
     Apply,
     Guard,
+    Load,
     Number,
     Reduce,
     Reduction,
@@ -31,10 +33,10 @@ from ostinato.lower.loopir.nodes import (
     extent_of,
 )
 from ostinato.lower.loopir.views import Indices, linear_index, reshape_index
-from ostinato.variables import Dim, Symbol, bounds, prod
+from ostinato.variables import Dim, Symbol, bounds, coefficient, prod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.program import LoweredBuffer
@@ -154,7 +156,22 @@ def _reduce_axes(build: KernelBuilder, node: Node, indices: Indices) -> _Reduced
             full.append(next(kept))
     value = build.at(x, tuple(full))
     reduction = _reduce(build, node, "r0", value, linear_index([x.shape[a] for a in axes], inner))
-    return [reduction], symbols_of(inner), x.ndim - 1 in axes
+    by_rows = x.ndim - 1 in axes and not _steps_across(value, full, axes)
+    return [reduction], symbols_of(inner), by_rows
+
+
+def _steps_across(value: Scalar, indices: Sequence[Dim], reduced: Container[int]) -> bool:
+    """Whether neighbours in memory belong to different sums, as in images with channels last."""
+    kept = [index for axis, index in enumerate(indices) if axis not in reduced]
+    summed = [index for axis, index in enumerate(indices) if axis in reduced]
+    loads = [scalar.index for scalar in reached([value]) if isinstance(scalar, Load)]
+
+    def neighbours(along: Sequence[Dim]) -> bool:
+        last = symbols_of(along)[-1:]
+        steps = [coefficient(index, symbol) for index in loads for symbol in last]
+        return any(step is not None and step[0] == 1 for step in steps)
+
+    return neighbours(kept) and not neighbours(summed)
 
 
 def _reduce_window(build: KernelBuilder, node: Node, indices: Indices) -> _Reduced:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
+    from ostinato.lower.loopir.builder import Outputs
     from ostinato.lower.memory.layouts import LayoutGains
     from ostinato.lower.program_builder import ProgramBuilder
 
@@ -67,11 +68,26 @@ def lower_loops(lowering: ProgramBuilder, region: Region) -> None:
     first = region.members[0]
     if lowering.placement.subviews.is_subview(first, 0):
         nest = border_nest(build, first, outputs[0][1], lowering.variables)
+    elif (reduction := _reduction_across(lowering, region, outputs)) is not None:
+        nest = column_nest(build, reduction, outputs, lowering.variables)
     elif region.inner is not None:
         nest = row_nest(build, region, outputs, lowering.variables)
     else:
         nest = map_nest(build, outputs, lowering.variables)
     lowering.call(region, build, nest, outputs)
+
+
+def _reduction_across(lowering: ProgramBuilder, region: Region, outputs: Outputs) -> Node | None:
+    """The only reduction along rows of a region, if what it reads has other rows as neighbours.
+
+    Images with their channels last do, where positions are summed: rows are computed side by side.
+    """
+    rows_only = all(value.node in region.row_members for value, _ in outputs)
+    if region.inner is None or len(region.reductions) != 1 or not rows_only:
+        return None
+    layouts = [lowering.layout(value) for node in region.members for value in node.inputs]
+    across = any(layout is not None and layout.order[-1] == 1 for layout in layouts)
+    return region.reductions[0] if across else None
 
 
 def _lower_column(lowering: ProgramBuilder, region: Region, root: Node) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from llvmlite import ir
 
 from ostinato.backends.cpu.llvm.kernel import stack_slot
-from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, is_nan, where
+from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic, is_nan, where
 from ostinato.backends.cpu.llvm.memory import splat
 from ostinato.backends.cpu.llvm.types import I32, Scalar, register_type
 from ostinato.dtypes import BOOL, INT32, INT64, DType
@@ -63,6 +63,13 @@ class RunningReduction:
             flags = Lane(self.builder, mask, BOOL, self.width)
             new = tuple(where(flags, n, o) for n, o in zip(new, old, strict=True))
         self._write(new)
+
+    def add_product(self, x: Lane, y: Lane) -> None:
+        """Adds a product to a sum of floats, rounded once where the processor can."""
+        (total,) = self.state()
+        x, y = (broadcast(factor.astype(total.dtype), self.width) for factor in (x, y))
+        # fmuladd, not fma: without the instruction, fma would be a library call.
+        self._write((intrinsic("fmuladd", x, y, total),))
 
     def state(self) -> State:
         """The reduction of what has been taken in so far."""

@@ -19,6 +19,7 @@ from ostinato.backends.cpu.llvm.types import I64, register_type
 from ostinato.backends.cpu.llvm.vectors import VectorPlan, plan_vectors, strip_mine
 from ostinato.lower.loopir.dependences import Dependence, reached, roots, written_buffers
 from ostinato.lower.loopir.nodes import (
+    Apply,
     Load,
     Reduce,
     Scan,
@@ -32,15 +33,19 @@ from ostinato.records import dataclass, field
 from ostinato.variables import Dim, Symbol, provably_less, provably_nonnegative
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from llvmlite import ir
 
     from ostinato.backends.cpu.llvm.scopes import Scope
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.dtypes import DType
+    from ostinato.lower.loopir.nodes import Scalar
 
 __all__ = ["StageEmitter"]
+
+_LONGEST_WRITTEN_OUT = 7
+"""Iterations of a loop over a window that are written out, so that they share what they load."""
 
 
 @dataclass(eq=False)
@@ -162,7 +167,11 @@ class StageEmitter:
             inside = shared.child(symbols={axis: index})
             self._loops(run, axes[1:], inside, [vector.child(inside) for vector in vectors])
 
-        counted_loop(self.builder, I64(0), stop, 1, body, name=axis.name)
+        if len(axes) == 1 and _is_written_out(run.stage):
+            for index in range(max_extent(axis)):
+                body(I64(index))
+        else:
+            counted_loop(self.builder, I64(0), stop, 1, body, name=axis.name)
 
     def _vector_loop(self, run: _Run, axis: Symbol, stop: ir.Value, shared: Scope) -> None:
         assert run.rows is not None
@@ -240,7 +249,7 @@ class StageEmitter:
 
     def _evaluate(self, statements: Sequence[Statement], scope: Scope) -> None:
         for statement in statements:
-            for root in roots(statement):
+            for root in _evaluated(statement):
                 self.scalars.value(root, scope)
 
     def _effect(self, run: _Run, statement: Statement, scope: Scope, vector: int) -> None:
@@ -278,11 +287,19 @@ class StageEmitter:
         )
 
     def _accumulate(self, run: _Run, statement: Reduce, scope: Scope, vector: int) -> None:
+        if statement.fused:
+            self._accumulate_product(run, statement, scope, vector)
+            return
         state: State = (self.scalars.value(statement.value, scope),)
         if statement.op in ("argmax", "argmin"):
             state += (self.scalars.indices.vector(statement.index, scope),)
         mask = None if scope.mask is None else scope.mask.value
         run.running[statement, scope.width, vector].add(state, mask)
+
+    def _accumulate_product(self, run: _Run, statement: Reduce, scope: Scope, vector: int) -> None:
+        assert isinstance(statement.value, Apply)
+        factors = [self.scalars.value(factor, scope) for factor in statement.value.operands]
+        run.running[statement, scope.width, vector].add_product(*factors)
 
     # -- scans ------------------------------------------------------------------------------
 
@@ -306,6 +323,22 @@ class StageEmitter:
         written = before if statement.exclusive else after
         dtype = self.dtypes[statement.buffer]
         self.scalars.store(statement.buffer, dtype, statement.index, written, scope)
+
+
+def _evaluated(statement: Statement) -> Iterator[Scalar]:
+    """The expressions that are computed before a statement takes effect."""
+    if isinstance(statement, Reduce) and statement.fused:
+        assert isinstance(statement.value, Apply)
+        yield from statement.value.operands
+    else:
+        yield from roots(statement)
+
+
+def _is_written_out(stage: Stage) -> bool:
+    """Whether the innermost loop of a stage is short, and its iterations share operands."""
+    fused = all(isinstance(s, Reduce) and s.fused for s in stage.statements)
+    extent = extent_of(stage.axes[-1])
+    return fused and isinstance(extent, int) and extent <= _LONGEST_WRITTEN_OUT
 
 
 def _reductions(stage: Stage) -> list[Reduce]:

@@ -247,7 +247,9 @@ def _unroll(statements: Sequence[Statement], *, columns: bool) -> int:
     """
     ops = [scalar.op for scalar in _values(statements) if isinstance(scalar, Apply)]
     cost = sum(instructions(ELEMENTWISE[op]) for op in ops)
-    reduces = any(isinstance(statement, Reduce) for statement in statements)
+    reduces = sum(isinstance(statement, Reduce) for statement in statements)
+    if any(isinstance(statement, Reduce) and statement.fused for statement in statements):
+        return 1 << (max(1, 8 // reduces)).bit_length() - 1
     if cost < LONG:
         return (8 if columns else 4) if reduces else 2
     return 2 if reduces and cost < 3 * LONG else 1

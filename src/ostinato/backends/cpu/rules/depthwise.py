@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from functools import reduce
-from itertools import product
 from typing import TYPE_CHECKING
 
 from ostinato.lower.loopir.builder import (
@@ -23,6 +20,7 @@ from ostinato.lower.rules.loops import BLOCK
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.views import Indices
@@ -31,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["lower_depthwise"]
 
-_MOST_WRITTEN_OUT = 25
-"""Positions of a window up to which there is no loop over it."""
+_ENOUGH_COLUMNS = 4
+"""Sums at a time that hide the latency of a multiply-add; twice as many load less for each."""
 
 
 def _filters_last_buffer(w: Value) -> LoweredBuffer:
@@ -43,39 +41,46 @@ def _filters_last_buffer(w: Value) -> LoweredBuffer:
 
 
 def _depthwise_nest(
-    build: KernelBuilder, node: Node, outputs: Outputs, variables: tuple[Symbol, ...]
+    build: KernelBuilder,
+    node: Node,
+    outputs: Outputs,
+    variables: tuple[Symbol, ...],
+    columns: int,
 ) -> LoopNest:
     """The nest of a convolution with one input channel per filter.
 
     Its padding is a ``pad`` node before it by now (:mod:`ostinato.passes.explicit_padding`).
+
+    Args:
+        columns: neighbours along the last axis that are computed together, so that a register
+            holds what their windows share; they divide that axis.
     """
     w, *bias = node.inputs[1:]
     (out,) = node.outputs
     acc = out.dtype.accumulator
-    indices = build.axes(out.shape)
-    kernel = [bounds(extent)[1] for extent in w.shape[2:]]
+    *lead, width = out.shape
+    groups = build.axes((*lead, width // columns if columns > 1 else width))
+    window = build.axes([bounds(extent)[1] for extent in w.shape[2:]])
     sums: list[Statement] = []
-    taps: tuple[Symbol, ...] = ()
-    total: Scalar
-    if math.prod(kernel) <= _MOST_WRITTEN_OUT:
-        total = _written_out(build, node, indices)
-    else:
-        window = build.axes(kernel)
-        taps = symbols_of(window)
-        sums.append(Reduce("r0", "sum", _term(build, node, indices, window), acc))
-        total = Ref("r0", acc)
-    if bias:
-        total = Apply("add", (total, cast(build.at(bias[0], (indices[1],)), acc)), acc)
-    build.results[out] = cast(total, out.dtype)
-    stores = [store_at(build, value, buffer, out.shape, indices) for value, buffer in outputs]
+    stores: list[Statement] = []
+    for column in range(columns):
+        indices = (*groups[:-1], groups[-1] * columns + column)
+        name = f"r{column}"
+        term = _term(build, node, indices, window)
+        sums.append(Reduce(name, "sum", term, acc, fused=acc.is_float))
+        total: Scalar = Ref(name, acc)
+        if bias:
+            total = Apply("add", (total, cast(build.at(bias[0], (indices[1],)), acc)), acc)
+        build.forget()
+        build.results[out] = cast(total, out.dtype)
+        stores += [store_at(build, value, buffer, out.shape, indices) for value, buffer in outputs]
     statements = build.finish([*sums, *stores])
-    axes, statements = merge_axes(in_memory_order(indices, outputs[0][1]), statements)
-    inner, summed = merge_axes(taps, statements[: len(sums)])
-    stages = [Stage(inner, summed)] if sums else []
+    axes, statements = merge_axes(in_memory_order(groups, outputs[0][1]), statements)
+    inner, summed = merge_axes(symbols_of(window), statements[: len(sums)])
     return LoopNest(
         build.args,
         axes[:-1],
-        (*stages, Stage((), statements[len(sums) :])),
+        (Stage(inner, summed), Stage((), statements[len(sums) :])),
         tuple(build.temps),
         inner_axis=axes[-1] if axes else None,
         block=BLOCK,
@@ -101,21 +106,31 @@ def _term(build: KernelBuilder, node: Node, indices: Indices, window: Indices) -
     return Apply("multiply", (cast(element, acc), cast(weight, acc)), acc)
 
 
-def _written_out(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
-    """The sum over the window, a term for each of its positions."""
-    acc = node.outputs[0].dtype.accumulator
-    windows = product(*(range(bounds(extent)[1]) for extent in node.inputs[1].shape[2:]))
-    terms = (_term(build, node, indices, window) for window in windows)
-    return reduce(lambda total, term: Apply("add", (total, term), acc), terms)
+def _columns_together(node: Node, registers: RegisterFile) -> int:
+    """The number of neighbours along the last axis that are worth computing together.
+
+    Their sums and what one row of their windows reads stay in registers.
+    """
+    width, taps = node.outputs[0].shape[-1], node.inputs[1].shape[-1]
+    stride, dilation = node.attrs["stride"][-1], node.attrs["dilation"][-1]
+    if not isinstance(width, int) or taps == 1 or dilation != 1 or stride >= taps:
+        return 1
+    fitting = (registers.count - taps - 1 + stride) // (1 + stride)
+    counts = [count for count in range(1, fitting + 1) if width % count == 0]
+    enough = [count for count in counts if count >= _ENOUGH_COLUMNS]
+    return min(enough, key=lambda count: abs(count - 2 * _ENOUGH_COLUMNS), default=counts[-1])
 
 
-def lower_depthwise(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+def lower_depthwise(
+    lowering: ProgramBuilder, region: Region, root: Node, registers: RegisterFile
+) -> None:
     """Lower a region around a depthwise convolution."""
-    build, w = lowering.builder(region), root.inputs[1]
+    build, w, columns = lowering.builder(region), root.inputs[1], 1
     if root.outputs[0] in lowering.placement.layouts.channels_last:
         packed = _filters_last_buffer(w)
         lowering.copy_into(w, packed)
         build = lowering.builder(region, {w: packed})
+        columns = _columns_together(root, registers)
     outputs = lowering.region_outputs(region)
-    nest = _depthwise_nest(build, root, outputs, lowering.variables)
+    nest = _depthwise_nest(build, root, outputs, lowering.variables, columns)
     lowering.call(region, build, nest, outputs)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu.rules.kernel import CpuKernel, CpuLoopNest, CpuSizeStep
 from ostinato.backends.cpu.rules.matmul import MatmulRules
 from ostinato.lazy import LazyModule
+from ostinato.lower.control import CONTROL_OPS
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.lowering import LoweringOptions, live_nodes, lower
 from ostinato.lower.memory.layouts import LayoutGains
@@ -66,7 +67,7 @@ _TEMPLATES = (*_MATMULS, *_CONVOLUTIONS, *_OTHERS, *_SELECTIONS)
 _EXPERT_OPS = ("grouped_matmul", "expert_mlp")
 
 #: Ops with kernels of their own kind.
-LOWERED_OPS = frozenset({*SHARED_RULES, *_TEMPLATES, *_EXPERT_OPS})
+LOWERED_OPS = frozenset({*SHARED_RULES, *_TEMPLATES, *_EXPERT_OPS, *CONTROL_OPS})
 
 #: Nanoseconds per element, about, that channels last saves what a convolution reads and writes.
 _GEMM_GAINS, _WINOGRAD_GAINS, _DEPTHWISE_GAINS = (0.05, 0.2), (2.0, 2.0), (0.3, 0.0)
@@ -106,7 +107,7 @@ class CpuProgram(Program):
     """A program of the CPU's kernels.
 
     Attributes:
-        routings: the lists of rows by expert that runs leave behind.
+        routings: the lists of rows by expert that each run leaves behind.
         stored_experts: the layers whose experts are in a file.
     """
 
@@ -115,12 +116,9 @@ class CpuProgram(Program):
 
     @property
     def kernels(self) -> list[CpuKernel]:
-        """The kernels of all calls, those that prepare first."""
-        found = []
-        for call in (*self.prepare, *self.calls):
-            assert isinstance(call.kernel, CpuKernel)
-            found.append(call.kernel)
-        return found
+        """The kernels of all calls that compute, those that prepare first."""
+        kernels = [call.kernel for call in (*self.prepare, *self.calls)]
+        return [kernel for kernel in kernels if isinstance(kernel, CpuKernel)]
 
 
 def lower_for_cpu(
@@ -191,7 +189,7 @@ class _CpuRules:
             program.variables,
             program.kept,
             program.live_sizes,
-            [] if experts is None else list(experts.routings.values()),
+            [] if experts is None else [r for r in experts.routings.values() if not r.nested],
             [] if experts is None else list(experts.stored_experts.values()),
         )
 
@@ -202,7 +200,7 @@ class _CpuRules:
         if way is not None:
             winograd.lower_winograd(lowering, region, way, self.settings.registers)
         elif convolution.is_depthwise(root):
-            depthwise.lower_depthwise(lowering, region, root)
+            depthwise.lower_depthwise(lowering, region, root, self.settings.registers)
         else:
             self._matmuls.convolution(lowering, region, root)
 
