@@ -1,4 +1,4 @@
-"""What a workload is: sizes, seeded weights and inputs, the work that it takes.
+"""A workload: sizes, seeded weights and inputs, the work that it takes.
 
 Every runtime builds the same function of the same arrays; matrices are ``[in, out]``, convolution
 kernels ``[out, in, h, w]``, everything is float32.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.dtypes import BFLOAT16, DType
+from ostinato.dtypes import BFLOAT16, INT32, DType
 
 __all__ = ["convert", "round_to"]
 
@@ -22,12 +22,19 @@ Array = np.ndarray[Any, Any]
 def convert(x: Any, dtype: DType) -> Array:
     """``x`` as a C-contiguous array of ``dtype``.
 
-    Floats become integers by truncation: out of range saturates, NaN gives 0. Integers wrap.
-    Anything becomes bool by ``!= 0``. What becomes a float is rounded to nearest, ties to even.
+    Floats become integers by truncation: out of range saturates, NaN gives 0. Integers wrap; narrow
+    ones are the low bits of an int32. Anything becomes bool by ``!= 0``. What becomes a float is
+    rounded to nearest, ties to even; out of the range of a narrow one it becomes infinite, NaN
+    where the format has no infinity, or the greatest number where it has neither.
     """
     array = np.asarray(x)
+    if array.dtype.kind == "V":  # of ml_dtypes, which converts to fewer types than NumPy
+        array = array.astype(np.float32)
     with np.errstate(all="ignore"):  # a value out of range is defined above
-        if dtype.is_bool:
+        if dtype.is_narrow and dtype.format.is_integer:
+            whole = array.astype(np.int32) if array.dtype.kind in "biu" else _truncate(array, INT32)
+            result = whole.astype(np.int8).astype(dtype.numpy)
+        elif dtype.is_bool:
             result = np.asarray(array != 0)
         elif dtype.is_integer and array.dtype.kind not in "biu":
             result = _truncate(array, dtype)
@@ -39,7 +46,8 @@ def convert(x: Any, dtype: DType) -> Array:
 def round_to(x: Any, dtype: DType) -> Array:
     """``x`` as an array of ``dtype``; floats are rounded once, integers wrap."""
     array = np.asarray(x)
-    if dtype == BFLOAT16 and array.dtype == np.float64:
+    rounds_twice = dtype == BFLOAT16 or dtype.is_narrow  # ml_dtypes goes by way of float32
+    if rounds_twice and array.dtype == np.float64:
         array = _round_to_odd(array)
     return array.astype(dtype.numpy, copy=False)
 
@@ -56,7 +64,7 @@ def _truncate(array: Array, dtype: DType) -> Array:
 
 
 def _round_to_odd(x: Array) -> Array:
-    """``x`` as float32 that rounds on to bfloat16 as ``x`` itself would.
+    """``x`` as float32 that rounds on to a narrower float as ``x`` itself would.
 
     Rounding twice to nearest can err by a unit; an inexact first step that leaves an odd last bit
     cannot be mistaken for a tie by the second.

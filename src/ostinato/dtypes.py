@@ -30,23 +30,53 @@ __all__ = [
     "INT16",
     "INT32",
     "INT64",
+    "NARROW_DTYPES",
     "UINT8",
     "UINT16",
     "UINT32",
     "UINT64",
     "DType",
     "Kind",
+    "NarrowFormat",
     "promote",
 ]
 
 
 class Kind(enum.Enum):
-    """The family of numbers that a dtype belongs to."""
+    """The family of numbers that a dtype belongs to; narrow ones are stored, not computed with."""
 
     BOOL = "bool"
     UNSIGNED = "unsigned"
     SIGNED = "signed"
     FLOAT = "float"
+    NARROW = "narrow"
+
+
+@dataclass(frozen=True)
+class NarrowFormat:
+    """The bits of a narrow dtype, which fill the low end of a byte.
+
+    Attributes:
+        exponent: how many bits the exponent has; 0 for integers.
+        mantissa: how many bits the mantissa has, without the hidden one; of an integer, all bits.
+        bias: of the exponent.
+        signed: whether a sign stands before the exponent, or the integer is in two's complement.
+        nan: the lowest code of a NaN; ``None`` for formats without.
+        infinity: the code of infinity; ``None`` for formats without.
+        zero_is_positive: whether the code of a negative zero stands for something else.
+    """
+
+    exponent: int
+    mantissa: int
+    bias: int = 0
+    signed: bool = True
+    nan: int | None = None
+    infinity: int | None = None
+    zero_is_positive: bool = False
+
+    @property
+    def is_integer(self) -> bool:
+        return self.exponent == 0
 
 
 @dataclass(frozen=True)
@@ -67,12 +97,12 @@ class DType:
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype (``ml_dtypes`` supplies bfloat16)."""
-        if self.name == "bfloat16":
+        """The NumPy dtype (``ml_dtypes`` supplies bfloat16 and the narrow ones)."""
+        if self.name == "bfloat16" or self.is_narrow:
             import ml_dtypes
 
-            bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-            return bfloat16
+            found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.name))
+            return found
         return np.dtype(self.name)
 
     @property
@@ -97,7 +127,18 @@ class DType:
         return self.kind is Kind.BOOL
 
     @property
+    def is_narrow(self) -> bool:
+        """Whether elements are stored and converted only, not computed with."""
+        return self.kind is Kind.NARROW
+
+    @property
+    def format(self) -> NarrowFormat:
+        """The bits of a narrow dtype."""
+        return _FORMATS[self.name]
+
+    @property
     def bits(self) -> int:
+        """The bits of an element in memory."""
         return 8 * self.itemsize
 
     @property
@@ -135,7 +176,7 @@ class DType:
             name = str(dtype)
         if name in _BY_NAME:
             return _BY_NAME[name]
-        known = ", ".join(d.name for d in ALL_DTYPES)
+        known = ", ".join(d.name for d in (*ALL_DTYPES, *NARROW_DTYPES))
         raise GraphError(f"unknown dtype {dtype!r}; Ostinato has {known}")
 
 
@@ -169,7 +210,38 @@ ALL_DTYPES = (
     FLOAT64,
 )
 
-_BY_NAME = {name: d for d in ALL_DTYPES for name in (d.name, d.short)}
+#: By name; an element takes a byte in memory, however few bits it has.
+_FORMATS: dict[str, NarrowFormat] = {
+    "float8_e4m3fn": NarrowFormat(4, 3, 7, nan=0x7F),
+    "float8_e4m3fnuz": NarrowFormat(4, 3, 8, nan=0x80, zero_is_positive=True),
+    "float8_e5m2": NarrowFormat(5, 2, 15, nan=0x7D, infinity=0x7C),
+    "float8_e5m2fnuz": NarrowFormat(5, 2, 16, nan=0x80, zero_is_positive=True),
+    "float8_e8m0fnu": NarrowFormat(8, 0, 127, signed=False, nan=0xFF),
+    "float4_e2m1fn": NarrowFormat(2, 1, 1),
+    "int4": NarrowFormat(0, 4),
+    "uint4": NarrowFormat(0, 4, signed=False),
+    "int2": NarrowFormat(0, 2),
+    "uint2": NarrowFormat(0, 2, signed=False),
+}
+
+#: Dtypes of 8 bits and less: tensors of them are stored, moved and converted.
+NARROW_DTYPES = tuple(
+    DType(name, short, Kind.NARROW, 1)
+    for name, short in (
+        ("float8_e4m3fn", "f8e4m3fn"),
+        ("float8_e4m3fnuz", "f8e4m3fnuz"),
+        ("float8_e5m2", "f8e5m2"),
+        ("float8_e5m2fnuz", "f8e5m2fnuz"),
+        ("float8_e8m0fnu", "f8e8m0fnu"),
+        ("float4_e2m1fn", "f4e2m1fn"),
+        ("int4", "i4"),
+        ("uint4", "u4"),
+        ("int2", "i2"),
+        ("uint2", "u2"),
+    )
+)
+
+_BY_NAME = {name: d for d in (*ALL_DTYPES, *NARROW_DTYPES) for name in (d.name, d.short)}
 
 
 def promote(a: DType, b: DType) -> DType:
@@ -180,6 +252,8 @@ def promote(a: DType, b: DType) -> DType:
     """
     if a == b:
         return a
+    if a.is_narrow or b.is_narrow:
+        raise GraphError(f"{a} and {b} have no common dtype; cast one of them first")
     if a.kind is b.kind:
         if a.itemsize == b.itemsize:  # float16 with bfloat16
             return FLOAT32

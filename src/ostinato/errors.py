@@ -6,6 +6,8 @@ caller's to mend. A message names what was asked, what was expected and what to 
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "CaptureError",
     "CircularBuildError",
@@ -30,9 +32,19 @@ class GraphError(OstinatoError):
 
     Attributes:
         located: whether the message names the op, its operands and the user's source line yet.
+        requirements: the conditions on symbolic sizes (:class:`ostinato.variables.Requirement`)
+            that do not hold for all of them, where that is the reason.
     """
 
     located = False
+    requirements: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, message: str, *requirements: Any) -> GraphError:
+        """The error for conditions that do not hold for all values of Variables."""
+        error = cls(message)
+        error.requirements = requirements
+        return error
 
 
 class InputError(OstinatoError, ValueError):
@@ -48,7 +60,14 @@ class PlanError(OstinatoError):
 
 
 class UnsupportedOpError(OstinatoError, NotImplementedError):
-    """A device or a front end has no rule for some nodes; the message lists every one."""
+    """A device or a front end has no rule for some nodes; the message lists every one.
+
+    Attributes:
+        inputs: inputs of a model whose values its shapes follow from: the import may succeed with
+            them among ``constants``.
+    """
+
+    inputs: frozenset[str] = frozenset()
 
 
 class DeviceUnavailableError(OstinatoError):

@@ -17,15 +17,19 @@ from ostinato.conversion import round_to
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.binding import check_values, solve_dims, variable_values
+from ostinato.ir.facts import bind_size, check_facts
+from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy
+from ostinato.ir.unbuilt import at_inputs, specialization_of
 from ostinato.ops.base import Elementwise
 from ostinato.ops.namespace import ORACLE, as_oracle
 from ostinato.records import dataclass
-from ostinato.variables import Expr
+from ostinato.variables import Expr, symbols
 from ostinato.variables import evaluate as evaluate_dim
 
 if TYPE_CHECKING:
     from ostinato.ir.binding import VariableValues
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.ir.types import TensorType
 
@@ -89,6 +93,10 @@ def run(
     """As :func:`evaluate`, with the states after the run and every value on the way."""
     if not graph.outputs and not graph.assignments:
         raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs first")
+    if (way := specialization_of(graph)) is not None and way.needed:
+        arrays = _arrays("input", inputs, graph.inputs, {})
+        graph = at_inputs(graph, arrays)
+        inputs = {name: array for name, array in arrays.items() if name in graph.inputs}
     start = {name: leaf.node.attrs["init"] for name, leaf in graph.states.items()}
     given = {
         INPUT: _arrays("input", inputs, graph.inputs, {}),
@@ -96,9 +104,11 @@ def run(
         STATE: _arrays("state", states, graph.states, start),
     }
     shapes = {name: (leaf.shape, given[INPUT][name].shape) for name, leaf in graph.inputs.items()}
-    known = {} if variables is None else variable_values(variables, graph.variables)
+    given_ones = {n: v for n, v in graph.variables.items() if v.bound is None}
+    known = {} if variables is None else variable_values(variables, given_ones)
     sizes = solve_dims(shapes, known)
-    check_values(graph.variables, sizes)
+    check_values(given_ones, sizes)
+    facts = [f for f in graph_facts(graph) if not f.names <= sizes.keys()]
     values: dict[Value, Array] = {}
     with np.errstate(all="ignore"):
         for node in graph.nodes:
@@ -108,10 +118,21 @@ def run(
                 values[node.outputs[0]] = node.attrs["array"]
             else:
                 operands = [values[v] for v in node.inputs]
+                if node.op.binds_size:
+                    facts = _bind_size(node, int(operands[0]), sizes, facts)
                 values.update(zip(node.outputs, evaluate_node(node, operands, sizes), strict=True))
     after = {**given[STATE], **{n: values[v] for n, v in graph.assignments.items()}}
     outputs = {name: values[value] for name, value in graph.outputs.items()}
     return ReferenceResult(outputs, after, values, sizes)
+
+
+def _bind_size(node: Node, value: int, sizes: dict[str, int], facts: list[Fact]) -> list[Fact]:
+    """Add a data-dependent size to ``sizes``; the facts that can not be checked yet."""
+    (size,) = symbols(node.attrs["size"])
+    bind_size(f"{node.op.name} {node.label!r}", size, value, sizes)
+    sizes[size.name] = value
+    check_facts(facts, sizes)
+    return [fact for fact in facts if not fact.names <= sizes.keys()]
 
 
 def evaluate_node(

@@ -37,7 +37,7 @@ from ostinato.passes.pipeline import OPTIONAL_PASSES
 
 from .draw import Draw
 from .motifs import MOTIFS
-from .recipes import recipes
+from .recipes import DATA_SIZED, recipes
 
 Array = np.ndarray[Any, Any]
 RECIPES = {**recipes(), **MOTIFS}
@@ -451,7 +451,8 @@ def check(seed: int, ops: Sequence[str], sessions: Mapping[int, ost.Session]) ->
 def random_ops(seed: int) -> list[str]:
     """The ops that the hunt applies for a seed."""
     rng = np.random.default_rng(seed ^ 0x5EED)
-    pools = [sorted(RECIPES), sorted(RECIPES), sorted(MOTIFS)]
+    fixed = sorted(RECIPES.keys() - DATA_SIZED)  # operands are drawn for sizes that are numbers
+    pools = [fixed, fixed, sorted(MOTIFS)]
     listed = [pools[int(rng.integers(3))] for _ in range(int(rng.integers(1, 13)))]
     return [names[int(rng.integers(len(names)))] for names in listed]
 

@@ -57,6 +57,58 @@ def _blockwise_matmul(d: Draw, dtype: str) -> Value:
     return d.g.blockwise_matmul(q, q_scales, codes, d.of((blocks, n), "float16"), group=group)
 
 
+def _bytes(d: Draw, shape: Sequence[int], dtype: str) -> Value:
+    return d.of(shape, dtype, *((-128, 127) if dtype == "int8" else (0, 255)))
+
+
+def _scale(d: Draw, shape: Sequence[int], dtype: str = "float32") -> Value:
+    return d.of(shape, dtype, 0.01, 0.5)
+
+
+def _quantize(d: Draw, dtype: str) -> Value:
+    n = d.size()
+    scale, zero_point = d.choice(((), (n,))), d.choice(((), (3, 1)))
+    code = d.choice(("int8", "uint8", "int16"))
+    return d.g.quantize(d.of((3, n), dtype), _scale(d, scale, dtype), d.of(zero_point, code, 0, 99))
+
+
+def _dequantize(d: Draw, dtype: str) -> Value:
+    n = d.size()
+    scale, zero_point = d.choice(((), (n,))), d.choice(((), (3, 1)))
+    q = d.of((3, n), dtype, 0, 120)
+    return d.g.dequantize(q, _scale(d, scale, d.choice(FLOATS[:3])), d.of(zero_point, dtype, 0, 99))
+
+
+def _requantize(d: Draw, dtype: str) -> Value:
+    n = d.size()
+    sums = d.of((3, n), dtype, -9999, 9999)
+    return d.g.requantize(sums, _scale(d, (n,)), d.of((), d.choice(("int8", "uint8")), 0, 99))
+
+
+def _affine_matmul(d: Draw, dtype: str) -> Value:
+    m, k, n = d.size(), d.size(), d.size()
+    other = d.choice(("int8", "uint8"))
+    batch = d.choice(((), (2,)))
+    a, b = _bytes(d, d.choice(((k,), (2, m, k))), dtype), _bytes(d, (*batch, k, n), other)
+    return d.g.affine_matmul(a, b, _bytes(d, (), dtype), _bytes(d, (*batch, 1, n), other))
+
+
+def _integer_conv(d: Draw, dtype: str) -> Value:
+    return d.g.integer_conv(*_conv_bytes(d, dtype), stride=d.integer(1, 2), padding=1)
+
+
+def _affine_conv(d: Draw, dtype: str) -> Value:
+    x, w = _conv_bytes(d, dtype)
+    zeros = _bytes(d, (), dtype), _bytes(d, d.choice(((), (w.shape[0],))), w.dtype.name)
+    return d.g.affine_conv(x, w, *zeros, padding=d.choice((0, 1)), dilation=d.integer(1, 2))
+
+
+def _conv_bytes(d: Draw, dtype: str) -> tuple[Value, Value]:
+    channels, kernel = d.choice((1, 3, 17, 32)), (d.integer(1, 3), d.integer(1, 3))
+    x = _bytes(d, (d.integer(1, 2), channels, d.integer(6, 14), d.integer(6, 14)), dtype)
+    return x, _bytes(d, (d.integer(1, 20), channels, *kernel), d.choice(("int8", "uint8")))
+
+
 def _conv_parts(d: Draw) -> tuple[int, int, int, list[int], list[int]]:
     spatial = d.choice((1, 2, 2, 3))
     groups = d.choice((1, 1, 2, 4))
@@ -258,6 +310,12 @@ def _l2_normalize(d: Draw, dtype: str) -> Value:
 LAYERS: dict[str, tuple[Recipe, Sequence[str]]] = {
     "matmul": (_matmul, NUMBERS),
     "integer_matmul": (_integer_matmul, ("int8", "uint8")),
+    "quantize": (_quantize, FLOATS),
+    "dequantize": (_dequantize, ("int8", "uint8", "int16", "int32")),
+    "requantize": (_requantize, ("int32",)),
+    "affine_matmul": (_affine_matmul, ("int8", "uint8")),
+    "affine_conv": (_affine_conv, ("int8", "uint8")),
+    "integer_conv": (_integer_conv, ("int8", "uint8")),
     "quantized_matmul": (_quantized_matmul, FLOATS[:3]),
     "int4_matmul": (_int4_matmul, FLOATS[:3]),
     "blockwise_matmul": (_blockwise_matmul, ("float32",)),

@@ -86,6 +86,13 @@ def _cast(d: Draw, dtype: str) -> Value:
     return d.g.cast(x, target)
 
 
+def _bitcast(d: Draw, dtype: str) -> Value:
+    """Between integers: the bits of a float tell apart what rounding leaves equal."""
+    width = DType.parse(dtype).itemsize
+    targets = [t for t in INTEGERS if DType.parse(t).itemsize == width]
+    return d.g.bitcast(d.tensor(dtype), d.choice(targets))
+
+
 def _clip(d: Draw, dtype: str) -> Value:
     bounds = ((-1, 2), (None, 1), (0, None))
     low, high = d.choice(bounds)
@@ -243,6 +250,27 @@ def _topk(d: Draw, dtype: str) -> Sequence[Value]:
     return d.g.topk(x, d.integer(1, int(x.shape[axis])), axis, largest=d.chance())
 
 
+def _bind_size(d: Draw, dtype: str) -> Sequence[Value]:
+    x = d.tensor(dtype, 1, 3)
+    found = d.g.masked_select(x, d.of(x.shape, "bool"))
+    return [found, d.g.concat([found, found], axis=0)]
+
+
+def _flat_nonzero(d: Draw, dtype: str) -> Sequence[Value]:
+    return list(d.g.nonzero(d.tensor(dtype, 1, 3)))
+
+
+def _suppression(d: Draw, dtype: str) -> Value:
+    batch, classes, boxes = d.integer(1, 3), d.integer(1, 4), d.integer(0, 33)
+    limits = (d.integer(0, 9), float(d.rng.uniform(0, 1)), float(d.rng.uniform(0, 1)))
+    return d.g.non_max_suppression(
+        d.of((batch, boxes, 4), dtype, 0, 1),
+        d.of((batch, classes, boxes), dtype, 0, 1),
+        *limits,
+        centered=d.chance(),
+    )
+
+
 def _one_hot(d: Draw, dtype: str) -> Value:
     return d.g.one_hot(d.of(d.shape(0, 2), "int64", 0, 6), 5, d.choice((-1, 0)), dtype)
 
@@ -275,6 +303,7 @@ def _scan(name: str) -> Recipe:
 
 _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "where": (_where, ANY),
+    "bitcast": (_bitcast, INTEGERS),
     "cast": (_cast, ANY),
     "clip": (_clip, NUMBERS),
     "reshape": (_reshape, ANY),
@@ -299,6 +328,9 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "scatter_nd": (_scatter_nd, ANY),
     "topk": (_topk, NUMBERS),
     "one_hot": (_one_hot, ANY),
+    "bind_size": (_bind_size, ANY),
+    "flat_nonzero": (_flat_nonzero, ANY),
+    "non_max_suppression": (_suppression, ("float32",)),
     **{name: (_reduction(name), NUMBERS) for name in ("sum", "prod", "max", "min")},
     **{name: (_reduction(name), ANY) for name in ("any", "all")},
     **{name: (_reduction(name), FLOATS) for name in ("mean", "var", "std", "logsumexp", "norm")},
@@ -306,6 +338,9 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     **{name: (_scan(name), NUMBERS) for name in ("cumsum", "cumprod")},
     **LAYERS,
 }
+
+#: Ops whose results have sizes that depend on data: graphs have them, sessions do not.
+DATA_SIZED = frozenset({"bind_size", "flat_nonzero", "non_max_suppression"})
 
 DTYPES_OF_DOMAIN: dict[str, Sequence[str]] = {
     "any": ANY,

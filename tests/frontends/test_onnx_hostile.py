@@ -112,10 +112,10 @@ def test_versions_from_the_future() -> None:
         ost.load_onnx(proto)
 
 
-def test_versions_from_the_past() -> None:
+def test_versions_that_never_were() -> None:
     proto = small_model()
-    proto.opset_import[0].version = 6
-    with pytest.raises(ost.UnsupportedOpError, match=r"operator set 6, older"):
+    proto.opset_import[0].version = 0
+    with pytest.raises(ost.ModelFormatError, match=r"operator set 0; the oldest is 1"):
         ost.load_onnx(proto)
 
 
@@ -131,7 +131,20 @@ def test_tensors_of_the_wrong_size(dims: list[int], message: str) -> None:
         ost.load_onnx(proto)
 
 
-@pytest.mark.parametrize("dims", [[-1, 4], [2**40, 2**40]])
+def test_ranks_that_no_array_has() -> None:
+    proto = small_model()
+    proto.graph.initializer[0].dims.extend([1] * 70)
+    with pytest.raises(ost.ModelFormatError, match=r"tensor 'w' has 72 dims; at most 64"):
+        ost.load_onnx(proto)
+    proto = small_model()
+    proto.graph.input[0].type.tensor_type.shape.dim.extend(
+        [onnx.TensorShapeProto.Dimension(dim_value=1)] * 70
+    )
+    with pytest.raises(ost.ModelFormatError, match=r"input 'x' has 72 dims; at most 64"):
+        ost.load_onnx(proto)
+
+
+@pytest.mark.parametrize("dims", [[2**40, 2**40]])
 def test_inputs_of_impossible_size(dims: list[int]) -> None:
     proto = small_model()
     for dim, size in zip(proto.graph.input[0].type.tensor_type.shape.dim, dims, strict=True):
@@ -207,6 +220,7 @@ def damaged(change: Any) -> onnx.ModelProto:
         (lambda g: g.node[0].input.pop(), "operand 1 is missing"),
         (lambda g: g.node[4].attribute[0].__setattr__("type", 1), "'axis' should be an int"),
         (lambda g: g.node[2].ClearField("attribute"), "'then_branch' is missing"),
+        (lambda g: g.node[4].attribute[0].__setattr__("ref_attr_name", "a"), "of a function"),
         (lambda g: g.input[0].ClearField("type"), "has no type"),
         (lambda g: g.initializer[0].__setattr__("name", ""), "no name"),
     ],
@@ -214,6 +228,40 @@ def damaged(change: Any) -> onnx.ModelProto:
 def test_broken_rules(change: Any, message: str) -> None:
     with pytest.raises(ost.ModelFormatError, match=message):
         ost.load_onnx(damaged(change))
+
+
+def node_model(op_type: str, *dtypes: int, opset: int = 24, **attributes: Any) -> onnx.ModelProto:
+    """One node over operands of shape ``[1, 4, 2, 2]``."""
+    operands = [value(f"i{i}", [1, 4, 2, 2], dtype) for i, dtype in enumerate(dtypes)]
+    node = helper.make_node(op_type, [o.name for o in operands], ["y"], **attributes)
+    graph = helper.make_graph([node], "g", operands, [helper.make_empty_tensor_value_info("y")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+@pytest.mark.parametrize(
+    ("op_type", "types", "attributes", "message"),
+    [
+        *(
+            (op_type, ("FLOAT", "INT64"), {}, "same element type: operand 0 has float32")
+            for op_type in ("Add", "Div", "Mod", "Equal", "Max", "Mean", "Clip", "MatMul", "PRelu")
+        ),
+        ("Where", ("BOOL", "FLOAT", "DOUBLE"), {}, "same element type: operand 1 has float32"),
+        ("Concat", ("INT8", "UINT8"), {"axis": 0}, "same element type: operand 0 has int8"),
+        ("BitShift", ("UINT8", "UINT16"), {"direction": "LEFT"}, "same element type"),
+        ("Concat", ("INT8",), {"axis": 4}, "axis 4"),
+        ("Mod", ("FLOAT", "FLOAT"), {"fmod": 2}, "fmod should be 0 or 1, got 2"),
+        ("DepthToSpace", ("FLOAT",), {"blocksize": 2, "mode": "A"}, "one of DCR, CRD, got 'A'"),
+        ("Attention", ("FLOAT",) * 3, {"qk_matmul_output_mode": 9}, "0, 1, 2 or 3, got 9"),
+    ],
+)
+def test_operands_and_attributes_that_an_op_does_not_take(
+    op_type: str, types: tuple[str, ...], attributes: dict[str, Any], message: str
+) -> None:
+    proto = node_model(op_type, *(TensorProto.DataType.Value(t) for t in types), **attributes)
+    if op_type == "Attention":
+        proto.graph.node[0].output.extend(["", "", "scores"])
+    with pytest.raises((ost.ModelFormatError, ost.GraphError), match=message):
+        ost.load_onnx(proto)
 
 
 # -- external data -------------------------------------------------------------------------------
@@ -265,6 +313,7 @@ def test_external_data(tmp_path: Path) -> None:
         ({"location": "sublink/secret.bin"}, "link out of"),
         ({"location": "w\0.bin"}, "must lie in"),
         ({"location": "absent.bin"}, "does not exist"),
+        ({"location": "x" * 300}, "bad location"),
         ({"location": "."}, "does not exist"),
         ({"location": "w.bin", "offset": "4"}, "44"),
         ({"location": "w.bin", "offset": "4", "length": "48"}, "lie outside"),

@@ -149,3 +149,21 @@ def test_several_outputs(
     opset: int, op_type: str, operands: list[Any], outputs: int, attributes: dict[str, Any]
 ) -> None:
     check(opset, op_type, operands, outputs, **attributes)
+
+
+def test_limits_of_clip_as_operands_of_an_old_operator_set() -> None:
+    names = ["x", "low", "high"]
+    graph = helper.make_graph(
+        [helper.make_node("Clip", names, ["y"])],
+        "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in names],
+        [helper.make_empty_tensor_value_info("y")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)])
+    with pytest.raises(ost.ModelFormatError, match="operator set 10 has the limits of Clip as"):
+        ost.load_onnx(model)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 4), (2, 1, 4), (1, 1, 7), (2, 3, 0), (2, 3, 9)])
+def test_gather_elements_of_a_part_of_the_other_axes(shape: tuple[int, ...]) -> None:
+    check(18, "GatherElements", [X, np.random.default_rng(2).integers(-4, 4, shape)], axis=2)

@@ -34,6 +34,7 @@ def facts_of(build, *shape):
         (lambda g, x: g.take(x, np.zeros(0, np.int64), axis=0), []),
         (lambda g, x: g.take_along_axis(x, np.zeros((2, 3), np.int64), axis=0), [("n", 1)]),
         (lambda g, x: g.gather_nd(x, np.zeros((2, 2), np.int64)), [("n", 1)]),
+        (lambda g, x: g.topk(x, 3, axis=0)[0], [("n - 3", 0)]),
         (lambda g, x: x[0], [("n - 1", 0)]),
         (lambda g, x: x[2:5], []),
         (lambda g, x: x[1:], []),

@@ -139,11 +139,8 @@ REFUSED: dict[str, Callable[[G], Any]] = {
     "inner dimensions 3 and 4 differ": lambda g: g.integer_matmul(
         g.input("a", (2, 3), "int8"), g.input("b", (4, 4), "int8")
     ),
-    "b is a matrix": lambda g: g.integer_matmul(
-        g.input("a", (2, 3), "int8"), g.input("b", (3,), "int8")
-    ),
-    "b has known sizes": lambda g: g.integer_matmul(
-        g.input("a", (2, 3), "int8"), g.input("b", (3, ost.Variable("n", 1, 4)), "int8")
+    "sums over a known number of products": lambda g: g.integer_matmul(
+        g.input("a", (2, n := ost.Variable("n", 1, 4)), "int8"), g.input("b", (n, 3), "int8")
     ),
     "w is int8, got uint8": lambda g: g.quantized_matmul(
         g.input("x", (2, 3)), g.input("w", (3, 4), "uint8"), g.input("s", (4,))

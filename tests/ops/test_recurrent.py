@@ -187,7 +187,7 @@ def layer(g, kind="lstm", x=(5, 2, 3), w=(1, 16, 3), r=(1, 16, 4), **options):
         ({"direction": "bidirectional"}, r"expected shape \[2,16,3\]"),
         ({"direction": "sideways"}, "direction is one of forward, reverse, bidirectional"),
         ({"clip": -1.0}, "clip is a positive number"),
-        ({"activations": ("tanh",)}, "activations are 3 of sigmoid, tanh, relu"),
+        ({"activations": ("tanh",)}, "activations are 3 of affine, elu, hard_sigmoid"),
         ({"activations": ("tanh", "tanh", "gelu")}, "activations are 3 of"),
         ({"more": {"bias": (1, 16)}}, r"bias is f32\[1,16\], expected shape \[1,32\]"),
         ({"more": {"h0": (2, 4)}}, r"h0 is f32\[2,4\], expected shape \[1,2,4\]"),

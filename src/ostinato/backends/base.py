@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import ParamSource
     from ostinato.plan.execution_plan import ExecutionPlan
-    from ostinato.plan.report import CompileReport
+    from ostinato.plan.report import CompiledSizes, CompileReport
 
 #: Inputs, outputs and values of Variables; whether it ran.
 RunDirect = Callable[[Sequence[Any], Sequence[Any], Sequence[int]], bool]
@@ -43,6 +43,8 @@ class Capabilities:
         dtypes: element types that it computes with.
         padded_conv: whether convolutions may carry padding; else it is a ``pad`` before them.
         experts_in_file: whether experts may stay in a file; see :meth:`Backend.compile`.
+        shared_weights: whether an executable shares prepacked weights with others of the same model
+            at other sizes; see :meth:`Backend.compile`.
         handles: whether buffers stay on it from run to run; without, ``bind_handle`` returns
             ``False``.
         capture: whether its context records; without, ``begin_graph_capture`` raises.
@@ -55,6 +57,7 @@ class Capabilities:
     dtypes: frozenset[DType]
     padded_conv: bool = True
     experts_in_file: bool = False
+    shared_weights: bool = False
     handles: bool = True
     capture: bool = True
     asynchronous: bool = False
@@ -90,6 +93,24 @@ class Executable(ABC):
     def accesses(self) -> Accesses:
         """The memory that every run touches, besides the arrays that it is given."""
         return Accesses([(id(self), 1, True)])
+
+    def at(self, variables: Sequence[int]) -> Executable:
+        """The executable that runs these values of Variables: this one, or a part of it."""
+        return self
+
+    @property
+    def current(self) -> Executable:
+        """The executable of the last run: this one, or a part of it."""
+        return self
+
+    @property
+    def compiled_sizes(self) -> tuple[CompiledSizes, ...]:
+        """The sizes that it has parts for, the least recently used first."""
+        return ()
+
+    def warm(self, variables: Sequence[int]) -> None:
+        """Compile the part for these values of Variables, if there is none."""
+        return
 
     @abstractmethod
     def make_plan(self, facts: Sequence[Fact]) -> ExecutionPlan:
@@ -168,6 +189,13 @@ class Executable(ABC):
     def pop_limit(self) -> None:
         """Restore the calling thread's hint before the last :meth:`push_limit`."""
         return
+
+    # -- sizes that depend on data; by default, there are none -------------------------------------
+
+    @property
+    def live_sizes(self) -> dict[str, int]:
+        """The values that the last run gave data-dependent Variables, by name."""
+        return {}
 
     # -- experts; by default, an executable has no layers of them ----------------------------------
 
@@ -289,6 +317,7 @@ class Backend(ABC):
         progress: Progress | None = None,
         *,
         experts: ExpertsInFile | None = None,
+        siblings: Sequence[Executable] | None = None,
     ) -> Executable:
         """Compile ``graph``; ``params`` are copied, or kept to be read again.
 
@@ -299,6 +328,9 @@ class Backend(ABC):
             progress: called as kernels are compiled.
             experts: further params, the matrices of experts, that stay in a file; given only to a
                 backend with the capability ``experts_in_file``.
+            siblings: executables of the same model at other sizes. Prepacked weights of the same
+                form are shared with one of them, copy-on-write; given only to a backend with the
+                capability ``shared_weights``, and ``None`` where there will be none.
 
         Raises:
             InputError: such a param has readers other than layers of experts, or there is not

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ostinato.records import dataclass, field
 
 __all__ = ["CompileOptions"]
@@ -23,6 +25,12 @@ class CompileOptions:
             results differ by rounding (see the page on convolutions).
         in_place: let producers write directly into the output of a concat or a pad.
         narrow_weights: keep 16-bit weights 16 bits wide in memory and widen them in registers.
+        prefetch: prefetch the weights of matmuls, which otherwise wait for memory as well as for
+            arithmetic.
+        bfloat16_dots: multiply bfloat16 by bfloat16 with dot product instructions, where the
+            processor has them. Sums are taken in pairs, and subnormal numbers count as zero: off
+            unless wanted.
+        streaming_stores: write results that no cache can hold past the caches.
         cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
             instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a slot of its own, so
@@ -34,6 +42,11 @@ class CompileOptions:
             as without tuning, and measured by a later compile.
         stored_programs: load the stored program of an equal graph, compiled before by any process
             with the same cache. Never with ``tune`` or with experts in a file.
+        specialize: for a model of open sizes. ``"auto"``: compile for the sizes that a run brings
+            where they have to be numbers, or are beyond the bounds so far; ``"always"``: compile
+            for the sizes of each run; ``"never"``: raise instead.
+        max_specializations: the most sizes that a graph is compiled for at a time; beyond, the
+            least recently used one is dropped, and compiled again when it is needed.
         target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.
     """
 
@@ -47,10 +60,15 @@ class CompileOptions:
     winograd: bool = True
     in_place: bool = True
     narrow_weights: bool = True
+    prefetch: bool = True
+    bfloat16_dots: bool = False
+    streaming_stores: bool = True
     cast_inputs: bool = False
     keep_intermediates: bool = False
     verify: bool = False
     tune: bool = False
     tune_seconds: float = 20.0
     stored_programs: bool = True
+    specialize: Literal["auto", "always", "never"] = "auto"
+    max_specializations: int = 16
     target: str = "host"

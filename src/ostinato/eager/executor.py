@@ -123,7 +123,7 @@ class GraphExecutor:
         key: Any = (op, operands, *attrs.items(), *map(_exactly, attrs.values()))
         known = self._signatures.get(key)
         if known is None:
-            types = op.infer(*operands, **attrs)
+            types = op.result_types(operands, attrs)
             first = len(operands)
             step = Step.of(op, attrs, tuple(range(first)))
             made = OpSignature(operands, (step,), tuple(range(first, first + len(types))))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.record import GraphRecord, Interface
+    from ostinato.ir.specialization import Specialization
     from ostinato.ir.stored import ParamSource
 
 __all__ = ["Deferred", "deferred", "deferred_graph"]
@@ -34,6 +35,7 @@ class Deferred:
         record, interface: of the graph.
         sources: of the elements of its params.
         build: builds it, but for the values of its params.
+        specialization: of the graph, if it has one.
         guard: a lock that is held while it is built.
     """
 
@@ -41,6 +43,7 @@ class Deferred:
     interface: Interface
     sources: Mapping[str, ParamSource]
     build: Callable[[GraphRecord], BaseGraph]
+    specialization: Specialization[BaseGraph] | None = None
     guard: threading.RLock = field(default_factory=threading.RLock)
 
     def attributes(self, owner: BaseGraph) -> dict[str, Any]:
@@ -48,6 +51,7 @@ class Deferred:
         built = self.build(self.record)
         for name, source in self.sources.items():
             built.param_values.put(name, source)
+        built.specialization = self.specialization
         for value in built.values():
             value.graph = owner
         return built.__dict__

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ostinato.variables import Dim
 
-__all__ = ["Fact", "check_facts", "least_values"]
+__all__ = ["Fact", "bind_size", "check_facts", "least_values", "size_problem"]
 
 
 class Fact(NamedTuple):
@@ -51,6 +51,11 @@ class Fact(NamedTuple):
         """Whether it holds for none of them."""
         return self.elements != 0 and provably_less(self.size, self.least)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The Variables that have to be known before it can be checked."""
+        return frozenset(s.name for dim in (self.size, self.elements) for s in symbols(dim))
+
     def check(self, values: Mapping[str, int]) -> None:
         """Check the condition at values of Variables.
 
@@ -66,6 +71,28 @@ class Fact(NamedTuple):
         )
 
 
+def bind_size(node: str, size: Symbol, value: int, values: Mapping[str, int]) -> None:
+    """Check the value that a node computed for a data-dependent size.
+
+    Args:
+        node: the op and the label of the node.
+        size: the Variable.
+        value: its value.
+        values: those of the Variables in its bound.
+
+    Raises:
+        VariableError: the value is negative, or beyond the bound.
+    """
+    assert size.bound is not None
+    if not 0 <= value <= evaluate(size.bound, values):
+        raise VariableError(f"{size_problem(node, size)}, got {value}")
+
+
+def size_problem(node: str, size: Symbol) -> str:
+    """The words for a value that a data-dependent size can not have."""
+    return f"{node}: the size {size.name!r} is at least 0 and at most {size.bound}"
+
+
 def check_facts(facts: Iterable[Fact], values: Mapping[str, int]) -> None:
     """Check facts at values of Variables; those that mention others are left for later.
 
@@ -73,7 +100,7 @@ def check_facts(facts: Iterable[Fact], values: Mapping[str, int]) -> None:
         VariableError: one does not hold.
     """
     for fact in facts:
-        if all(s.name in values for dim in (fact.size, fact.elements) for s in symbols(dim)):
+        if fact.names <= values.keys():
             fact.check(values)
 
 
@@ -87,6 +114,6 @@ def least_values(facts: Iterable[Fact]) -> dict[str, int]:
         if isinstance(fact.size, int) or not provably_less(0, fact.elements):
             continue
         match fact.size.terms:
-            case (((Symbol(name=name),), 1),):
+            case (((Symbol(name=name, bound=None),), 1),):
                 least[name] = max(least.get(name, 0), fact.least - fact.size.const)
     return least

@@ -20,10 +20,11 @@ from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf, as_numpy, ch
 from ostinato.ir.stored import ParamValues, StoredTensor
 from ostinato.ir.types import TensorType
 from ostinato.records import dataclass, field
-from ostinato.variables import Expr, Symbol, symbols
+from ostinato.variables import Expr, Symbol, data_symbols, symbols
 
 if TYPE_CHECKING:
     from ostinato.ir.op import Attr, Op
+    from ostinato.ir.specialization import Specialization
     from ostinato.variables import Dim
 
 __all__ = ["BaseGraph", "Node", "Value", "locate", "user_source"]
@@ -214,6 +215,7 @@ class BaseGraph(Deferrable):
         param_values: by param name, what it holds until it is written.
         stand_ins: in a rewritten graph, by the id of a value of the first graph, what stands for it
             here, as far as anything does.
+        specialization: a way to build the graph again for other sizes, if there is one.
     """
 
     # A deferred graph would find a default that is an attribute of the class.
@@ -226,7 +228,9 @@ class BaseGraph(Deferrable):
     assignments: dict[str, Value] = field(default_factory=dict)
     param_values: ParamValues = field(default_factory=ParamValues)
     stand_ins: dict[int, Value] | None = None
+    specialization: Specialization[BaseGraph] | None = None
     _variables: dict[str, Symbol] = field(default_factory=dict)
+    _size_nodes: dict[str, Node] = field(default_factory=dict)
     _next_id: int = field(default_factory=int)
     _label: str = ""
 
@@ -308,6 +312,7 @@ class BaseGraph(Deferrable):
             raise GraphError(f"assign: state {name!r} has a value assigned already")
         if state.type != value.type:
             raise GraphError(f"assign: state {name!r} is {state.type}, the value is {value.type}")
+        self.specialization = None
         self.assignments[name] = value
 
     def set_outputs(self, outputs: Sequence[Value] | Mapping[str, Value]) -> None:
@@ -323,6 +328,7 @@ class BaseGraph(Deferrable):
         if not isinstance(outputs, Mapping):
             outputs = {f"output_{i}": value for i, value in enumerate(outputs)}
         self._own("set_outputs", tuple(outputs.values()))
+        self.specialization = None  # it would build the graph as it was
         self.outputs = {str(name): value for name, value in outputs.items()}
 
     # -- nodes ------------------------------------------------------------------------------
@@ -335,7 +341,7 @@ class BaseGraph(Deferrable):
         """
         self._own(op.name, operands)
         try:
-            types = op.infer(*(v.type for v in operands), **attrs)
+            types = op.result_types([v.type for v in operands], attrs)
         except GraphError as error:
             shown = [str(v.type) for v in operands]
             raise locate(error, op.name, shown, self._label) from None
@@ -372,6 +378,26 @@ class BaseGraph(Deferrable):
     def variables(self) -> dict[str, Symbol]:
         """Every Variable that a shape or an attribute of this graph mentions, by name."""
         return dict(self._variables)
+
+    @property
+    def has_data_sizes(self) -> bool:
+        """Whether a node binds a size that depends on data."""
+        return bool(self._size_nodes)
+
+    def size_nodes(self, node: Node) -> list[Node]:
+        """The nodes that bind the data-dependent sizes which ``node`` mentions.
+
+        They run before it, as its operands do.
+        """
+        if not self._size_nodes:
+            return []
+        names = {symbol.name for dim in _mentioned(node) for symbol in data_symbols(dim)}
+        found = (self._size_nodes[name] for name in sorted(names))
+        return [binding for binding in found if binding is not node]
+
+    def needed_by(self, node: Node) -> list[Node]:
+        """The nodes that run before ``node``: of its operands, and of the sizes it mentions."""
+        return [*(value.node for value in node.inputs), *self.size_nodes(node)]
 
     def values(self) -> Iterator[Value]:
         """Every value, in order of definition."""
@@ -418,6 +444,7 @@ class BaseGraph(Deferrable):
         types: tuple[TensorType, ...],
     ) -> tuple[Value, ...]:
         self._note_all_variables(types, attrs)
+        self._check_sizes(op, types, attrs)
         label = self._label or f"{op.name}_{len(self.nodes)}"
         node = Node(op, operands, attrs, label, user_source())
         self._define(node, types)
@@ -425,10 +452,14 @@ class BaseGraph(Deferrable):
 
     def _define(self, node: Node, types: Sequence[TensorType]) -> None:
         """Append ``node`` with results of these types."""
+        self.specialization = None  # it would build the graph as it was
         first = self._next_id
         node.outputs = tuple([Value(self, node, i, first + i, t) for i, t in enumerate(types)])
         self._next_id += len(types)
         self.nodes.append(node)
+        if node.op.binds_size:
+            (symbol,) = symbols(node.attrs["size"])
+            self._size_nodes[symbol.name] = node
 
     def _adopt_leaf(self, leaf: Node, original: BaseGraph) -> None:
         tables: dict[Op, dict[str, Value]] = {
@@ -452,12 +483,26 @@ class BaseGraph(Deferrable):
         for dim in dims:
             if isinstance(dim, Expr):
                 for symbol in symbols(dim):
+                    if symbol.bound is not None:
+                        self._note_variables((symbol.bound,))
                     known = self._variables.setdefault(symbol.name, symbol)
                     if known != symbol:
                         raise GraphError(
                             f"Variable {symbol.name!r} has bounds {symbol.min}..{symbol.max} here "
                             f"and {known.min}..{known.max} elsewhere in graph {self.name!r}"
                         )
+
+    def _check_sizes(self, op: Op, types: tuple[TensorType, ...], attrs: dict[str, Attr]) -> None:
+        """Check that data-dependent sizes are bound once, and before they are used."""
+        for dim in _dims_of(types, attrs):
+            for symbol in data_symbols(dim):
+                if op.binds_size and dim is attrs["size"]:
+                    if symbol.name in self._size_nodes:
+                        raise GraphError(f"{op.name}: {symbol.name!r} has a value already")
+                elif isinstance(op, Leaf):
+                    raise GraphError(f"{op.name}: its shape depends on data ({symbol.name!r})")
+                elif symbol.name not in self._size_nodes:
+                    raise GraphError(f"{op.name}: no node before gives {symbol.name!r} its value")
 
     def _own(self, what: str, operands: Sequence[Any]) -> None:
         for value in operands:
@@ -467,6 +512,19 @@ class BaseGraph(Deferrable):
                 raise GraphError(
                     f"{what}: {value!r} belongs to graph {value.graph.name!r}, not {self.name!r}"
                 )
+
+
+def _dims_of(types: Sequence[TensorType], attrs: Mapping[str, Attr]) -> Iterator[Expr]:
+    """The symbolic sizes in types and attributes."""
+    for type_ in types:
+        yield from (dim for dim in type_.shape if isinstance(dim, Expr))
+    for attr in attrs.values():
+        items = attr if isinstance(attr, tuple) else (attr,)
+        yield from (item for item in items if isinstance(item, Expr))
+
+
+def _mentioned(node: Node) -> Iterator[Expr]:
+    return _dims_of([value.type for value in node.outputs], node.attrs)
 
 
 _SCALAR_DTYPES: dict[type, DType] = {bool: BOOL, int: INT64, float: FLOAT32}
@@ -481,10 +539,10 @@ def locate(error: GraphError, call: str, operands: Sequence[str], label: str = "
     """Add the call, its operands and its source line to ``error``, unless it has them."""
     if error.located:
         return error
-    at = f" at {source}" if (source := user_source()) else ""
-    node = f" (node {label!r})" if label else ""
-    located = GraphError(f"{call}({', '.join(operands)}): {error}{node}{at}")
-    located.located = True
+    source = "" if label else user_source()  # a label is a front end's, of the node of its file
+    place = f" (node {label!r})" if label else f" at {source}" if source else ""
+    located = GraphError(f"{call}({', '.join(operands)}): {error}{place}")
+    located.located, located.requirements = True, error.requirements
     return located
 
 

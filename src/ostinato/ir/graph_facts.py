@@ -32,7 +32,7 @@ def _needed(graph: BaseGraph) -> Sequence[Node]:
     needed = {value.node for value in graph.results()}
     for node in reversed(graph.nodes):
         if node in needed:
-            needed.update(value.node for value in node.inputs)
+            needed.update(graph.needed_by(node))
     return [node for node in graph.nodes if node in needed]
 
 

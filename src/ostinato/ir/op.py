@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ostinato.errors import GraphError
+from ostinato.variables import Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ostinato.ir.facts import Fact
     from ostinato.ir.types import TensorType
+    from ostinato.variables import Dim
 
 __all__ = ["Attr", "Op"]
 
@@ -33,6 +35,8 @@ class Op(ABC):
             order, so that it may as well compute them.
         updates_operand: whether the result is the first operand with some elements changed.
         reduces: whether the result is made of all elements along the axes ``axis``.
+        binds_size: whether it gives the data-dependent Variable ``size``, an attribute, its value.
+        takes_narrow: whether operands may be of narrow dtypes: the op moves or converts elements.
     """
 
     name: ClassVar[str]
@@ -43,6 +47,8 @@ class Op(ABC):
     reads_once: ClassVar[bool] = False
     updates_operand: ClassVar[bool] = False
     reduces: ClassVar[bool] = False
+    binds_size: ClassVar[bool] = False
+    takes_narrow: ClassVar[bool] = False
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
@@ -57,6 +63,22 @@ class Op(ABC):
             GraphError: the operands or attributes do not fit; the message says what was expected
                 (the caller adds the op's name, the operands and the source line).
         """
+
+    def result_types(
+        self, operands: Sequence[TensorType], attrs: dict[str, Attr]
+    ) -> tuple[TensorType, ...]:
+        """The types of the results, after the checks that all ops share.
+
+        Raises:
+            GraphError: as :meth:`infer`; or the op computes, and an operand is of a narrow dtype.
+        """
+        if not self.takes_narrow:
+            for type_ in operands:
+                self.expect(
+                    not type_.dtype.is_narrow,
+                    f"{type_.dtype} is stored and converted, not computed with; cast it first",
+                )
+        return self.infer(*operands, **attrs)
 
     def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Iterable[Fact]:
         """The conditions on sizes that the op relies on; :meth:`infer` has accepted the operands.
@@ -100,6 +122,12 @@ class Op(ABC):
         """Raise :class:`GraphError` with ``message`` unless ``condition`` holds."""
         if not condition:
             raise GraphError(message)
+
+    @staticmethod
+    def expect_equal(a: Dim, b: Dim, message: str) -> None:
+        """Raise :class:`GraphError` with ``message`` unless two sizes are equal at all times."""
+        if a != b:
+            raise GraphError.of(message, Requirement(a - b, equal=True))
 
     @classmethod
     def expect_count(

@@ -108,10 +108,15 @@ def elements(source: ParamSource) -> Array:
 
 
 class ParamValues(MutableMapping[str, Array]):
-    """Arrays by param. Looking up a tensor in a file reads it, each time."""
+    """Arrays by param. Looking up a tensor in a file reads it, each time.
+
+    Attributes:
+        written: the params that were written since the graph was built.
+    """
 
     def __init__(self) -> None:
         self._sources: dict[str, ParamSource] = {}
+        self.written: set[str] = set()
 
     @property
     def sources(self) -> Mapping[str, ParamSource]:
@@ -127,6 +132,7 @@ class ParamValues(MutableMapping[str, Array]):
 
     def __setitem__(self, name: str, array: Array) -> None:
         self._sources[name] = array
+        self.written.add(name)
 
     def __delitem__(self, name: str) -> None:
         del self._sources[name]

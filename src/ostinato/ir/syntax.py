@@ -10,7 +10,7 @@ import math
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.dtypes import ALL_DTYPES
+from ostinato.dtypes import ALL_DTYPES, NARROW_DTYPES
 from ostinato.errors import GraphError
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
@@ -52,9 +52,9 @@ _LITERALS: dict[str, Attr] = {
     "None": None,
     "inf": math.inf,
     "nan": math.nan,
-    **{dtype.short: dtype for dtype in ALL_DTYPES},
+    **{dtype.short: dtype for dtype in (*ALL_DTYPES, *NARROW_DTYPES)},
 }
-_DTYPES = {dtype.short: dtype for dtype in ALL_DTYPES}
+_DTYPES = {dtype.short: dtype for dtype in (*ALL_DTYPES, *NARROW_DTYPES)}
 
 
 class Digest(str):
@@ -154,13 +154,17 @@ class Cursor:
         while not self.accept("]"):
             if shape:
                 self.expect(",")
-            dim = self._sum()
-            if not isinstance(dim, int | Expr) or isinstance(dim, bool):
-                raise GraphError(f"a dim is an integer expression, got {dim!r}")
-            if isinstance(dim, int) and dim < 0:
-                raise GraphError(f"a dim is never negative, got {dim}")
-            shape.append(dim)
+            shape.append(self.dim())
         return TensorType(_DTYPES[word], tuple(shape))
+
+    def dim(self) -> Dim:
+        """A size: an expression of integers and symbols."""
+        dim = self._sum()
+        if not isinstance(dim, int | Expr) or isinstance(dim, bool):
+            raise GraphError(f"a dim is an integer expression, got {dim!r}")
+        if isinstance(dim, int) and dim < 0:
+            raise GraphError(f"a dim is never negative, got {dim}")
+        return dim
 
     def attribute(self) -> Attr:
         """An attribute's value, or a :class:`Digest`."""

@@ -4,6 +4,7 @@
 
     graph "matmul_bias_gelu" {
       variable n in 1..512
+      variable k <= 4*n
       %0 = input("x") : f32[n,4]
       %1 = param("w") : f32[4,3]
       %2 = constant<f32[] sha256:3f1b0ac2c9bcb4a1>  # 0.5
@@ -12,6 +13,7 @@
       output "y" = %4
     }
 
+A Variable has its bounds, or, where its value depends on data, its greatest value.
 A label (``@"..."``) shows where a front end gave one. A constant shows the first digits of the
 SHA-256 of its bytes; :func:`graph_constants` collects the arrays that
 :func:`ostinato.ops.parser.parse_graph` then needs. The text is canonical: two graphs are the same
@@ -63,8 +65,10 @@ def format_graph(graph: BaseGraph) -> str:
     """The whole graph, as ``str(graph)`` shows it."""
     names = frozenset(graph.variables)
     lines = [f"graph {json.dumps(graph.name)} {{"]
-    variables = sorted(graph.variables.values(), key=lambda symbol: symbol.name)
-    lines += [f"  variable {v.name} in {v.min}..{v.max}" for v in variables]
+    variables = list(graph.variables.values())
+    given = sorted((v for v in variables if v.bound is None), key=lambda symbol: symbol.name)
+    lines += [f"  variable {v.name} in {v.min}..{v.max}" for v in given]
+    lines += [f"  variable {v.name} <= {v.bound}" for v in variables if v.bound is not None]
     lines += [f"  {format_node(node, names)}" for node in graph.nodes]
     for name, value in graph.assignments.items():
         lines.append(f"  assign {json.dumps(name)} = %{value.id}")

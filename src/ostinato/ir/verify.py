@@ -39,6 +39,7 @@ def verify(graph: BaseGraph) -> None:
         _check_attrs(node)
         _check_types(node)
         _check_variables(node, variables)
+        _check_sizes(graph, node, defined)
         defined.update(node.outputs)
     _check_leaves(graph)
     _check_results(graph, defined)
@@ -95,7 +96,7 @@ def _check_types(node: Node) -> None:
             _fail(node, "a leaf reads nothing")
         return
     try:
-        inferred = node.op.infer(*(v.type for v in node.inputs), **node.attrs)
+        inferred = node.op.result_types([v.type for v in node.inputs], node.attrs)
     except GraphError as error:
         _fail(node, str(error))
     declared = tuple(v.type for v in node.outputs)
@@ -109,6 +110,12 @@ def _check_variables(node: Node, known: Mapping[str, Symbol]) -> None:
         for symbol in _symbols(dim):
             if known.get(symbol.name) != symbol:
                 _fail(node, f"Variable {symbol.name!r} is not the graph's Variable of that name")
+
+
+def _check_sizes(graph: BaseGraph, node: Node, defined: set[Value]) -> None:
+    for binding in graph.size_nodes(node):
+        if binding.outputs[0] not in defined:
+            _fail(node, f"mentions {binding.attrs['size']}, which no earlier node binds")
 
 
 def _dims(node: Node) -> Iterator[Any]:

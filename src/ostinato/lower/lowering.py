@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.errors import UnsupportedOpError
+from ostinato.ir.graph_facts import graph_facts
 from ostinato.lower.fusion.horizontal import fused_horizontally
 from ostinato.lower.fusion.inline import inline_regions
 from ostinato.lower.fusion.reads import reads_state
@@ -27,6 +28,7 @@ from ostinato.records import dataclass, field, replace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.rules.table import RuleTable
     from ostinato.variables import Symbol
@@ -54,6 +56,7 @@ def lower(
     table: RuleTable,
     options: LoweringOptions,
     variables: Sequence[Symbol] | None = None,
+    facts: Sequence[Fact] | None = None,
 ) -> tuple[Program, list[Refusal]]:
     """Kernels and buffers for ``graph``, and the fusions that were refused.
 
@@ -62,12 +65,15 @@ def lower(
         table: the device's rules.
         options: the optimisations that are on.
         variables: what kernels take the values of, by default all that the graph mentions.
+        facts: the conditions on sizes that are checked where they depend on data, by default those
+            of the graph.
 
     Raises:
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
     """
     mentioned = graph.variables.values() if variables is None else variables
-    return _Lowering(graph, table, options, tuple(mentioned)).program()
+    conditions = graph_facts(graph) if facts is None else facts
+    return _Lowering(graph, table, options, tuple(mentioned), conditions).program()
 
 
 def live_nodes(graph: BaseGraph) -> list[Node]:
@@ -78,7 +84,7 @@ def live_nodes(graph: BaseGraph) -> list[Node]:
         node = stack.pop()
         if node not in needed:
             needed.add(node)
-            stack.extend(value.node for value in node.inputs)
+            stack.extend(graph.needed_by(node))
     return [node for node in graph.nodes if node in needed]
 
 
@@ -91,6 +97,7 @@ class _Lowering:
         table: RuleTable,
         options: LoweringOptions,
         variables: tuple[Symbol, ...],
+        facts: Sequence[Fact],
     ) -> None:
         self.graph = graph
         self.table = table
@@ -100,7 +107,7 @@ class _Lowering:
         nodes = live_nodes(graph)
         stored = _stored_leaves(graph, nodes)
         self.placement = Placement(graph, nodes, stored)
-        self.build = ProgramBuilder(graph, nodes, variables, stored, self.placement)
+        self.build = ProgramBuilder(graph, nodes, variables, stored, self.placement, facts)
 
     def program(self) -> tuple[Program, list[Refusal]]:
         build = self.build
@@ -126,6 +133,7 @@ class _Lowering:
             next_states,
             build.variables,
             frozenset(build.kept),
+            build.live_sizes,
         )
         return program, refused
 

@@ -18,16 +18,19 @@ def split_prepared(
     """``(prepare, calls)``: first the calls that depend on params and constants alone.
 
     Every writer of a buffer goes the same way: one that runs at each run might undo, for the next
-    run, what was prepared once. Buffers of prepared calls become :attr:`Role.PREPARED`.
+    run, what was prepared once. Buffers of prepared calls become :attr:`Role.PREPARED`. An empty
+    buffer that no call writes, such as a concatenation of nothing, stays in the memory of runs.
 
     Args:
         calls: in the order in which they run.
         kept: buffers that each run is to write, even if they depend on params alone.
     """
     chosen = {id(c): c for c in calls if _may_prepare(c, kept)}
+    written = {id(b) for c in calls for b in c.writes()}
+    never = {id(b) for c in calls for b in c.buffers if b.role is Role.TEMP} - written
     changed = True
     while changed:
-        loose = {id(b) for c in calls if id(c) not in chosen for b in c.writes()}
+        loose = never | {id(b) for c in calls if id(c) not in chosen for b in c.writes()}
         dropped = [c for c in chosen.values() if any(_is_loose(b, loose) for b in c.buffers)]
         for call in dropped:
             del chosen[id(call)]

@@ -130,6 +130,7 @@ class Program:
             buffer where it is updated in place.
         variables: the graph's Variables, in the order of the kernels' ``vars``.
         kept: buffers of a run that every run writes, and that keep their contents until the next.
+        live_sizes: those of them that hold data-dependent sizes, by Variable.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -141,3 +142,4 @@ class Program:
     next_states: dict[str, LoweredBuffer] = field(default_factory=dict)
     variables: tuple[Symbol, ...] = ()
     kept: frozenset[LoweredBuffer] = frozenset()
+    live_sizes: dict[str, LoweredBuffer] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from ostinato.lower.rules.updates import copy_nest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.builder import Outputs
@@ -32,6 +33,7 @@ class ProgramBuilder:
         variables: what kernels take the values of.
         stored: the buffers of the graph's leaves.
         placement: where computed values are written.
+        facts: the conditions of the graph on values of its Variables.
 
     Attributes:
         calls: so far.
@@ -40,6 +42,7 @@ class ProgramBuilder:
         needed: the computed values that are read outside of their region.
         counted: nodes whose operations are those of calls that count themselves.
         kept: buffers that each run writes, and that keep their contents until the next.
+        live_sizes: those of them that hold data-dependent sizes, by Variable.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ProgramBuilder:
         variables: tuple[Symbol, ...],
         stored: dict[Value, LoweredBuffer],
         placement: Placement,
+        facts: Sequence[Fact] = (),
     ) -> None:
         self.graph = graph
         self.nodes = nodes
@@ -60,6 +64,8 @@ class ProgramBuilder:
         self.needed: set[Value] = set()
         self.counted: set[Node] = set()
         self.kept: set[LoweredBuffer] = set()
+        self.live_sizes: dict[str, LoweredBuffer] = {}
+        self._facts = [fact for fact in facts if fact.names & _data_names(variables)]
         self._position = {node: i for i, node in enumerate(nodes)}
 
     def builder(
@@ -93,6 +99,15 @@ class ProgramBuilder:
     def layout(self, value: Value) -> Layout | None:
         """The layout of ``value`` in memory; ``None``: C order, or not in memory."""
         return self.stored[value].layout if value in self.stored else None
+
+    # -- sizes ---------------------------------------------------------------------------------
+
+    def decided_facts(self) -> list[Fact]:
+        """The conditions on data-dependent sizes all of which are bound now; each once."""
+        open_names = _data_names(self.variables) - self.live_sizes.keys()
+        decided = [fact for fact in self._facts if not fact.names & open_names]
+        self._facts = [fact for fact in self._facts if fact.names & open_names]
+        return decided
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -149,6 +164,10 @@ class ProgramBuilder:
         build = KernelBuilder(self.stored if stored is None else stored, self.inlined)
         kernel = copy_nest(build, value, buffer, self.variables)
         self.helper_call(value.node, "copy", build, kernel)
+
+
+def _data_names(variables: Sequence[Symbol]) -> set[str]:
+    return {variable.name for variable in variables if variable.bound is not None}
 
 
 class _Members:

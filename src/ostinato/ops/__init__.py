@@ -20,6 +20,7 @@ _FAMILIES = (
     "elementwise",
     "shape",
     "indexing",
+    "sizes",
     "reduction",
     "linalg",
     "convolution",
@@ -28,6 +29,7 @@ _FAMILIES = (
     "attention",
     "recurrent",
     "quant",
+    "affine",
     "moe",
 )
 

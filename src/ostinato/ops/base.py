@@ -11,6 +11,7 @@ from ostinato.dtypes import BOOL, FLOAT32, DType, promote
 from ostinato.errors import GraphError
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
+from ostinato.variables import Requirement
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import Value
@@ -40,7 +41,10 @@ def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
                 result[i] = dim
             elif dim not in (1, result[i]):
                 shown = ", ".join(f"[{','.join(map(str, s))}]" for s in shapes)
-                raise GraphError(f"shapes {shown} do not broadcast: {result[i]} meets {dim}")
+                raise GraphError.of(
+                    f"shapes {shown} do not broadcast: {result[i]} meets {dim}",
+                    Requirement(result[i] - dim, equal=True),
+                )
     return tuple(result)
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
+from ostinato.errors import GraphError
 from ostinato.ir.graph import BaseGraph, Value
 from ostinato.lazy import LazyModule
-from ostinato.ops.vocabulary import Vocabulary
+from ostinato.ops.agreement import agreed_shapes
+from ostinato.ops.vocabulary.sizes import SizeVocabulary
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.ir import text
+    from ostinato.ir.op import Attr, Op
     from ostinato.ir.types import TensorType
+    from ostinato.variables import Dim
 else:
     text = LazyModule("ostinato.ir.text")
 
 __all__ = ["Graph"]
 
 
-class Graph(BaseGraph, Vocabulary[Value]):
+class Graph(BaseGraph, SizeVocabulary[Value]):
     """A typed graph under construction.
 
     >>> g = Graph("example")
@@ -32,5 +39,44 @@ class Graph(BaseGraph, Vocabulary[Value]):
         """The text form; see :mod:`ostinato.ir.text`."""
         return text.format_graph(self)
 
+    def apply(self, op: Op, operands: Sequence[Value], attrs: dict[str, Attr]) -> tuple[Value, ...]:
+        """Append one node; operands whose sizes depend on data are made to agree before.
+
+        Raises:
+            GraphError: the operands do not fit; names the op, the operands and the source line.
+        """
+        if self.has_data_sizes:
+            self._own(op.name, operands)
+            agreed = agreed_shapes(op, [value.shape for value in operands], attrs)
+            if agreed is not None:
+                pairs = zip(operands, agreed, strict=True)
+                operands = [self._with_shape(value, shape) for value, shape in pairs]
+        return super().apply(op, operands, attrs)
+
+    def _with_shape(self, value: Value, shape: Sequence[Dim]) -> Value:
+        """``value`` with sizes that equal its own in a run; each is a condition by itself."""
+        for axis, size in enumerate(shape):
+            if value.shape[axis] != size:
+                changed = (*value.shape[:axis], size, *value.shape[axis + 1 :])
+                value = self.reshape(value, changed)
+        return value
+
     def type_of(self, operand: Any) -> TensorType | None:
         return operand.type if isinstance(operand, Value) else None
+
+    def new_variable(self, name: str | None) -> str:
+        """A name for a Variable: ``name``, or one after the node that a front end converts.
+
+        Raises:
+            GraphError: the graph has a Variable of that name.
+        """
+        if name is not None:
+            if name in self.variables:
+                raise GraphError(f"the graph has a Variable {name!r} already")
+            return name
+        base = re.sub(r"\W+", "_", self._label, flags=re.ASCII).strip("_") or "size"
+        base = base if base.isidentifier() else f"_{base}"
+        unique, count = base, 2
+        while unique in self.variables:
+            unique, count = f"{base}_{count}", count + 1
+        return unique

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.dtypes import DType
+from ostinato.dtypes import INT8, INT32, UINT8, DType
 from ostinato.ir.facts import Fact
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
     from ostinato.variables import Dim
 
-__all__ = ["CONV", "CONV_TRANSPOSE", "FAMILY", "Conv", "ConvTranspose", "is_depthwise"]
+__all__ = [
+    "CONV",
+    "CONV_TRANSPOSE",
+    "FAMILY",
+    "INTEGER_CONV",
+    "Conv",
+    "ConvTranspose",
+    "IntegerConv",
+    "is_depthwise",
+]
 
 
 class Conv(Op):
@@ -41,19 +50,11 @@ class Conv(Op):
     writes_subviews = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
-        x, w = _check_operands(self, operands, attrs)
-        groups = attrs["groups"]
-        channels, filters = x.shape[1], w.shape[0]
-        self.expect(
-            channels == w.shape[1] * groups,
-            f"x has {channels} channels, the weight takes {w.shape[1]} in each of {groups} groups",
-        )
-        self.expect(filters % groups == 0, f"{filters} filters do not divide into {groups} groups")
-        _check_bias(operands, filters)
-        sizes, kernel, padding = x.shape[2:], _kernel(w), attrs["padding"]
-        spatial = windowed_shape(sizes, kernel, attrs["stride"], padding, attrs["dilation"])
-        check_windows(spatial, sizes, kernel, padding, attrs["dilation"])
-        return (TensorType(x.dtype, (x.shape[0], filters, *spatial)),)
+        self.expect_count(operands, 2, 3)
+        _check_dtypes(operands)
+        shape = _convolved_shape(self, operands[0], operands[1], attrs)
+        _check_bias(operands, shape[1])
+        return (TensorType(operands[0].dtype, shape),)
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         x, w, *bias = operands
@@ -77,6 +78,33 @@ class Conv(Op):
         return result.size * per_element
 
 
+class IntegerConv(Op):
+    """A convolution of 8-bit integers, summed in int32, with the attributes of ``conv``.
+
+    Either operand is int8 or uint8, there is no bias, and padding is with the integer 0. Sums wrap
+    as int32 does. (ONNX ``ConvInteger`` without zero points.)
+    """
+
+    name = "integer_conv"
+    weight_operands = (1,)
+    takes_epilogue = True
+    writes_subviews = True
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        self.expect_count(operands, 2)
+        for operand in operands:
+            bytes_ = operand.dtype in (INT8, UINT8)
+            self.expect(bytes_, f"expected int8 or uint8, got {operand.dtype}")
+        return (TensorType(INT32, _convolved_shape(self, operands[0], operands[1], attrs)),)
+
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        return CONV.evaluate(xp, *(xp.cast(operand, INT32) for operand in operands), **attrs)
+
+    def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
+        (result,) = self.infer(*operands, **attrs)
+        return result.size * 2 * prod(operands[1].shape[1:])
+
+
 class ConvTranspose(Op):
     """The transpose (gradient) of a convolution, as PyTorch's and ONNX ``ConvTranspose``.
 
@@ -89,7 +117,10 @@ class ConvTranspose(Op):
     name = "conv_transpose"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
-        x, w = _check_operands(self, operands, attrs)
+        self.expect_count(operands, 2, 3)
+        _check_dtypes(operands)
+        x, w = operands[:2]
+        _check_windowed(x, w, attrs)
         groups = attrs["groups"]
         channels = x.shape[1]
         self.expect(
@@ -164,15 +195,15 @@ class ConvTranspose(Op):
         return x.size * prod(w.shape[1:]) * 2
 
 
-def _check_operands(
-    op: Op, operands: Sequence[TensorType], attrs: dict[str, Attr]
-) -> tuple[TensorType, TensorType]:
-    """Check the conditions of both ops on ``x``, the weight and the attributes."""
-    op.expect_count(operands, 2, 3)
-    x, w = operands[0], operands[1]
+def _check_dtypes(operands: Sequence[TensorType]) -> None:
+    """Check that all operands have one dtype, of numbers."""
     dtypes = {t.dtype for t in operands}
     Op.expect(len(dtypes) == 1, f"operands have dtypes {', '.join(sorted(map(str, dtypes)))}")
-    Op.expect(not x.dtype.is_bool, "expected numeric operands, got bool; cast them first")
+    Op.expect(not operands[0].dtype.is_bool, "expected numeric operands, got bool; cast them first")
+
+
+def _check_windowed(x: TensorType, w: TensorType, attrs: dict[str, Attr]) -> None:
+    """Check the conditions of all ops on the dims of ``x`` and the weight, and the attributes."""
     Op.expect(3 <= x.ndim <= 5, f"x is [N, C, *spatial] with 1 to 3 spatial axes, got {x}")
     Op.expect(w.ndim == x.ndim, f"x has {x.ndim} dims, the weight {w.ndim}")
     Op.expect(
@@ -183,7 +214,24 @@ def _check_operands(
     groups = attrs["groups"]
     fits = isinstance(groups, int) and groups >= 1
     Op.expect(fits, f"groups must be at least 1, got {groups!r}")
-    return x, w
+
+
+def _convolved_shape(
+    op: Op, x: TensorType, w: TensorType, attrs: dict[str, Attr]
+) -> tuple[Dim, ...]:
+    """The shape of a convolution's result."""
+    _check_windowed(x, w, attrs)
+    groups = attrs["groups"]
+    channels, filters = x.shape[1], w.shape[0]
+    op.expect(
+        channels == w.shape[1] * groups,
+        f"x has {channels} channels, the weight takes {w.shape[1]} in each of {groups} groups",
+    )
+    op.expect(filters % groups == 0, f"{filters} filters do not divide into {groups} groups")
+    sizes, kernel, padding = x.shape[2:], _kernel(w), attrs["padding"]
+    spatial = windowed_shape(sizes, kernel, attrs["stride"], padding, attrs["dilation"])
+    check_windows(spatial, sizes, kernel, padding, attrs["dilation"])
+    return (x.shape[0], filters, *spatial)
 
 
 def _check_bias(operands: Sequence[TensorType], filters: Dim) -> None:
@@ -226,7 +274,7 @@ def _full_padding(kernel: Sequence[int], attrs: dict[str, Attr]) -> tuple[tuple[
 
 
 def is_depthwise(node: Node) -> bool:
-    """Whether each output channel of a ``conv`` node sees one input channel of several."""
+    """Whether each output channel of a convolution sees one input channel of several."""
     return bool(node.inputs[1].shape[1] == 1 and node.attrs["groups"] > 1)
 
 
@@ -254,5 +302,5 @@ def _stuff_zeros(xp: Any, x: Any, stride: Sequence[int]) -> Any:
     return x
 
 
-CONV, CONV_TRANSPOSE = Conv(), ConvTranspose()
-FAMILY: tuple[Op, ...] = (CONV, CONV_TRANSPOSE)
+CONV, INTEGER_CONV, CONV_TRANSPOSE = Conv(), IntegerConv(), ConvTranspose()
+FAMILY: tuple[Op, ...] = (CONV, INTEGER_CONV, CONV_TRANSPOSE)

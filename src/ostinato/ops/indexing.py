@@ -14,7 +14,13 @@ from ostinato.ir.facts import Fact
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axis
-from ostinato.variables import Dim, Expr, bounds, provably_nonnegative
+from ostinato.variables import (
+    Dim,
+    Expr,
+    bounds,
+    provably_at_most,
+    provably_nonnegative,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +48,7 @@ MODES = ("set", "add", "mul", "min", "max")
 class Take(Op):
     """The slices of ``x`` along ``axis`` at ``indices``, whose shape replaces that axis."""
 
+    takes_narrow = True
     name = "take"
     reads_once = True
 
@@ -69,6 +76,7 @@ class Take(Op):
 class TakeAlongAxis(Op):
     """Along ``axis`` the elements at ``indices``, whose other axes are those of ``x``."""
 
+    takes_narrow = True
     name = "take_along_axis"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -103,6 +111,7 @@ class GatherNd(Op):
     The first ``batch_dims`` axes of both are the same and are stepped through together.
     """
 
+    takes_narrow = True
     name = "gather_nd"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -271,13 +280,20 @@ class Topk(Op):
         axis, k = normalize_axis(attrs["axis"], x.ndim), attrs["k"]
         self.expect(not x.dtype.is_bool, "expected a numeric operand, got bool")
         self.expect(
-            isinstance(k, int) and not isinstance(k, bool) and k >= 0,
-            f"k is an int from 0 up, got {k!r}",
+            isinstance(k, int | Expr) and not isinstance(k, bool) and bounds(k)[1] >= 0,
+            f"k is a size from 0 up, got {k!r}",
         )
-        size = x.shape[axis]
-        self.expect(bounds(size)[0] >= k, f"k is {k}, but axis {axis} of {x} has {size} elements")
+        self.expect_facts(operands, attrs)
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
         return TensorType(x.dtype, shape), TensorType(INT64, shape)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> list[Fact]:
+        (x,) = operands
+        axis, k = normalize_axis(attrs["axis"], x.ndim), attrs["k"]
+        size = x.shape[axis]
+        if provably_at_most(k, size):
+            return []
+        return [Fact(size - k, 0, f"k is {k}, but axis {axis} of {x} has {size} elements")]
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         (x,) = operands

@@ -37,7 +37,7 @@ class Matmul(Op):
             a.ndim > 0 and b.ndim > 0, "expected rank 1 or more, got a scalar; use multiply"
         )
         inner_a, inner_b = a.shape[-1], b.shape[-2 if b.ndim > 1 else -1]
-        self.expect(inner_a == inner_b, f"inner dimensions {inner_a} and {inner_b} differ")
+        self.expect_equal(inner_a, inner_b, f"inner dimensions {inner_a} and {inner_b} differ")
         batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
         rows = a.shape[-2:-1]
         columns = b.shape[-1:] if b.ndim > 1 else ()

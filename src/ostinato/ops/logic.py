@@ -187,6 +187,7 @@ class BitwiseRightShift(Shift):
 class Where(Elementwise):
     """``x`` where a bool condition holds, else ``y``."""
 
+    takes_narrow = True
     name = "where"
     short = True
     arity = 3
@@ -210,9 +211,12 @@ class Cast(Primitive):
     """``x`` converted to ``dtype``.
 
     Floats become integers by truncation: out of range saturates, NaN gives 0. Integers wrap.
-    Anything becomes bool by ``!= 0``. What becomes a float is rounded to nearest, ties to even.
+    Anything becomes bool by ``!= 0``. What becomes a float is rounded to nearest, ties to even; out
+    of the range of a narrow one it becomes infinite, NaN where the format has no infinity, or the
+    greatest number where it has neither. Narrow integers are the low bits of an int32.
     """
 
+    takes_narrow = True
     name = "cast"
     short = True
     parameters = ("dtype",)
@@ -224,6 +228,36 @@ class Cast(Primitive):
     def check_attrs(self, **attrs: Attr) -> None:
         dtype = attrs["dtype"]
         self.expect(isinstance(dtype, DType), f"dtype is a DType, got {dtype!r}")
+
+
+class Bitcast(Elementwise):
+    """The bits of ``x``, a tensor of ``source``, read as elements of ``dtype``, which is as wide.
+
+    A NaN of 16 bits or less may become another one on the way.
+    """
+
+    name = "bitcast"
+    takes_narrow = True
+    short = True
+    parameters = ("source", "dtype")
+
+    def result_dtype(self, *dtypes: DType, **attrs: Attr) -> DType:
+        source, dtype = attrs["source"], attrs["dtype"]
+        self.expect(dtypes == (source,), f"x is {dtypes[0]}, said to be {source}")
+        self.expect(
+            source.itemsize == dtype.itemsize, f"{source} and {dtype} are not of the same width"
+        )
+        return dtype  # type: ignore[no-any-return]
+
+    def operand_dtypes(self, *dtypes: DType, **attrs: Attr) -> tuple[DType, ...]:
+        return dtypes
+
+    def check_attrs(self, **attrs: Attr) -> None:
+        for name, dtype in attrs.items():
+            self.expect(isinstance(dtype, DType), f"{name} is a DType, got {dtype!r}")
+
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        return xp.bitcast(*operands, attrs["source"], attrs["dtype"])
 
 
 class Clip(Elementwise):
@@ -267,5 +301,6 @@ FAMILY: tuple[Elementwise, ...] = (
     BitwiseRightShift(),
     Where(),
     Cast(),
+    Bitcast(),
     Clip(),
 )

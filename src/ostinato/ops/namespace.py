@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ostinato.conversion import convert
+from ostinato.conversion import convert, round_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +117,12 @@ class NumpyNamespace:
     def cast(x: Any, dtype: DType) -> Array:
         """Converted by :func:`~ostinato.conversion.convert`, as floats of the oracle."""
         array = convert(x, dtype)
-        return array.astype(np.float64) if dtype.is_float else array
+        return as_oracle(array)
+
+    @staticmethod
+    def bitcast(x: Any, source: DType, dtype: DType) -> Array:
+        """The bits of ``x``, which stands for elements of ``source``, read as ``dtype``."""
+        return as_oracle(round_to(x, source).view(dtype.numpy))
 
     # -- shapes -----------------------------------------------------------------------------
 
@@ -207,12 +212,49 @@ class NumpyNamespace:
         return result
 
     @staticmethod
+    def non_max_suppression(
+        boxes: Any, scores: Any, most: Any, overlap: Any, least: Any, *, centered: bool
+    ) -> Array:
+        """The boxes chosen of each class, -1 behind the last one; see the op of that name."""
+        corners = np.asarray(boxes)
+        if centered:
+            half = corners[..., 2:] / 2
+            low, high = corners[..., :2] - half, corners[..., :2] + half
+        else:
+            low = np.minimum(corners[..., :2], corners[..., 2:])
+            high = np.maximum(corners[..., :2], corners[..., 2:])
+        found = np.full(scores.shape, -1, np.int64)
+        for batch, class_ in np.ndindex(*scores.shape[:2]):
+            score = scores[batch, class_]
+            order = NumpyNamespace.argsort(score, axis=0, descending=True)
+            left = [box for box in order if score[box] > least]
+            chosen: list[int] = []
+            while left and len(chosen) < most:
+                chosen.append(left.pop(0))
+                edges = (low[batch, chosen[-1]], high[batch, chosen[-1]])
+                left = [
+                    box
+                    for box in left
+                    if not _overlap(*edges, low[batch, box], high[batch, box]) > overlap
+                ]
+            found[batch, class_, : len(chosen)] = chosen
+        return found
+
+    @staticmethod
     def argsort(x: Any, axis: int, descending: bool) -> Array:
         """A stable order: ties by the lower index. NaN counts as the greatest."""
         if not descending:
             return np.argsort(x, axis=axis, kind="stable")
         order = np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
         return np.asarray(x.shape[axis] - 1 - order)
+
+
+def _overlap(low: Array, high: Array, other_low: Array, other_high: Array) -> float:
+    """Intersection over union of two boxes; 0 where either is empty."""
+    sides = np.minimum(high, other_high) - np.maximum(low, other_low)
+    common = float(np.prod(np.maximum(sides, 0)))
+    areas = float(np.prod(high - low)), float(np.prod(other_high - other_low))
+    return common / (sum(areas) - common) if common > 0 and min(areas) > 0 else 0.0
 
 
 def _extreme(x: Any, sign: int) -> Any:

@@ -18,7 +18,7 @@ from ostinato.ir.syntax import Cursor, Digest
 from ostinato.ir.text import constant_digest
 from ostinato.ops import OPS
 from ostinato.ops.builder import Graph
-from ostinato.variables import Expr, Variable
+from ostinato.variables import DataVariable, Expr, Variable
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import Value
@@ -150,11 +150,15 @@ class _Parser:
 
     def _variable(self, cursor: Cursor) -> None:
         name = cursor.take("word")
+        if name in self._variables:
+            raise GraphError(f"Variable {name!r} is declared twice")
+        if cursor.accept("<"):
+            cursor.expect("=")
+            self._variables[name] = DataVariable(name, cursor.dim())
+            return
         cursor.expect("in")
         low = cursor.integer()
         cursor.expect("..")
-        if name in self._variables:
-            raise GraphError(f"Variable {name!r} is declared twice")
         self._variables[name] = Variable(name, low, cursor.integer())
 
     def _output(self, cursor: Cursor) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
+from ostinato.ops.linalg import MATMUL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,10 +58,10 @@ _SCALE_DTYPES = (FLOAT32, FLOAT16, BFLOAT16)
 
 
 class IntegerMatmul(Op):
-    """``a @ b`` of 8-bit integers, summed in int32: ``a [..., K]``, ``b [K, N]`` -> ``[..., N]``.
+    """``a @ b`` of 8-bit integers with NumPy's batches, summed in int32.
 
-    Either side is int8 or uint8. Sums wrap as int32 does. (ONNX ``MatMulInteger`` without zero
-    points, where ``b`` is a matrix.)
+    Either side is int8 or uint8; the dimension summed over is a known number. Sums wrap as int32
+    does. (ONNX ``MatMulInteger`` without zero points.)
     """
 
     name = "integer_matmul"
@@ -70,20 +71,20 @@ class IntegerMatmul(Op):
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 2)
-        a, b = operands
         for operand in operands:
             self.expect(operand.dtype in _BYTES, f"expected int8 or uint8, got {operand.dtype}")
-        self.expect(a.ndim > 0, "expected rows, got a scalar")
-        depth, columns = _matrix(self, "b", b)
-        self.expect(a.shape[-1] == depth, f"inner dimensions {a.shape[-1]} and {depth} differ")
-        return (TensorType(INT32, (*a.shape[:-1], columns)),)
+        (result,) = MATMUL.infer(*(TensorType(INT32, operand.shape) for operand in operands))
+        depth = operands[0].shape[-1]
+        self.expect(isinstance(depth, int), f"sums over a known number of products, got {depth}")
+        return (result,)
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         a, b = operands
         return xp.matmul(xp.cast(a, INT32), xp.cast(b, INT32))
 
     def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
-        return _flops(operands[0], operands[1].shape[1])
+        (result,) = self.infer(*operands)
+        return result.size * operands[0].shape[-1] * 2
 
 
 class QuantizedMatmul(Op):

@@ -54,12 +54,37 @@ DEFAULT_ACTIVATIONS = {
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
-def _activation(xp: Any, name: str, x: Any, clip: float | None) -> Any:
+#: Functions of one number, and of the parameters that follow a name.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "affine": lambda xp, x, alpha, beta: alpha * x + beta,
+    "elu": lambda xp, x, alpha: xp.where(x < 0, alpha * xp.expm1(x), x),
+    "hard_sigmoid": lambda xp, x, a, b: xp.minimum(xp.maximum(a * x + b, 0.0), 1.0),
+    "leaky_relu": lambda xp, x, alpha: xp.where(x < 0, alpha * x, x),
+    "relu": lambda xp, x: xp.maximum(x, 0.0),
+    "scaled_tanh": lambda xp, x, alpha, beta: alpha * xp.tanh(beta * x),
+    "sigmoid": lambda xp, x: 1.0 / (1.0 + xp.exp(-x)),
+    "softplus": lambda xp, x: xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x))),
+    "softsign": lambda xp, x: x / (1.0 + xp.abs(x)),
+    "tanh": lambda xp, x: xp.tanh(x),
+    "thresholded_relu": lambda xp, x, alpha: xp.where(x > alpha, x, 0.0),
+}
+
+#: Of each activation, the number of its parameters.
+PARAMETERS = {name: function.__code__.co_argcount - 2 for name, function in _FUNCTIONS.items()}
+
+
+def _activation(xp: Any, which: Any, x: Any, clip: float | None) -> Any:
     if clip is not None:
         x = xp.minimum(xp.maximum(x, -clip), clip)
-    if name == "sigmoid":
-        return 1.0 / (1.0 + xp.exp(-x))
-    return xp.tanh(x) if name == "tanh" else xp.maximum(x, 0.0)
+    name, *parameters = (which,) if isinstance(which, str) else which
+    return _FUNCTIONS[name](xp, x, *parameters)
+
+
+def _is_activation(which: Any) -> bool:
+    """Whether ``which`` is a name, or a name and its parameters."""
+    name, *parameters = which if isinstance(which, tuple) and which else (which,)
+    numbers = all(isinstance(p, float) for p in parameters)
+    return numbers and isinstance(name, str) and PARAMETERS.get(name) == len(parameters)
 
 
 class Recurrent(Op):
@@ -106,10 +131,10 @@ class Recurrent(Op):
         activations = attrs["activations"]
         expected = len(DEFAULT_ACTIVATIONS[kind]) * scans
         self.expect(isinstance(activations, tuple), f"activations are names, got {activations!r}")
-        known = all(a in ("sigmoid", "tanh", "relu") for a in activations)
         self.expect(
-            len(activations) == expected and known,
-            f"activations are {expected} of sigmoid, tanh, relu; got {activations}",
+            len(activations) == expected and all(map(_is_activation, activations)),
+            f"activations are {expected} of {', '.join(PARAMETERS)}, with the parameters of each; "
+            f"got {activations}",
         )
         clip = attrs["clip"]
         fits = isinstance(clip, int | float) and not isinstance(clip, bool) and clip > 0
@@ -127,7 +152,8 @@ class RecurrentScan(Recurrent):
 
     Attributes: ``kind``; ``reverse``: start at the last step; ``activations``; ``clip``: bound of
     what enters them, or None (an LSTM's cell enters its output's unbounded, as in ONNX Runtime);
-    ``linear_before_reset``.
+    ``linear_before_reset``; for an LSTM perhaps ``coupled``: the forget gate is what the input gate
+    leaves.
 
     Results: ``y [seq, batch, hidden]`` and ``h [batch, hidden]`` after the last step, and ``c`` for
     an LSTM. Steps at or past a sequence's length give zeros and leave its state as it is, so a
@@ -280,7 +306,7 @@ def _lstm_cell(
     i, o, f, new = (a + b for a, b in zip(x, products, strict=True))
     peep_i, peep_o, peep_f = weights.get("peepholes", (None, None, None))
     i = _activation(xp, gate, _peeped(i, peep_i, c), clip)
-    f = _activation(xp, gate, _peeped(f, peep_f, c), clip)
+    f = 1.0 - i if attrs.get("coupled") else _activation(xp, gate, _peeped(f, peep_f, c), clip)
     c = f * c + i * _activation(xp, candidate, new, clip)
     o = _activation(xp, gate, _peeped(o, peep_o, c), clip)
     return o * _activation(xp, output, c, None), c
@@ -332,8 +358,9 @@ class RecurrentLayer(Recurrent):
     (LSTM) ``peepholes [dirs, 3 * hidden]`` in the order i, o, f, and ``sequence_lens [batch]``.
     States that are not given start at zero.
 
-    Attributes: ``direction``; ``activations``, direction after direction; ``clip``; and for a GRU
-    ``linear_before_reset``.
+    Attributes: ``direction``; ``activations``, direction after direction, each a name or a tuple of
+    one and its parameters; ``clip``; for a GRU ``linear_before_reset``, for an LSTM perhaps
+    ``coupled``.
 
     Results: ``y [seq, dirs, batch, hidden]``, ``h [dirs, batch, hidden]``, and ``c`` for an LSTM.
     """
@@ -410,6 +437,8 @@ class RecurrentLayer(Recurrent):
                 "clip": attrs["clip"],
                 "linear_before_reset": after_reset,
             }
+            if attrs.get("coupled"):
+                scan_attrs["coupled"] = True
             _, optional = RECURRENT_SCAN.operand_names(scan_attrs)
             scan_attrs["given"] = tuple(name for name in optional if name in has)
             yield scan_attrs

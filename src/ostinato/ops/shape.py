@@ -12,7 +12,16 @@ from ostinato.ir.leaves import check_shape
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.base import Composite, normalize_axis
-from ostinato.variables import Dim, Expr, bounds, ceil_div, prod, provably_at_most
+from ostinato.variables import (
+    Dim,
+    Expr,
+    Requirement,
+    bounds,
+    ceil_div,
+    data_symbols,
+    prod,
+    provably_at_most,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,17 +47,31 @@ __all__ = [
 class Reshape(Op):
     """The same elements, in C order, under another shape."""
 
+    takes_narrow = True
     name = "reshape"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 1)
         (x,) = operands
         shape = check_shape(self.name, attrs["shape"])
-        self.expect(
-            prod(shape) == x.size,
-            f"shape {_shown(shape)} holds {prod(shape)} elements, the operand {x.size}",
-        )
+        size = prod(shape)
+        if not data_symbols(size) | data_symbols(x.size):
+            self.expect_equal(size, x.size, self._problem(x, shape))
+        self.expect_facts(operands, attrs)
         return (TensorType(x.dtype, shape),)
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Iterator[Fact]:
+        """Sizes that depend on data need not be equal as expressions: a run checks them."""
+        (x,) = operands
+        shape = check_shape(self.name, attrs["shape"])
+        size = prod(shape)
+        if size != x.size:
+            yield Fact(size - x.size, 0, self._problem(x, shape))
+            yield Fact(x.size - size, 0, self._problem(x, shape))
+
+    @staticmethod
+    def _problem(x: TensorType, shape: Sequence[Dim]) -> str:
+        return f"shape {_shown(shape)} holds {prod(shape)} elements, the operand {x.size}"
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         return xp.reshape(operands[0], attrs["shape"])
@@ -57,6 +80,7 @@ class Reshape(Op):
 class PermuteDims(Op):
     """Axes in another order: axis ``i`` of the result is axis ``axes[i]`` of the operand."""
 
+    takes_narrow = True
     name = "permute_dims"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -76,6 +100,7 @@ class PermuteDims(Op):
 class BroadcastTo(Op):
     """Elements repeated along new leading axes, and along axes of size 1."""
 
+    takes_narrow = True
     name = "broadcast_to"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -100,6 +125,7 @@ class Slice(Op):
     conventions are the vocabulary's business.
     """
 
+    takes_narrow = True
     name = "slice"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -134,6 +160,7 @@ class Slice(Op):
 class Flip(Op):
     """The order of elements reversed along ``axes``."""
 
+    takes_narrow = True
     name = "flip"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
@@ -153,6 +180,7 @@ class Flip(Op):
 class Concat(Op):
     """Operands of one dtype, end to end along ``axis``."""
 
+    takes_narrow = True
     name = "concat"
     reads_once = True
     writes_subviews = True
@@ -165,10 +193,10 @@ class Concat(Op):
         for x in operands:
             self.expect(x.dtype == first.dtype, f"operands are of {first.dtype} and of {x.dtype}")
             others = x.shape[:axis] + x.shape[axis + 1 :]
-            self.expect(
-                x.ndim == first.ndim and others == first.shape[:axis] + first.shape[axis + 1 :],
-                f"{x} and {first} differ in more than axis {axis}",
-            )
+            problem = f"{x} and {first} differ in more than axis {axis}"
+            self.expect(x.ndim == first.ndim, problem)
+            for a, b in zip(others, first.shape[:axis] + first.shape[axis + 1 :], strict=True):
+                self.expect_equal(a, b, problem)
             total = total + x.shape[axis]
         shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
         return (TensorType(first.dtype, shape),)
@@ -213,11 +241,12 @@ class PadBorder(Composite):
         self.expect(mode in ("edge", "reflect", "wrap"), f"there is no padding mode {mode!r}")
         for size, *widths in zip(x.shape, before, after, strict=True):
             least = {"edge": 1, "reflect": max(widths) + 1, "wrap": max(widths)}[mode]
-            self.expect(
-                not any(widths) or bounds(size)[0] >= least,
-                f"padding by {max(widths)} in mode {mode!r} takes an axis of at least {least}, "
-                f"got {size}",
-            )
+            if any(widths) and bounds(size)[0] < least:
+                raise GraphError.of(
+                    f"padding by {max(widths)} in mode {mode!r} takes an axis of at least {least}, "
+                    f"got {size}",
+                    Requirement(size - least, equal=False),
+                )
         return (_padded(x, before, after),)
 
     def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
@@ -284,6 +313,7 @@ class DimValue(Op):
 class Tile(Composite):
     """The whole operand repeated ``repeats[i]`` times along each axis."""
 
+    takes_narrow = True
     name = "tile"
     widens = False
 

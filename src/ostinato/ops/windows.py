@@ -12,7 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ostinato.errors import GraphError
-from ostinato.variables import ceil_div, floor_div, maximum, minimum, provably_less
+from ostinato.variables import (
+    Requirement,
+    ceil_div,
+    floor_div,
+    maximum,
+    minimum,
+    provably_less,
+    remainder,
+)
 
 if TYPE_CHECKING:
     from ostinato.ir.op import Attr
@@ -123,9 +131,10 @@ def _same_total(size: Dim, kernel: int, stride: int, dilation: int) -> int:
         return span - 1
     total = maximum((ceil_div(size, stride) - 1) * stride + span - size, 0)
     if not isinstance(total, int):
-        raise GraphError(
+        raise GraphError.of(
             f"padding 'same' with stride {stride} depends on the symbolic size {size}; "
-            "give (low, high) instead"
+            "give (low, high) instead",
+            Requirement(remainder(size, stride), equal=True),
         )
     return total
 

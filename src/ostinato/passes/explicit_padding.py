@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.rewrite import Rewriter
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph
 
 __all__ = ["ExplicitPadding"]
+
+#: The ops whose padding becomes a node of its own.
+_CONVOLUTIONS: Final = frozenset({"conv", "integer_conv"})
 
 
 class ExplicitPadding(Pass):
@@ -26,7 +29,7 @@ class ExplicitPadding(Pass):
     def run(self, graph: BaseGraph, report: PassReport) -> BaseGraph:
         rewriter = Rewriter(graph)
         for node in rewriter.nodes():
-            if node.op.name != "conv" or not _is_padded(node):
+            if node.op.name not in _CONVOLUTIONS or not _is_padded(node):
                 rewriter.copy(node)
                 continue
             rule = partial(_padded, rewriter.graph, node, rewriter.operands(node))

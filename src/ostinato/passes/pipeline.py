@@ -72,6 +72,16 @@ _TIDY = (
     _DEAD_CODE,
 )
 
+#: Takes matmuls and convolutions back to the integers that they are spelled in; before weights
+#: could be folded into floats.
+_INTEGERS = (
+    Listed(
+        "integer_arithmetic",
+        "IntegerArithmetic",
+        frozenset({"dequantize", "quantize", "requantize"}),
+    ),
+)
+
 #: The ops that spelled-out activations contain.
 _CURVES = frozenset({"clip", "exp", "hard_sigmoid", "logaddexp", "relu6", "sigmoid", "tanh"})
 
@@ -85,7 +95,8 @@ _RECOVER = (
 )
 
 _WIDE_UPDATES = Listed("wide_updates", "WideUpdates", frozenset({"scatter", "scatter_nd"}))
-_EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", frozenset({"conv"}))
+_CONVOLUTIONS = frozenset({"conv", "integer_conv"})
+_EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", _CONVOLUTIONS)
 
 
 class Capabilities(Protocol):
@@ -110,12 +121,12 @@ def pipeline(capabilities: Capabilities) -> tuple[Listed, ...]:
     required: tuple[Listed, ...] = (decompose, _WIDE_UPDATES)
     if not capabilities.padded_conv:
         required += (_EXPLICIT_PADDING,)
-    return (_DEAD_CODE, *_SIMPLIFY, *_RECOVER, *required, *_TIDY)
+    return (_DEAD_CODE, *_INTEGERS, *_SIMPLIFY, *_RECOVER, *required, *_TIDY)
 
 
 #: The names that ``disabled=`` accepts; the other passes make a graph one that a backend takes.
 OPTIONAL_PASSES: frozenset[str] = frozenset(
-    listed.name for listed in (*_SIMPLIFY, *_RECOVER, *_TIDY)
+    listed.name for listed in (*_INTEGERS, *_SIMPLIFY, *_RECOVER, *_TIDY)
 )
 
 

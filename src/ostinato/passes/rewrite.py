@@ -35,7 +35,7 @@ def live_nodes(graph: BaseGraph) -> list[Node]:
     for node in reversed(graph.nodes):
         if node in needed or node.op in (INPUT, PARAM, STATE):
             kept.append(node)
-            needed.update(value.node for value in node.inputs)
+            needed.update(graph.needed_by(node))
     kept.reverse()
     return kept
 

@@ -52,6 +52,10 @@ class Runner(Protocol):
     def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
         """Run; return the seconds of each op but views."""
 
+    @property
+    def live_sizes(self) -> Mapping[str, int]:
+        """The values that the last run gave data-dependent Variables, by name."""
+
     def discard(self) -> None:
         """Give back the memory of intermediate buffers, until the next run."""
 
@@ -74,7 +78,8 @@ class ExecutionPlan:
         inputs, outputs: buffers by name.
         memory: the memory of the plan; by default, that of the buffers that the ops touch.
         preparation: ops that have run, or will, outside of :meth:`execute`.
-        variables: the Variables, in the order in which kernels take them.
+        variables: the Variables, in the order in which kernels take them. Data-dependent ones get
+            their values from runs.
         sizes: their values, shared with the buffers' shapes; first the greatest ones.
         values: the buffers of the graph's values.
         queue: the device's, which may record, and hold values of Variables; by default, none.
@@ -116,7 +121,8 @@ class ExecutionPlan:
         _check_outputs(self.prepared_ops, self.inputs, self.outputs)
         held = [*self.inputs.values(), *self.outputs.values()]
         self.memory = memory or ops_memory(self.prepared_ops, held)
-        self._variables = {v.name: v for v in variables}
+        self._symbols = tuple(variables)
+        self._variables = {v.name: v for v in variables if v.bound is None}
         self._sizes = {v.name: v.max for v in variables} if sizes is None else sizes
         self._given: dict[str, int] = {}
         self._values = values or ValueBuffers({})
@@ -201,8 +207,9 @@ class ExecutionPlan:
                         "execute_with_vars"
                     )
                 self._runner.check()
-                result = run([values[name] for name in self._variables])
+                result = run([values.get(symbol.name, 0) for symbol in self._symbols])
                 self._take(values, resident)
+                self._sizes.update(self._runner.live_sizes)
                 return result
 
     def _checked(self, variables: object, resident: Mapping[str, int]) -> dict[str, int]:
@@ -292,7 +299,7 @@ class ExecutionPlan:
 
     def __str__(self) -> str:
         lines = [f"plan on {self.device}: {len(self.prepared_ops)} ops a run"]
-        most = {v.name: v.max for v in self._variables.values()}
+        most = {v.name: v.max for v in self._symbols}
         for op in self.prepared_ops:
             flops, nbytes = op.work(most) if isinstance(op, KernelCall) else (0, 0)
             lines.append(f"  {op.id:>4} {op.name:<40.40} {flops:>14,} flop {nbytes:>14,} B")

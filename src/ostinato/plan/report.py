@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ostinato.lower.fusion.regions import Refusal
     from ostinato.passes.base import Event
 
-__all__ = ["CompileReport", "KernelNote", "NodeNote", "and_more"]
+__all__ = ["CompileReport", "CompiledSizes", "KernelNote", "NodeNote", "and_more"]
 
 #: Number of entries of a list that are named before the rest is counted.
 _NAMED = 3
@@ -42,6 +42,23 @@ class KernelNote:
     title: str
     nodes: tuple[str, ...]
     code: str
+
+
+@dataclass(frozen=True)
+class CompiledSizes:
+    """Sizes that a graph is compiled for.
+
+    Attributes:
+        sizes: in the words of the model; empty where all of them are Variables.
+        seconds: what compiling took.
+        compiled: kernels that were compiled; the others came from the cache.
+        cached: those.
+    """
+
+    sizes: str
+    seconds: float
+    compiled: int
+    cached: int
 
 
 @dataclass

@@ -17,13 +17,14 @@ from ostinato.runtime.handle_calls import HandleCalls
 from ostinato.runtime.handles import output_index
 from ostinato.runtime.moe_calls import MoeCalls
 from ostinato.runtime.queued_calls import QueuedCalls
+from ostinato.runtime.sizes import given_sizes
 from ostinato.runtime.typed import check_typed_inputs, check_typed_param, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from ostinato.backends.base import Capabilities
+    from ostinato.backends.base import Capabilities, Executable
     from ostinato.backends.common.context import Context
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.device import Device
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ostinato.ir.binding import VariableValues
     from ostinato.moe.expert_pool import MoeResidencyStats
     from ostinato.plan.execution_plan import ExecutionPlan
+    from ostinato.plan.report import CompiledSizes
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.execution import Execution
 
@@ -69,6 +71,7 @@ class CompiledGraph:
         self._experts = experts or MoeCalls(execution)
         self._planning = Mutex()
         self._plan: ExecutionPlan | None = None
+        self._planned: Executable | None = None
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -79,10 +82,18 @@ class CompiledGraph:
 
     @property
     def plan(self) -> ExecutionPlan:
-        """The kernels of a run, in order, and their memory."""
+        """The kernels of a run, in order, and their memory.
+
+        Where the graph is compiled for sizes, it is that of the last run.
+
+        Raises:
+            PlanError: nothing was compiled yet.
+        """
+        executable = self._execution.executable
         with self._planning:
-            if self._plan is None:
-                self._plan = self._execution.executable.make_plan(self._execution.signature.facts)
+            if self._plan is None or self._planned is not executable.current:
+                self._plan = executable.make_plan(self._execution.signature.facts)
+                self._planned = executable.current
             return self._plan
 
     @property
@@ -93,6 +104,35 @@ class CompiledGraph:
     def explain(self) -> str:
         """A report of the nodes that are native, rewritten or fused, and the reasons."""
         return str(self._execution.executable.report)
+
+    # -- sizes -------------------------------------------------------------------------------------
+
+    @property
+    def specializations(self) -> tuple[CompiledSizes, ...]:
+        """The sizes that it is compiled for now, the least recently used first.
+
+        One with empty ``sizes`` is for all within the bounds of Variables; a graph without open
+        sizes has no other.
+        """
+        return self._execution.executable.compiled_sizes
+
+    def warm(self, sizes: Mapping[str, Any]) -> None:
+        """Compile for sizes before a run brings them; nothing runs.
+
+        Args:
+            sizes: by the model's name of a dim, or by Variable, an int; or by input, its shape. Of
+                an input whose contents the graph depends on, the contents.
+
+        Raises:
+            InputError, VariableError: a size is unknown, missing or out of bounds.
+            CaptureError: inside a recording.
+        """
+        self._execution.context.refuse_while_capturing("warm compiles")
+        signature, executable = self._execution.signature, self._execution.executable
+        shapes, arrays = given_sizes(signature, sizes)
+        live = signature.live(shapes, arrays=arrays)
+        with self._execution.in_order("warm compiles"):
+            executable.warm(live.variables)
 
     # -- params ------------------------------------------------------------------------------------
 
@@ -150,6 +190,8 @@ class CompiledGraph:
             inputs: an array for each input, by name. Sizes given by Variables may differ from run
                 to run, within their bounds.
             out: arrays to write the outputs into, in order or by name; nothing is then allocated.
+                One for an output whose shape depends on data has the largest shape; what comes
+                back is the part of it in use, which lies at its start, without gaps.
             variables: values of Variables that no input's shape gives: ``{"pos": 3}``, or
                 ``[pos.bind(3)]``.
 
@@ -267,6 +309,16 @@ class CompiledGraph:
         return execution.run_slots(given, variables)
 
     @property
+    def live_sizes(self) -> Mapping[str, int]:
+        """The values that the last run gave sizes that depend on data, by Variable.
+
+        Raises:
+            CaptureError: inside a recording.
+        """
+        with self._execution.in_order("live_sizes reads back"):
+            return self._execution.executable.live_sizes
+
+    @property
     def arena(self) -> memoryview:
         """The memory that runs work in, to be read: results of :meth:`run_slots` lie in it."""
         return self._execution.executable.arena.toreadonly()
@@ -328,6 +380,9 @@ class CompiledGraph:
         variables: VariableValues | None = None,
     ) -> Callable[[], None]:
         """Check these arrays once; calling the result runs on them with no further checks.
+
+        Of an output whose shape depends on data, the elements lie at the start of its array, which
+        has the largest shape; :attr:`live_sizes` has the sizes of the last run.
 
         The arrays are used in place: their contents at each call are what counts, so they must be
         C-contiguous and of the declared dtype already. So are the params: a weight written later

@@ -41,7 +41,6 @@ class Execution:
         cast: whether arrays of other dtypes are converted.
 
     Attributes:
-        accesses: the memory that every call touches.
         quick: whether runs may try the short path.
     """
 
@@ -59,11 +58,14 @@ class Execution:
         self.context = context
         self.handles = handles
         self.cast = cast
-        self.accesses = executable.accesses
         self.quick = False
-        self._run_direct = executable.run_direct
         self._arena_outputs: ArenaOutputs | None = None
         self.choose_path()
+
+    @property
+    def accesses(self) -> Accesses:
+        """The memory that every call touches."""
+        return self.executable.accesses
 
     def clone(self, context: Context | None) -> Execution:
         """The same on memory of its own; see :meth:`CompiledGraph.clone`."""
@@ -136,15 +138,19 @@ class Execution:
         def choose(live: Live) -> Sequence[Array | None]:
             if out is not None:
                 return self.signature.check_outputs(out, live)
-            wanted = range(len(live.outputs)) if positions is None else positions
-            return [
-                np.empty(shape, dtype) if i in wanted else None
-                for i, (shape, dtype) in enumerate(live.outputs)
-            ]
+            return self.fresh(live, positions)
 
         touched = arrays_touched(listed(inputs), listed(out))
         with self.in_order(f"{name} reads its results back", touched):
-            return self.perform(inputs, choose, feed=feed, variables=given)
+            return self.perform(inputs, choose, feed=feed, variables=given, own=out is None)
+
+    def fresh(self, live: Live, positions: Sequence[int] | None = None) -> list[Array | None]:
+        """An array for each output, or those at ``positions``, whose shape depends on no data."""
+        wanted = range(len(live.outputs)) if positions is None else positions
+        return [
+            np.empty(shape, dtype) if i in wanted and i not in live.data_sized else None
+            for i, (shape, dtype) in enumerate(live.outputs)
+        ]
 
     def run_quick(self, inputs: object, out: Any) -> list[Array] | None:
         """A run by the short path; ``None``, and nothing has happened, where that is refused.
@@ -155,19 +161,22 @@ class Execution:
         if not self.quick or (known := self.signature.recognise(inputs)) is None:
             return None
         arrays, live = known
+        if live.binds:
+            return None
         outputs = live.empty() if out is None else self.signature.check_outputs(out, live)
         try:
-            return outputs if self._run_direct(arrays, outputs, live.variables) else None
+            return outputs if self.executable.run_direct(arrays, outputs, live.variables) else None
         except (ValueError, CaptureError):
             return None
 
     def run_in_arena(self, inputs: Sequence[Array], live: Live) -> ArenaOutputs | None:
         """As :meth:`run_quick`, with the results in the arena, on inputs that were recognised."""
-        if not self.quick:
+        if not self.quick or live.binds:
             return None
         results = self.arena_outputs(live)
         try:
-            return results if self._run_direct(inputs, results.arrays, live.variables) else None
+            ran = self.executable.run_direct(inputs, results.arrays, live.variables)
+            return results if ran else None
         except (ValueError, CaptureError):
             return None
 
@@ -189,7 +198,7 @@ class Execution:
         touched = arrays_touched(inputs.values())
         with self.in_order("run_slots reads its results back", touched):
             outputs = self.perform(inputs, self.results_in_arena, variables=given)
-        offsets = self.executable.result_offsets
+        offsets = self.executable.current.result_offsets
         return [(o, array.size) for o, array in zip(offsets, outputs, strict=True)]
 
     def bind(self, inputs: object, outputs: object, variables: object) -> Callable[[], None]:
@@ -211,6 +220,7 @@ class Execution:
         *,
         feed: Mapping[str, int] | None = None,
         variables: Mapping[str, int] = NO_VALUES,
+        own: bool = False,
     ) -> list[Array]:
         """One run, with handles, when its turn has come.
 
@@ -219,6 +229,7 @@ class Execution:
             choose: for each output, the array that the caller wants to have filled, if any.
             feed: handles that take outputs after this run alone.
             variables: values of Variables that no input's shape gives.
+            own: copy outputs whose shapes depend on data out of the arena.
 
         Returns:
             The outputs. Those that the caller did not want are in memory of ours.
@@ -233,16 +244,28 @@ class Execution:
         outputs = self._with_arena_outputs(chosen, live)
         feeds = {**self.handles.feeds, **feed} if feed else self.handles.feeds
         if feeds:
-            return self._launch_fed(arrays, chosen, outputs, live, feeds)
-        self._launch(arrays, outputs, live)
-        return outputs
+            results = self._launch_fed(arrays, chosen, outputs, live, feeds)
+        else:
+            results = self._launch(arrays, outputs, live)
+        if own and live.data_sized:
+            for position in live.data_sized:
+                results[position] = results[position].copy()
+            self.executable.last = tuple(results)
+        return results
 
-    def _launch(self, inputs: list[Array], outputs: list[Array], live: Live) -> None:
+    def _launch(self, inputs: list[Array], outputs: list[Array], live: Live) -> list[Array]:
+        """One run; returns the outputs in the shapes that it gave them."""
+        executable = self.executable
         try:
-            self.executable.run(inputs, outputs, live.variables)
+            executable.run(inputs, outputs, live.variables)
+        except VariableError:  # of a size that depends on data
+            raise
         except ValueError as error:
             raise self._refusal(inputs, outputs, error) from None
-        self.executable.last = tuple(outputs)
+        if live.data_sized:
+            outputs = live.fitted(outputs, executable.live_sizes)
+        executable.last = tuple(outputs)
+        return outputs
 
     def _launch_fed(
         self,
@@ -256,16 +279,17 @@ class Execution:
         if clash := self.signature.overlap(inputs, outputs):
             raise InputError(clash)  # of arrays that the run itself may not get to see
         taken = self.handles.destinations(live, feeds)
-        self._launch(inputs, [taken.get(i, array) for i, array in enumerate(outputs)], live)
+        outputs = [taken.get(i, array) for i, array in enumerate(outputs)]
+        results = self._launch(inputs, outputs, live)
         for left in self.handles.take(taken, feeds):
             ORDER.memory_changes(left, replaced=True)
         self.choose_path()
         for position, buffer in taken.items():
-            if chosen[position] is None:
-                outputs[position] = buffer
-            else:
-                np.copyto(outputs[position], buffer)
-        return outputs
+            wanted = chosen[position]
+            if wanted is not None:
+                np.copyto(wanted, buffer)
+                results[position] = wanted
+        return results
 
     # -- memory for results without an array of the caller's --------------------------------------
 
@@ -281,15 +305,26 @@ class Execution:
         """For each output, its memory in the arena."""
         return [*self.arena_outputs(live).arrays]
 
+    def fitted_results_in_arena(self, live: Live) -> list[Array]:
+        """The outputs of the last run where it left them all in the arena."""
+        executable = self.executable.at(live.variables)
+        return live.fitted(self.results_in_arena(live), executable.live_sizes)
+
     def arena_outputs(self, live: Live) -> ArenaOutputs:
         """The memory in the arena for outputs of these shapes."""
         results = self._arena_outputs
         if results is None or results.live is not live:
-            executable = self.executable
+            executable = self.executable.at(live.variables)
             arena, offsets = executable.arena, executable.result_offsets
+            flat = {
+                position: (type_.max_bytes // type_.dtype.itemsize,)
+                for position, type_ in live.data_sized.items()
+            }
             arrays = [
-                np.ndarray(shape, dtype, arena, offset)
-                for offset, (shape, dtype) in zip(offsets, live.outputs, strict=True)
+                np.ndarray(flat.get(i, shape), dtype, arena, offset)
+                for i, (offset, (shape, dtype)) in enumerate(
+                    zip(offsets, live.outputs, strict=True)
+                )
             ]
             slots = [(o, array.size) for o, array in zip(offsets, arrays, strict=True)]
             views = [*map(read_only, arrays)]
@@ -304,7 +339,7 @@ class Execution:
         """
         if variables is None:
             return NO_VALUES
-        return variable_values(variables, self.signature.variables)
+        return variable_values(variables, self.signature.given)
 
     def checked(
         self,

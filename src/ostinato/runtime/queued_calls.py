@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,7 +15,6 @@ from ostinato.errors import CaptureError, GraphError, InputError
 from ostinato.ir.leaves import as_array
 from ostinato.plan.order import Submission, arrays_touched
 from ostinato.runtime.execution import nothing
-from ostinato.runtime.signature import Live
 from ostinato.variables import symbols
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ostinato.runtime.active_extent import ActiveExtents, Extent
     from ostinato.runtime.arrays import Array
     from ostinato.runtime.execution import Execution
+    from ostinato.runtime.signature import Live
 
 __all__ = ["QueuedCalls"]
 
@@ -79,7 +80,11 @@ class QueuedCalls:
         read = [array for given in sets if isinstance(given, Mapping) for array in given.values()]
         with self._execution.in_order("run_pipelined reads its results back", arrays_touched(read)):
             self._check_sets(sets, values)
-            return [self._execution.perform(given, Live.empty, variables=values) for given in sets]
+            return [self._run_one(given, values) for given in sets]
+
+    def _run_one(self, given: object, values: Mapping[str, int]) -> list[Array]:
+        execution = self._execution
+        return execution.perform(given, execution.fresh, variables=values, own=True)
 
     def _check_sets(self, sets: Sequence[object], values: Mapping[str, int]) -> None:
         """Check the inputs of all runs, with handles of the sizes that each run will leave."""
@@ -101,7 +106,7 @@ class QueuedCalls:
             block = self._execution.block(values)
             given = self._handles.complete(inputs)
             arrays, live = self._execution.checked(given, bound=True, block=block, variables=values)
-            results = self._result_memory()
+            results = self._result_memory(live)
             calls = [self._execution.bound_call(arrays, results, live)]
             calls += [
                 self._context.copy_call(self._fed_buffer(name, position, live, block), result)
@@ -114,14 +119,16 @@ class QueuedCalls:
                 shapes = [array.shape for array in arrays]
                 self._context.after_replay(partial(self._replayed, shapes, tuple(block), values))
             else:
-                self._context.after_replay(
-                    partial(self._keep_last, self._execution.results_in_arena(live))
-                )
+                self._context.after_replay(partial(self._keep_last, live))
 
-    def _result_memory(self) -> list[Array]:
+    def _result_memory(self, live: Live) -> list[Array]:
         """For each output, all the bytes that the arena has for it."""
-        arena, offsets = self._executable.arena, self._executable.result_offsets
-        sizes = [spec.type.max_bytes for spec in self._signature.outputs.values()]
+        executable = self._executable.at(live.variables)
+        arena, offsets = executable.arena, executable.result_offsets
+        if executable is self._executable:
+            sizes = [spec.type.max_bytes for spec in self._signature.outputs.values()]
+        else:
+            sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in live.outputs]
         return [
             np.ndarray((size,), np.uint8, arena, offset)
             for size, offset in zip(sizes, offsets, strict=True)
@@ -155,10 +162,11 @@ class QueuedCalls:
         state = self._context.decode_state
         block = {name: state[name] for name in resident}
         live = self._signature.live(self._signature.used(shapes, block), block, variables)
-        self._keep_last(self._execution.results_in_arena(live))
+        self._keep_last(live)
 
-    def _keep_last(self, results: Sequence[Array]) -> None:
-        self._executable.last = tuple(results)
+    def _keep_last(self, live: Live) -> None:
+        """Part of a replay: its results are in the arena."""
+        self._executable.last = tuple(self._execution.fitted_results_in_arena(live))
 
 
 def _copied(inputs: object) -> object:

@@ -9,10 +9,12 @@ from ostinato.backends.device import Device
 from ostinato.backends.options import CompileOptions
 from ostinato.backends.registry import open_backend
 from ostinato.errors import GraphError, InputError, UnsupportedOpError
+from ostinato.ir.binding import variable_values
 from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.graph import BaseGraph
 from ostinato.ir.stored import ExpertSource
 from ostinato.ir.types import MAX_TENSOR_BYTES
+from ostinato.ir.unbuilt import specialization_of
 from ostinato.runtime.compiled_graph import CompiledGraph
 from ostinato.runtime.execution import Execution
 from ostinato.runtime.handles import Handles
@@ -21,10 +23,11 @@ from ostinato.runtime.signature import Signature, interface_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.backends.base import Capabilities, Progress
+    from ostinato.backends.base import Capabilities, Executable, Progress
     from ostinato.backends.common.context import Context
     from ostinato.ir.binding import VariableValues
     from ostinato.ir.record import Interface
+    from ostinato.ir.specialization import Specialization
     from ostinato.plan.execution_plan import ExecutionPlan
 
 __all__ = ["Session"]
@@ -110,6 +113,11 @@ class Session:
         parts = deferred(graph)
         if parts is None:
             _check_graph(graph)
+        way = specialization_of(graph)
+        if way is not None and experts is None and options.specialize != "never":
+            return self._compile_for_sizes(graph, way, params, options, progress)
+        if parts is None:
+            _check_sizes(graph, way)
         interface = interface_of(graph)
         signature = Signature(interface)
         given = signature.check_params({} if params is None else params, cast=options.cast_inputs)
@@ -121,10 +129,50 @@ class Session:
         else:
             arrays = {name: a for name, a in arrays.items() if name not in stored.tensors}
             executable = self._backend.compile(graph, arrays, options, progress, experts=stored)
+        return self._compiled(signature, executable, options)
+
+    def _compiled(
+        self, signature: Signature, executable: Executable, options: CompileOptions
+    ) -> CompiledGraph:
         backend = self._backend
         handles, cast = Handles(signature), options.cast_inputs
         execution = Execution(signature, executable, self.context, handles, cast=cast)
         return CompiledGraph(execution, lambda: backend.capabilities)
+
+    def _compile_for_sizes(
+        self,
+        graph: BaseGraph,
+        way: Specialization[BaseGraph],
+        params: Mapping[str, Any] | None,
+        options: CompileOptions,
+        progress: Progress | None,
+    ) -> CompiledGraph:
+        """Compile a graph that can be built again for other sizes, as far as it is built."""
+        from ostinato.runtime.specialized import SpecializedExecutable, VariantCompiler
+        from ostinato.runtime.variants import SpecializedSignature, Variants
+
+        variants = Variants(graph, way, always=options.specialize == "always")
+        signature = SpecializedSignature(interface_of(graph), variants)
+        cast = options.cast_inputs
+        given = signature.check_params({} if params is None else params, cast=cast)
+        parts = deferred(graph)
+        if parts is None:
+            written = graph.param_values.written
+            given = {**{n: graph.param_values[n] for n in written if n in graph.params}, **given}
+        builder = VariantCompiler(self._backend, options, progress, variants, given)
+        unset = set(signature.params).difference(builder.sources_of(graph), given)
+        executable = SpecializedExecutable(
+            variants, builder.compile, options.max_specializations, unset
+        )
+        if variants.base is not None:
+            variants.keep_base(graph)
+            try:
+                executable.compile_base()
+            except (MemoryError, GraphError) as error:
+                if not way.open:
+                    raise
+                variants.refuse_base(str(error))
+        return self._compiled(signature, executable, options)
 
     def _stored_experts(
         self,
@@ -175,14 +223,28 @@ class Session:
             experts=experts,
             expert_budget=expert_budget,
         )
+        given = {} if variables is None else variables
+        values = variable_values(given, interface_of(graph).variables)
+        if (way := specialization_of(graph)) is not None and way.needed:
+            compiled.warm(values)
+            values = {n: v for n, v in values.items() if n not in way.reasons}
         plan = compiled.plan
-        plan.set_variables({} if variables is None else variables)
+        plan.set_variables(values)
         plan.allocate()
         return plan
 
 
 def _checked_options(options: object) -> CompileOptions | None:
-    if options is None or isinstance(options, CompileOptions):
+    if options is None:
+        return None
+    if isinstance(options, CompileOptions):
+        if options.specialize not in ("auto", "always", "never"):
+            raise InputError(
+                f'specialize is "auto", "always" or "never", got {options.specialize!r:.80}'
+            )
+        most = options.max_specializations
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise InputError(f"max_specializations is at least 1, got {most!r:.80}")
         return options
     raise InputError(f"options are a CompileOptions, got {type(options).__name__}")
 
@@ -207,6 +269,17 @@ def _check_graph(graph: object) -> None:
         raise GraphError(f"expected a Graph, got {type(graph).__name__}")
     if not graph.outputs:
         raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs")
+
+
+def _check_sizes(graph: BaseGraph, way: Specialization[BaseGraph] | None) -> None:
+    """Check that a graph is built, and that its tensors are not beyond all memory."""
+    if way is not None and way.needed:
+        because = "; ".join(dict.fromkeys([*way.reasons.values(), *way.inputs.values()]))
+        names = ", ".join(way.words.get(name, name) for name in (*way.reasons, *way.inputs))
+        raise GraphError(
+            f"graph {graph.name!r} has to be compiled for given {names}: {because}; give the sizes "
+            'to load_onnx with dims=, or compile with specialize="auto"'
+        )
     for node in graph.nodes:
         for value in node.outputs:
             if value.type.max_bytes > MAX_TENSOR_BYTES:

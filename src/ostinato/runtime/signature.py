@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from ostinato.ir.facts import check_facts
 from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.record import Interface
 from ostinato.lazy import LazyModule
-from ostinato.records import dataclass
+from ostinato.records import dataclass, field
 from ostinato.runtime.arrays import (
     Array,
     TensorSpec,
@@ -27,7 +28,7 @@ from ostinato.runtime.arrays import (
     in_place,
     shape_text,
 )
-from ostinato.variables import bounds, evaluate, symbols
+from ostinato.variables import bounds, capacity, data_symbols, evaluate, symbols
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph
@@ -42,6 +43,9 @@ __all__ = ["NO_VALUES", "Live", "Signature", "interface_of"]
 #: No values: of the variable block, for a graph that takes none from it.
 NO_VALUES: Mapping[str, int] = MappingProxyType({})
 
+#: No Variable has another name in the model.
+NO_WORDS: Mapping[str, str] = MappingProxyType({})
+
 #: Combinations of input shapes that are remembered; when there are more, all are forgotten.
 _REMEMBERED = 256
 
@@ -51,12 +55,33 @@ class Live:
     """The values of Variables and the output shapes of one run.
 
     Attributes:
-        variables: the Variables' values, in the graph's order.
-        outputs: each output's shape and dtype.
+        variables: the Variables' values, in the graph's order, of data-dependent ones 0; or the
+            executable's part that runs, and its own.
+        outputs: each output's shape and dtype; where the shape depends on data, the largest one.
+        binds: whether the run gives Variables their values.
+        data_sized: by position, the declared types of outputs whose shapes depend on data.
+        values: of the Variables that are known before the run, by name.
     """
 
-    variables: tuple[int, ...]
+    variables: tuple[Any, ...]
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    binds: bool = False
+    data_sized: Mapping[int, TensorType] = field(default_factory=dict)
+    values: Mapping[str, int] = field(default_factory=dict)
+
+    def fitted(self, arrays: Sequence[Array], sizes: Mapping[str, int]) -> list[Array]:
+        """The outputs of a run, those of data-dependent shapes cut to what the run gave them.
+
+        Args:
+            arrays: an array for each output; their elements in use lie at the start.
+            sizes: the values of data-dependent Variables.
+        """
+        fitted = list(arrays)
+        for position, type_ in self.data_sized.items():
+            shape = tuple(evaluate(dim, {**self.values, **sizes}) for dim in type_.shape)
+            elements = arrays[position].reshape(-1)[: math.prod(shape)]
+            fitted[position] = elements.reshape(shape)
+        return fitted
 
     def empty(self) -> list[Array]:
         """Fresh arrays for the outputs."""
@@ -77,7 +102,15 @@ class Signature:
         inputs, outputs, params, states: specs by name: ``name``, ``shape``, ``dtype``.
         variables: the graph's Variables by name.
         facts: the conditions of the graph on values of its Variables.
+        given: the Variables whose values are known before a run.
     """
+
+    #: The positions of the inputs whose contents sizes depend on; ``None``: there are none.
+    _read: tuple[int, ...] | None = None
+
+    #: The names of these inputs, and by Variable, the model's own name for it.
+    read: tuple[str, ...] = ()
+    words: Mapping[str, str] = NO_WORDS
 
     def __init__(self, interface: Interface) -> None:
         self.inputs = _specs(interface.inputs)
@@ -85,6 +118,12 @@ class Signature:
         self.states = _specs(interface.states)
         self.outputs = _specs(interface.outputs)
         self.variables = interface.variables
+        self.given = {name: v for name, v in self.variables.items() if v.bound is None}
+        self._data_sized = {
+            position: spec.type
+            for position, spec in enumerate(self.outputs.values())
+            if any(data_symbols(dim) for dim in spec.shape)
+        }
         self.resident = tuple(name for name in self.variables if name in DECODE_VARIABLES)
         self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
         self._experts = interface.expert_inputs
@@ -111,7 +150,8 @@ class Signature:
                 return None
             arrays.append(array)
             shapes.append(array.shape)
-        live = self._known.get(_key(shapes, block) if block else tuple(shapes))
+        key = _key(shapes, block) if block else tuple(shapes)
+        live = self._known.get(key if self._read is None else (*key, *self._contents(arrays)))
         return None if live is None else (arrays, live)
 
     def recognise_in_order(self, arrays: Sequence[Any]) -> Live | None:
@@ -126,6 +166,8 @@ class Signature:
             if type(array) is not np.ndarray or array.dtype is not dtype:
                 return None
             shapes.append(array.shape)
+        if self._read is not None:
+            shapes += self._contents(arrays)
         return self._known.get(tuple(shapes))
 
     def check_inputs(
@@ -164,7 +206,8 @@ class Signature:
             array = in_place("input", spec, given[name]) if bound else given[name]
             arrays.append(checked_array("input", spec, array, cast=cast and not bound))
         shapes = [array.shape for array in arrays]
-        live = self.live(self.used(shapes, block) if bound else shapes, block, variables)
+        used = self.used(shapes, block) if bound else shapes
+        live = self.live(used, block, variables, None if self._read is None else arrays)
         if not bound:
             self._check_experts(dict(zip(self.inputs, arrays, strict=True)))
         return [converted(s, a) for s, a in zip(self.inputs.values(), arrays, strict=True)], live
@@ -186,13 +229,17 @@ class Signature:
             InputError: its shape or dtype differs.
             VariableError: a size is out of its Variable's bounds.
         """
+        spec, resident = self._resident(name, array, cast=cast)
+        values = solve_dims({name: (spec.shape, resident.shape)}, {})
+        check_values({n: self.variables[n] for n in values}, values)
+        return resident.copy()
+
+    def _resident(self, name: str, array: object, *, cast: bool) -> tuple[TensorSpec, Array]:
+        """The spec of an input or a state, and ``array`` as it can stand in for it."""
         kind, spec = (
             ("input", self.inputs[name]) if name in self.inputs else ("state", self.states[name])
         )
-        checked = checked_array(kind, spec, array, cast=cast)
-        values = solve_dims({name: (spec.shape, checked.shape)}, {})
-        check_values({n: self.variables[n] for n in values}, values)
-        return converted(spec, checked).copy()
+        return spec, converted(spec, checked_array(kind, spec, array, cast=cast))
 
     def used(
         self, shapes: Sequence[tuple[int, ...]], block: Mapping[str, int]
@@ -209,6 +256,7 @@ class Signature:
         shapes: Sequence[tuple[int, ...]],
         block: Mapping[str, int] = NO_VALUES,
         variables: Mapping[str, int] = NO_VALUES,
+        arrays: Sequence[Array] | None = None,
     ) -> Live:
         """The values of Variables and the output shapes that follow from inputs of these shapes.
 
@@ -216,25 +264,41 @@ class Signature:
             shapes: in the order of the inputs.
             block: values of Variables that the device has.
             variables: values of Variables that the caller gives.
+            arrays: the inputs, where the contents of some matter.
 
         Raises:
             InputError, VariableError: as :meth:`check_inputs`.
         """
-        key = _key(shapes, block, variables)
+        key = (*_key(shapes, block, variables), *self._contents(arrays))
         live = self._known.get(key)
         if live is None:
-            values = self._solve(shapes, block, variables)
-            live = Live(
-                tuple(values[name] for name in self.variables),
-                tuple(
-                    (tuple(evaluate(d, values) for d in spec.shape), spec.dtype.numpy)
-                    for spec in self.outputs.values()
-                ),
-            )
+            live = self._sizes(shapes, arrays, block, variables)
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[key] = live
         return live
+
+    def _sizes(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        arrays: Sequence[Array] | None,
+        block: Mapping[str, int],
+        variables: Mapping[str, int],
+    ) -> Live:
+        """As :meth:`live`, for sizes that are new."""
+        values = self._solve(shapes, block, variables)
+        outputs = self.outputs.values()
+        return Live(
+            tuple(values.get(name, 0) for name in self.variables),
+            tuple((_capacity(spec.shape, values), spec.dtype.numpy) for spec in outputs),
+            len(self.given) < len(self.variables),
+            self._data_sized,
+            values,
+        )
+
+    def _contents(self, arrays: Sequence[Array] | None) -> tuple[Any, ...]:
+        """The contents of the inputs that sizes depend on."""
+        return ()
 
     def _solve(
         self,
@@ -243,14 +307,14 @@ class Signature:
         variables: Mapping[str, int],
     ) -> dict[str, int]:
         """The Variables' values that the shapes of the inputs, the block or the caller give."""
-        if not self.variables:
+        if not self.given:
             return {}
         specs = self.inputs.values()
         pairs = {s.name: (s.shape, shape) for s, shape in zip(specs, shapes, strict=True)}
         try:
             given_by = "variables=" if variables else "the variable block"
             values = solve_dims(pairs, {**block, **variables}, given_by=given_by)
-            check_values({name: self.variables[name] for name in values}, values)
+            check_values({name: self.given[name] for name in values}, values)
         except VariableError as error:
             listed = [
                 f"{name!r} {shape_text(declared)} got {actual}"
@@ -263,7 +327,7 @@ class Signature:
         return values
 
     def _check_settled(self, values: Mapping[str, int]) -> None:
-        missing = [name for name in self.variables if name not in values]
+        missing = [name for name in self.given if name not in values]
         if missing:
             advice = (
                 "write it with set_decode_state and turn on set_dev_state_mode(True)"
@@ -345,6 +409,11 @@ class Signature:
                 if np.may_share_memory(arrays[i], arrays[j]):
                     return f"{names[i]} overlaps {names[j]} in memory; give it an array of its own"
         return ""
+
+
+def _capacity(shape: Sequence[Dim], values: Mapping[str, int]) -> tuple[int, ...]:
+    """The sizes of an output; where they depend on data, the greatest ones."""
+    return tuple(evaluate(capacity(dim), values) for dim in shape)
 
 
 def _key(

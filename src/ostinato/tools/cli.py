@@ -110,6 +110,14 @@ def inspect(
         bool, typer.Option("--explain", help="Add what was rewritten and fused, and what not.")
     ] = False,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Stop at the graph.")] = False,
+    support: Annotated[
+        bool,
+        typer.Option(
+            "--support",
+            help="Show instead, per node, whether it is native, rewritten, specialised or "
+            "unsupported, and why.",
+        ),
+    ] = False,
     device: DeviceName = "cpu",
     threads: Threads = None,
     target: Target = "host",
@@ -117,9 +125,13 @@ def inspect(
 ) -> None:
     """Show inputs, outputs, ops, params and FLOPs, and the kernels and memory of a run."""
     with failures(as_json=json):
-        from ostinato.tools.inspect import inspect_model, show
+        from ostinato.tools.inspect import inspect_model, inspect_support, show, show_support
 
         options = _options(model, dim, constant, device, threads, target)
+        if support:
+            found = inspect_support(options)
+            print_json(found) if json else show_support(found)
+            return
         report = inspect_model(options, compiled=explain or not no_compile, explain=explain)
         print_json(report) if json else show(report)
 

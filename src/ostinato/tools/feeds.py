@@ -13,7 +13,7 @@ from ostinato.records import dataclass, replace
 from ostinato.variables import evaluate, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ostinato.ir.types import TensorType
     from ostinato.tools.arguments import InputArgument
@@ -31,7 +31,7 @@ class Feeds:
     Attributes:
         options: those given, with the size of every dynamic dim that the arrays determine.
         arrays: by name; inputs that the options fix are among them.
-        assumed: sizes of the dims that nothing gave one: the least allowed, and never 0.
+        assumed: sizes of the dims that nothing gave one: those at which the model makes sense.
     """
 
     options: ModelOptions
@@ -70,7 +70,7 @@ def make_feeds(options: ModelOptions, inputs: Sequence[InputArgument], seed: int
     }
     sizes = solve_dims({name: (types[name].shape, a.shape) for name, a in files.items()}, {})
     variables = {s.name: s for t in types.values() for dim in t.shape for s in symbols(dim)}
-    assumed = {name: max(1, s.min) for name, s in variables.items() if name not in sizes}
+    assumed = _assumed(options, types, files, variables.keys() - sizes)
     sizes.update(assumed)
     check_values(variables, sizes)
     rng = np.random.default_rng(seed)
@@ -85,6 +85,23 @@ def make_feeds(options: ModelOptions, inputs: Sequence[InputArgument], seed: int
             arrays[name] = _made_up(type_, shape, sources.get(name), rng)
     dims = {name: dict(enumerate(array.shape)) for name, array in arrays.items() if array.ndim}
     return Feeds(replace(options, dims=dims), arrays, assumed)
+
+
+def _assumed(
+    options: ModelOptions,
+    types: Mapping[str, TensorType],
+    files: Mapping[str, Array],
+    missing: Collection[str],
+) -> dict[str, int]:
+    """Sizes for the Variables that nothing gave one, at which the model makes sense."""
+    if not missing:
+        return {}
+    from ostinato.frontends.onnx.support import fitting_sizes
+
+    known = {name: dict(enumerate(a.shape)) for name, a in files.items() if a.ndim}
+    constants = {name: value for name, value in options.constants.items() if name in types}
+    values = fitting_sizes(options.path, dims={**options.dims, **known}, constants=constants)
+    return {name: values.get(name, 1) for name in sorted(missing)}
 
 
 def load_array(path: str) -> Array:

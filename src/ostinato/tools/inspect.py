@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ostinato.ir.leaves import Leaf
+from ostinato.tools.feeds import make_feeds
 from ostinato.tools.models import ModelOptions, load, prepare
 from ostinato.tools.output import bytes_text, console, count_text, printable, table
 from ostinato.variables import bounds
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph, Value
     from ostinato.plan.prepared import KernelCall
 
-__all__ = ["inspect_model", "show"]
+__all__ = ["inspect_model", "inspect_support", "show", "show_support"]
 
 
 def inspect_model(options: ModelOptions, *, compiled: bool, explain: bool) -> dict[str, Any]:
     """The report on a model, as JSON has it.
+
+    A model whose sizes have to be numbers is shown at some that fit.
 
     Args:
         options: which model.
@@ -32,7 +35,12 @@ def inspect_model(options: ModelOptions, *, compiled: bool, explain: bool) -> di
         OstinatoError: the model cannot be read or compiled.
     """
     loaded = load(options)
-    report = {"model": str(options.path), **_graph(loaded[0])}
+    assumed: dict[str, int] = {}
+    if (way := loaded[0].specialization) is not None and way.needed:
+        feeds = make_feeds(options, [], 0)
+        options, assumed = feeds.options, feeds.assumed
+        loaded = load(options)
+    report = {"model": str(options.path), "assumed_dims": assumed, **_graph(loaded[0])}
     if compiled:
         prepared = prepare(options, loaded)
         plan = prepared.compiled.plan
@@ -46,6 +54,41 @@ def inspect_model(options: ModelOptions, *, compiled: bool, explain: bool) -> di
         if explain:
             report["explain"] = prepared.compiled.explain()
     return report
+
+
+def inspect_support(options: ModelOptions) -> dict[str, Any]:
+    """The report on the support of a model's nodes, as JSON has it.
+
+    Raises:
+        OstinatoError: the model cannot be read.
+    """
+    import ostinato as ost
+    from ostinato.frontends.onnx.support import node_support
+
+    native = ost.Session(options.device, threads=1).capabilities.ops
+    nodes = node_support(options.path, native, dims=options.dims, constants=options.constants)
+    counts = Counter(node.status for node in nodes)
+    return {
+        "model": str(options.path),
+        "support": dict(counts.most_common()),
+        "nodes": [asdict(node) for node in nodes],
+    }
+
+
+def show_support(report: dict[str, Any]) -> None:
+    """Print the report on the support of nodes: every node that is not plainly native."""
+    out = console()
+    counts = ", ".join(f"{count} {status}" for status, count in report["support"].items())
+    out.print(printable(f"{len(report['nodes'])} nodes: {counts or 'none'}"), markup=False)
+    rows = [
+        (node["status"], node["op"], node["name"], node["detail"])
+        for status in ("unsupported", "specialised", "rewritten")
+        for node in report["nodes"]
+        if node["status"] == status
+    ]
+    if rows:
+        columns = ["", "op", "node", "why, or which ops"]
+        out.print(table("Nodes that are not native as they are", columns, rows))
 
 
 def _graph(graph: BaseGraph) -> dict[str, Any]:
@@ -92,6 +135,9 @@ def show(report: dict[str, Any]) -> None:
     """Print the report for people."""
     out = console()
     out.print(f"{printable(report['graph'])}", style="bold", markup=False)
+    if report["assumed_dims"]:
+        sizes = ", ".join(f"{name}={size}" for name, size in report["assumed_dims"].items())
+        out.print(printable(f"for want of --dim: {sizes}"), style="yellow", markup=False)
     if report["variables"]:
         sizes = ", ".join(f"{n} = {low}..{high}" for n, (low, high) in report["variables"].items())
         text = f"sizes that vary: {sizes} (counts below are at the largest)"

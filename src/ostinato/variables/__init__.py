@@ -28,28 +28,42 @@ from ostinato.variables.expr import (
     remainder,
 )
 from ostinato.variables.extrema import maximum, minimum, provably_at_most
-from ostinato.variables.queries import coefficient, evaluate, recombine, substitute, symbols
-from ostinato.variables.variable import BoundVariable, Variable, axis
+from ostinato.variables.narrowing import Requirement, narrowings
+from ostinato.variables.queries import (
+    capacity,
+    coefficient,
+    data_symbols,
+    evaluate,
+    recombine,
+    substitute,
+    symbols,
+)
+from ostinato.variables.variable import BoundVariable, DataVariable, Variable, axis
 
 __all__ = [
     "BoundVariable",
     "Composite",
+    "DataVariable",
     "Dim",
     "Expr",
     "Maximum",
     "Minimum",
     "Quotient",
     "Remainder",
+    "Requirement",
     "Symbol",
     "Variable",
     "axis",
     "bounds",
+    "capacity",
     "ceil_div",
     "coefficient",
+    "data_symbols",
     "evaluate",
     "floor_div",
     "maximum",
     "minimum",
+    "narrowings",
     "prod",
     "provably_at_most",
     "provably_less",

@@ -56,12 +56,15 @@ class Symbol:
         min: the least value, inclusive.
         max: the greatest value, inclusive.
         extent: for a loop axis, the exclusive upper bound, which may itself be symbolic.
+        bound: for a size that depends on data, its greatest value, which may be symbolic; see
+            :class:`~ostinato.variables.variable.DataVariable`.
     """
 
     name: str
     min: int
     max: int
     extent: Dim | None = None
+    bound: Dim | None = None
 
     @cached_property
     def key(self) -> str:
@@ -78,7 +81,9 @@ class Symbol:
         return self.min, self.max
 
     def upper(self) -> Dim:
-        """The greatest value, as a dim: symbolic where the extent is."""
+        """The greatest value, as a dim: symbolic where the extent, or the bound, is."""
+        if self.bound is not None:
+            return self.bound
         return self.max if self.extent is None else self.extent - 1
 
 
@@ -218,7 +223,7 @@ class Expr:
     def bounds(self) -> tuple[int, int]:
         """The least and greatest value, inclusive; safe, not always tight."""
         if self._bounds is None:
-            self._bounds = bounds_of_sum(self.terms, self.const)
+            self._bounds = bounds_of_sum([(_factors(m), c) for m, c in self.terms], self.const)
         return self._bounds
 
     # -- arithmetic -------------------------------------------------------------------------
@@ -276,6 +281,30 @@ class Expr:
         return remainder(other, self)
 
 
+def _factors(monomial: Monomial) -> Monomial:
+    """``monomial`` with ``(a // b) * b`` as one factor, which is at most ``a``.
+
+    So is ``(a // max(b, 1)) * b``, where ``b`` may be 0.
+    """
+    for quotient in monomial:
+        if isinstance(quotient, Quotient) and quotient.left.bounds()[0] >= 0:
+            divisor = quotient.right
+            match divisor.terms:
+                case (((Maximum(left=left, right=one),), 1),) if divisor.const == 0 and one == 1:
+                    divisor = left
+            rest = list(monomial)
+            rest.remove(quotient)
+            if divisor.const or len(divisor.terms) != 1:
+                continue
+            ((atoms, scale),) = divisor.terms
+            if all(rest.count(atom) >= atoms.count(atom) for atom in atoms):
+                for atom in atoms:
+                    rest.remove(atom)
+                most = quotient.left.bounds()[1] // max(scale, 1)
+                return (Symbol("", 0, most), *_factors(tuple(rest)))
+    return monomial
+
+
 def bounds(dim: Dim) -> tuple[int, int]:
     """The least and greatest value of ``dim``, inclusive."""
     return (dim, dim) if isinstance(dim, int) else dim.bounds()
@@ -301,6 +330,9 @@ def floor_div(a: Dim, b: Dim) -> Dim:
     if _within(rest, b):
         return quotient
     if isinstance(b, int):
+        low, high = bounds(rest)
+        if low // b == high // b:
+            return quotient + low // b
         inner = _nested_quotient(rest, b)
         if inner is not None:
             return quotient + inner

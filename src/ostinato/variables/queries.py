@@ -20,6 +20,7 @@ from ostinato.variables.expr import (
     atom_expr,
     collapse,
     floor_div,
+    prod,
     remainder,
 )
 from ostinato.variables.extrema import maximum, minimum
@@ -27,7 +28,15 @@ from ostinato.variables.extrema import maximum, minimum
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["coefficient", "evaluate", "recombine", "substitute", "symbols"]
+__all__ = [
+    "capacity",
+    "coefficient",
+    "data_symbols",
+    "evaluate",
+    "recombine",
+    "substitute",
+    "symbols",
+]
 
 
 def symbols(dim: Dim) -> frozenset[Symbol]:
@@ -35,6 +44,19 @@ def symbols(dim: Dim) -> frozenset[Symbol]:
     found: set[Symbol] = set()
     _collect(dim, found)
     return frozenset(found)
+
+
+def data_symbols(dim: Dim) -> frozenset[Symbol]:
+    """The symbols of ``dim`` whose values depend on data."""
+    return frozenset(symbol for symbol in symbols(dim) if symbol.bound is not None)
+
+
+def capacity(dim: Dim) -> Dim:
+    """The least upper bound of ``dim`` that is known and depends on no data.
+
+    It is an expression of the Variables whose values are known before a run.
+    """
+    return dim if not data_symbols(dim) else maximum(_end(dim, upper=True), 0)
 
 
 def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
@@ -132,6 +154,41 @@ _REBUILD: dict[type[Composite], Callable[[Dim, Dim], Dim]] = {
     Minimum: minimum,
     Maximum: maximum,
 }
+
+
+def _end(dim: Dim, *, upper: bool) -> Dim:
+    """An upper (else lower) bound of ``dim`` that depends on no data."""
+    if isinstance(dim, int) or not data_symbols(dim):
+        return dim if isinstance(dim, int) or dim.terms else dim.const
+    total: Dim = dim.const
+    for monomial, factor in dim.terms:
+        rises = upper == (factor > 0)
+        if all(atom.bounds()[0] >= 0 for atom in monomial):
+            product = prod(_atom_end(atom, upper=rises) for atom in monomial)
+        else:
+            product = Expr({monomial: 1}, 0).bounds()[rises]
+        total = total + factor * product
+    return total
+
+
+def _atom_end(atom: Atom, *, upper: bool) -> Dim:
+    if isinstance(atom, Symbol):
+        if atom.bound is None:
+            return atom_expr(atom)
+        return _end(atom.bound, upper=True) if upper else atom.min
+    if not data_symbols(atom_expr(atom)):
+        return atom_expr(atom)
+    left = _end(atom.left, upper=upper)
+    match atom:
+        case Quotient():
+            return floor_div(left, maximum(_end(atom.right, upper=not upper), 1))
+        case Minimum():
+            return minimum(left, _end(atom.right, upper=upper))
+        case Maximum():
+            return maximum(left, _end(atom.right, upper=upper))
+        case Remainder():
+            return maximum(_end(atom.right, upper=True) - 1, 0) if upper else 0
+    raise AssertionError(f"{atom!r} is no atom")
 
 
 def _collect(dim: Dim, found: set[Symbol]) -> None:

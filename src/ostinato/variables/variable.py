@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ostinato.errors import VariableError
 from ostinato.variables.expr import Dim, Expr, Symbol, bounds
 
-__all__ = ["BoundVariable", "Variable", "axis"]
+__all__ = ["BoundVariable", "DataVariable", "Variable", "axis"]
 
 
 class BoundVariable(NamedTuple):
@@ -71,6 +71,31 @@ class Variable(Expr):
                 f"Variable {self.name!r} is bounded by {self.min}..{self.max}, got {value}"
             )
         return BoundVariable(self, value)
+
+
+class DataVariable(Variable):
+    """A size that depends on data: a node of the graph gives it its value while the graph runs.
+
+    Args:
+        name: an identifier; within a graph one name means one variable.
+        bound: its greatest value, an int or an expression of other Variables. Buffers are sized
+            for it.
+
+    Raises:
+        VariableError: the name is no identifier.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, name: str, bound: Dim) -> None:
+        super().__init__(name, 0, max(bounds(bound)[1], 0))
+        self.symbol = Symbol(name, 0, self.symbol.max, bound=bound)
+        Expr.__init__(self, {(self.symbol,): 1}, 0)
+
+    @property
+    def bound(self) -> Dim:
+        assert self.symbol.bound is not None
+        return self.symbol.bound
 
 
 def axis(name: str, extent: Dim) -> Expr:

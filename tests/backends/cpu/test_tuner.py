@@ -115,3 +115,23 @@ def test_graphs_without_such_products_compile_as_ever() -> None:
     compiled = ost.Session("cpu", threads=1).compile(g, options=ost.CompileOptions(tune=True))
     feed = {"x": np.ones((3, 8), np.float32), "y": np.ones((8, 5), np.float32)}
     assert [out.tolist() for out in compiled.run(feed)] == [[[8.0] * 5] * 3, [8.0] * 3]
+
+
+def test_prefetching_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[TileSizes] = []
+
+    def last(self: Tuner, product: object, sizes: list[TileSizes]) -> TileSizes:
+        tried.extend(sizes)
+        return sizes[-1]
+
+    monkeypatch.setattr(Tuner, "_fastest", last)
+    monkeypatch.setattr(tuning, "process_cache", lambda: ObjectCache(None))
+    g, feed = product(8, 513, 700)
+    for switch, expected in ((True, {None, True, False}), (False, {None})):
+        options = ost.CompileOptions(tune=True, prefetch=switch)
+        session = ost.Session("cpu", threads=1)
+        (tuned,) = session.compile(g, options=options).run(feed)
+        assert {sizes.prefetch for sizes in tried} == expected
+        (plain,) = session.compile(g).run(feed)
+        assert tuned.tobytes() == plain.tobytes()
+        tried.clear()

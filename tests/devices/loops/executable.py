@@ -139,6 +139,10 @@ class LoopsExecutable(Executable):
         _check_apart(inputs, outputs)
         self.program.run([*map(_true_or_false, inputs), *outputs], variables)
 
+    @property
+    def live_sizes(self) -> dict[str, int]:
+        return self._image.read_sizes(self.arena)
+
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:

@@ -12,10 +12,12 @@ import numpy as np
 
 from ostinato.backends.common.lowered_graph import LoweredGraph
 from ostinato.dtypes import UINT8, DType
+from ostinato.errors import VariableError
 from ostinato.lower.loopir.kernel import Kernel
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.program import Call, Program
+from ostinato.lower.rules.sizes import SizeStep
 from ostinato.plan.order import Accesses
 from ostinato.variables import Dim, Symbol, evaluate
 
@@ -27,17 +29,21 @@ __all__ = ["LoopsCode", "LoopsProgram", "Step", "octets"]
 Array = np.ndarray[Any, Any]
 
 
+Compute = Callable[[Sequence[Array], dict[Symbol, int]], None]
+
+
 class Step(NamedTuple):
     """A computation and its arguments.
 
     Attributes:
-        compute: takes one-dimensional arrays, one for each argument, and the values of Variables.
+        compute: takes one-dimensional arrays, one for each argument, and the values of Variables,
+            to which it may add that of a data-dependent one.
         dtypes: by argument.
         places: by argument, slot and offset; see :meth:`LoweredGraph.place`.
         sizes: by argument, its number of elements.
     """
 
-    compute: Callable[[Sequence[Array], Mapping[Symbol, int]], None]
+    compute: Compute
     dtypes: tuple[DType, ...]
     places: Sequence[tuple[int, int]]
     sizes: Sequence[Dim]
@@ -45,8 +51,11 @@ class Step(NamedTuple):
     @staticmethod
     def of(kernel: Kernel, places: Sequence[tuple[int, int]], sizes: Sequence[Dim]) -> Step:
         """The step that runs a kernel: a library call, or a loop nest that is interpreted."""
+        compute: Compute
         if isinstance(kernel, LibraryCall):
             compute = kernel.run
+        elif isinstance(kernel, SizeStep):
+            compute = partial(run_size_step, kernel)
         else:
             assert isinstance(kernel, LoopNest)
             compute = partial(run_nest, kernel)
@@ -121,20 +130,40 @@ class LoopsProgram:
         Returns:
             The seconds that each step took.
         """
-        sizes = {symbol.name: value for symbol, value in values.items()}
+        known = dict(values)
         seconds = []
         with np.errstate(all="ignore"):
             for step in steps:
                 start = time.perf_counter()
+                sizes = by_name(known)
                 buffers = [
                     np.ndarray(evaluate(size, sizes), dtype.numpy, memory[slot].data, offset)
                     for dtype, (slot, offset), size in zip(
                         step.dtypes, step.places, step.sizes, strict=True
                     )
                 ]
-                step.compute(buffers, values)
+                step.compute(buffers, known)
                 seconds.append(time.perf_counter() - start)
         return seconds
+
+
+def run_size_step(step: SizeStep, buffers: Sequence[Array], values: dict[Symbol, int]) -> None:
+    """Give a Variable its value, or check what follows from Variables."""
+    limit = evaluate(step.limit, by_name(values))
+    if step.symbol is None:
+        if limit < 0:
+            raise VariableError(f"{step.problem}, got {limit}")
+        return
+    count, kept = buffers
+    if not 0 <= count[0] <= limit:
+        raise VariableError(f"{step.problem}, got {count[0]}")
+    kept[:] = count
+    values[step.symbol] = int(count[0])
+
+
+def by_name(values: Mapping[Symbol, int]) -> dict[str, int]:
+    """The values of Variables by name."""
+    return {symbol.name: value for symbol, value in values.items()}
 
 
 def octets(block: Any) -> Array:
@@ -144,6 +173,6 @@ def octets(block: Any) -> Array:
     return np.frombuffer(block, np.uint8)
 
 
-def _copy(buffers: Sequence[Array], values: Mapping[Symbol, int]) -> None:
+def _copy(buffers: Sequence[Array], values: dict[Symbol, int]) -> None:
     target, source = buffers
     target[:] = source

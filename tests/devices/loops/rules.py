@@ -96,6 +96,7 @@ TABLE = RuleTable(
     "the loops device",
     {
         "topk": lower_library_call,
+        "non_max_suppression": lower_library_call,
         "recurrent_scan": lower_library_call,
         "grouped_matmul": lower_library_call,
         "blockwise_matmul": lower_library_call,

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.plan.order import Accesses
 
@@ -82,6 +82,11 @@ class Encoded(ABC):
     @abstractmethod
     def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
         """Run; return the seconds of each op but views."""
+
+    @property
+    def live_sizes(self) -> Mapping[str, int]:
+        """The values of data-dependent Variables: of single ops, there are none."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:

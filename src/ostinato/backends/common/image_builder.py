@@ -17,6 +17,7 @@ from ostinato.backends.common.program_image import (
 from ostinato.lower.program import Role
 from ostinato.plan.buffer import bytes_of
 from ostinato.plan.preparation import preparations
+from ostinato.variables import capacity, data_symbols, minimum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.lower.program import Call, LoweredBuffer, Program
     from ostinato.variables import Dim
 
-__all__ = ["build_image"]
+__all__ = ["build_image", "external_bytes"]
 
 AnyImage = TypeVar("AnyImage", bound=ProgramImage[Any])
 
@@ -55,7 +56,7 @@ def build_image(
     layout = lowered.layout
 
     def external(buffer: LoweredBuffer) -> External:
-        symbol = size_symbol(buffer.type.size * buffer.type.dtype.itemsize)
+        symbol = size_symbol(external_bytes(buffer))
         return External(buffer.nbytes, buffer.role is Role.OUTPUT, symbol)
 
     return kind(
@@ -85,7 +86,14 @@ def build_image(
             (v.name, max(v.min, lowered.least.get(v.name, v.min)), v.max) for v in program.variables
         ),
         routings=tuple(routings),
+        live_sizes={name: layout.locations[b][1] for name, b in program.live_sizes.items()},
     )
+
+
+def external_bytes(buffer: LoweredBuffer) -> Dim:
+    """The bytes that an input or output needs, at most where that depends on data."""
+    nbytes = buffer.type.size * buffer.type.dtype.itemsize
+    return minimum(capacity(nbytes), buffer.nbytes) if data_symbols(nbytes) else nbytes
 
 
 def _state(buffer: LoweredBuffer, place: tuple[int, int]) -> StateLocation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ostinato.backends.common.buffer_layout import BufferLayout
 from ostinato.backends.common.report_notes import note_nodes
@@ -15,11 +15,12 @@ from ostinato.plan.values import Origin
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.backends.base import Capabilities
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph
     from ostinato.lower.fusion.regions import Refusal
     from ostinato.lower.program import LoweredBuffer, Program
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["LoweredGraph", "lower_graph"]
 
 P = TypeVar("P", bound="Program")
+P_co = TypeVar("P_co", bound="Program", covariant=True)
+
+
+class Lowering(Protocol[P_co]):
+    """A device's lowering; see :func:`ostinato.lower.lowering.lower`."""
+
+    def __call__(self, graph: BaseGraph, *, facts: Sequence[Fact]) -> tuple[P_co, list[Refusal]]:
+        """The program of a graph, and the fusions that were refused."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +73,7 @@ def lower_graph(
     options: CompileOptions,
     device: Device,
     capabilities: Capabilities,
-    lower: Callable[[BaseGraph], tuple[P, list[Refusal]]],
+    lower: Lowering[P],
     *,
     resident: Callable[[P], Iterable[LoweredBuffer]] | None = None,
     built: BaseGraph | None = None,
@@ -92,12 +101,13 @@ def lower_graph(
             verify=options.verify,
         )
     with report.timed("lowering"):
-        program, report.refused = lower(lowered)
+        facts = graph_facts(graph)
+        program, report.refused = lower(lowered, facts=facts)
     note_nodes(report, lowered)
     with report.timed("memory"):
         non_retained = non_retained_params(program)
         lasting = () if resident is None else resident(program)
         layout = BufferLayout.of(program, non_retained, lasting, apart=options.keep_intermediates)
     origin = Origin(graph if built is None else built, lowered)
-    least = least_values(graph_facts(graph))
+    least = least_values(facts)
     return LoweredGraph(program, layout, non_retained, origin, report, least)

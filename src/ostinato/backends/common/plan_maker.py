@@ -59,6 +59,10 @@ class PlannedExecutable(Protocol):
     def write_state(self, name: str, array: np.ndarray[Any, Any] | None) -> None:
         """See :meth:`Executable.write_state`."""
 
+    @property
+    def live_sizes(self) -> dict[str, int]:
+        """See :attr:`Executable.live_sizes`."""
+
     def discard(self) -> None:
         """See :meth:`Executable.discard`."""
 
@@ -121,6 +125,7 @@ def make_plan(
             check=partial(_check_params, executable),
             discard=executable.discard,
             close=executable.close,
+            live_sizes=lambda: executable.live_sizes,
         ),
         inputs={name: buffers[b] for name, b in program.inputs.items()},
         outputs={name: buffers[b] for name, b in program.outputs.items()},

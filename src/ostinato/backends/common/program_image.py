@@ -6,6 +6,7 @@ and the next process starts from it without importing, let alone running, passes
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -126,6 +127,7 @@ class ProgramImage(NamedTuple, Generic[S]):
         externals: inputs, then outputs.
         variables: name and bounds of the Variables, in the order of the kernels' ``vars``.
         routings: of the layers that choose experts, in order.
+        live_sizes: by data-dependent Variable, where in the arena a run leaves its value.
     """
 
     objects: tuple[ObjectCode, ...]
@@ -140,6 +142,7 @@ class ProgramImage(NamedTuple, Generic[S]):
     externals: tuple[External, ...]
     variables: tuple[tuple[str, int, int], ...]
     routings: tuple[RoutingLocation, ...]
+    live_sizes: dict[str, int]
 
     @classmethod
     def step_of(cls, entry: tuple[Any, ...]) -> S:
@@ -162,6 +165,11 @@ class ProgramImage(NamedTuple, Generic[S]):
             externals=tuple(External(*external) for external in image.externals),
             routings=tuple(RoutingLocation(*entry) for entry in image.routings),
         )
+
+    def read_sizes(self, arena: memoryview) -> dict[str, int]:
+        """The values that the last run gave data-dependent Variables, by name."""
+        numbers = ((name, arena[at : at + 8]) for name, at in self.live_sizes.items())
+        return {name: int.from_bytes(n, sys.byteorder, signed=True) for name, n in numbers}
 
     def entry(self) -> object:
         """The cache entry that :meth:`from_entry` takes."""

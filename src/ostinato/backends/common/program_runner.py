@@ -9,7 +9,7 @@ from ostinato.plan.buffer import HostMemory
 from ostinato.plan.order import Accesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.plan.buffer import Storage
 
@@ -41,6 +41,7 @@ class ProgramRunner:
         check: raises if the program can not run.
         discard: gives back the memory of intermediate buffers.
         close: stops the program and gives back all memory.
+        live_sizes: returns the values of data-dependent Variables.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class ProgramRunner:
         check: Callable[[], None],
         discard: Callable[[], None],
         close: Callable[[], None],
+        live_sizes: Callable[[], Mapping[str, int]],
     ) -> None:
         self._program = program
         self._storages = tuple(storages)
         self.check = check
         self.discard = discard
         self.close = close
+        self._live_sizes = live_sizes
 
     @property
     def accesses(self) -> Accesses:
@@ -68,6 +71,10 @@ class ProgramRunner:
 
     def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
         return self._program.run_profiled(self._blocks(), variables)
+
+    @property
+    def live_sizes(self) -> Mapping[str, int]:
+        return self._live_sizes()
 
     def _blocks(self) -> list[Any]:
         return [host_block(storage) for storage in self._storages]

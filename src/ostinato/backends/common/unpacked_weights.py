@@ -43,6 +43,15 @@ class UnpackedWeights:
         if name in self._shown:
             self._shown[name].write(0, bytes_of(elements(source)))
 
+    def holds(self, name: str, source: ParamSource) -> bool:
+        """Whether a param's contents are those of ``source``."""
+        known = self._sources.get(name)
+        if known is source:
+            return True
+        if known is None or known.dtype != source.dtype or known.shape != source.shape:
+            return False
+        return bool(bytes_of(elements(known)) == bytes_of(elements(source)))
+
     def memory(self, name: str) -> Memory:
         """The contents of a param, in memory that is taken now and follows later writes."""
         if name not in self._shown:

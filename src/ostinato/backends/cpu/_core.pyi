@@ -38,9 +38,11 @@ __all__ = [
     "ThreadPool",
     "copy_kernel",
     "discard_kernel",
+    "flat_nonzero_kernel",
     "memcpy_kernel",
     "select_experts_kernel",
     "stage_experts_kernel",
+    "suppress_kernel",
 ]
 
 Buffer: TypeAlias = _Buffer | np.ndarray[Any, Any]
@@ -69,6 +71,16 @@ gives when that is not 0; an extent of 0 or less runs nothing. An extent of at m
 step that is not ``threaded`` (default: it is), runs in one piece on the calling thread. Otherwise
 the threads of the pool share it in pieces whose lengths are multiples of ``grain``, the last one
 excepted.
+"""
+
+SizeStep: TypeAlias = tuple[None, Sequence[Argument], int, int, int, int, str]
+"""``(None, args, variable, least, greatest, greatest_address, problem)``: a data-dependent size.
+
+With two arguments, the run's variable of that number becomes the int64 that argument 0 holds, which
+argument 1 gets as well: ``least`` to ``greatest``, or to what the function at ``greatest_address``
+gives when that is not 0. Without arguments, and with a variable of -1, that greatest number is to
+be at least ``least``. A number out of bounds ends the run: ``variable_error`` of the queue (without
+one ``ValueError``) says ``problem`` and the number.
 """
 
 Resident: TypeAlias = tuple[int, int, int, int]
@@ -105,6 +117,12 @@ stage_experts_kernel: int
 Its source is described in ``csrc/experts.h``: the file, and where in it the matrices are, are the
 caller's promise; what can not be read is counted there.
 """
+
+flat_nonzero_kernel: int
+"""Address of the kernel of :class:`~ostinato.backends.cpu.rules.selection.FlatNonzero`."""
+
+suppress_kernel: int
+"""Address of the kernel of :class:`~ostinato.backends.cpu.rules.selection.Suppress`."""
 
 @final
 class Arena:
@@ -269,7 +287,7 @@ class Program:
         cls,
         pool: ThreadPool,
         slots: Sequence[Slot],
-        steps: Sequence[Step],
+        steps: Sequence[Step | SizeStep],
         n_vars: int,
         *,
         owner: object = None,

@@ -17,9 +17,9 @@ from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.records import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from ostinato.backends.base import Capabilities
+    from ostinato.backends.base import Capabilities, Executable
     from ostinato.backends.common.experts import ExpertsInFile
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
@@ -73,22 +73,26 @@ class CpuBackend(Backend):
         progress: Progress | None = None,
         *,
         experts: ExpertsInFile | None = None,
+        siblings: Sequence[Executable] | None = None,
     ) -> CpuExecutable:
+        near = None
+        if siblings is not None:
+            near = [sibling for sibling in siblings if isinstance(sibling, CpuExecutable)]
         if experts is not None or options.tune or not options.stored_programs:
-            return self._compile(graph, params, options, progress, experts)
+            return self._compile(graph, params, options, progress, experts, near)
         target = f"{self.device.kind} {TargetSpec.named(options.target).identity}"
         recompile = functools.partial(_recompile, options, self.device)
         stored = StoredProgram(graph, options, Image, target, recompile)
         image = stored.image
         code = None if image is None else image.code()
         if image is None or code is None:
-            executable = self._compile(graph, params, options, progress)
+            executable = self._compile(graph, params, options, progress, siblings=near)
             stored.keep(executable.compilation.image)
             return executable
         if progress is not None:
             for done in range(len(image.objects)):
                 progress(done + 1, len(image.objects))
-        return CpuExecutable(image, code, self.context, params, stored.compilation)
+        return CpuExecutable(image, code, self.context, params, stored.compilation, siblings=near)
 
     def _compile(
         self,
@@ -97,6 +101,7 @@ class CpuBackend(Backend):
         options: CompileOptions,
         progress: Progress | None = None,
         experts: ExpertsInFile | None = None,
+        siblings: Sequence[CpuExecutable] | None = None,
     ) -> CpuExecutable:
         """Compile, wherever that leads."""
         from ostinato.backends.cpu.capabilities import lowering_options
@@ -111,7 +116,7 @@ class CpuBackend(Backend):
             transposed = {name: tensor.transposed for name, tensor in tensors.items()}
             store = ExpertStore(transposed, experts.budget)
             lowering = replace(lowering, experts=store)
-        return self._executable(graph, params, options, lowering, progress, tensors)
+        return self._executable(graph, params, options, lowering, progress, tensors, siblings)
 
     def _tuner(self, options: CompileOptions, target: TargetSpec) -> ChooseTiles | None:
         if not options.tune:
@@ -131,6 +136,7 @@ class CpuBackend(Backend):
         lowering: CpuLowering,
         progress: Progress | None = None,
         experts: Mapping[str, ExpertTensor] | None = None,
+        siblings: Sequence[CpuExecutable] | None = None,
     ) -> CpuExecutable:
         from ostinato.backends.cpu.compilation import compile_graph
 
@@ -143,6 +149,7 @@ class CpuBackend(Backend):
                 params,
                 lambda: compiled,
                 experts,
+                siblings,
             )
 
 

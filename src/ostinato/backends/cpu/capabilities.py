@@ -8,7 +8,7 @@ from ostinato.backends.base import Capabilities
 from ostinato.backends.common.lowering_options import lowering_options as shared_options
 from ostinato.backends.cpu.rules.table import LOWERED_OPS, CpuLowering
 from ostinato.backends.cpu.rules.tiles import RegisterFile
-from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16
+from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16, NARROW_DTYPES
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.loopir.builder import INDEX_OPS, POINTWISE
 from ostinato.lower.loopir.views import VIEWS
@@ -23,9 +23,10 @@ __all__ = ["CAPABILITIES", "lowering_options"]
 
 CAPABILITIES = Capabilities(
     ops=frozenset({*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS}),
-    dtypes=frozenset(ALL_DTYPES),
+    dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     padded_conv=False,
     experts_in_file=True,
+    shared_weights=True,
 )
 
 
@@ -43,6 +44,7 @@ def lowering_options(
         shared_options(options),
         winograd=on and options.winograd,
         builtin_copies=on,
+        streaming_stores=on and options.streaming_stores,
         choose_tiles=choose_tiles,
     )
 
@@ -51,7 +53,15 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
     narrow = {BFLOAT16, *([FLOAT16] if target.has_half_conversions else [])}
     wanted = frozenset(narrow) if options.narrow_weights else frozenset()
     count = _vector_registers(target)
-    return RegisterFile(target.vector_bytes, count, wanted, target.has_byte_dots)
+    return RegisterFile(
+        target.vector_bytes,
+        count,
+        wanted,
+        target.has_byte_dots,
+        target.caches,
+        prefetches=options.optimize and options.prefetch,
+        bfloat16_dots=options.bfloat16_dots and target.has_bfloat16_dots,
+    )
 
 
 def _vector_registers(target: TargetSpec) -> int:

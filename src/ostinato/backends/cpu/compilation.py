@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.image_builder import build_image
+from ostinato.backends.common.image_builder import build_image, external_bytes
 from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.program_image import ObjectCode, RoutingLocation
 from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.cpu.capabilities import CAPABILITIES
-from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode
-from ostinato.backends.cpu.image import Image, Step
+from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode, SizeCode
+from ostinato.backends.cpu.image import AnyStep, Image, SizeStep, Step
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.cache.objects import process_cache
@@ -68,19 +68,31 @@ class Compilation:
             routings=self._routings(),
         )
 
-    def _step(self, call: Call) -> Step:
+    def _step(self, call: Call) -> AnyStep:
         code = self.code.kernel(call.kernel)
+        if isinstance(code, SizeCode):
+            return self._size_step(call, code)
         builtin = isinstance(code, BuiltinKernel)
-        extent, extent_address, grain, scratch_bytes, parallel = code.launch
+        extent, _, grain, scratch_bytes, parallel = code.launch
         return Step(
             f"{code.name}_kernel" if builtin else code.name,
             builtin,
             tuple(map(self.lowered.place, call.buffers)),
             extent,
-            extent_address != 0,
+            code.extent_symbol,
             grain,
             scratch_bytes,
             parallel,
+        )
+
+    def _size_step(self, call: Call, code: SizeCode) -> SizeStep:
+        step, variables = code.kernel, self.program.variables
+        return SizeStep(
+            tuple(map(self.lowered.place, call.buffers)),
+            -1 if step.symbol is None else variables.index(step.symbol),
+            step.limit if isinstance(step.limit, int) else 0,
+            code.limit,
+            step.problem,
         )
 
     def _routings(self) -> Iterator[RoutingLocation]:
@@ -141,7 +153,7 @@ def _compile_kernels(
     matrices = [m for layer in program.stored_experts for m in layer.matrices]
     kernels = [*program.kernels, *(matrix.packing.nest for matrix in matrices)]
     externals = [*program.inputs.values(), *program.outputs.values()]
-    sizes = [b.type.size * b.type.dtype.itemsize for b in externals]
+    sizes = [external_bytes(buffer) for buffer in externals]
     compiler = KernelCompiler(target, cache)
     code = compiler.compile(kernels, sizes, program.variables, progress)
     report.compiled = cache.counters.misses - before.misses

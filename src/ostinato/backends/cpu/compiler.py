@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu import _core
 from ostinato.backends.cpu.host import usable_processors
-from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.backends.cpu.rules.kernel import CpuKernel, CpuSizeStep
 from ostinato.cache.builds import build_all
 from ostinato.cache.fingerprint import object_key
 from ostinato.lower.loopir.text import kernel_text
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.kernel import Kernel
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["BuiltinKernel", "CompiledKernel", "KernelCompiler", "MachineCode"]
+__all__ = ["BuiltinKernel", "CompiledKernel", "KernelCompiler", "MachineCode", "SizeCode"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class CompiledKernel:
         return extent, self.extent_address, kernel.grain, kernel.scratch_bytes, kernel.parallel
 
     @property
+    def extent_symbol(self) -> str:
+        """The symbol of the function that returns its extent; empty if that is a constant."""
+        return f"{self.name}_extent" if self.extent_address else ""
+
+    @property
     def source(self) -> str:
         """Its LLVM IR, before optimisation, rendered once more: objects are all that is kept."""
         from ostinato.backends.cpu.llvm import render
@@ -75,18 +80,22 @@ class BuiltinKernel:
         name: its title.
         address: of its code.
         kernel: its description.
+        extent_symbol: of the function that returns a symbolic extent; empty for a constant.
+        extent_address: of that function; 0 for a constant.
     """
 
     name: str
     address: int
     kernel: CpuKernel
+    extent_symbol: str = ""
+    extent_address: int = 0
 
     @property
     def launch(self) -> tuple[int, int, int, int, bool]:
         """See :attr:`CompiledKernel.launch`."""
         kernel = self.kernel
-        assert isinstance(kernel.extent, int)
-        return kernel.extent, 0, kernel.grain, kernel.scratch_bytes, kernel.parallel
+        extent = kernel.extent if isinstance(kernel.extent, int) else 0
+        return extent, self.extent_address, kernel.grain, kernel.scratch_bytes, kernel.parallel
 
     @property
     def source(self) -> str:
@@ -94,6 +103,30 @@ class BuiltinKernel:
         return kernel_text(self.kernel)
 
     assembly = None
+
+
+@dataclass(frozen=True)
+class SizeCode:
+    """The code of a step that binds or checks a size: the core itself.
+
+    Attributes:
+        kernel: its description.
+        limit: the symbol of the function that returns a symbolic limit; empty for a constant.
+    """
+
+    kernel: CpuSizeStep
+    limit: str
+
+    assembly = None
+
+    @property
+    def name(self) -> str:
+        """Its problem, which no other step has."""
+        return self.kernel.problem
+
+    @property
+    def source(self) -> str:
+        return kernel_text(self.kernel)
 
 
 def builtin_kernel(kernel: CpuKernel) -> BuiltinKernel | None:
@@ -124,17 +157,27 @@ class MachineCode:
         self._names = names
         self._sizes = sizes
 
-    def kernel(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel:
-        """The code of a compiled or built-in kernel."""
+    def kernel(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel | SizeCode:
+        """The code of a kernel."""
         assert isinstance(kernel, CpuKernel)
+        if isinstance(kernel, CpuSizeStep):
+            return SizeCode(kernel, self.size_symbol(kernel.limit))
         if builtin := builtin_kernel(kernel):
-            return builtin
+            return self._launched(builtin)
         assert self.linked is not None
         name = self._names[kernel]
         symbolic = not isinstance(kernel.extent, int)
         extent = self.linked.address(f"{name}_extent") if symbolic else 0
         address = self.linked.address(name)
         return CompiledKernel(name, address, extent, kernel, self._target, self.linked)
+
+    def _launched(self, builtin: BuiltinKernel) -> BuiltinKernel:
+        """A built-in kernel with the function that returns its extent, if that is symbolic."""
+        symbol = self.size_symbol(builtin.kernel.extent)
+        if not symbol:
+            return builtin
+        assert self.linked is not None
+        return replace(builtin, extent_symbol=symbol, extent_address=self.linked.address(symbol))
 
     def size_symbol(self, size: Dim) -> str:
         """The symbol of the function that returns a symbolic size; empty for a constant."""
@@ -165,7 +208,11 @@ class KernelCompiler:
 
         names: dict[CpuKernel, str] = {}
         builds: dict[str, tuple[str, CpuKernel]] = {}
-        generated = [kernel for kernel in dict.fromkeys(kernels) if builtin_kernel(kernel) is None]
+        steps = [kernel for kernel in kernels if isinstance(kernel, CpuSizeStep)]
+        sizes = [*sizes, *(step.limit for step in steps)]
+        others = [kernel for kernel in dict.fromkeys(kernels) if kernel not in steps]
+        sizes += [kernel.extent for kernel in others if builtin_kernel(kernel) is not None]
+        generated = [kernel for kernel in others if builtin_kernel(kernel) is None]
         for kernel in generated:
             text = kernel_text(kernel)
             names[kernel] = name = self._symbol(text)

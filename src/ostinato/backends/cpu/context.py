@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.encoded import Recording
     from ostinato.backends.common.op_signature import OpSignature
     from ostinato.backends.device import Device
+    from ostinato.lower.rules import sizes
     from ostinato.plan import prepared
     from ostinato.plan.order import Accesses
     from ostinato.plan.prepared import PreparedOp
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 else:
     op_encoding = LazyModule("ostinato.backends.common.op_encoding")
     prepared = LazyModule("ostinato.plan.prepared")
+    sizes = LazyModule("ostinato.lower.rules.sizes")
 
 __all__ = ["CpuContext"]
 
@@ -112,7 +114,7 @@ class CpuContext(Context):
     def program(
         self,
         slots: Sequence[_core.Slot],
-        steps: Sequence[_core.Step],
+        steps: Sequence[_core.Step | _core.SizeStep],
         variables: Sequence[tuple[str, int, int]],
         *,
         owner: object,
@@ -226,6 +228,8 @@ def _step(op: PreparedOp, memory: op_encoding.OpMemory) -> _core.Step:
     match op:
         case prepared.KernelCall():
             code: Any = op.kernel.code
+            if isinstance(op.kernel.kernel, sizes.SizeStep):
+                raise PlanError(f"{op.name} binds or checks a size, which only its own plan can do")
             return kernel_step(code, [memory.place(b) for b in op.buffers])
         case prepared.Copy():
             return copy_step(memory.place(op.target), memory.place(op.source), op.source.nbytes)

@@ -16,7 +16,8 @@ from ostinato.backends.cpu.context import CpuContext
 from ostinato.backends.cpu.expert_layers import ExpertLayers
 from ostinato.backends.cpu.submission import Arenas, copy_step, discard_step
 from ostinato.errors import InputError, PlanError
-from ostinato.plan.buffer import HostMemory
+from ostinato.ir.stored import elements
+from ostinato.plan.buffer import HostMemory, bytes_of
 from ostinato.plan.order import ORDER
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
     from ostinato.backends.common.context import Context
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
+    from ostinato.backends.common.weights import Weights
     from ostinato.backends.cpu.compilation import Compilation
-    from ostinato.backends.cpu.image import Image, Preparation, Step
+    from ostinato.backends.cpu.image import AnyStep, Image, Preparation
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode
     from ostinato.backends.cpu.partial_launch import LeadingRows
     from ostinato.ir.facts import Fact
@@ -53,6 +55,8 @@ class CpuExecutable(Executable):
         params: contents of the params.
         compilation: returns the compilation of the program, for plans and reports.
         experts: further params, which stay in a file.
+        siblings: executables of the same model at other sizes, to share weights with; ``None``:
+            there will be none.
     """
 
     def __init__(
@@ -63,18 +67,22 @@ class CpuExecutable(Executable):
         params: Mapping[str, ParamSource],
         compilation: Callable[[], Compilation],
         experts: Mapping[str, ExpertTensor] | None = None,
+        siblings: Sequence[CpuExecutable] | None = None,
     ) -> None:
         self._image = image._replace(constants=())
+        self._prepacking = None if siblings is None else image.prepacking()
         self._lent: dict[Slot | str, Storage] = {}
         self._tensors = experts or {}
         self._context = context
         self._code = code
         self._compilation = compilation
         self._leading_rows: dict[int, LeadingRows] = {}
-        self._start(ProgramMemory(image, Arenas()))
+        shared = self._weights_of(siblings or (), params)
+        self._start(ProgramMemory(image, Arenas(), shared))
         for name in image.states:
             self.write_state(name, None)
-        self.memory.weights.write_first(params, self._write)
+        if shared is None:
+            self.memory.weights.write_first(params, self._write)
         self.memory.weights.record(self._tensors)
         self._experts.begin()
 
@@ -89,7 +97,7 @@ class CpuExecutable(Executable):
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def _start(self, memory: ProgramMemory[_core.Arena, Step]) -> None:
+    def _start(self, memory: ProgramMemory[_core.Arena, AnyStep]) -> None:
         """Make the native programs that run on ``memory``."""
         self.memory = memory
         self.unset = memory.weights.unset
@@ -136,7 +144,7 @@ class CpuExecutable(Executable):
 
     def _native(
         self,
-        steps: Sequence[_core.Step],
+        steps: Sequence[_core.Step | _core.SizeStep],
         slots: Sequence[_core.Slot],
     ) -> _core.Program:
         """A program that runs between two runs of the graph."""
@@ -169,6 +177,29 @@ class CpuExecutable(Executable):
         if stored := [name for name in params if name in self._tensors]:
             raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
         self.memory.weights.write(params, self._write)
+
+    def _weights_of(
+        self, siblings: Sequence[CpuExecutable], params: Mapping[str, ParamSource]
+    ) -> Weights[_core.Arena, AnyStep] | None:
+        """The weights of a sibling that has the same ones in the same form."""
+        for other in siblings:
+            if other._prepacking == self._prepacking and not other.unset:
+                with other.memory.guard:
+                    alike = params.keys() == other._image.params.keys()
+                    if alike and all(other._holds(*param) for param in params.items()):
+                        other.memory.check_open()
+                        return other.memory.weights.share()
+        return None
+
+    def _holds(self, name: str, source: ParamSource) -> bool:
+        """Whether a param has these contents."""
+        weights = self.memory.weights
+        if name in weights.unpacked:
+            return weights.unpacked.holds(name, source)
+        nbytes, location = self._image.params[name]
+        assert location is not None
+        held = memoryview(weights.block.memory)[location[1] : location[1] + nbytes]
+        return held == memoryview(bytes_of(np.ascontiguousarray(elements(source))))
 
     def _write(self, params: Mapping[str, Array], stale: Sequence[Preparation]) -> None:
         """Copy arrays into params, then prepack; non-retained params are only prepacked.
@@ -255,6 +286,10 @@ class CpuExecutable(Executable):
         self.program.run([*inputs, *outputs], variables)
         if tier is not None:
             tier.check(failures)
+
+    @property
+    def live_sizes(self) -> dict[str, int]:
+        return self._image.read_sizes(memoryview(self._arena))
 
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]

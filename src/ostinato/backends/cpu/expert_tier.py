@@ -8,6 +8,7 @@ import numpy as np
 
 from ostinato.backends.common.experts import ExpertTransfers
 from ostinato.backends.cpu import _core
+from ostinato.backends.cpu.compiler import SizeCode
 from ostinato.backends.cpu.rules.offload import SOURCE_HEAD
 from ostinato.backends.cpu.submission import copy_step
 
@@ -75,7 +76,9 @@ class ExpertTier:
         nest = packing.nest
         extent = nest.extent
         assert isinstance(extent, int)
-        address = code.kernel(nest).address
+        compiled = code.kernel(nest)
+        assert not isinstance(compiled, SizeCode)
+        address = compiled.address
         head = [
             tensor.file.fileno(), address, extent, packing.pieces, packing.piece_bytes,
             packing.matrix_bytes, packing.stride, packing.packed_bytes, packing.room, 0, 0,

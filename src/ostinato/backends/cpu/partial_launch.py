@@ -15,7 +15,7 @@ from ostinato.records import dataclass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.backends.cpu.image import Step
+    from ostinato.backends.cpu.image import AnyStep
     from ostinato.lower.program import Program
 
 __all__ = ["LeadingRows", "PartialLaunch"]
@@ -71,7 +71,7 @@ class LeadingRows:
             found.append(PartialLaunch(extent, size - wanted))
         return found
 
-    def limits(self, steps: Sequence[Step], actual: int, tail_bytes: int) -> bytes:
+    def limits(self, steps: Sequence[AnyStep], actual: int, tail_bytes: int) -> bytes:
         """The core's form of :meth:`launches`: the extent of each step, then the masked tails.
 
         Args:

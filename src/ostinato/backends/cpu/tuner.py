@@ -106,20 +106,26 @@ class Tuner:
             return None
         m, n, (k,) = product.m, product.n, product.k
         narrow = sorted(d.name for d in self._lowering.registers.narrow)
+        prefetch = self._lowering.registers.prefetch
         text = f"tiles of {m}x{k}x{n} {product.a.dtype} {product.b.dtype} {product.acc} {narrow}"
+        text = f"{text} prefetch {prefetch}"
         key = object_key(f"{text} on {self._threads} threads", self._target.identity)
         try:
             found = json.loads(process_cache().get_or_build(key, lambda: self._search(product)))
         except _OutOfTime:
             return None
-        return TileSizes(tuple(found["tile"]), found["item_rows"])
+        return TileSizes(tuple(found["tile"]), found["item_rows"], found["prefetch"])
 
     def _search(self, product: MatmulSpec) -> bytes:
         """The best tile sizes, as they are kept."""
         first, *others = _tiles(product, self._lowering.registers)
         best = self._fastest(product, [TileSizes(first), *map(TileSizes, others)])
         best = self._fastest(product, [best, *self._items(product, best)])
-        return json.dumps({"tile": best.tile, "item_rows": best.item_rows}).encode()
+        if self._lowering.registers.prefetches:
+            both = [replace(best, prefetch=on) for on in (True, False)]
+            best = self._fastest(product, [best, *both])
+        found = {"tile": best.tile, "item_rows": best.item_rows, "prefetch": best.prefetch}
+        return json.dumps(found).encode()
 
     def _items(self, product: MatmulSpec, sizes: TileSizes) -> list[TileSizes]:
         """Other sizes of work items for a tile: all rows, fewer, more."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.errors import UnsupportedOpError
 from ostinato.frontends.onnx.remembered import remembered_model
+from ostinato.frontends.onnx.specialization import ModelSpecialization
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.frontends.onnx.file_tensors import PartedFile
+    from ostinato.frontends.onnx.reading import ModelReader
     from ostinato.ops.builder import Graph
 
 __all__ = ["load_onnx"]
@@ -22,7 +26,7 @@ def load_onnx(
     name: str | None = None,
     base_dir: Any = None,
 ) -> Graph:
-    """Import an ONNX model (operator sets 7 to 28).
+    """Import an ONNX model (operator sets 1 to 28).
 
     Inputs and outputs keep their names. Weights become params that hold the model's values;
     scalars and small integer tensors become constants. What depends on stored tensors alone is
@@ -37,8 +41,9 @@ def load_onnx(
         source: a path, the bytes of a model, or an ``onnx.ModelProto``.
         dims: the sizes of dynamic dims, by the model's name of the dim (``{"batch": 8}``) or by
             input (``{"x": (8, 3, 224, 224)}``, ``{"x": {0: 8}}``). A size is an int, a pair of
-            bounds ``(1, 128)``, or an ``ost.Variable``. A dynamic dim without a size becomes a
-            Variable of its name, bounded by 1 and 512.
+            bounds ``(1, 128)``, or an ``ost.Variable``. A dynamic dim without a size is open: it
+            becomes a Variable of its name, and a run may bring any size. Where a node needs a
+            number, the graph is built for the sizes that a run brings, when it brings them.
         constants: inputs to fix at a value, by name (``{"sampling_rate": 16000}``): they vanish
             from the graph, and whatever depends on them alone is computed while loading.
         name: the graph's name; by default the file's or the model's.
@@ -55,19 +60,42 @@ def load_onnx(
         VariableError: ``dims`` names what the model does not have, or contradicts it.
         InputError: ``constants`` names no input, or a value does not fit it.
     """
-    model = remembered_model(source, dims, constants, name, base_dir)
+
+    def open_reader(parted: PartedFile | None = None) -> ModelReader:
+        from ostinato.frontends.onnx.reading import ModelReader
+
+        return ModelReader(
+            source,
+            dims=dims,
+            constants=constants or {},
+            name=name,
+            base_dir=base_dir,
+            parted=parted,
+        )
+
+    model = remembered_model(source, dims, constants, name, base_dir, open_reader)
     if model is not None and (known := model.graph()) is not None:
         return known
-    from ostinato.frontends.onnx.reading import read_model
+    from ostinato.frontends.onnx.symbolic import import_model
 
-    graph, read = read_model(
-        source,
-        dims=dims,
-        constants=constants or {},
-        name=name,
-        base_dir=base_dir,
-        parted=None if model is None else model.file,
-    )
-    if model is not None and not read.external.used:
+    reader = open_reader() if model is None else model.reader()
+    imported = import_model(reader)
+    graph = imported.graph
+    if reader.strings:
+        raise UnsupportedOpError(
+            f"outputs {list(reader.strings)} hold strings, which no graph gives; ONNX's backend "
+            "interface, ostinato.frontends.onnx.backend, returns them"
+        )
+    if graph.variables or imported.contents:
+        graph.specialization = ModelSpecialization(
+            lambda: reader,
+            model,
+            imported.reasons,
+            imported.contents,
+            reader.open,
+            reader.words,
+            reader.conditions,
+        )
+    if model is not None and reader.self_contained:
         model.keep(graph)
     return graph

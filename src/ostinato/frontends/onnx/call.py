@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
 
 from ostinato.errors import ModelFormatError
-from ostinato.frontends.onnx.known import Known, Leaves, Missing, Tensor
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings, Tensor
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import numpy as np
     from onnx import AttributeProto, GraphProto, TensorProto
 
     from ostinato.dtypes import DType
@@ -46,7 +47,17 @@ _NAMES = {
 
 
 class NotSupported(Exception):
-    """Raised by a converter for what Ostinato cannot express; the import collects the reasons."""
+    """Raised by a converter for what Ostinato cannot express; the import collects the reasons.
+
+    Attributes:
+        dims: the sizes that would have to be numbers, where that is the reason.
+        unknown: a value of the graph that would have to be known when the model is loaded.
+    """
+
+    def __init__(self, reason: str, dims: Sequence[Dim] = (), unknown: Value | None = None) -> None:
+        super().__init__(reason)
+        self.dims = dims
+        self.unknown = unknown
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,17 @@ class Call:
         """Report that the node cannot be expressed, and why."""
         raise NotSupported(reason)
 
+    def needs_number(self, reason: str, *dims: Dim) -> NoReturn:
+        """Report that sizes have to be numbers, and why: the graph is then built for those."""
+        raise NotSupported(reason, dims)
+
+    def unknown(self, index: int, reason: str) -> NoReturn:
+        """Report that the operand at ``index`` would have to be known when the model is loaded."""
+        operand = self.operand(index)
+        if isinstance(operand, Known):
+            raise NotSupported(reason, operand.dims())
+        raise NotSupported(reason, unknown=operand)
+
     def malformed(self, problem: str) -> NoReturn:
         """Report that the node breaks the rules of its op."""
         raise ModelFormatError(problem)
@@ -104,7 +126,16 @@ class Call:
         found = self.operands[index] if index < len(self.operands) else None
         if found is None or isinstance(found, Missing):
             self.malformed(f"operand {index} is missing")
+        if isinstance(found, Strings):
+            self.unsupported(f"its operand {index} holds strings")
         return found
+
+    def strings(self, index: int) -> np.ndarray[Any, Any]:
+        """The elements of an operand of strings."""
+        found = self.operands[index] if index < len(self.operands) else None
+        if not isinstance(found, Strings):
+            self.malformed(f"its operand {index} should hold strings, got {self.type(index)}")
+        return found.array
 
     def value(self, index: int) -> Value:
         """The operand at ``index`` as a value of the graph."""
@@ -130,9 +161,17 @@ class Call:
         """The type of the operand at ``index``."""
         return self.operand(index).type
 
+    def alike(self, *indices: int) -> None:
+        """Check that the operands at ``indices``, as far as they are there, have one dtype."""
+        found = {index: self.dtype(index) for index in indices if self.has(index)}
+        if len(set(found.values())) > 1:
+            listed = ", ".join(f"operand {index} has {dtype}" for index, dtype in found.items())
+            self.malformed(f"operands should have the same element type: {listed}")
+
     def shape(self, index: int) -> tuple[Dim, ...]:
         """The shape of the operand at ``index``."""
-        return self.operand(index).shape
+        found = self.operands[index] if index < len(self.operands) else None
+        return found.shape if isinstance(found, Strings) else self.operand(index).shape
 
     def dtype(self, index: int) -> DType:
         """The element type of the operand at ``index``."""
@@ -146,9 +185,9 @@ class Call:
         """The elements of an integer operand, as dims."""
         known = self.known(index)
         if known is None:
-            self.operand(index)
-            self.unsupported(
-                f"its {what} are computed from data; sizes must follow from the inputs' shapes"
+            self.unknown(
+                index,
+                f"its {what} are computed from data; sizes must follow from the inputs' shapes",
             )
         if not known.dtype.is_integer:
             self.malformed(f"its {what} should be integers, got {known.dtype}")
@@ -161,7 +200,7 @@ class Call:
         result: list[int] = []
         for dim in self.dims(index, what):
             if not isinstance(dim, int):
-                self.unsupported(f"its {what} depend on a Variable ({dim}); fix it with dims=")
+                self.needs_number(f"its {what} depend on {dim}", dim)
             result.append(dim)
         return tuple(result)
 
@@ -169,8 +208,7 @@ class Call:
         """The only element of a known operand, as a Python number."""
         known = self.known(index)
         if known is None or known.symbolic:
-            self.operand(index)
-            self.unsupported(f"its {what} is not known when the model is loaded")
+            self.unknown(index, f"its {what} is not known when the model is loaded")
         if known.size != 1:
             self.malformed(f"its {what} should be a single number, got shape {known.shape}")
         return known.array.reshape(-1)[0].item()
@@ -199,6 +237,13 @@ class Call:
         """A string attribute."""
         found = self._attribute(name, _STRING)
         return default if found is None else found.s.decode("utf-8", "replace")
+
+    def choice(self, name: str, *options: str) -> str:
+        """A string attribute that is one of ``options``, the first by default."""
+        found = self.text(name, options[0])
+        if found not in options:
+            self.malformed(f"{name} should be one of {', '.join(options)}, got {found!r}")
+        return found
 
     def integer_list(self, name: str, default: D) -> tuple[int, ...] | D:
         """An attribute that is a list of ints."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ModelFormatError, VariableError
+from ostinato.frontends.onnx.tensors import MAX_RANK
 from ostinato.variables import Variable
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_BOUNDS", "DimResolver"]
 
-#: The bounds of a dynamic dim that the caller says nothing about.
+#: The first bounds of a dynamic dim that the caller says nothing about: a run may exceed them.
 DEFAULT_BOUNDS = (1, 512)
 
 #: No tensor of a real model has more elements; a file that declares more is damaged.
@@ -32,6 +33,10 @@ class DimResolver:
 
     Raises:
         VariableError: ``dims`` names no dim and no input, or a size makes no sense.
+
+    Attributes:
+        open: the Variables that the caller says nothing about, whose bounds are the default.
+        words: by the text of a dim, what the model calls it, where that differs.
     """
 
     def __init__(self, dims: Mapping[str, Any] | None, inputs: Sequence[ValueInfoProto]) -> None:
@@ -57,12 +62,14 @@ class DimResolver:
         self._by_input = {key: v for key, v in given.items() if key not in self._by_param}
         self._taken = _variable_names(given.values())
         self._sizes: dict[str, Dim] = {}
+        self.open: set[str] = set()
+        self.words: dict[str, str] = {}
 
     def shape(self, name: str, type_: TypeProto.Tensor) -> tuple[Dim, ...]:
         """The shape of input ``name``.
 
         Raises:
-            ModelFormatError: the model declares no rank or an impossible dim.
+            ModelFormatError: the model declares no rank, an impossible one, or an impossible dim.
             VariableError: the caller's size contradicts the model's.
         """
         chosen = self._by_input.get(name)
@@ -72,7 +79,12 @@ class DimResolver:
                     f"input {name!r} has no declared rank; pass dims={{{name!r}: (...)}}"
                 )
             return tuple(self._unnamed(name, axis, size) for axis, size in enumerate(chosen))
-        overrides = _per_axis(name, chosen, len(type_.shape.dim))
+        rank = len(type_.shape.dim)
+        if rank > MAX_RANK:
+            raise ModelFormatError(
+                f"input {name!r} has {rank} dims; at most {MAX_RANK} are supported"
+            )
+        overrides = _per_axis(name, chosen, rank)
         shape = tuple(
             self._dim(name, axis, dim, overrides.get(axis))
             for axis, dim in enumerate(type_.shape.dim)
@@ -85,33 +97,35 @@ class DimResolver:
         return shape
 
     def _dim(self, name: str, axis: int, dim: Any, override: Any) -> Dim:
-        if dim.HasField("dim_value"):
-            if dim.dim_value < 0:
-                raise ModelFormatError(f"input {name!r}, dim {axis} is {dim.dim_value}")
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
             size = int(dim.dim_value)
             if override is not None and override != size:
                 raise VariableError(f"input {name!r}, dim {axis} is {size}, not {override!r}")
             return size
         if override is not None:
             return self._unnamed(name, axis, override)
-        if not dim.dim_param:
-            return self._unnamed(name, axis, None)
+        if dim.dim_param.strip("?*- ") in ("", "None", "1"):  # placeholders of exporters, not names
+            return self._unnamed(name, axis, self._by_param.get(dim.dim_param))
         if dim.dim_param not in self._sizes:
             given = self._by_param.get(dim.dim_param)
             self._sizes[dim.dim_param] = self._size(dim.dim_param, given)
         return self._sizes[dim.dim_param]
 
     def _unnamed(self, name: str, axis: int, given: Any) -> Dim:
-        return self._size(f"{name}_dim{axis}", given)
+        return self._size(f"{name}_dim{axis}", given, f"dim {axis} of {name!r}")
 
-    def _size(self, name: str, given: Any) -> Dim:
+    def _size(self, name: str, given: Any, words: str = "") -> Dim:
         """A dim from what the caller gave: an int, a Variable, bounds, or ``None``."""
         if isinstance(given, Variable):
             return given
-        if given is None:
-            given = DEFAULT_BOUNDS
-        if isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2:
-            return Variable(self._unique(name), *(_integer(name, bound) for bound in given))
+        bounds_ = DEFAULT_BOUNDS if given is None else given
+        if isinstance(bounds_, Sequence) and not isinstance(bounds_, str) and len(bounds_) == 2:
+            variable = Variable(self._unique(name), *(_integer(name, b) for b in bounds_))
+            if given is None:
+                self.open.add(variable.name)
+            if (words or name) != variable.name:
+                self.words[variable.name] = words or name
+            return variable
         size = _integer(name, given)
         if size < 0:
             raise VariableError(f"dims: {name!r} cannot be {size}")

@@ -85,11 +85,14 @@ class ExternalData:
             )
         try:
             path = (self._roots[0] / location).resolve()
+            exists = path.is_file()
         except (OSError, RuntimeError, ValueError) as error:
-            raise ModelFormatError(f"{what}: bad location {location!r}: {error}") from None
+            raise ModelFormatError(
+                f"{what}: bad location {location!r:.200}: {error!s:.200}"
+            ) from None
         if not any(path.is_relative_to(root) for root in self._roots):
             raise ModelFormatError(f"{what}: {location!r} is a link out of the model's folder")
-        if not path.is_file():
+        if not exists:
             raise ModelFormatError(f"{what}: the data file {location!r} does not exist")
         return path
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ostinato import variables
 from ostinato.dtypes import BOOL, INT64
-from ostinato.frontends.onnx.known import Known, Leaves, Missing, as_known, boxed
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings, as_known, boxed
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 from ostinato.ir.graph import Value
 from ostinato.ops.builder import Graph
@@ -28,6 +28,7 @@ from ostinato.variables import Expr, bounds, provably_less, provably_nonnegative
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.frontends.onnx.call import Call, Converter
+    from ostinato.frontends.onnx.known import Tensor
     from ostinato.variables import Dim
 
 __all__ = ["fold"]
@@ -35,13 +36,18 @@ __all__ = ["fold"]
 #: Nodes with more elements than this among their operands or results are left to the compiler.
 _LARGEST = 2**20
 
+#: Integers of this magnitude and beyond are not all exact in float32.
+_INEXACT = 2**24
+
 #: Sizes with more terms than this are computed at run time.
 _MOST_TERMS = 64
 
 
-def fold(call: Call, converter: Converter) -> tuple[Known, ...] | None:
+def fold(call: Call, converter: Converter) -> Sequence[Tensor] | None:
     """The results of a node whose operands are all known; ``None`` when it must stay a node."""
     operands = call.operands
+    if any(isinstance(o, Strings) for o in operands):
+        return _move_strings(call, converter)
     if not operands or not all(o is None or isinstance(o, Known) for o in operands):
         return None
     known = [o for o in operands if isinstance(o, Known)]
@@ -52,7 +58,7 @@ def fold(call: Call, converter: Converter) -> tuple[Known, ...] | None:
     return _evaluate(call, converter)
 
 
-def _evaluate(call: Call, converter: Converter) -> tuple[Known, ...] | None:
+def _evaluate(call: Call, converter: Converter) -> tuple[Known | Strings, ...] | None:
     from ostinato.reference import evaluate
 
     g = Graph("folded")
@@ -73,11 +79,11 @@ def _evaluate(call: Call, converter: Converter) -> tuple[Known, ...] | None:
             return None  # something in between is large: a matmul, a broadcast
         g.set_outputs(wanted)
         arrays = list(evaluate(g, {}, {}))
-    computed = dict(zip(wanted, arrays, strict=True))
+    computed = iter(arrays)
     names = (*call.outputs, *[""] * len(results))
     return tuple(
-        result if isinstance(result, Known) else as_known(computed[str(i)], names[i])
-        for i, result in enumerate(results)
+        result if isinstance(result, Known | Strings) else as_known(next(computed), name)
+        for result, name in zip(results, names, strict=False)
     )
 
 
@@ -107,6 +113,8 @@ _MOVEMENT: dict[str, tuple[int, ...] | None] = {
 def _fold_symbolic(call: Call, converter: Converter) -> tuple[Known, ...] | None:
     if call.domain:
         return None
+    if call.op_type not in _MOVEMENT and call.dtype(0).is_float:
+        return _whole_floats(call)
     if call.op_type in _MOVEMENT:
         return _move(call, converter, _MOVEMENT[call.op_type])
     if call.op_type in ("Cast", "CastLike"):
@@ -144,15 +152,76 @@ def _move(
     return tuple(
         as_known(boxed((pool[i] for i in r.array.reshape(-1)), r.array.shape), r.name, dtype)
         for r in results
+        if isinstance(r, Known)
     )
+
+
+def _move_strings(call: Call, converter: Converter) -> list[Tensor] | None:
+    """Run an op that only moves elements on the positions of strings, then look these up."""
+    if call.domain or call.op_type not in _MOVEMENT:
+        return None
+    which = _MOVEMENT[call.op_type]
+    operands = list(call.operands)
+    pool: list[str] = []
+    for index in range(len(operands)) if which is None else which:
+        texts = operands[index] if index < len(operands) else None
+        if not isinstance(texts, Strings):
+            return None
+        positions = np.arange(len(pool), len(pool) + texts.array.size, dtype=np.int64)
+        operands[index] = Known(positions.reshape(texts.array.shape), INT64)
+        pool += texts.array.reshape(-1).tolist()
+    for index, operand in enumerate(operands):
+        if operand is not None and not isinstance(operand, Known):
+            call.unknown(index, "it moves strings as data says")
+    results = _evaluate(replace(call, operands=tuple(operands)), converter)
+    if results is None:
+        return None
+    arrays = [r.array for r in results]
+    return [Strings(boxed((pool[i] for i in a.reshape(-1)), a.shape)) for a in arrays]
 
 
 def _cast(call: Call) -> tuple[Known, ...] | None:
     known = call.known(0)
     target = call.dtype(1) if call.has(1) else ELEMENT_TYPES.get(call.required("to"))
-    if known is None or target is None or not target.is_integer or target.itemsize < 4:
+    if known is None or target is None or target.itemsize < 4:
         return None
-    return (Known(known.array, target, call.outputs[0]),)
+    if target.is_integer or (target.is_float and all(map(_exact_float, known.dims()))):
+        return (Known(known.array, target, call.outputs[0]),)
+    return None
+
+
+def _whole_floats(call: Call) -> tuple[Known, ...] | None:
+    """Sums and products of sizes that a model computes in float: the same numbers, if exact."""
+    if call.op_type in ("Cast", "CastLike"):
+        return _cast(call)
+    known = call.known(0)
+    if call.op_type in ("Ceil", "Floor", "Round") and known is not None:
+        return (Known(known.array, known.dtype, call.outputs[0]),)
+    if call.op_type not in ("Add", "Mul", "Sub") or known is None or known.dtype.itemsize < 4:
+        return None
+    operands = []
+    for index in range(len(call.operands)):
+        operand = call.known(index)
+        if operand is None:
+            return None
+        if not operand.symbolic:
+            array = operand.array
+            if not (np.isfinite(array) & (array == np.floor(array))).all():
+                return None
+            operand = Known(array.astype(np.int64), INT64)
+        operands.append(operand)
+    whole = _arithmetic(
+        replace(call, operands=tuple(operands)), _ARITHMETIC[call.op_type], known.dtype
+    )
+    if whole is None or not all(map(_exact_float, whole[0].dims())):
+        return None
+    return whole
+
+
+def _exact_float(item: Any) -> bool:
+    """Whether a size and all that it may be are exact in float32."""
+    low, high = bounds(item) if isinstance(item, int | Expr) else (-_INEXACT, _INEXACT)
+    return -_INEXACT < low <= high < _INEXACT
 
 
 def _arithmetic(call: Call, rule: Callable[..., Any], dtype: DType) -> tuple[Known, ...] | None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.frontends.onnx.messages import NodeProto
+from ostinato.frontends.onnx.messages import FunctionProto, NodeProto, TypeProto
 from ostinato.frontends.onnx.source import opset_versions
+from ostinato.frontends.onnx.tensors import element_number
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
 
-    from onnx import AttributeProto, FunctionProto, ModelProto
+    from onnx import AttributeProto, ModelProto
     from onnx.defs import OpSchema
+
+    from ostinato.ir.types import TensorType
 
 __all__ = ["FunctionLibrary"]
 
@@ -29,10 +32,23 @@ class FunctionLibrary:
             for function in model.functions
         }
 
-    def find(self, node: NodeProto, domain: str, opset: int) -> FunctionProto | None:
-        """The function that ``node`` calls, or ``None``."""
+    def find(
+        self,
+        node: NodeProto,
+        domain: str,
+        opset: int,
+        types: Sequence[TensorType | None] | None = None,
+    ) -> FunctionProto | None:
+        """The function that ``node`` calls, or ``None``.
+
+        Args:
+            node: the call; attributes in place of references.
+            domain, opset: of its op.
+            types: of its operands, on which some of the standard's bodies depend. Without them such
+                a function is an empty one.
+        """
         local = self._local.get((node.domain, node.op_type, node.overload))
-        return local if local is not None else _standard(node.op_type, domain, opset)
+        return local if local is not None else _standard(node, domain, opset, types)
 
     @staticmethod
     def defaults(function: FunctionProto, domain: str, opset: int) -> dict[str, AttributeProto]:
@@ -68,9 +84,34 @@ def _without(node: NodeProto, absent: set[str]) -> NodeProto:
     return copy
 
 
-def _standard(op_type: str, domain: str, opset: int) -> FunctionProto | None:
-    schema = _schema(op_type, domain, opset)
-    return schema.function_body if schema is not None and schema.has_function else None
+def _standard(
+    node: NodeProto, domain: str, opset: int, types: Sequence[TensorType | None] | None
+) -> FunctionProto | None:
+    schema = _schema(node.op_type, domain, opset)
+    if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+        return None
+    if schema.has_function:
+        return schema.function_body
+    if types is None:
+        return FunctionProto()
+    written = schema.get_context_dependent_function(
+        node.SerializeToString(), [_type_proto(type_).SerializeToString() for type_ in types]
+    )
+    return FunctionProto.FromString(written)
+
+
+def _type_proto(type_: TensorType | None) -> TypeProto:
+    """The type of an operand in ONNX's form; an empty one for an operand that is left out."""
+    proto = TypeProto()
+    if type_ is not None:
+        tensor = proto.tensor_type
+        tensor.elem_type = element_number(type_.dtype)
+        tensor.shape.SetInParent()
+        for dim in type_.shape:
+            added = tensor.shape.dim.add()
+            if isinstance(dim, int):
+                added.dim_value = dim
+    return proto
 
 
 def _schema(op_type: str, domain: str, opset: int) -> OpSchema | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
@@ -13,26 +13,41 @@ from ostinato.frontends.onnx.converters import FOLDED_BY_CONVERTER, find_convert
 from ostinato.frontends.onnx.file_tensors import FileTensor
 from ostinato.frontends.onnx.folding import fold
 from ostinato.frontends.onnx.functions import FunctionLibrary
-from ostinato.frontends.onnx.known import Known, Leaves, Missing
-from ostinato.frontends.onnx.messages import AttributeProto
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings
+from ostinato.frontends.onnx.messages import AttributeProto, NodeProto
 from ostinato.frontends.onnx.order import label_of, ordered
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,
+    STRING,
     element_name,
     expect,
+    read_strings,
     read_tensor,
+    stored_bytes,
     tensor_shape,
 )
+from ostinato.frontends.onnx.upgrades import upgraded
+from ostinato.ir.leaves import INPUT
 from ostinato.records import dataclass, replace
+from ostinato.variables import Expr, symbols
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
+    from onnx import FunctionProto, GraphProto, TensorProto
 
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.frontends.onnx.source import ModelSource
+    from ostinato.ir.graph import Value
+    from ostinato.ir.types import TensorType
     from ostinato.ops.builder import Graph
+    from ostinato.variables import Dim, Requirement
 
-__all__ = ["Importer", "Scope"]
+__all__ = ["Importer", "Obstacle", "Scope"]
+
+#: Arithmetic of more characters is not shown.
+_READABLE = 40
+
+#: The most nodes that are followed back from an operand to the sizes that it depends on.
+_MOST_FOLLOWED = 256
 
 #: The greatest depth of subgraphs and functions; a file beyond it is made to exhaust the stack.
 _DEEPEST = 60
@@ -49,7 +64,8 @@ class Scope:
         names: defined here.
         outer: the scope around; ``None`` for the model's graph and for function bodies.
         opsets: the version of each operator domain.
-        attributes: what a function body's attribute references stand for.
+        attributes: what a function body's attribute references stand for; ``None`` outside of
+            functions, where there are no references.
         prefix: what the labels of nodes start with: the calls that lead here.
         depth: how many graphs and functions lie around.
     """
@@ -57,7 +73,7 @@ class Scope:
     names: dict[str, Tensor]
     outer: Scope | None
     opsets: Mapping[str, int]
-    attributes: Mapping[str, AttributeProto]
+    attributes: Mapping[str, AttributeProto] | None
     prefix: str = ""
     depth: int = 0
 
@@ -82,20 +98,59 @@ class Scope:
         return replace(self, names={}, outer=self, depth=self.depth + 1)
 
 
-class Importer:
-    """Builds ``g`` from a model's graph, collecting every node that cannot be expressed."""
+@dataclass(frozen=True)
+class Obstacle:
+    """A node that could not be converted.
 
-    def __init__(self, source: ModelSource, g: Graph) -> None:
+    Attributes:
+        reason: the node, and why.
+        variables: the Variables whose sizes are at fault; all that the node depends on, where
+            the converter does not say.
+        inputs: the inputs whose contents would help.
+        hopeless: whether nothing known about sizes or contents helps.
+        label: of the node.
+        requirements: the conditions on sizes that would make it possible, where they are known.
+    """
+
+    reason: str
+    variables: frozenset[str]
+    inputs: frozenset[str]
+    hopeless: bool = False
+    label: str = ""
+    requirements: tuple[Requirement, ...] = ()
+
+
+class Importer:
+    """Builds ``g`` from a model's graph, collecting every node that cannot be expressed.
+
+    Args:
+        source: the model.
+        g: an empty graph.
+        words: by Variable, the model's name for it, where that differs.
+
+    Attributes:
+        obstacles: those nodes, and others with operands that do not fit.
+    """
+
+    def __init__(
+        self, source: ModelSource, g: Graph, words: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._source = source
+        self._words = words
         self._g = g
         self._leaves = Leaves(g)
         self._functions = FunctionLibrary(source.proto)
         self._unsupported: dict[str, None] = {}  # a set that keeps the order
+        self._needed: set[str] = set()  # inputs whose values would have to be known
         self._failure: OstinatoError | None = None
         self._nodes_in_functions = 0
+        self.obstacles: list[Obstacle] = []
 
-    def run(self, inputs: Mapping[str, Tensor]) -> None:
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Strings]:
         """Convert the whole model, given the tensors of its inputs, and set the outputs.
+
+        Returns:
+            The outputs that are strings, by name: these have no place in a graph.
 
         Raises:
             UnsupportedOpError: lists every node without an equivalent.
@@ -103,19 +158,24 @@ class Importer:
             ModelFormatError: the model breaks the rules of the format.
         """
         proto = self._source.proto.graph
-        scope = Scope(dict(inputs), None, self._source.opsets, {})
+        scope = Scope(dict(inputs), None, self._source.opsets, None)
         outputs = self._body(proto, scope)
         self._raise_collected()
-        named = {}
+        named: dict[str, Value] = {}
+        texts: dict[str, Strings] = {}
         for value, tensor in zip(proto.output, outputs, strict=True):
-            if value.name in named:
+            if value.name in named or value.name in texts:
                 raise ModelFormatError(f"the model lists its output {value.name!r} twice")
             if isinstance(tensor, Missing):
                 raise UnsupportedOpError(f"output {value.name!r}: {tensor.reason}")
+            if isinstance(tensor, Strings):
+                texts[value.name] = tensor
+                continue
             named[value.name] = self._leaves.value(tensor) if isinstance(tensor, Known) else tensor
-        if not named:
+        if not named and not texts:
             raise ModelFormatError("the model has no outputs")
         self._g.set_outputs(named)
+        return texts
 
     # -- graphs -----------------------------------------------------------------------------
 
@@ -125,7 +185,7 @@ class Importer:
         if scope.depth > _DEEPEST:
             raise ModelFormatError(f"{what}: subgraphs and functions nest too deep")
         for tensor in proto.initializer:
-            self._define(scope, tensor.name, self._initializer(tensor), what)
+            self._define(scope, tensor.name, self._stored(tensor, scope), what)
         for sparse in proto.sparse_initializer:
             missing = Missing(f"{sparse.values.name!r} is a sparse tensor")
             self._define(scope, sparse.values.name, missing, what)
@@ -149,9 +209,20 @@ class Importer:
             raise ModelFormatError(f"{what} defines {name!r} twice")
         scope.names[name] = tensor
 
+    def _stored(self, tensor: TensorProto, scope: Scope) -> Tensor:
+        """An initializer; the model's own are read once for all graphs that are built from it."""
+        if scope.outer is not None or scope.depth:
+            return self._initializer(tensor)
+        known = self._source.tensors
+        if tensor.name not in known:
+            known[tensor.name] = self._initializer(tensor)
+        return known[tensor.name]
+
     def _initializer(self, tensor: TensorProto) -> Tensor:
         if not tensor.name:
             raise ModelFormatError("an initializer has no name")
+        if tensor.data_type == STRING:
+            return Strings(read_strings(tensor))
         if tensor.data_type not in ELEMENT_TYPES:
             return Missing(f"{tensor.name!r} holds {element_name(tensor.data_type)} elements")
         dtype = ELEMENT_TYPES[tensor.data_type]
@@ -160,7 +231,7 @@ class Importer:
             array = read_tensor(tensor, self._source.external)
             return Known(array, dtype, tensor.name, weight=True)
         shape = tensor_shape(tensor)
-        expect(tensor.name, in_file.nbytes, math.prod(shape) * dtype.itemsize, "bytes")
+        expect(tensor.name, in_file.nbytes, stored_bytes(dtype, shape), "bytes")
         stored = FileTensor(tensor.name, dtype, shape, in_file)
         return Known(stored, dtype, tensor.name, weight=True)
 
@@ -169,15 +240,26 @@ class Importer:
     def _node(self, node: NodeProto, scope: Scope) -> list[Tensor]:
         """The outputs of one node. Errors are collected, so that the rest is checked too."""
         label = scope.prefix + label_of(node)
+        obstacles = len(self.obstacles)
         try:
             with self._g.labelled(label):
-                return self._convert(node, label, scope)
+                results = self._convert(node, label, scope)
+            self._blame_condition(node, label, scope, obstacles)
+            return results
         except NotSupported as reason:
+            unknown = () if reason.unknown is None else (reason.unknown,)
+            self._obstruct(node, label, scope, reason, reason.dims, unknown)
             self._note(node, scope, str(reason))
+            if reason.unknown is not None:
+                self._needed |= _inputs_behind(reason.unknown)
         except GraphError as error:
+            sizes = [requirement.size for requirement in error.requirements]
+            self._obstruct(node, label, scope, error, sizes, requirements=error.requirements)
+            problem = self._problem(error, label)
             hint = "; sizes can be fixed or bounded with dims=" if self._g.variables else ""
-            self._fail(GraphError(f"{node.op_type} {label!r}: {error}{hint}"))
+            self._fail(GraphError(f"{node.op_type} {label!r}: {problem}{hint}"))
         except ModelFormatError as error:
+            self._obstruct(node, label, scope, error)
             self._fail(ModelFormatError(f"{node.op_type} {label!r}: {error}"))
         except OstinatoError as error:
             self._fail(error)
@@ -204,7 +286,9 @@ class Importer:
         converter = find_converter(domain, node.op_type)
         function = None
         if converter is None:
-            function = self._functions.find(node, domain, call.opset)
+            function = self._functions.find(
+                _with_attributes(node, call.attributes), domain, call.opset, _types(operands)
+            )
             if function is None:
                 call.unsupported(_no_converter(domain, scope))
         if any(isinstance(operand, Missing) for operand in operands):
@@ -213,6 +297,7 @@ class Importer:
         if function is not None:
             return self._call_function(function, call, scope)
         assert converter is not None
+        call = upgraded(call)
         if node.op_type not in FOLDED_BY_CONVERTER:
             folded = fold(call, converter)
             if folded is not None:
@@ -279,6 +364,58 @@ class Importer:
 
     # -- what went wrong --------------------------------------------------------------------
 
+    def _problem(self, error: Exception, label: str) -> str:
+        """The text of an error; where that is long arithmetic, what sizes it depends on."""
+        conditions = error.requirements if isinstance(error, GraphError) else ()
+        if any(len(str(condition.size)) > _READABLE for condition in conditions):
+            condition = conditions[0]
+            names = {symbol.name.partition("_by_")[0] for symbol in symbols(condition.size)}
+            words = ", ".join(sorted(self._words.get(name, name) for name in names))
+            rule = "have to be equal" if condition.equal else "must not be negative"
+            return f"sizes that depend on {words} {rule}, and are not for all of them"
+        return str(error).removesuffix(f" (node {label!r})")
+
+    def _blame_condition(self, node: NodeProto, label: str, scope: Scope, first: int) -> None:
+        """Add what a node with subgraphs reads to the obstacles found in these: a branch may fail
+        that is never taken.
+        """
+        if first < len(self.obstacles):
+            behind = [b for name in node.input if name for b in _behind(scope.find(name))]
+            inputs = frozenset(item for item in behind if isinstance(item, str))
+            self.obstacles[first:] = [
+                replace(
+                    obstacle,
+                    inputs=obstacle.inputs | inputs,
+                    hopeless=obstacle.hopeless and not inputs,
+                    label=label,
+                )
+                for obstacle in self.obstacles[first:]
+            ]
+
+    def _obstruct(
+        self,
+        node: NodeProto,
+        label: str,
+        scope: Scope,
+        error: Exception,
+        dims: Sequence[Dim] = (),
+        unknown: Sequence[Tensor] = (),
+        requirements: tuple[Requirement, ...] = (),
+    ) -> None:
+        """Note that a node could not be converted, and because of which sizes and contents."""
+        operands = [scope.find(name) for name in node.input if name and name in scope]
+        behind = [item for operand in operands for item in _behind(operand)]
+        if any(attribute.type == AttributeProto.GRAPH for attribute in node.attribute):
+            unknown = operands  # which decide what its subgraphs do
+        inputs = {b for o in unknown for b in _behind(o, floats=True) if isinstance(b, str)}
+        sizes = dims or [item for item in behind if isinstance(item, Expr)]
+        found = {s.name for dim in sizes for s in symbols(dim)}
+        hopeless = isinstance(error, NotSupported) and not (dims or inputs)
+        reason = f"{node.op_type} {label!r}: {self._problem(error, label)}"
+        self.obstacles.append(
+            Obstacle(reason, frozenset(found), frozenset(inputs), hopeless, label, requirements)
+        )
+
     def _note(self, node: NodeProto, scope: Scope, reason: str) -> None:
         domain = f"{node.domain}." if node.domain and node.domain != "ai.onnx" else ""
         label = scope.prefix + label_of(node)
@@ -294,9 +431,69 @@ class Importer:
             count = len(self._unsupported)
             nodes = "1 node" if count == 1 else f"{count} nodes"
             lines = "".join(f"\n  - {line}" for line in self._unsupported)
-            raise UnsupportedOpError(f"model {self._source.name!r}: {nodes} not supported:{lines}")
+            message = f"model {self._source.name!r}: {nodes} not supported:{lines}"
+            raise _needing(UnsupportedOpError(message), self._needed)
         if self._failure is not None:
             raise self._failure
+
+
+def _behind(operand: Tensor, *, floats: bool = False) -> Iterator[Dim | str]:
+    """The sizes that an operand depends on, and of a vector of integers, the names of inputs.
+
+    Of a known tensor these are the sizes among its elements too.
+
+    Args:
+        operand: the operand.
+        floats: follow vectors of floats as well.
+    """
+    if isinstance(operand, Missing):
+        return
+    yield from operand.shape
+    if isinstance(operand, Known):
+        if operand.symbolic:
+            yield from operand.dims()
+        return
+    if isinstance(operand, Strings) or operand.ndim > 1:
+        return
+    if operand.dtype.is_float and not floats:
+        return
+    waiting, seen = [operand.node], {operand.node}
+    while waiting and len(seen) < _MOST_FOLLOWED:
+        node = waiting.pop()
+        if node.op is INPUT:
+            yield str(node.attrs["name"])
+        for attr in node.attrs.values():
+            yield from (d for d in (attr if isinstance(attr, tuple) else (attr,)) if _is_size(d))
+        for value in node.inputs:
+            if value.node not in seen:
+                seen.add(value.node)
+                waiting.append(value.node)
+
+
+def _is_size(attr: Any) -> bool:
+    return isinstance(attr, Expr)
+
+
+def _needing(error: UnsupportedOpError, inputs: Iterable[str]) -> UnsupportedOpError:
+    """``error`` with the names of ``inputs``, which the caller may fix with ``constants=``."""
+    error.inputs = frozenset(inputs)
+    if error.inputs:
+        error.args = (f"{error}\nfixed with constants=, {sorted(error.inputs)} may make up for it",)
+    return error
+
+
+def _inputs_behind(value: Value) -> set[str]:
+    """The names of the graph's inputs that ``value`` depends on."""
+    found: set[str] = set()
+    seen = {value}
+    waiting = [value]
+    while waiting:
+        node = waiting.pop().node
+        if node.op is INPUT:
+            found.add(node.attrs["name"])
+        waiting += (fresh := [v for v in node.inputs if v not in seen])
+        seen.update(fresh)
+    return found
 
 
 def _without_trailing_gaps(operands: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -312,9 +509,34 @@ def _attributes(node: NodeProto, scope: Scope) -> dict[str, AttributeProto]:
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             found[attribute.name] = attribute
+        elif scope.attributes is None:
+            raise ModelFormatError(
+                f"the attribute {attribute.name!r} refers to {attribute.ref_attr_name!r} of a "
+                "function, and the node is in none"
+            )
         elif attribute.ref_attr_name in scope.attributes:
             found[attribute.name] = scope.attributes[attribute.ref_attr_name]
     return found
+
+
+def _with_attributes(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:
+    """``node`` with its attributes in place of references to those of a call."""
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
+        return node
+    copy: Any = NodeProto()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    for name, attribute in attributes.items():
+        copy.attribute.add().CopyFrom(attribute)
+        copy.attribute[-1].name = name
+    return copy
+
+
+def _types(operands: Sequence[Tensor | None]) -> list[TensorType | None] | None:
+    """The types of a call's operands; ``None`` where one could not be imported."""
+    if any(isinstance(operand, Missing | Strings) for operand in operands):
+        return None
+    return [None if o is None or isinstance(o, Missing | Strings) else o.type for o in operands]
 
 
 def _no_converter(domain: str, scope: Scope) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph
     from ostinato.variables import Dim
 
-__all__ = ["Known", "Leaves", "Missing", "Tensor", "as_known", "boxed", "known_dims"]
+__all__ = ["Known", "Leaves", "Missing", "Strings", "Tensor", "as_known", "boxed", "known_dims"]
 
 #: Constants with more elements than this become params: they are weights, whatever wrote them.
 _LARGEST_CONSTANT = 4096
@@ -78,6 +78,21 @@ class Known:
         return tuple(self.array.reshape(-1).tolist())
 
 
+@dataclass(frozen=True, eq=False)
+class Strings:
+    """A tensor of strings, known at import; none reaches the graph.
+
+    Attributes:
+        array: its elements, as objects.
+    """
+
+    array: np.ndarray[Any, Any]
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return tuple(self.array.shape)
+
+
 @dataclass(frozen=True)
 class Missing:
     """A tensor that could not be imported; nodes that read it are skipped.
@@ -90,7 +105,7 @@ class Missing:
 
 
 #: The tensor behind a name in the model: known, or a value of the graph.
-Tensor: TypeAlias = "Value | Known | Missing"
+Tensor: TypeAlias = "Value | Known | Strings | Missing"
 
 
 def as_known(array: Any, name: str = "", dtype: DType | None = None) -> Known:

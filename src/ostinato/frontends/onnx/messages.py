@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from onnx import AttributeProto, ModelProto, NodeProto
+    from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TypeProto
 
-__all__ = ["AttributeProto", "ModelProto", "NodeProto"]
+__all__ = ["AttributeProto", "FunctionProto", "ModelProto", "NodeProto", "TypeProto"]
 
-_NAMES = ("AttributeProto", "ModelProto", "NodeProto")
+_NAMES = ("AttributeProto", "FunctionProto", "ModelProto", "NodeProto", "TypeProto")
 
 
 def _classes() -> tuple[type, ...]:
@@ -56,4 +56,4 @@ def _module_of_classes() -> ModuleType:
 
 
 if not TYPE_CHECKING:
-    AttributeProto, ModelProto, NodeProto = _classes()
+    AttributeProto, FunctionProto, ModelProto, NodeProto, TypeProto = _classes()

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from ostinato.errors import ModelFormatError, UnsupportedOpError
+from ostinato.errors import ModelFormatError
 from ostinato.frontends.onnx.external import ExternalData
 from ostinato.frontends.onnx.file_tensors import without_large_tensors
 from ostinato.frontends.onnx.messages import ModelProto
-from ostinato.records import dataclass
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from onnx import OperatorSetIdProto
 
     from ostinato.frontends.onnx.file_tensors import FileRange, PartedFile
+    from ostinato.frontends.onnx.known import Tensor
 
 __all__ = ["NEWEST_OPSET", "OLDEST_OPSET", "ModelSource", "open_model", "opset_versions"]
 
 #: The versions of the default operator set whose semantics the converters know.
-OLDEST_OPSET, NEWEST_OPSET = 7, 28
+OLDEST_OPSET, NEWEST_OPSET = 1, 28
 #: The newest version of the file format.
 NEWEST_IR = 14
 
@@ -40,6 +41,7 @@ class ModelSource:
         opsets: the version of each operator domain that it uses.
         in_file: where in the model's file initializers have their data, by name, where they are
             not in ``proto``.
+        tensors: by name, the initializers of the model's graph that were read so far.
     """
 
     proto: ModelProto
@@ -47,6 +49,7 @@ class ModelSource:
     external: ExternalData
     opsets: dict[str, int]
     in_file: Mapping[str, FileRange]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
 def open_model(source: Any, base_dir: Any = None, parted: PartedFile | None = None) -> ModelSource:
@@ -59,7 +62,6 @@ def open_model(source: Any, base_dir: Any = None, parted: PartedFile | None = No
 
     Raises:
         ModelFormatError: it cannot be read, is no ONNX model, or is newer than this version.
-        UnsupportedOpError: its operator set is older than the converters know.
     """
     external = ExternalData() if base_dir is None else ExternalData(Path(base_dir))
     in_file: dict[str, FileRange] = {}
@@ -130,8 +132,7 @@ def _check_envelope(proto: ModelProto) -> dict[str, int]:
             "version of Ostinato reads"
         )
     if version < OLDEST_OPSET:
-        raise UnsupportedOpError(
-            f"the model uses operator set {version}, older than {OLDEST_OPSET}; "
-            "bring it up to date with onnx.version_converter.convert_version"
+        raise ModelFormatError(
+            f"the model uses operator set {version}; the oldest is {OLDEST_OPSET}"
         )
     return opsets

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypeAlias
 
-from ostinato.lower.fusion.reads import computed_behind, in_order
+from ostinato.lower.fusion.reads import in_order, nodes_behind
 from ostinato.lower.fusion.siblings import sibling_key
 from ostinato.variables import bounds
 
@@ -99,7 +99,7 @@ class _Grouper:
         """The groups that ``group`` reads."""
         for region in group:
             for node in region.members:
-                for value in computed_behind(node.inputs):
-                    other = self._region_of[value.node]
+                for needed in nodes_behind(node):
+                    other = self._region_of[needed]
                     if other is not region:
                         yield self._group_of[other]

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Node, Value
 
-__all__ = ["are_fixed", "computed_behind", "in_order", "is_transparent", "reads_state"]
+__all__ = [
+    "are_fixed",
+    "computed_behind",
+    "in_order",
+    "is_transparent",
+    "nodes_behind",
+    "reads_state",
+]
 
 T = TypeVar("T")
 
@@ -33,6 +40,17 @@ def computed_behind(values: Iterable[Value]) -> list[Value]:
             stack.extend(value.node.inputs)
         else:
             found.append(value)
+    return found
+
+
+def nodes_behind(node: Node) -> list[Node]:
+    """The computed nodes that ``node`` needs: through views and indices, and for their sizes."""
+    found = [value.node for value in computed_behind(node.inputs)]
+    graph, stack = node.outputs[0].graph, [node]
+    while stack and graph.has_data_sizes:
+        reader = stack.pop()
+        found.extend(graph.size_nodes(reader))
+        stack.extend(value.node for value in reader.inputs if is_transparent(value.node))
     return found
 
 

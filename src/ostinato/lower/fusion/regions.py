@@ -18,7 +18,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ostinato.lower.fusion.reads import are_fixed, computed_behind, in_order, is_transparent
+from ostinato.lower.fusion.reads import (
+    are_fixed,
+    computed_behind,
+    in_order,
+    is_transparent,
+    nodes_behind,
+)
 from ostinato.lower.fusion.siblings import share_epilogue
 from ostinato.lower.loopir.builder import is_pointwise
 from ostinato.lower.loopir.views import VIEWS
@@ -205,8 +211,8 @@ class _Former:
         return region
 
     def _producers(self, node: Node) -> list[Node]:
-        """The computed nodes whose results ``node`` needs, through views."""
-        return [value.node for value in computed_behind(node.inputs)]
+        """The computed nodes that ``node`` needs, through views and for its sizes."""
+        return nodes_behind(node)
 
     def _regions_read(self, region: Region) -> list[Region]:
         read = (self._region[p] for n in region.members for p in self._producers(n))

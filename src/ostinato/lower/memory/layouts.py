@@ -177,7 +177,7 @@ def _relate(families: _Families, node: Node, rowed: set[Node], gains: LayoutGain
     out = node.outputs[0]
     if isinstance(node.op, Leaf):
         families.gain(out, gains.strided)
-    elif name == "conv":
+    elif name in ("conv", "integer_conv"):
         _relate_convolution(families, node, gains)
     elif name in _WINDOWS:
         families.relate([node.inputs[0], out])

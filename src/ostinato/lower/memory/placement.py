@@ -82,8 +82,13 @@ def _in_place_updates(
     stored: Mapping[Value, LoweredBuffer],
     claimed: Mapping[Value, tuple[str, Value]],
 ) -> dict[Node, LoweredBuffer]:
-    """Updates of a state that nothing else reads, which are made in the state's own memory."""
+    """Updates of a state that nothing else reads, which are made in the state's own memory.
+
+    There are none in a graph that binds sizes: a run that refuses one leaves states as they were.
+    """
     found: dict[Node, LoweredBuffer] = {}
+    if graph.has_data_sizes:
+        return found
     readers = Counter(value for node in nodes for value in node.inputs)
     readers.update(graph.outputs.values())
     readers.update(graph.assignments.values())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ostinato.lower.fusion.reads import computed_behind
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.records import dataclass, field
-from ostinato.variables import bounds
+from ostinato.variables import bounds, data_symbols
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -129,7 +129,7 @@ class _Finder:
         home = whole if outer is None else outer.home
         starts = (0,) * whole.ndim if outer is None else outer.starts
         for position, (operand, at) in enumerate(_places(node)):
-            if self._may_move(operand, home, node):
+            if self._may_move(operand, home, node) and _knows_sizes(operand, home, at):
                 begin = tuple(a + b for a, b in zip(starts, at, strict=True))
                 self.views[operand] = _Subview(home, begin, node, position)
 
@@ -164,6 +164,12 @@ class _Finder:
                     waiting.append(value.node)
                 elif self._region[value.node] is not region:
                     yield value
+
+
+def _knows_sizes(value: Value, home: Value, at: Sequence[Dim]) -> bool:
+    """Whether the data-dependent sizes of a place within ``home`` are bound before ``value``."""
+    own = {symbol for dim in value.shape for symbol in data_symbols(dim)}
+    return all(data_symbols(dim) <= own for dim in (*home.shape, *at))
 
 
 def _places(node: Node) -> Iterator[tuple[Value, tuple[Dim, ...]]]:

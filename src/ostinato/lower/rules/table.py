@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.lower.rules.loops import column_nest, map_nest, row_nest
-from ostinato.lower.rules.matmul_spec import MatmulSpec, conv_spec, matmul_spec, row_spec
+from ostinato.lower.rules.matmul_spec import MatmulSpec, conv_spec, matmul_spec
+from ostinato.lower.rules.sizes import lower_bind_size
 from ostinato.lower.rules.updates import (
     border_nest,
     concat_nest,
@@ -127,9 +128,7 @@ def _lower_scan(lowering: ProgramBuilder, region: Region, root: Node) -> None:
 
 
 def _lower_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-    integers = root.op.name == "integer_matmul"
-    spec = row_spec(root, *root.inputs) if integers else matmul_spec(root)
-    _lower_spec(lowering, region, spec)
+    _lower_spec(lowering, region, matmul_spec(root))
 
 
 def _lower_convolution(lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -150,6 +149,7 @@ SHARED_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter_nd"), _lower_update),
     **dict.fromkeys(("cumsum", "cumprod"), _lower_scan),
     **dict.fromkeys(("matmul", "integer_matmul"), _lower_matmul),
-    "conv": _lower_convolution,
+    **dict.fromkeys(("conv", "integer_conv"), _lower_convolution),
     "concat": _lower_concat,
+    "bind_size": lower_bind_size,
 }

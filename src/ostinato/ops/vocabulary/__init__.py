@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ostinato.ops.vocabulary.affine import AffineVocabulary
 from ostinato.ops.vocabulary.attention import AttentionVocabulary
 from ostinato.ops.vocabulary.core import T, VocabularyCore, located
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
@@ -22,6 +23,7 @@ __all__ = ["Vocabulary", "VocabularyCore"]
 class Vocabulary(
     MoeVocabulary[T],
     AttentionVocabulary[T],
+    AffineVocabulary[T],
     WindowVocabulary[T],
     NormalizationVocabulary[T],
     RecurrentVocabulary[T],

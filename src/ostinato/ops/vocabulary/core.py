@@ -75,14 +75,19 @@ class VocabularyCore(ABC, Generic[T]):
         return self.constant(operand)
 
 
-def located(vocabulary: C) -> C:
-    """Class decorator: a ``GraphError`` of any public method names the call, operands and line."""
+def located(vocabulary: C, beyond: type = VocabularyCore) -> C:
+    """Class decorator: a ``GraphError`` of any public method names the call, operands and line.
+
+    Args:
+        vocabulary: the class.
+        beyond: a base class whose methods stay as they are.
+    """
     methods: dict[str, Any] = {}
     for family in reversed(vocabulary.__mro__):
         methods.update(vars(family))
     for name, method in methods.items():
         public = isinstance(method, FunctionType) and not name.startswith("_")
-        if public and not hasattr(VocabularyCore, name):
+        if public and not hasattr(beyond, name):
             setattr(vocabulary, name, _located(method))
     return vocabulary
 

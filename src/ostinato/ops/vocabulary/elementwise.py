@@ -427,6 +427,18 @@ class ElementwiseVocabulary(VocabularyCore[T]):
         target = DType.parse(dtype)
         return lifted if type_.dtype == target else self._map("cast", lifted, dtype=target)
 
+    def bitcast(self, x: Any, dtype: Any) -> T:
+        """The bits of ``x`` read as elements of ``dtype``, which is as wide.
+
+        Raises:
+            GraphError: no such dtype, or not as wide.
+        """
+        lifted, type_ = self._typed(x)
+        target = DType.parse(dtype)
+        if type_.dtype == target:
+            return lifted
+        return self._map("bitcast", lifted, source=type_.dtype, dtype=target)
+
     def astype(self, x: Any, dtype: Any) -> T:
         """The array API's name of :meth:`cast`."""
         return self.cast(x, dtype)

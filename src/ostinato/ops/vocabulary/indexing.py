@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.dtypes import FLOAT32, DType
+from ostinato.dtypes import FLOAT32, UINT8, DType
 from ostinato.errors import GraphError
 from ostinato.ir.leaves import check_shape
 from ostinato.lazy import LazyModule
@@ -155,16 +155,27 @@ class IndexingVocabulary(ShapeVocabulary[T]):
         lifted, ids, new = self._scattered(x, indices, updates)
         return self._one(ops.SCATTER_ND, lifted, ids, new, mode=mode)
 
-    def topk(self, x: Any, k: int, axis: int = -1, *, largest: bool = True) -> tuple[T, T]:
+    def topk(self, x: Any, k: Dim, axis: int = -1, *, largest: bool = True) -> tuple[T, T]:
         """The ``k`` greatest (else least) elements along ``axis``, in order, and their indices.
 
         Ties come in the order of their indices; NaN counts as the greatest.
         """
         lifted, type_ = self._typed(x)
         where = normalize_axis(axis, type_.ndim)
-        attrs = {"k": operator.index(k), "axis": where, "largest": bool(largest)}
+        attrs = {"k": as_dim(k, "k"), "axis": where, "largest": bool(largest)}
         values, found = self.apply(ops.TOPK, (lifted,), attrs)
         return values, found
+
+    def sort(self, x: Any, axis: int = -1, *, descending: bool = False) -> tuple[T, T]:
+        """The elements along ``axis`` in order, and their int64 indices.
+
+        Ties come in the order of their indices; NaN counts as the greatest.
+        """
+        lifted, type_ = self._typed(x)
+        where = normalize_axis(axis, type_.ndim)
+        narrow = self.cast(lifted, UINT8) if type_.dtype.is_bool else lifted
+        values, order = self.topk(narrow, type_.shape[where], where, largest=descending)
+        return self.cast(values, type_.dtype), order
 
     def one_hot(self, indices: Any, depth: Dim, axis: int = -1, dtype: Any = FLOAT32) -> T:
         """A new axis of ``depth``, 1 at the index and 0 elsewhere (everywhere if out of range)."""

@@ -2,8 +2,11 @@
 
 ``x`` is ``[seq, batch, input]``; ``dirs`` is 2 for ``direction="bidirectional"``, else 1; gates are
 stacked in the order ``iofc`` for an LSTM and ``zrh`` for a GRU. States that are not given start at
-zero. ``activations`` (``"sigmoid"``, ``"tanh"``, ``"relu"``) are listed in ONNX's order, direction
-after direction; one direction's list serves both. ``clip`` bounds what enters them (but for the
+zero. ``activations`` are listed in ONNX's order, direction after direction; one direction's list
+serves both. Each is a name (``"sigmoid"``, ``"tanh"``, ``"relu"``, ``"softplus"``,
+``"softsign"``), or a name with its parameters (``("leaky_relu", alpha)``, ``("elu", alpha)``,
+``("thresholded_relu", alpha)``, ``("affine", alpha, beta)``, ``("scaled_tanh", alpha, beta)``,
+``("hard_sigmoid", alpha, beta)``). ``clip`` bounds what enters them (but for the
 cell of an LSTM on its way to the output). Steps at or past ``sequence_lens[b]`` give zeros and
 leave the state as it is; a reverse direction starts at each sequence's own end.
 """
@@ -27,6 +30,7 @@ else:
 __all__ = ["RecurrentVocabulary"]
 
 Direction: TypeAlias = Literal["forward", "reverse", "bidirectional"]
+Activation: TypeAlias = "str | tuple[Any, ...]"
 
 
 class RecurrentVocabulary(VocabularyCore[T]):
@@ -44,8 +48,9 @@ class RecurrentVocabulary(VocabularyCore[T]):
         peepholes: Any = None,
         sequence_lens: Any = None,
         direction: Direction = "forward",
-        activations: Sequence[str] | None = None,
+        activations: Sequence[Activation] | None = None,
         clip: float | None = None,
+        coupled: bool = False,
     ) -> tuple[T, T, T]:
         """Long short-term memory.
 
@@ -60,6 +65,7 @@ class RecurrentVocabulary(VocabularyCore[T]):
             direction: ``"forward"``, ``"reverse"`` or ``"bidirectional"``.
             activations: of the gates, the candidate and the output.
             clip: a positive bound.
+            coupled: the forget gate is 1 less the input gate.
 
         Returns:
             ``y [seq, dirs, batch, hidden]``, and ``h`` and ``c`` after the last step,
@@ -72,7 +78,10 @@ class RecurrentVocabulary(VocabularyCore[T]):
             "peepholes": peepholes,
             "sequence_lens": sequence_lens,
         }
-        y, h, c = self._layer(recurrent.LSTM, (x, w, r), optional, direction, activations, clip)
+        attrs = {"coupled": True} if coupled else {}
+        y, h, c = self._layer(
+            recurrent.LSTM, (x, w, r), optional, direction, activations, clip, **attrs
+        )
         return y, h, c
 
     def gru(
@@ -85,7 +94,7 @@ class RecurrentVocabulary(VocabularyCore[T]):
         *,
         sequence_lens: Any = None,
         direction: Direction = "forward",
-        activations: Sequence[str] | None = None,
+        activations: Sequence[Activation] | None = None,
         clip: float | None = None,
         linear_before_reset: bool = False,
     ) -> tuple[T, T]:
@@ -120,7 +129,7 @@ class RecurrentVocabulary(VocabularyCore[T]):
         *,
         sequence_lens: Any = None,
         direction: Direction = "forward",
-        activations: Sequence[str] | None = None,
+        activations: Sequence[Activation] | None = None,
         clip: float | None = None,
     ) -> tuple[T, T]:
         """A plain recurrent layer, ``h = tanh(x @ w^T + h @ r^T + bias)``; see :meth:`gru`."""
@@ -134,14 +143,14 @@ class RecurrentVocabulary(VocabularyCore[T]):
         required: Sequence[Any],
         optional: dict[str, Any],
         direction: str,
-        activations: Sequence[str] | None,
+        activations: Sequence[Activation] | None,
         clip: float | None,
         **attrs: Attr,
     ) -> tuple[T, ...]:
         given = tuple(name for name, operand in optional.items() if operand is not None)
         operands = [self._typed(x)[0] for x in (*required, *(optional[name] for name in given))]
         usual = recurrent.DEFAULT_ACTIVATIONS[op.name]
-        chosen = usual if activations is None else tuple(activations)
+        chosen = usual if activations is None else tuple(map(_activation, activations))
         if len(chosen) == len(usual):
             chosen *= len(recurrent.DIRECTIONS.get(direction, (False,)))
         return self.apply(
@@ -155,3 +164,8 @@ class RecurrentVocabulary(VocabularyCore[T]):
                 **attrs,
             },
         )
+
+
+def _activation(given: Activation) -> Attr:
+    """An activation as attributes hold it."""
+    return given if isinstance(given, str) else (given[0], *map(float, given[1:]))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.capabilities import lowering_options
 from ostinato.backends.cpu.compiler import builtin_kernel
 from ostinato.backends.cpu.llvm import render
@@ -23,6 +24,7 @@ from ostinato.errors import DeviceUnavailableError
 from ostinato.ir.graph import BaseGraph
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.program import Call, LoweredBuffer, Program, Role
+from ostinato.records import replace
 from ostinato.variables import evaluate
 
 Array = np.ndarray[Any, Any]
@@ -52,11 +54,15 @@ class Memory:
 
 
 class LoweredGraph:
-    """A program of kernels for one instruction set level."""
+    """A program of kernels for one instruction set level, and for caches of any size."""
 
-    def __init__(self, graph: BaseGraph, level: str) -> None:
-        self.target = TargetSpec.named(level)
-        self.program, _ = lower_for_cpu(graph, lowering_options(CompileOptions(), self.target))
+    def __init__(
+        self, graph: BaseGraph, level: str, caches: CacheSizes | None = None, **options: Any
+    ) -> None:
+        target = TargetSpec.named(level)
+        self.target = target if caches is None else replace(target, caches=caches)
+        settings = lowering_options(CompileOptions(**options), self.target)
+        self.program, _ = lower_for_cpu(graph, settings)
         self._names = {v.name for v in self.program.variables}
         self._code: dict[str, Any] = {}
 

@@ -168,3 +168,37 @@ def test_which_instruction_is_a_matter_of_the_format(lowered: Lowered, level: st
     (kernel,) = (k for k in graph.kernels if isinstance(k, Gemm))
     assert kernel.b_format is not None
     assert kernel.b_format.steps == (4 if graph.target.has_byte_dots else 2)
+
+
+#: Channels, filters, groups, kernel, stride, padding, dilation.
+CONVOLUTIONS: list[tuple[Any, ...]] = [
+    (3, 9, 1, (7, 7), 2, 3, 1), (32, 33, 1, (1, 1), 2, 0, 1), (19, 16, 1, (3, 3), 1, 1, 2),
+    (36, 24, 2, (3, 2), 1, 1, 1), (48, 48, 48, (3, 3), 2, 1, 1), (5, 7, 1, (2,), 1, 0, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("left", "right"), [("uint8", "int8"), ("int8", "uint8")])
+def test_convolutions_are_exact(level: str, left: str, right: str) -> None:
+    """With channels last and first, and sums that 16 bits would not hold."""
+    rng = np.random.default_rng(5)
+    g = ost.Graph("convolutions")
+    results, data = [], {}
+    for number, (channels, filters, groups, kernel, *geometry) in enumerate(CONVOLUTIONS):
+        shape = (2, channels, *(9, 8)[: len(kernel)])
+        data[f"x{number}"] = random_bytes(rng, shape, left)
+        w = random_bytes(rng, (filters, channels // groups, *kernel), right)
+        x = g.input(f"x{number}", shape, left)
+        stride, padding, dilation = geometry
+        results.append(
+            g.integer_conv(
+                g.bitwise_xor(x, 1), g.param(f"w{number}", w.shape, right, value=w),
+                stride=stride, padding=padding, dilation=dilation, groups=groups,
+            )
+        )  # fmt: skip
+    g.set_outputs(results)
+    wanted = ost.reference.evaluate(g, data)
+    for channels_last in (True, False):
+        options = ost.CompileOptions(target=level, channels_last=channels_last)
+        found = ost.Session("cpu", threads=2).compile(g, options=options).run(data)
+        for actual, exact in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(actual, exact)

@@ -15,17 +15,27 @@ int program_ready(ProgramObject *program) {
     return 0;
 }
 
+void raise_outcome(const ProgramObject *program, executor_outcome outcome) {
+    if (outcome.status == EXECUTOR_STOPPED) {
+        raise_stopped(program);
+        return;
+    }
+    PyObject *type = program->queue == NULL ? PyExc_ValueError : program->queue->variable_error;
+    PyObject *problem = PyList_GetItem(program->problems, (Py_ssize_t)outcome.problem);
+    PyErr_Format(type, "%U, got %lld", problem, (long long)outcome.size);
+}
+
 int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
                     double *seconds) {
     if (program_ready(program) < 0) {
         return -1;
     }
-    bool ran;
+    executor_outcome outcome;
     Py_BEGIN_ALLOW_THREADS
-    ran = executor_run(program->executor, b->addresses, vars, seconds);
+    outcome = executor_run(program->executor, b->addresses, vars, seconds);
     Py_END_ALLOW_THREADS
-    if (!ran) {
-        raise_stopped(program);
+    if (outcome.status != EXECUTOR_RAN) {
+        raise_outcome(program, outcome);
         return -1;
     }
     return 0;

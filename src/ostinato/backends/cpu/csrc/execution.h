@@ -8,7 +8,11 @@
  * thread's runs have hold from now on. */
 int program_ready(ProgramObject *program);
 
-/* Runs the program without the GIL. Fails only for one that was garbage or is stopped. */
+/* Raises what a run of the program that did not run all steps ended with. */
+void raise_outcome(const ProgramObject *program, executor_outcome outcome);
+
+/* Runs the program without the GIL. Fails only for one that was garbage or is stopped, or where a
+ * step refuses a size. */
 int program_execute(ProgramObject *program, const bindings *b, const int64_t *vars,
                     double *seconds);
 

@@ -27,6 +27,7 @@ struct executor {
     memory_block scratch;
     size_t scratch_stride;
     bool stopped; /* guarded by the lock: the memory of slots may be gone */
+    size_t n_live; /* the variables of a program with steps that write some; else 0 */
     bool unbound; /* the pointers of external slots are unknown: write all of them */
 
     /* All of the following lie in the same allocation, behind this struct. */
@@ -36,6 +37,7 @@ struct executor {
     char **bound;         /* per external: the address its pointers were written for */
     size_t *first_patch;  /* per external, and one more: where its patches begin */
     patch *patches;
+    int64_t *live; /* the variables of the run in progress */
 };
 
 /* ---- building -------------------------------------------------------------------------------- */
@@ -48,6 +50,15 @@ static size_t count_patches(const executor_description *d) {
     return count;
 }
 
+static bool writes_variables(const executor_description *d) {
+    for (size_t i = 0; i < d->n_steps; i++) {
+        if (d->steps[i].kernel == NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* One allocation for everything a run reads, so that it is freed as one and lies together. */
 static executor *allocate(const executor_description *d) {
     size_t steps = sizeof(executor_step) * d->n_steps;
@@ -56,8 +67,9 @@ static executor *allocate(const executor_description *d) {
     size_t bound = sizeof(char *) * d->n_externals;
     size_t first_patch = sizeof(size_t) * (d->n_externals + 1);
     size_t patches = sizeof(patch) * count_patches(d);
+    size_t n_live = writes_variables(d) ? d->n_vars : 0;
     char *at = calloc(1, sizeof(executor) + steps + arguments + pointers + bound + first_patch +
-                             patches);
+                             patches + sizeof(int64_t) * n_live);
     executor *e = (executor *)at;
     if (e != NULL) {
         /* Every part is made of words of 8 bytes, so none needs padding. */
@@ -67,6 +79,8 @@ static executor *allocate(const executor_description *d) {
         e->bound = (char **)(at += pointers);
         e->first_patch = (size_t *)(at += bound);
         e->patches = (patch *)(at += first_patch);
+        e->live = (int64_t *)(at += patches);
+        e->n_live = n_live;
     }
     return e;
 }
@@ -176,41 +190,79 @@ static void run_step(executor *e, const executor_step *step, const int64_t *vars
     pool_run(e->pool, &job);
 }
 
+/* False, with the number in the outcome, where it is out of bounds. */
+static bool run_size_step(executor *e, const executor_step *step, executor_outcome *outcome) {
+    int64_t value = 0, most = step->extent_of == NULL ? step->extent : step->extent_of(e->live);
+    char *const *arguments = e->pointers + step->first_argument;
+    bool binds = step->size.variable >= 0;
+    if (binds) {
+        memcpy(&value, arguments[0], sizeof value);
+    } else {
+        value = most;
+        most = INT64_MAX;
+    }
+    if (value < step->size.least || value > most) {
+        *outcome = (executor_outcome){EXECUTOR_REFUSED, step->size.problem, value};
+        return false;
+    }
+    if (binds) {
+        e->live[step->size.variable] = value;
+        memcpy(arguments[1], &value, sizeof value);
+    }
+    return true;
+}
+
 static double now_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void run_timed(executor *e, const int64_t *vars, double *seconds) {
+static inline bool run_any_step(executor *e, const executor_step *step, const int64_t *vars,
+                                executor_outcome *outcome) {
+    if (step->kernel == NULL) {
+        return run_size_step(e, step, outcome);
+    }
+    run_step(e, step, vars);
+    return true;
+}
+
+static void run_timed(executor *e, const int64_t *vars, double *seconds,
+                      executor_outcome *outcome) {
     double before = now_seconds();
-    for (size_t i = 0; i < e->n_steps; i++) {
-        run_step(e, &e->steps[i], vars);
+    for (size_t i = 0; i < e->n_steps && run_any_step(e, &e->steps[i], vars, outcome); i++) {
         double after = now_seconds();
         seconds[i] = after - before;
         before = after;
     }
 }
 
-static void run_steps(executor *e, char *const *addresses, const int64_t *vars, double *seconds) {
+static void run_steps(executor *e, char *const *addresses, const int64_t *vars, double *seconds,
+                      executor_outcome *outcome) {
     bind_externals(e, addresses);
+    if (e->n_live > 0) {
+        memcpy(e->live, vars, sizeof(int64_t) * e->n_live);
+        vars = e->live;
+    }
     if (seconds != NULL) {
-        run_timed(e, vars, seconds);
+        run_timed(e, vars, seconds, outcome);
     } else {
-        for (size_t i = 0; i < e->n_steps; i++) {
-            run_step(e, &e->steps[i], vars);
+        for (size_t i = 0; i < e->n_steps && run_any_step(e, &e->steps[i], vars, outcome); i++) {
         }
     }
 }
 
-bool executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds) {
+executor_outcome executor_run(executor *e, char *const *addresses, const int64_t *vars,
+                              double *seconds) {
+    executor_outcome outcome = {.status = EXECUTOR_RAN};
     pthread_mutex_lock(&e->lock_owner->lock);
-    bool runs = !e->stopped;
-    if (runs) {
-        run_steps(e, addresses, vars, seconds);
+    if (e->stopped) {
+        outcome.status = EXECUTOR_STOPPED;
+    } else {
+        run_steps(e, addresses, vars, seconds, &outcome);
     }
     pthread_mutex_unlock(&e->lock_owner->lock);
-    return runs;
+    return outcome;
 }
 
 void executor_stop(executor *e) {

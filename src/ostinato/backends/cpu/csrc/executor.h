@@ -10,14 +10,24 @@
 #include "kernel.h"
 #include "pool.h"
 
+/* A step without a kernel is about sizes that depend on data: it gives a variable the number that
+ * argument 0 holds, and writes it to argument 1; or, without a variable, it checks a number that
+ * follows from the variables. A number outside of its bounds ends the run. */
 typedef struct {
-    kernel_fn kernel;
+    int64_t variable; /* -1: none is written */
+    int64_t least;
+    size_t problem; /* what is wrong with other numbers; a position in a list of the caller's */
+} size_rule;
+
+typedef struct {
+    kernel_fn kernel;      /* NULL: `size` applies, and the extent is the greatest number allowed */
     symbolic_fn extent_of; /* NULL: the extent is the constant below */
     int64_t extent;
     int64_t limit; /* steps beyond are left out, whatever the extent */
     int64_t grain;
     size_t first_argument; /* its arguments start here in the list of all arguments */
     bool threaded;
+    size_rule size;
 } executor_step;
 
 /* An argument of a step: `offset` bytes into a slot. */
@@ -41,6 +51,7 @@ typedef struct {
     const executor_slot *slots;
     size_t n_externals;
     size_t scratch_bytes; /* the most that any step needs */
+    size_t n_vars;
     struct executor *exclusive_with; /* never runs at the same time as that one; NULL: nothing to heed */
 } executor_description;
 
@@ -51,11 +62,19 @@ typedef struct executor executor;
 executor *executor_create(const executor_description *description, thread_pool *p);
 void executor_destroy(executor *e);
 
+/* How a run ended: with all steps; before the first, since the executor was stopped; or at a step
+ * that refused a size. */
+typedef struct {
+    enum { EXECUTOR_RAN, EXECUTOR_STOPPED, EXECUTOR_REFUSED } status;
+    size_t problem; /* of the size, as its rule has it */
+    int64_t size;
+} executor_outcome;
+
 /* Runs all steps in order; allocates nothing. Runs of one executor, and of
  * those that it excludes, on several threads happen one after the other.
- * Where `seconds` is not NULL, the time of each step goes there. False, and nothing has run, once
- * the executor was stopped. */
-bool executor_run(executor *e, char *const *addresses, const int64_t *vars, double *seconds);
+ * Where `seconds` is not NULL, the time of each step goes there. */
+executor_outcome executor_run(executor *e, char *const *addresses, const int64_t *vars,
+                              double *seconds);
 
 /* Waits for a run in progress; there will be no other, so that the memory of slots may go. */
 void executor_stop(executor *e);

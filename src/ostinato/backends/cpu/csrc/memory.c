@@ -13,9 +13,11 @@ static size_t round_up(size_t value, size_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
+/* Nothing is reserved: arenas have room for the greatest sizes, of which runs touch what they use. */
 static char *map_pages(size_t nbytes) {
     void *address =
-        mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+             -1, 0);
     return address == MAP_FAILED ? NULL : address;
 }
 

@@ -8,6 +8,7 @@
 #include "program.h"
 #include "python_types.h"
 #include "recording.h"
+#include "selection.h"
 #include "thread_pool.h"
 #include "touches.h"
 
@@ -69,6 +70,8 @@ static int core_exec(PyObject *module) {
     }
     if (add_address(module, "memcpy_kernel", (void *)(uintptr_t)memcpy_kernel) < 0 ||
         add_address(module, "copy_kernel", (void *)(uintptr_t)copy_kernel) < 0 ||
+        add_address(module, "flat_nonzero_kernel", (void *)(uintptr_t)flat_nonzero_kernel) < 0 ||
+        add_address(module, "suppress_kernel", (void *)(uintptr_t)suppress_kernel) < 0 ||
         add_address(module, "select_experts_kernel", (void *)(uintptr_t)select_experts_kernel) < 0 ||
         add_address(module, "stage_experts_kernel", (void *)(uintptr_t)stage_experts_kernel) < 0) {
         return -1;

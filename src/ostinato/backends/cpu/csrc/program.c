@@ -69,6 +69,7 @@ static int program_traverse(ProgramObject *self, visitproc visit, void *arg) {
     Py_VISIT(self->owner);
     Py_VISIT(self->sources);
     Py_VISIT(self->stopped);
+    Py_VISIT(self->problems);
     Py_VISIT(self->last);
     Py_VISIT((PyObject *)self->exclusive_with);
     Py_VISIT((PyObject *)self->queue);
@@ -93,6 +94,7 @@ static int program_clear(ProgramObject *self) {
     Py_CLEAR(self->owner);
     Py_CLEAR(self->sources);
     Py_CLEAR(self->stopped);
+    Py_CLEAR(self->problems);
     Py_CLEAR(self->last);
     Py_CLEAR(self->queue);
     return 0;

@@ -16,6 +16,7 @@ typedef struct {
     size_t n_arguments;
     size_t capacity;
     size_t scratch_bytes;
+    PyObject *problems; /* a list */
 } draft;
 
 /* ---- slots ----------------------------------------------------------------------------------- */
@@ -196,13 +197,66 @@ static int parse_fields(draft *d, Py_ssize_t index, PyObject *fields) {
     return parse_arguments(d, index, PyTuple_GetItem(fields, 1));
 }
 
-static int parse_step(draft *d, Py_ssize_t index, PyObject *item) {
+/* The fields of a step that binds or checks a size: (None, args, variable, least, greatest,
+ * greatest_address, problem). */
+static int parse_size_fields(ProgramObject *self, draft *d, Py_ssize_t index, PyObject *fields) {
+    int64_t variable, least, greatest;
+    void *greatest_of;
+    PyObject *problem = PyTuple_GetItem(fields, 6);
+#define AT(name) ((place){"step", index, name})
+    if (read_int(PyTuple_GetItem(fields, 2), -1, AT("variable"), &variable) < 0 ||
+        read_int(PyTuple_GetItem(fields, 3), 0, AT("least"), &least) < 0 ||
+        read_int(PyTuple_GetItem(fields, 4), INT64_MIN, AT("greatest"), &greatest) < 0 ||
+        read_address(PyTuple_GetItem(fields, 5), true, AT("greatest_address"), &greatest_of) < 0) {
+        return -1;
+    }
+#undef AT
+    if (!PyUnicode_Check(problem)) {
+        PyErr_Format(PyExc_TypeError, "step %zd: problem must be a str, not %R", index,
+                     (PyObject *)Py_TYPE(problem));
+        return -1;
+    }
+    if (variable >= self->n_vars) {
+        PyErr_Format(PyExc_IndexError, "step %zd: there is no variable %lld", index,
+                     (long long)variable);
+        return -1;
+    }
+    size_t first = d->n_arguments, wanted = variable < 0 ? 0 : 2;
+    d->steps[index] = (executor_step){
+        .extent_of = (symbolic_fn)(uintptr_t)greatest_of,
+        .extent = greatest,
+        .limit = INT64_MAX,
+        .grain = 1,
+        .first_argument = first,
+        .size = {variable, least, (size_t)PyList_Size(d->problems)},
+    };
+    if (PyList_Append(d->problems, problem) < 0 ||
+        parse_arguments(d, index, PyTuple_GetItem(fields, 1)) < 0) {
+        return -1;
+    }
+    if (d->n_arguments - first != wanted) {
+        PyErr_Format(PyExc_ValueError, "step %zd: a size has %zu arguments, not %zu", index,
+                     d->n_arguments - first, wanted);
+        return -1;
+    }
+    for (size_t i = first; i < d->n_arguments; i++) {
+        if (d->slot_nbytes[d->arguments[i].slot] - (Py_ssize_t)d->arguments[i].offset < 8) {
+            PyErr_Format(PyExc_ValueError, "step %zd: a size takes 8 bytes", index);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int parse_step(ProgramObject *self, draft *d, Py_ssize_t index, PyObject *item) {
     PyObject *fields = read_sequence(item, (place){"step", index, "its description"});
     if (fields == NULL) {
         return -1;
     }
     int status = -1;
-    if (PyTuple_Size(fields) != 6 && PyTuple_Size(fields) != 7) {
+    if (PyTuple_Size(fields) == 7 && PyTuple_GetItem(fields, 0) == Py_None) {
+        status = parse_size_fields(self, d, index, fields);
+    } else if (PyTuple_Size(fields) != 6 && PyTuple_Size(fields) != 7) {
         PyErr_Format(PyExc_ValueError,
                      "step %zd has %zd items, but a step is (kernel_address, args, extent, "
                      "extent_address, grain, scratch_bytes[, threaded])",
@@ -214,7 +268,7 @@ static int parse_step(draft *d, Py_ssize_t index, PyObject *item) {
     return status;
 }
 
-static int parse_steps(draft *d, PyObject *steps) {
+static int parse_steps(ProgramObject *self, draft *d, PyObject *steps) {
     d->n_steps = PyTuple_Size(steps);
     d->steps = PyMem_Calloc((size_t)d->n_steps, sizeof *d->steps);
     if (d->steps == NULL) {
@@ -222,7 +276,7 @@ static int parse_steps(draft *d, PyObject *steps) {
         return -1;
     }
     for (Py_ssize_t i = 0; i < d->n_steps; i++) {
-        if (parse_step(d, i, PyTuple_GetItem(steps, i)) < 0) {
+        if (parse_step(self, d, i, PyTuple_GetItem(steps, i)) < 0) {
             return -1;
         }
     }
@@ -240,6 +294,7 @@ static int build_executor(ProgramObject *self, const draft *d) {
         .slots = d->slots,
         .n_externals = (size_t)self->n_externals,
         .scratch_bytes = d->scratch_bytes,
+        .n_vars = (size_t)self->n_vars,
         .exclusive_with = self->exclusive_with == NULL ? NULL : self->exclusive_with->executor,
     };
     self->executor = executor_create(&description, ((ThreadPoolObject *)self->pool)->pool);
@@ -260,14 +315,15 @@ int program_parse(ProgramObject *self, core_state *state, PyObject *pool, PyObje
         return -1;
     }
     self->pool = Py_NewRef(pool);
-    draft d = {0};
+    draft d = {.problems = PyList_New(0)};
     PyObject *slot_items = PySequence_Tuple(slots);
     PyObject *step_items = slot_items == NULL ? NULL : PySequence_Tuple(steps);
     int status = -1;
-    if (step_items != NULL && parse_slots(self, &d, slot_items) == 0 &&
-        parse_steps(&d, step_items) == 0) {
+    if (step_items != NULL && d.problems != NULL && parse_slots(self, &d, slot_items) == 0 &&
+        parse_steps(self, &d, step_items) == 0) {
         status = build_executor(self, &d);
     }
+    self->problems = d.problems;
     Py_XDECREF(slot_items);
     Py_XDECREF(step_items);
     PyMem_Free(d.slots);

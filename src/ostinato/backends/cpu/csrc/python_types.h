@@ -55,7 +55,7 @@ typedef struct {
 } bindings;
 
 /* Runs copy the variables to their stack, which keeps them free of locks and of malloc. */
-#define MAX_VARS 64
+#define MAX_VARS 256
 
 /* The block of variables that a queue holds: token, position, kv_len. */
 #define BLOCK_VARS 3
@@ -106,6 +106,7 @@ typedef struct ProgramObject {
     PyObject *owner;       /* keeps the machine code alive; or NULL */
     PyObject *sources;     /* a tuple of what else it runs on, for `uses`; or NULL */
     PyObject *stopped;     /* what runs raise since the program was stopped; or NULL */
+    PyObject *problems;    /* a list: what is wrong with sizes that steps refuse; or NULL */
     struct ProgramObject *exclusive_with; /* the program whose lock its runs take; or NULL */
     order_range *touched;  /* by every run, beside the buffers that it brings */
     Py_ssize_t n_touched;

@@ -152,12 +152,14 @@ static int prepare(RecordingObject *self, int64_t *vars) {
     return 0;
 }
 
-/* Without the GIL. The program that was stopped meanwhile, or NULL. */
-static const ProgramObject *run_all(const RecordingObject *self, const int64_t *vars) {
+/* Without the GIL. The program that was stopped meanwhile or refused a size, or NULL. */
+static const ProgramObject *run_all(const RecordingObject *self, const int64_t *vars,
+                                    executor_outcome *outcome) {
     for (Py_ssize_t i = 0; i < self->n_calls; i++) {
         const BoundCallObject *call = self->calls[i].call;
         const ProgramObject *program = call->program;
-        if (!executor_run(program->executor, call->bindings->addresses, vars, NULL)) {
+        *outcome = executor_run(program->executor, call->bindings->addresses, vars, NULL);
+        if (outcome->status != EXECUTOR_RAN) {
             return program;
         }
         vars += program->n_vars;
@@ -175,12 +177,13 @@ static int replay_in_order(RecordingObject *self) {
     }
     int status = prepare(self, vars);
     if (status == 0) {
-        const ProgramObject *stopped;
+        const ProgramObject *failed;
+        executor_outcome outcome;
         Py_BEGIN_ALLOW_THREADS
-        stopped = run_all(self, vars);
+        failed = run_all(self, vars, &outcome);
         Py_END_ALLOW_THREADS
-        if (stopped != NULL) {
-            raise_stopped(stopped);
+        if (failed != NULL) {
+            raise_outcome(failed, outcome);
             status = -1;
         }
     }

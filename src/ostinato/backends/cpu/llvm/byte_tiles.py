@@ -15,17 +15,19 @@ from llvmlite import ir
 from ostinato.backends.cpu.llvm.byte_dots import add_products
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
-from ostinato.backends.cpu.llvm.memory import load, store
+from ostinato.backends.cpu.llvm.memory import load, prefetch, store
+from ostinato.backends.cpu.llvm.microkernel import row_pointers, tile_dims
 from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I8, I32, I64, constant, register_type
 from ostinato.dtypes import FLOAT32, INT32
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 from ostinato.variables import bounds, coefficient
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
-    from ostinato.backends.cpu.rules.gemm import Gemm
+    from ostinato.backends.cpu.rules.gemm import Gemm, SumAxis
+    from ostinato.variables import Dim
 
 __all__ = ["define_byte_tile"]
 
@@ -39,41 +41,58 @@ _CODE_ZERO = 8
 def define_byte_tile(
     module: ir.Module, name: str, gemm: Gemm, rows: int, target: TargetSpec
 ) -> ir.Function:
-    """Adds the function ``void name(a, offsets, b, out, a_scales, b_scales)`` to ``module``.
+    """Adds ``void name(a, offsets, b, out, dims..., a_scales, b_scales, ahead)`` to ``module``.
 
-    ``a`` points at the first row, ``b`` is the panel, ``out`` receives ``rows`` x ``panel`` sums,
-    densely. ``offsets`` is not looked at: rows are evenly spaced. The scales are those of the first
-    row and of the panel; without :attr:`Gemm.scales` there are no such arguments.
+    The first ones are those of :func:`~ostinato.backends.cpu.llvm.microkernel.define_tile`. The
+    scales are those of the first row and of the panel; without :attr:`Gemm.scales` there are no
+    such arguments. ``ahead`` is the address from which to prefetch; it is there with
+    :attr:`Gemm.fetch`.
     """
-    pointers = 4 if gemm.scales is None else 6
-    signature = ir.FunctionType(ir.VoidType(), [BYTE_POINTER] * pointers)
-    function = ir.Function(module, signature, name)
+    dims = tile_dims(gemm)
+    pointers = (0 if gemm.scales is None else 2) + (0 if gemm.fetch is None else 1)
+    arguments = [*[BYTE_POINTER] * 4, *[I64] * len(dims), *[BYTE_POINTER] * pointers]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     target.decorate(function)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    a, _, b, out, *scales = function.args
-    tile = _ByteTile(builder, gemm, target, rows, a, b)
+    a, offsets, b, out, *rest = function.args
+    ahead = None if gemm.fetch is None else rest.pop()
+    left = row_pointers(builder, gemm, rows, a, offsets)
+    values = dict(zip(dims, rest, strict=False))
+    tile = _ByteTile(builder, gemm, target, left, b, values, ahead if gemm.fetches(rows) else None)
     if gemm.scales is None:
         sums = tile.zeros(tile.size)
-        tile.multiply(sums, I64(0), tile.depth)
+        tile.multiply_runs(sums)
         tile.store(out, sums)
     else:
-        _ScaledTile(tile, *scales).run(out)
+        _ScaledTile(tile, *rest[len(dims) :]).run(out)
     builder.ret_void()
     return function
 
 
 @dataclass(frozen=True)
 class _ByteTile:
-    """A tile whose sums are in stack slots, which LLVM turns into registers."""
+    """A tile whose sums are in stack slots, which LLVM turns into registers.
+
+    Attributes:
+        left: pointers to the rows of ``a``.
+        b: the panel.
+        dims: the values of symbolic steps from one element of a row to another.
+        ahead: the address from which to prefetch, if the tile does.
+    """
 
     builder: ir.IRBuilder
     gemm: Gemm
     target: TargetSpec
-    rows: int
-    a: ir.Value
+    left: Sequence[ir.Value]
     b: ir.Value
+    dims: Mapping[Dim, ir.Value]
+    ahead: ir.Value | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.left)
 
     @property
     def lanes(self) -> int:
@@ -127,6 +146,62 @@ class _ByteTile:
 
     # -- sums of products -------------------------------------------------------------------
 
+    @property
+    def run(self) -> int:
+        """Positions of ``k`` that one loop walks."""
+        assert self.gemm.b_format is not None
+        return self.gemm.b_format.run or self.depth
+
+    @property
+    def step(self) -> ir.Value | None:
+        """Elements of a row from one position of a run to the next; ``None``: one."""
+        axes = self.gemm.sum_axes
+        step = axes[-1].step if axes else 1
+        if step == 1:
+            return None
+        return I64(step) if isinstance(step, int) else self.dims[step]
+
+    def multiply_runs(self, sums: Sequence[ir.Value]) -> None:
+        """Adds all products to ``sums``, run by run."""
+        form = self.gemm.b_format
+        assert form is not None
+        if form.run is None:
+            self.multiply(sums, I64(0), self.depth)
+            return
+        b, nbytes = self.builder, -(-form.run // form.depth) * form.steps * self.gemm.panel
+
+        def run(offset: ir.Value, number: ir.Value) -> None:
+            left = [b.gep(row, [offset], source_etype=I8) for row in self.left]
+            distance = b.mul(number, I64(nbytes))
+            panel, ahead = (
+                None if pointer is None else b.gep(pointer, [distance], source_etype=I8)
+                for pointer in (self.b, self.ahead)
+            )
+            replace(self, left=left, b=panel, ahead=ahead).multiply(sums, I64(0), self.run)
+
+        self._each_run(self.gemm.sum_axes[:-1], I64(0), I64(0), run)
+
+    def _each_run(
+        self,
+        axes: Sequence[SumAxis],
+        offset: ir.Value,
+        number: ir.Value,
+        body: Callable[[ir.Value, ir.Value], None],
+    ) -> None:
+        """Calls ``body`` for each run, with its offset in a row and its number."""
+        if not axes:
+            body(offset, number)
+            return
+        b, outer = self.builder, axes[0]
+        count = bounds(outer.extent)[1]
+        step = I64(outer.step) if isinstance(outer.step, int) else self.dims[outer.step]
+
+        def iteration(index: ir.Value) -> None:
+            place = b.add(offset, b.mul(index, step))
+            self._each_run(axes[1:], place, b.add(b.mul(number, I64(count)), index), body)
+
+        counted_loop(b, I64(0), I64(count), 1, iteration, trips=count, name="run")
+
     def multiply(
         self,
         sums: Sequence[ir.Value],
@@ -163,6 +238,10 @@ class _ByteTile:
         """One row of the panel: the positions of ``k`` from ``k`` on, ``count`` if not in full."""
         b, steps, lanes = self.builder, self.steps, self.lanes
         first = b.mul(b.udiv(k, I64(2)) if self.halves else k, I64(self.gemm.panel))
+        if self.ahead is not None:
+            line = self.gemm.caches.line
+            for start in range(0, steps * self.gemm.panel, line):
+                prefetch(b, self.ahead, b.add(first, I64(start)))
         loaded = []
         for vector in range(self.vectors):
             place = b.add(first, I64(vector * lanes * steps))
@@ -206,16 +285,17 @@ class _ByteTile:
 
     def _repeated(self, row: int, k: ir.Value, count: int) -> ir.Value:
         """``steps`` bytes of a row of ``a``, for every column; zero beyond the first ``count``."""
-        b, stride = self.builder, self.gemm.row_stride
-        assert stride is not None
+        b, step = self.builder, self.step
         together = ir.IntType(8 * self.steps)
-        at = b.gep(self.a, [b.add(k, I64(row * stride))], source_etype=I8)
-        if count == self.steps:
+        first = k if step is None else b.mul(k, step)
+        at = b.gep(self.left[row], [first], source_etype=I8)
+        if count == self.steps and step is None:
             word = b.load(at, align=1, typ=together)
         else:
             word = together(0)
             for number in range(count):
-                byte = b.load(b.gep(at, [I64(number)], source_etype=I8), align=1, typ=I8)
+                place = I64(number) if step is None else b.mul(step, I64(number))
+                byte = b.load(b.gep(at, [place], source_etype=I8), align=1, typ=I8)
                 word = b.or_(word, b.shl(b.zext(byte, together), together(8 * number)))
         vector = ir.VectorType(together, self.lanes)
         undefined = ir.Constant(vector, ir.Undefined)

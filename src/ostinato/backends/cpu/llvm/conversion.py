@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from ostinato.backends.cpu.llvm import narrow
 from ostinato.backends.cpu.llvm.types import (
     I16,
     I32,
@@ -32,10 +33,15 @@ def convert(
     """``value`` as ``target``.
 
     Floats become integers by truncation, saturating at the ends of the range with NaN giving 0.
-    Anything becomes bool by ``!= 0``. What becomes a 16-bit float is rounded to it once.
+    Anything becomes bool by ``!= 0``. What becomes a 16-bit float is rounded to it once. Narrow
+    integers are the low bits of an int32.
     """
     if source == target:
         return value
+    if source.is_narrow:
+        source = register_dtype(source)
+    if target.is_narrow:
+        return _to_narrow(builder, value, source, target, lanes)
     if target == BOOL:
         return _truth(builder, value, source, lanes)
     if source.is_float:
@@ -57,6 +63,9 @@ def round_register(builder: ir.IRBuilder, value: ir.Value, dtype: DType, lanes: 
     if dtype == BFLOAT16:
         bits = _bfloat16_bits_in_place(builder, value, lanes)
         return builder.bitcast(bits, value.type)
+    if dtype.is_narrow and not dtype.format.is_integer:
+        code = narrow.encode(builder, value, dtype, lanes)
+        return narrow.decode(builder, code, dtype, lanes)
     return value
 
 
@@ -71,6 +80,9 @@ def from_memory(builder: ir.IRBuilder, stored: ir.Value, dtype: DType, lanes: in
         wide = builder.zext(stored, vector_of(I32, lanes))
         shifted = builder.shl(wide, constant(INT32, 16, lanes))
         return builder.bitcast(shifted, register_type(dtype, lanes))
+    if dtype.is_narrow:
+        form = narrow.low_bits if dtype.format.is_integer else narrow.decode
+        return form(builder, stored, dtype, lanes)
     return stored
 
 
@@ -85,7 +97,23 @@ def to_memory(builder: ir.IRBuilder, value: ir.Value, dtype: DType, lanes: int) 
         bits = _bfloat16_bits_in_place(builder, value, lanes)
         high = builder.lshr(bits, constant(INT32, 16, lanes))
         return builder.trunc(high, vector_of(I16, lanes))
+    if dtype.is_narrow and not dtype.format.is_integer:
+        return narrow.encode(builder, value, dtype, lanes)
     return value
+
+
+def _to_narrow(
+    builder: ir.IRBuilder, value: ir.Value, source: DType, target: DType, lanes: int
+) -> ir.Value:
+    if target.format.is_integer:
+        whole = convert(builder, value, source, INT32, lanes)
+        byte = builder.trunc(whole, register_type(target, lanes))
+        return narrow.low_bits(builder, byte, target, lanes)
+    if source == FLOAT64:
+        value = _round_to_odd(builder, value, lanes)
+    else:
+        value = convert(builder, value, source, FLOAT32, lanes)
+    return round_register(builder, value, target, lanes)
 
 
 def _truth(builder: ir.IRBuilder, value: ir.Value, source: DType, lanes: int) -> ir.Value:
@@ -107,10 +135,30 @@ def _resize_integer(
 def _float_to_integer(
     builder: ir.IRBuilder, value: ir.Value, source: DType, target: DType, lanes: int
 ) -> ir.Value:
+    if target.bits < INT32.bits:
+        return _float_to_narrow_integer(builder, value, source, target, lanes)
     operation = "fptosi" if target.is_signed else "fptoui"
     suffix = f"{overload_suffix(target, lanes)}.{overload_suffix(source, lanes)}"
     to = register_type(target, lanes)
     return call_intrinsic(builder, f"llvm.{operation}.sat.{suffix}", to, [value])
+
+
+def _float_to_narrow_integer(
+    builder: ir.IRBuilder, value: ir.Value, source: DType, target: DType, lanes: int
+) -> ir.Value:
+    """An integer of 8 or 16 bits, by way of 32: LLVM converts to those element by element."""
+    b = builder
+    largest = (1 << (target.bits - target.is_signed)) - 1
+    least = -largest - 1 if target.is_signed else 0
+    low, high = (constant(source, float(end), lanes) for end in (least, largest))
+    # A comparison with NaN is false, and the processor's maximum and minimum are just these.
+    limited = b.select(b.fcmp_ordered(">", value, low), value, low)
+    limited = b.select(b.fcmp_ordered("<", limited, high), limited, high)
+    if target.is_signed:
+        is_nan = b.fcmp_unordered("uno", value, value)
+        limited = b.select(is_nan, constant(source, 0.0, lanes), limited)
+    wide = b.fptosi(limited, register_type(INT32, lanes))
+    return b.trunc(wide, register_type(target, lanes))
 
 
 def _float_to_float(

@@ -27,7 +27,7 @@ from ostinato.backends.cpu.llvm.scopes import Scope
 from ostinato.backends.cpu.llvm.stages import StageEmitter
 from ostinato.backends.cpu.llvm.types import I8, I64
 from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
-from ostinato.dtypes import FLOAT32, INT64
+from ostinato.dtypes import BFLOAT16, FLOAT32, INT64
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import Dependences
 from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of, max_extent
@@ -50,11 +50,12 @@ if TYPE_CHECKING:
 
     from llvmlite import ir
 
-    from ostinato.backends.cpu.llvm import byte_tiles, transpose
+    from ostinato.backends.cpu.llvm import bfloat16_tiles, byte_tiles, transpose
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.cpu.rules.gemm import Gemm
     from ostinato.backends.cpu.rules.multi_gemm import MultiGemm
 else:
+    bfloat16_tiles = LazyModule("ostinato.backends.cpu.llvm.bfloat16_tiles")
     byte_tiles = LazyModule("ostinato.backends.cpu.llvm.byte_tiles")
     transpose = LazyModule("ostinato.backends.cpu.llvm.transpose")
 
@@ -174,9 +175,10 @@ class _Tiles:
     def of(self, gemm: Gemm) -> dict[int, ir.Function]:
         """The tiles for a gemm, by height."""
         form, scales = gemm.b_format, gemm.scales
-        key = (form, None if scales is None else (scales.size, scales.b_dtype))
+        scaled = None if scales is None else (scales.size, scales.b_dtype)
+        key = (form, scaled, gemm.fetch, gemm.depth_block, gemm.remainders)
         if key not in self._made:
-            define = define_tile if form is None or form.steps == 1 else byte_tiles.define_byte_tile
+            define = _define(gemm)
             prefix = f"{self._name}.{len(self._made)}.tile"
             self._made[key] = {
                 rows: define(
@@ -185,6 +187,15 @@ class _Tiles:
                 for rows in (gemm.rows, *gemm.remainders)
             }
         return self._made[key]
+
+
+def _define(gemm: Gemm) -> Callable[..., ir.Function]:
+    """The function that defines register tiles for panels of a form."""
+    if gemm.b_format is None or gemm.b_format.steps == 1:
+        return define_tile
+    if gemm.a_dtype == BFLOAT16:
+        return bfloat16_tiles.define_bfloat16_tile
+    return byte_tiles.define_byte_tile
 
 
 class _Segment:
@@ -242,16 +253,57 @@ class _Segment:
         scales = [self._locate_scales(gemm, item) for gemm in self.gemms]
         dims = [self.indices.scalar(dim, item) for dim in tile_dims(c)]
 
-        def tile(height: int, row: ir.Value) -> None:
-            left, place = locate(row), b.mul(row, I64(c.panel))
-            for tiles, panel, sums, more in zip(self.tiles, panels, self.sums, scales, strict=True):
-                out = address(b, sums, c.acc, place)
-                b.call(tiles[height], [*left, panel, out, *dims, *more(row)])
+        operands = [*zip(self.gemms, self.tiles, panels, self.sums, scales, strict=True)]
 
-        if c.remainders:
-            self._separate_tiles(count, tile)
-        else:
-            self._overlapping_tiles(count, tile)
+        def multiply(k: ir.Value | None, more: Sequence[ir.Value]) -> None:
+            """All tiles over ``k``, or over a block of it that begins there."""
+
+            def tile(height: int, row: ir.Value) -> None:
+                a, offsets = locate(row)
+                place = b.mul(row, I64(c.panel))
+                if k is not None:
+                    a = address(b, a, c.a_dtype, b.mul(k, I64(c.sum_axes[0].step)))
+                for gemm, tiles, panel, sums, scaled in operands:
+                    out, right = address(b, sums, c.acc, place), panel
+                    if k is not None:
+                        right = address(b, panel, gemm.b_dtype, b.mul(k, I64(c.panel)))
+                    ahead = self._ahead(gemm, right, row)
+                    arguments = [a, offsets, right, out, *dims, *scaled(row), *ahead, *more]
+                    b.call(tiles[height], arguments)
+
+            if c.remainders:
+                self._separate_tiles(count, tile)
+            else:
+                self._overlapping_tiles(count, tile)
+
+        if c.depth_block is None:
+            multiply(None, ())
+            return
+        assert isinstance(c.depth, int)
+        depth, steps = I64(c.depth), I64(c.depth_block)
+
+        def block(k: ir.Value) -> None:
+            left = b.sub(depth, k)
+            taken = b.select(b.icmp_signed("<", left, steps), left, steps)
+            multiply(k, (taken, b.icmp_signed(">", k, I64(0))))
+
+        counted_loop(b, I64(0), depth, c.depth_block, block, trips=-(-c.depth // c.depth_block))
+
+    def _ahead(self, gemm: Gemm, right: ir.Value, row: ir.Value) -> list[ir.Value]:
+        """The address from which the tile at ``row`` prefetches, if it does.
+
+        Args:
+            right: where the tile's part of the panel begins.
+        """
+        fetch, b = gemm.fetch, self.builder
+        if fetch is None:
+            return []
+        if gemm.depth_block is None:
+            return [self._bytes_after(right, I64(fetch.distance))]
+        nbytes = gemm.depth_block * gemm.panel * gemm.b_dtype.itemsize
+        share = nbytes // gemm.fetching_tiles // fetch.caches.line * fetch.caches.line
+        first = b.mul(b.udiv(row, I64(gemm.rows)), I64(share))
+        return [self._bytes_after(right, b.add(I64(nbytes), first))]
 
     def _overlapping_tiles(self, count: ir.Value, tile: Callable[[int, ir.Value], None]) -> None:
         """Full tiles only; the last goes back over rows of the one before it if it must."""

@@ -127,7 +127,11 @@ class _Renderer:
             switch.add_case(I64(height), block)
             b.position_at_end(block)
             for matrix, sums in zip(matrices, self.sums, strict=True):
-                b.call(function, [a, self.offsets, matrix, sums])
+                fetch = grouped.gemm.fetch
+                ahead = (
+                    [] if fetch is None else [b.gep(matrix, [I64(fetch.distance)], source_etype=I8)]
+                )
+                b.call(function, [a, self.offsets, matrix, sums, *ahead])
             b.branch(done)
         b.position_at_end(done)
 

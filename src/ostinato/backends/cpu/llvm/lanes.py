@@ -14,14 +14,22 @@ from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
-from ostinato.backends.cpu.llvm.conversion import convert, overload_suffix, round_register
+from ostinato.backends.cpu.llvm.conversion import (
+    convert,
+    from_memory,
+    overload_suffix,
+    round_register,
+    to_memory,
+)
 from ostinato.backends.cpu.llvm.integers import IntegerArithmetic
 from ostinato.backends.cpu.llvm.types import (
     I32,
     Scalar,
     call_intrinsic,
     constant,
+    memory_type,
     register_type,
+    vector_of,
 )
 from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, DType, promote
 from ostinato.records import dataclass
@@ -79,8 +87,10 @@ class Lane:
         return Lane(self.builder, value, dtype, self.lanes)
 
     def bitcast(self, dtype: DType) -> Lane:
-        """The same bits read as a dtype of the same width."""
-        value = self.builder.bitcast(self.value, register_type(dtype, self.lanes))
+        """The same bits in memory read as a dtype of the same width."""
+        stored = to_memory(self.builder, self.value, self.dtype, self.lanes)
+        stored = self.builder.bitcast(stored, vector_of(memory_type(dtype), self.lanes))
+        value = from_memory(self.builder, stored, dtype, self.lanes)
         return Lane(self.builder, value, dtype, self.lanes)
 
     @property

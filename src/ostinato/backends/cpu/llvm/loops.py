@@ -11,13 +11,13 @@ from ostinato.backends.cpu.llvm.kernel import (
     stack_slot,
     when,
 )
-from ostinato.backends.cpu.llvm.memory import address
+from ostinato.backends.cpu.llvm.memory import address, fence_streams
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.scalars import Scalars
 from ostinato.backends.cpu.llvm.scopes import Scope
 from ostinato.backends.cpu.llvm.stages import StageEmitter
 from ostinato.backends.cpu.llvm.types import I64
-from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
+from ostinato.backends.cpu.llvm.vectors import plan_vectors
 from ostinato.dtypes import UINT8
 from ostinato.lower.loopir.dependences import Dependence, Dependences, roots, written_buffers
 from ostinato.lower.loopir.nodes import Reduce, Stage, extent_of, max_extent
@@ -48,7 +48,7 @@ def render(nest: CpuLoopNest, name: str, target: TargetSpec) -> ir.Module:
 
 
 class _NestRenderer:
-    def __init__(self, nest: LoopNest, kernel: KernelFunction) -> None:
+    def __init__(self, nest: CpuLoopNest, kernel: KernelFunction) -> None:
         self.nest = nest
         self.kernel = kernel
         self.builder = kernel.builder
@@ -56,7 +56,10 @@ class _NestRenderer:
         buffers = [*kernel.buffers, *_temps(nest, kernel)]
         self.scalars = Scalars(kernel.builder, LaneNamespace(), buffers, self.dependences)
         dtypes = [arg.dtype for arg in nest.args] + [temp.dtype for temp in nest.temps]
-        self.stages = StageEmitter(kernel.builder, kernel.target, self.scalars, dtypes)
+        self.streamed = nest.streamed if kernel.target.has_streaming_stores else None
+        self.stages = StageEmitter(
+            kernel.builder, kernel.target, self.scalars, dtypes, self.streamed
+        )
 
     def render(self) -> None:
         kernel = self.kernel
@@ -64,6 +67,8 @@ class _NestRenderer:
             outermost = Scope(symbols=dict(kernel.variables))
             self._hoist(outermost, self.nest.axes)
             self._outer_loop(outermost)
+            if self.streamed is not None:
+                fence_streams(self.builder)
         self.builder.ret_void()
 
     # -- the parallel range -----------------------------------------------------------------
@@ -142,7 +147,9 @@ class _NestRenderer:
             for stage in nest.stages:
                 self.stages.columns(stage, shared, vectors)
 
-        strip_mine(b, lane, (first, stop), _block_count(extent, nest.block), plan, point, body)
+        statements = [statement for stage in nest.stages for statement in stage.statements]
+        whole = _block_count(extent, nest.block)
+        self.stages.strip_mine(statements, lane, (first, stop), whole, plan, point, body)
 
     def _hoist(self, scope: Scope, inner: Sequence[Symbol]) -> None:
         """Computes in ``scope`` what depends on no axis in it, from stages that surely run."""

@@ -19,6 +19,7 @@ from ostinato.backends.cpu.llvm.lanes import Lane, broadcast
 from ostinato.backends.cpu.llvm.types import (
     BYTE_POINTER,
     I1,
+    I8,
     I32,
     Scalar,
     call_intrinsic,
@@ -30,7 +31,7 @@ from ostinato.backends.cpu.llvm.types import (
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
 
-__all__ = ["address", "gather", "load", "scatter", "splat", "store"]
+__all__ = ["address", "fence_streams", "gather", "load", "prefetch", "scatter", "splat", "store"]
 
 
 def splat(builder: ir.IRBuilder, value: Scalar | Lane, dtype: DType, lanes: int) -> Lane:
@@ -83,14 +84,24 @@ def store(
     element_index: ir.Value,
     lane: Lane,
     mask: ir.Value | None = None,
+    *,
+    streaming: bool = False,
 ) -> None:
     """Writes ``lane`` to consecutive elements from ``element_index`` on.
 
     The lane is converted to ``dtype`` first. Lanes without a set ``mask`` are not written.
+
+    Args:
+        streaming: write past the caches, all lanes of a vector that is aligned to its size. Other
+            threads may read it after :func:`fence_streams`.
     """
     pointer = address(builder, base, dtype, element_index)
     stored = _to_stored(lane, dtype)
-    if mask is None:
+    if streaming:
+        assert mask is None
+        instruction = builder.store(stored, pointer, align=lane.lanes * dtype.itemsize)
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+    elif mask is None:
         builder.store(stored, pointer, align=dtype.itemsize)
     elif lane.lanes == 1:
         with builder.if_then(mask):
@@ -99,6 +110,25 @@ def store(
         name = f"llvm.masked.store.{_overload(dtype, lane.lanes)}.p0"
         arguments = [stored, pointer, I32(dtype.itemsize), mask]
         call_intrinsic(builder, name, ir.VoidType(), arguments)
+
+
+def fence_streams(builder: ir.IRBuilder) -> None:
+    """Make streaming stores visible before any later store (x86)."""
+    call_intrinsic(builder, "llvm.x86.sse.sfence", ir.VoidType(), [])
+
+
+def prefetch(builder: ir.IRBuilder, base: ir.Value, distance: ir.Value) -> None:
+    """Prefetch the cache line at ``base + distance`` bytes into the second-level cache.
+
+    No access: any address will do.
+    """
+    pointer = builder.gep(base, [distance], source_etype=I8)
+    arguments = [pointer, I32(_READ), I32(_SECOND_LEVEL), I32(_DATA)]
+    call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), arguments)
+
+
+#: The arguments of LLVM's ``prefetch``: the kind of access, the locality, the kind of cache.
+_READ, _SECOND_LEVEL, _DATA = 0, 2, 1
 
 
 def gather(

@@ -15,8 +15,9 @@ from llvmlite import ir
 
 from ostinato.backends.cpu.llvm.conversion import convert, from_memory
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
-from ostinato.backends.cpu.llvm.memory import load, store
-from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I64, constant
+from ostinato.backends.cpu.llvm.memory import load, prefetch, store
+from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I1, I64, constant
+from ostinato.backends.cpu.rules.tiles import chains_of
 from ostinato.dtypes import BFLOAT16, FLOAT16, INT16
 from ostinato.records import dataclass, replace
 
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.rules.gemm import Gemm, SumAxis
     from ostinato.variables import Dim
 
-__all__ = ["define_tile", "tile_dims", "tile_lanes"]
-
-_LATENCY_HIDING = 12
-"""Sums in flight that keep the multiply-add units busy: latency 4, two a cycle, and a few more."""
+__all__ = ["define_tile", "row_pointers", "tile_dims", "tile_lanes"]
 
 _STRAIGHT_LINE = 8
 """The longest innermost axis written out without a loop (a convolution's kernel width)."""
@@ -62,11 +60,14 @@ def define_tile(
     pitch: int | None = None,
     chains: int | None = None,
 ) -> ir.Function:
-    """Adds the function ``void name(a, offsets, b, out, dims...)`` to ``module``.
+    """Adds the function ``void name(a, offsets, b, out, dims..., more...)`` to ``module``.
 
     ``a`` points at element 0 of the first row where :attr:`Gemm.row_stride` is known;
     otherwise at the buffer's, with ``offsets`` the rows' element offsets. ``b`` is the panel and
     ``out`` receives ``rows`` x ``panel`` sums, densely. ``dims`` are those of :func:`tile_dims`.
+    With :attr:`Gemm.fetch`, ``ahead`` follows, the address from which to prefetch. With
+    :attr:`Gemm.depth_block`, ``steps`` and ``resumed`` follow that: how many positions of ``k``
+    there are from ``a`` and ``b`` on, and whether the sums so far are in ``out``.
 
     Args:
         pitch: elements from one row of ``b`` to the next, if they are not packed.
@@ -75,24 +76,34 @@ def define_tile(
     """
     dims = tile_dims(gemm)
     arguments = [BYTE_POINTER] * 4 + [I64] * len(dims)
+    if gemm.fetch is not None:
+        arguments.append(BYTE_POINTER)
+    if gemm.depth_block is not None:
+        arguments += [I64, I1]
+        chains = 1
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     target.decorate(function)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     a, offsets, b, out, *values = function.args
+    more = values[len(dims) :]
     lanes = tile_lanes(gemm, target)
     tile = _Tile(
         builder,
         gemm,
-        rows=_row_pointers(builder, gemm, rows, a, offsets),
+        rows=row_pointers(builder, gemm, rows, a, offsets),
         vectors=gemm.panel // lanes,
         lanes=lanes,
         pitch=pitch or gemm.panel,
-        dims=dict(zip(dims, values, strict=True)),
+        dims=dict(zip(dims, values, strict=False)),
         given_chains=chains,
+        ahead=more[0] if gemm.fetches(rows) else None,
     )
-    _store_sums(tile, _accumulate(tile, b), out)
+    if gemm.depth_block is None:
+        _store_sums(tile, _accumulate(tile, b), out)
+    else:
+        _store_sums(tile, _accumulate_block(tile, b, out, more[-2], more[-1]), out)
     builder.ret_void()
     return function
 
@@ -109,6 +120,7 @@ class _Tile:
     pitch: int
     dims: dict[Dim, ir.Value]
     given_chains: int | None
+    ahead: ir.Value | None
 
     @property
     def size(self) -> int:
@@ -118,7 +130,7 @@ class _Tile:
     @property
     def chains(self) -> int:
         """Sums per element: a tile too small to hide latency splits ``k`` among several."""
-        return self.given_chains or max(1, min(4, _LATENCY_HIDING // self.size))
+        return self.given_chains or chains_of(self.size)
 
     @property
     def steps(self) -> int:
@@ -126,22 +138,48 @@ class _Tile:
         steps = max(1, min(_MOST_STEPS, _PER_ITERATION // self.size))
         return max(1, steps // self.chains) * self.chains
 
+    @property
+    def line(self) -> int:
+        """Bytes of a cache line."""
+        return self.gemm.caches.line
+
+    def lines(self, nbytes: int) -> int:
+        """The lines to prefetch while ``nbytes`` of the panel are used."""
+        return 0 if self.ahead is None else -(-nbytes // (self.line * self.gemm.fetching_tiles))
+
+    def advance(self, nbytes: int) -> int:
+        """The bytes that those lines are of."""
+        return nbytes if self.gemm.fetching_tiles == 1 else self.lines(nbytes) * self.line
+
     def value(self, dim: Dim) -> ir.Value:
         return I64(dim) if isinstance(dim, int) else self.dims[dim]
 
 
 @dataclass(frozen=True)
 class _Cursor:
-    """Progress of the sum: offset into a row of ``a``, panel pointer, sums so far."""
+    """Progress of the sum: offset into a row of ``a``, panel pointer, sums, prefetch pointer."""
 
     offset: ir.Value
     b: ir.Value
     sums: list[ir.Value]
+    ahead: ir.Value | None
+
+    @property
+    def state(self) -> list[ir.Value]:
+        """All of it, as a loop carries it."""
+        return [self.offset, self.b, *([] if self.ahead is None else [self.ahead]), *self.sums]
+
+    def with_state(self, state: Sequence[ir.Value]) -> _Cursor:
+        """The same with other values."""
+        offset, b, *rest = state
+        ahead = None if self.ahead is None else rest.pop(0)
+        return _Cursor(offset, b, rest, ahead)
 
 
-def _row_pointers(
+def row_pointers(
     builder: ir.IRBuilder, gemm: Gemm, rows: int, a: ir.Value, offsets: ir.Value
 ) -> list[ir.Value]:
+    """Pointers to the rows of a tile; ``a`` and ``offsets`` as :func:`define_tile` has them."""
     stride = gemm.row_stride
     size = gemm.a_dtype.itemsize
     pointers = []
@@ -159,7 +197,33 @@ def _row_pointers(
 def _accumulate(tile: _Tile, b: ir.Value) -> list[ir.Value]:
     zero = constant(tile.gemm.acc, 0, tile.lanes)
     sums = [zero] * (tile.chains * tile.size)
-    return _run(tile, tile.gemm.sum_axes, _Cursor(I64(0), b, sums)).sums
+    return _run(tile, tile.gemm.sum_axes, _Cursor(I64(0), b, sums, tile.ahead)).sums
+
+
+def _accumulate_block(
+    tile: _Tile, b: ir.Value, out: ir.Value, steps: ir.Value, resumed: ir.Value
+) -> list[ir.Value]:
+    """The sums over ``steps`` positions of ``k``, added one by one to those in ``out``, if any."""
+    builder, gemm = tile.builder, tile.gemm
+    (axis,) = gemm.sum_axes
+    assert gemm.depth_block is not None
+    start, resume = builder.block, builder.append_basic_block("resume")
+    sum_up = builder.append_basic_block("sum")
+    builder.cbranch(resumed, resume, sum_up)
+    builder.position_at_end(resume)
+    earlier = [
+        load(builder, out, gemm.acc, I64(place * tile.lanes), tile.lanes).value
+        for place in range(tile.size)
+    ]
+    builder.branch(sum_up)
+    builder.position_at_end(sum_up)
+    zero = constant(gemm.acc, 0, tile.lanes)
+    sums = [builder.phi(zero.type) for _ in range(tile.size)]
+    _join(sums, start, [zero] * tile.size, resume, earlier)
+    cursor = _Cursor(I64(0), b, list(sums), tile.ahead)
+    assert isinstance(axis.extent, int)
+    whole = axis.extent % tile.steps == gemm.depth_block % tile.steps == 0
+    return _run_counted(tile, steps, axis.step, cursor, whole=whole).sums
 
 
 def _run(tile: _Tile, axes: Sequence[SumAxis], cursor: _Cursor) -> _Cursor:
@@ -178,17 +242,31 @@ def _run(tile: _Tile, axes: Sequence[SumAxis], cursor: _Cursor) -> _Cursor:
 
 
 def _run_innermost(tile: _Tile, axis: SumAxis, cursor: _Cursor) -> _Cursor:
-    builder, extent, steps = tile.builder, axis.extent, tile.steps
+    extent, steps = axis.extent, tile.steps
     if isinstance(extent, int):
         if extent > _STRAIGHT_LINE:
             iterations = I64(extent // steps)
             cursor = _loop(tile, iterations, cursor, lambda at: _steps(tile, at, steps, axis.step))
             extent %= steps
         return _steps(tile, cursor, extent, axis.step)
-    count = tile.value(extent)
-    iterations, rest = builder.udiv(count, I64(steps)), builder.urem(count, I64(steps))
-    cursor = _loop(tile, iterations, cursor, lambda at: _steps(tile, at, steps, axis.step))
-    return _loop(tile, rest, cursor, lambda at: _steps(tile, at, 1, axis.step))
+    return _run_counted(tile, tile.value(extent), axis.step, cursor)
+
+
+def _run_counted(
+    tile: _Tile, count: ir.Value, step: Dim, cursor: _Cursor, *, whole: bool = False
+) -> _Cursor:
+    """``count`` products, known at run time only.
+
+    Args:
+        whole: whether ``count`` is a multiple of the steps per iteration.
+    """
+    builder, steps = tile.builder, tile.steps
+    iterations = builder.udiv(count, I64(steps))
+    cursor = _loop(tile, iterations, cursor, lambda at: _steps(tile, at, steps, step))
+    if whole or steps == 1:
+        return cursor
+    rest = builder.urem(count, I64(steps))
+    return _loop(tile, rest, cursor, lambda at: _steps(tile, at, 1, step))
 
 
 def _loop(
@@ -206,10 +284,10 @@ def _loop(
 
     builder.position_at_end(loop)
     index = builder.phi(I64)
-    initial = [start.offset, start.b, *start.sums]
+    initial = start.state
     state = [builder.phi(value.type) for value in initial]
-    end = body(_Cursor(state[0], state[1], list(state[2:])))
-    final = [end.offset, end.b, *end.sums]
+    end = body(start.with_state(state))
+    final = end.state
     following = builder.add(index, I64(1))
     last = builder.block
     builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
@@ -220,7 +298,7 @@ def _loop(
         return end
     results = [builder.phi(value.type) for value in initial]
     _join(results, before, initial, last, final)
-    return _Cursor(results[0], results[1], list(results[2:]))
+    return start.with_state(results)
 
 
 def _join(
@@ -239,7 +317,12 @@ def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
     """``count`` consecutive products along the innermost axis."""
     builder, stored, pitch = tile.builder, tile.gemm.b_dtype, tile.pitch
     sums, stride = list(cursor.sums), tile.value(step)
+    nbytes = count * pitch * stored.itemsize
+    lines = tile.lines(nbytes)
     for number in range(count):
+        for line in range(number * lines // count, (number + 1) * lines // count):
+            assert cursor.ahead is not None
+            prefetch(builder, cursor.ahead, I64(line * tile.line))
         columns = [
             load(
                 builder, cursor.b, stored, I64(number * pitch + vector * tile.lanes), tile.lanes
@@ -254,8 +337,11 @@ def _steps(tile: _Tile, cursor: _Cursor, count: int, step: Dim) -> _Cursor:
                 place = chain + row * tile.vectors + vector
                 sums[place] = _multiply_add(factor, column, sums[place])
     offset = builder.add(cursor.offset, builder.mul(stride, I64(count)))
-    b = builder.gep(cursor.b, [I64(count * pitch * stored.itemsize)], source_etype=ir.IntType(8))
-    return _Cursor(offset, b, sums)
+    b = builder.gep(cursor.b, [I64(nbytes)], source_etype=ir.IntType(8))
+    ahead = cursor.ahead
+    if ahead is not None:
+        ahead = builder.gep(ahead, [I64(tile.advance(nbytes))], source_etype=ir.IntType(8))
+    return _Cursor(offset, b, sums, ahead)
 
 
 def _repeated(tile: _Tile, row: ir.Value, offset: ir.Value) -> Lane:

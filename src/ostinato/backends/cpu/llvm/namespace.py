@@ -295,6 +295,10 @@ class LaneNamespace:
         """``x`` converted; see :func:`ostinato.backends.cpu.llvm.conversion.convert`."""
         return x.astype(DType.parse(dtype))
 
+    def bitcast(self, x: Lane, source: DType, dtype: DType) -> Lane:
+        """The bits of ``x``, of ``source``, read as ``dtype``."""
+        return x.bitcast(dtype)
+
     def full_like(self, x: Lane, value: Scalar) -> Lane:
         return x.full(value)
 

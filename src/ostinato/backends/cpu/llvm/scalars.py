@@ -194,14 +194,33 @@ class Scalars:
         pointer = address(b, base, dtype, index.base)
         return gather(b, pointer, dtype, index.offsets, mask)
 
-    def store(self, buffer: int, dtype: DType, index: Dim, lane: Lane, scope: Scope) -> None:
-        """Writes ``lane`` at ``index``, in the lanes of the scope's mask."""
+    def address(self, buffer: int, dtype: DType, index: Dim, scope: Scope) -> ir.Value:
+        """The address of the element at ``index``, in lane 0."""
+        element = self.indices.scalar(index, scope)
+        return address(self.builder, self._buffers[buffer], dtype, element)
+
+    def store(
+        self,
+        buffer: int,
+        dtype: DType,
+        index: Dim,
+        lane: Lane,
+        scope: Scope,
+        *,
+        streaming: bool = False,
+    ) -> None:
+        """Writes ``lane`` at ``index``, in the lanes of the scope's mask.
+
+        Args:
+            streaming: write past the caches where whole vectors are written, which are aligned.
+        """
         base, b = self._buffers[buffer], self.builder
         where_to = self.indices.lanes(index, scope)
         mask = None if scope.mask is None else scope.mask.value
         lane = broadcast(lane, scope.width)
         if scope.width == 1 or where_to.stride == 1:
-            store(b, base, dtype, where_to.base, lane, mask)
+            whole = streaming and mask is None and scope.width > 1
+            store(b, base, dtype, where_to.base, lane, mask, streaming=whole)
         elif where_to.stride == -1:
             mask = None if mask is None else _reversed(b, mask)
             last = b.sub(where_to.base, I64(scope.width - 1))

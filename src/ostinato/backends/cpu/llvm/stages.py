@@ -33,7 +33,7 @@ from ostinato.records import dataclass, field
 from ostinato.variables import Dim, Symbol, provably_less, provably_nonnegative
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from llvmlite import ir
 
@@ -73,6 +73,8 @@ class StageEmitter:
 
     Args:
         dtypes: the element types of the arguments, then of the temps.
+        streamed: the store that goes past the caches, in a stage whose vectors are aligned in its
+            memory; ``None``: there is none.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class StageEmitter:
         target: TargetSpec,
         scalars: Scalars,
         dtypes: Sequence[DType],
+        streamed: Store | None = None,
     ) -> None:
+        self.streamed = streamed
         self.builder = builder
         self.target = target
         self.scalars = scalars
@@ -171,16 +175,45 @@ class StageEmitter:
 
     def _vector_loop(self, run: _Run, axis: Symbol, stop: ir.Value, shared: Scope) -> None:
         assert run.rows is not None
-        count = _constant(extent_of(axis))
-        strip_mine(
-            self.builder,
+        self.strip_mine(
+            run.stage.statements,
             axis,
             (I64(0), stop),
-            count,
+            _constant(extent_of(axis)),
             run.rows,
             shared,
             lambda _, vectors: self._body(run, vectors),
         )
+
+    def strip_mine(
+        self,
+        statements: Sequence[Statement],
+        lane: Symbol,
+        bounds: tuple[ir.Value, ir.Value],
+        count: int | None,
+        plan: VectorPlan,
+        shared: Scope,
+        body: Callable[[Scope, list[Scope]], None],
+    ) -> None:
+        """All vectors of ``lane``, those of a streamed store aligned in its memory.
+
+        Args:
+            statements: all that ``body`` runs; the others as for
+                :func:`~ostinato.backends.cpu.llvm.vectors.strip_mine`.
+        """
+        b, streamed = self.builder, self.streamed
+        if streamed is None or plan.width == 1 or streamed not in statements:
+            strip_mine(b, lane, bounds, count, plan, shared, body)
+            return
+        first, stop = bounds
+        dtype = self.dtypes[streamed.buffer]
+        start = shared.child(symbols={lane: first})
+        place = self.scalars.address(streamed.buffer, dtype, streamed.index, start)
+        bytes_before = b.and_(b.neg(b.ptrtoint(place, I64)), I64(plan.width * dtype.itemsize - 1))
+        left, before = b.sub(stop, first), b.udiv(bytes_before, I64(dtype.itemsize))
+        aligned = b.add(first, b.select(b.icmp_signed("<", before, left), before, left))
+        strip_mine(b, lane, (first, aligned), None, plan.partial, shared, body)
+        strip_mine(b, lane, (aligned, stop), None, plan, shared, body)
 
     def _hoist(
         self, stage: Stage, axes: Sequence[Symbol], shared: Scope, vectors: Sequence[Scope]
@@ -248,7 +281,10 @@ class StageEmitter:
         if statement.update != "set":
             old = self.scalars.load(statement.buffer, dtype, statement.index, scope)
             lane = updated(statement.update, old, lane.astype(dtype))
-        self.scalars.store(statement.buffer, dtype, statement.index, lane, scope)
+        streaming = statement is self.streamed
+        self.scalars.store(
+            statement.buffer, dtype, statement.index, lane, scope, streaming=streaming
+        )
 
     def _accumulate(self, run: _Run, statement: Reduce, scope: Scope, vector: int) -> None:
         if statement.fused:

@@ -13,10 +13,11 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ostinato.backends.cpu.caches import CacheSizes, host_caches
 from ostinato.backends.cpu.llvm.concurrent import emit_object, run_passes
 from ostinato.backends.cpu.llvm.machine import machine
 from ostinato.errors import DeviceUnavailableError, OstinatoError
-from ostinato.records import dataclass
+from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,12 +58,14 @@ class TargetSpec:
         cpu: LLVM's name of the processor or level.
         features: LLVM's comma-separated feature list; part of every cache key.
         vector_bytes: the width of the widest vector register worth using.
+        caches: the data caches of a core.
     """
 
     triple: str
     cpu: str
     features: str
     vector_bytes: int
+    caches: CacheSizes = field(default_factory=CacheSizes)
 
     @staticmethod
     def host() -> TargetSpec:
@@ -86,13 +89,15 @@ class TargetSpec:
         if not host.triple.startswith("x86_64") or host.vector_bytes < _X86_VECTOR_BYTES[level]:
             raise DeviceUnavailableError(f"this machine ({host.cpu}) cannot run {level} code")
         features = _PREFER_512_BITS if level == "avx512" else ""
-        return TargetSpec(host.triple, _X86_CPUS[level], features, _X86_VECTOR_BYTES[level])
+        width = _X86_VECTOR_BYTES[level]
+        return TargetSpec(host.triple, _X86_CPUS[level], features, width, host.caches)
 
     @property
     def identity(self) -> str:
         """All that makes code for this target differ from code for another: a cache key."""
         compiler = machine()["compiler"]
-        return f"{self.triple} {self.cpu} {self.features} {self.vector_bytes} {compiler}"
+        processor = f"{self.triple} {self.cpu} {self.features} {self.vector_bytes}"
+        return f"{processor} caches {self.caches} {compiler}"
 
     @property
     def has_half_conversions(self) -> bool:
@@ -107,6 +112,16 @@ class TargetSpec:
         features = self.features.split(",")
         wanted = "+avx512vnni" if self.vector_bytes == 64 else "+avxvnni"
         return self.triple.startswith("x86") and wanted in features
+
+    @property
+    def has_bfloat16_dots(self) -> bool:
+        """Whether one instruction adds two products of bfloat16 to a float32 sum (AVX-512 BF16)."""
+        return self.has_avx512 and "+avx512bf16" in self.features.split(",")
+
+    @property
+    def has_streaming_stores(self) -> bool:
+        """Whether vectors can be stored past the caches, and such stores be fenced."""
+        return self.triple.startswith("x86")
 
     @property
     def has_avx512(self) -> bool:
@@ -284,13 +299,13 @@ def _host() -> TargetSpec:
     known = machine()
     triple, features = known["triple"], known["features"]
     if not _is_x86(triple):
-        return TargetSpec(triple, known["cpu"], features, 16)
+        return TargetSpec(triple, known["cpu"], features, 16, host_caches())
     flags = frozenset(features.split(","))
     wide = all(f"+avx512{part}" in flags for part in ("f", "bw", "dq", "vl"))
     if wide:
         features = f"{features},{_PREFER_512_BITS}"
     vector_bytes = 64 if wide else 32 if "+avx2" in flags else 16
-    return TargetSpec(triple, known["cpu"], features, vector_bytes)
+    return TargetSpec(triple, known["cpu"], features, vector_bytes, host_caches())
 
 
 def _is_x86(triple: str) -> bool:

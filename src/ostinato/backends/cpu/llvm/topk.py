@@ -19,6 +19,7 @@ from ostinato.backends.cpu.llvm.kernel import (
     counted_loop,
     kernel_module,
     stack_slot,
+    when,
 )
 from ostinato.backends.cpu.llvm.lanes import Lane, is_nan, where
 from ostinato.backends.cpu.llvm.scopes import Scope
@@ -35,6 +36,7 @@ from ostinato.backends.cpu.llvm.types import (
 )
 from ostinato.dtypes import UINT32, UINT64
 from ostinato.lower.loopir.nodes import extent_of
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
@@ -65,6 +67,7 @@ class _Renderer:
     def render(self) -> None:
         topk, kernel = self.topk, self.kernel
         outermost = Scope(symbols=dict(kernel.variables))
+        self.k = self.scalars.indices.scalar(topk.k, outermost)
         parallel_axes = [(symbol, extent_of(symbol)) for symbol in topk.axes]
 
         def row(step: ir.Value) -> None:
@@ -74,9 +77,16 @@ class _Renderer:
             self._sort_heap()
             self._store(point)
 
-        if topk.k:
-            counted_loop(self.builder, kernel.begin, kernel.end, 1, row, name="row")
+        if topk.extent != 0:
+            with when(self.builder, self._chooses()):
+                counted_loop(self.builder, kernel.begin, kernel.end, 1, row, name="row")
         self.builder.ret_void()
+
+    def _chooses(self) -> ir.Value | bool:
+        """Whether there is a heap at all: a root is read and replaced."""
+        if bounds(self.topk.k)[0] > 0:
+            return True
+        return self.builder.icmp_signed(">", self.k, I64(0))
 
     # -- keys and entries -------------------------------------------------------------------
 
@@ -117,7 +127,8 @@ class _Renderer:
 
     def _clear_heap(self) -> None:
         """Fills the heap with zeros, which every entry beats."""
-        arguments = [self.kernel.scratch, I8(0), I64(self.topk.scratch_bytes), I1(0)]
+        nbytes = self.builder.mul(self.k, I64(self.topk.key_bits // 4))
+        arguments = [self.kernel.scratch, I8(0), nbytes, I1(0)]
         call_intrinsic(self.builder, "llvm.memset.p0.i64", ir.VoidType(), arguments)
 
     def _scan(self, point: Scope) -> None:
@@ -132,7 +143,7 @@ class _Renderer:
             slot = stack_slot(b, I1)
             b.store(I1(1), slot)
             # Until the heap is full everything enters it.
-            with b.if_then(b.and_(whole, b.icmp_signed(">=", first, I64(topk.k)))):
+            with b.if_then(b.and_(whole, b.icmp_signed(">=", first, self.k))):
                 b.store(self._any_beats_root(point, first, width), slot)
             with b.if_then(b.load(slot, typ=I1)):
                 stop = b.select(whole, beyond, end)
@@ -161,19 +172,20 @@ class _Renderer:
         inside = point.child(symbols={self.topk.along: index})
         entry = self._entry(self._keys(self.scalars.value(self.topk.value, inside)), index)
         with b.if_then(b.icmp_unsigned(">", entry, self._load(I64(0)))):
-            b.call(self.replace_root, [self.kernel.scratch, entry, I64(self.topk.k)])
+            b.call(self.replace_root, [self.kernel.scratch, entry, self.k])
 
     def _sort_heap(self) -> None:
         """Heapsort: the least entry of those left goes behind them, until the greatest is first."""
         b, k = self.builder, self.topk.k
 
         def take_out(done: ir.Value) -> None:
-            last = b.sub(I64(k), done)
+            last = b.sub(self.k, done)
             moved = self._load(last)
             b.store(self._load(I64(0)), self._slot(last), align=8)
             b.call(self.replace_root, [self.kernel.scratch, moved, last])
 
-        counted_loop(b, I64(1), I64(k), 1, take_out, trips=k - 1, name="sorted")
+        trips = k - 1 if isinstance(k, int) else None
+        counted_loop(b, I64(1), self.k, 1, take_out, trips=trips, name="sorted")
 
     # -- results ----------------------------------------------------------------------------
 
@@ -188,7 +200,8 @@ class _Renderer:
                 dtype = topk.args[store.buffer].dtype
                 self.scalars.store(store.buffer, dtype, store.index, lane, inside)
 
-        counted_loop(self.builder, I64(0), I64(topk.k), 1, chosen, trips=topk.k, name="rank")
+        trips = topk.k if isinstance(topk.k, int) else None
+        counted_loop(self.builder, I64(0), self.k, 1, chosen, trips=trips, name="rank")
 
 
 def _float_order(x: Lane) -> ir.Value:

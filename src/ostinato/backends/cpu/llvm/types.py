@@ -2,6 +2,7 @@
 
 float16 and bfloat16 are storage formats only. They are widened to float32 when loaded, computed
 on as float32, and rounded once per graph op, so fused and unfused code give the same bits.
+Narrow types are storage formats too (:mod:`ostinato.backends.cpu.llvm.narrow`).
 bool is ``i1`` in registers and one byte, 0 or 1, in memory. Everything else is the same in both.
 
 bfloat16 is converted with integer arithmetic: LLVM's own ``bfloat`` type is legal on too few
@@ -17,7 +18,7 @@ import struct
 
 from llvmlite import ir
 
-from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, DType
+from ostinato.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT8, UINT8, DType
 
 __all__ = [
     "BYTE_POINTER",
@@ -62,7 +63,10 @@ def mask_type(lanes: int) -> ir.Type:
 
 @functools.cache
 def register_dtype(dtype: DType) -> DType:
-    """The dtype that values of ``dtype`` are computed in: float32 for the 16-bit floats."""
+    """The dtype of registers: float32 for floats of 16 bits and less, bytes for narrow integers."""
+    if dtype.is_narrow:
+        form = dtype.format
+        return (INT8 if form.signed else UINT8) if form.is_integer else FLOAT32
     return FLOAT32 if dtype in (FLOAT16, BFLOAT16) else dtype
 
 
@@ -82,7 +86,7 @@ def memory_type(dtype: DType) -> ir.Type:
     """The LLVM type of one ``dtype`` element in memory; 16-bit floats are plain ``i16``."""
     if dtype in (FLOAT16, BFLOAT16):
         return I16
-    return I8 if dtype == BOOL else register_type(dtype)
+    return I8 if dtype == BOOL or dtype.is_narrow else register_type(dtype)
 
 
 def constant(dtype: DType, value: Scalar, lanes: int = 1) -> ir.Constant:

@@ -26,7 +26,7 @@ from ostinato.lower.loopir.nodes import (
     values,
 )
 from ostinato.ops.elementwise import ELEMENTWISE
-from ostinato.records import dataclass
+from ostinato.records import dataclass, replace
 from ostinato.variables import Symbol, symbols
 
 if TYPE_CHECKING:
@@ -62,19 +62,26 @@ class VectorPlan:
         width: lanes of a vector.
         unroll: vectors at a time, as long as that many are left.
         masks: whether a partial vector runs under a mask rather than element by element.
+        whole: whether there may be a whole vector.
     """
 
     width: int
     unroll: int
     masks: bool
+    whole: bool = True
+
+    @property
+    def partial(self) -> VectorPlan:
+        """The same for fewer elements than a vector has."""
+        return replace(self, whole=False)
 
     def strips(self, count: int | None) -> tuple[Strip, ...]:
         """The loops that cover ``count`` elements, in order; ``None`` if it is not known yet."""
         found: list[Strip] = []
         rest = count
         single = self.masks and count is not None and self.width > 1 and count % self.width == 1
-        whole = [Strip(self.width, self.unroll)]
-        if self.unroll > 1 and (single or not self.masks):
+        whole = [Strip(self.width, self.unroll)] if self.whole else []
+        if self.whole and self.unroll > 1 and (single or not self.masks):
             whole.append(Strip(self.width))
         for strip in whole:
             step = strip.width * strip.unroll

@@ -13,12 +13,14 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.backends.cpu.rules.tiles import chains_of
 from ostinato.errors import OstinatoError
 from ostinato.lower.loopir.dependences import accesses_of_statements
 from ostinato.lower.loopir.kernel import Access
 from ostinato.lower.loopir.nodes import Arg, Store, extent_of, max_extent
-from ostinato.records import dataclass
+from ostinato.records import dataclass, field
 from ostinato.variables import (
     Dim,
     Symbol,
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ostinato.backends.cpu.rules.packing import BlockScales, PanelFormat
+    from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.text import KernelText
 
-__all__ = ["Gemm", "SumAxis", "fits_cache"]
+__all__ = ["Gemm", "SumAxis", "fits_cache", "sum_axes"]
 
 _ITEM_FLOPS = 2_000_000
 """About 20 µs of one core's work: long against the cost of handing an item out."""
@@ -47,17 +50,21 @@ _ITEM_FLOPS = 2_000_000
 _FLOPS_PER_BYTE = 5
 """Operations of a core in the time in which it reads a byte of a panel for the first time."""
 
-_BLOCK_BYTES = 12 << 10
-"""Room for the sums of one item: they and their transpose fit a first-level cache."""
+_BLOCK_SHARE = 3, 8
+"""The share of a first-level cache that the sums of an item may take: it holds their transpose,
+too, and part of a panel."""
 
-_RESIDENT_BYTES = 256 << 10
-"""Panels of up to this many bytes together stay in the second-level cache."""
+_RESIDENT_PART = 4
+"""The part of the second-level cache that panels stay in while rows pass by."""
 
-_CACHE_BYTES = 1 << 20
-"""Bytes of a second-level cache, about."""
+_REUSING_ROWS = 256
+"""Rows that go over a panel for so long that its arrival takes no time to speak of."""
 
 _MANY_ROWS = 512
 """Rows that make many blocks."""
+
+_STEPS = 8
+"""A divisor of the positions of ``k`` in a block: tiles unroll as many of them or fewer."""
 
 _RUN = 16
 """Consecutive elements that are worth storing along rows; what is transposed is a multiple."""
@@ -99,6 +106,8 @@ class Gemm(CpuKernel):
         b_format: how panels hold their elements; ``None``: as the accumulator does.
         scales: what weighs the products of each block of ``k``, if anything does.
         item_rows: rows of an item, a multiple of ``rows``; ``None``: as many as are worth it.
+        caches: those of a core, which the order of items suits.
+        prefetch: the distances at which panels are prefetched; ``None``: they are not.
     """
 
     args: tuple[Arg, ...]
@@ -120,6 +129,8 @@ class Gemm(CpuKernel):
     b_format: PanelFormat | None = None
     scales: BlockScales | None = None
     item_rows: int | None = None
+    caches: CacheSizes = field(default_factory=CacheSizes)
+    prefetch: Prefetch | None = None
 
     renderer: ClassVar[str] = "gemm"
 
@@ -155,6 +166,9 @@ class Gemm(CpuKernel):
             text.line(1, f"blocks of {scales.size} scaled by {left} and {right}")
         if self.masked_tail is not None:
             text.line(1, f"without the last b{self.masked_tail}[0] rows")
+        if self.fetch is not None:
+            blocks = "" if self.depth_block is None else f", k in blocks of {self.depth_block}"
+            text.line(1, f"prefetch {self.fetch}{blocks}")
 
     def accesses(self) -> Iterator[Access]:
         yield Access(self.a, self.a_index, writes=False)
@@ -192,15 +206,7 @@ class Gemm(CpuKernel):
         Raises:
             OstinatoError: ``a_index`` is not affine in ``k``, which is a bug in its maker.
         """
-        merged: list[SumAxis] = []
-        for symbol in self.k:
-            loop = SumAxis(extent_of(symbol), _step(self.a_index, symbol, self.k))
-            if loop.extent == 1:
-                continue
-            if merged and merged[-1].step == loop.extent * loop.step:
-                loop = SumAxis(merged.pop().extent * loop.extent, loop.step)
-            merged.append(loop)
-        return tuple(merged)
+        return sum_axes(self.a_index, self.k)
 
     @property
     def b_dtype(self) -> DType:
@@ -237,7 +243,9 @@ class Gemm(CpuKernel):
             return self.item_rows
         tiles = max(1, -(-max_extent(self.m) // self.rows))
         worthwhile = -(-_ITEM_FLOPS // max(1, 2 * self.rows * self._panel_elements))
-        fitting = _BLOCK_BYTES // (self.rows * self.panel * self.acc.itemsize)
+        share, whole = _BLOCK_SHARE
+        room = self.caches.first * share // whole
+        fitting = room // (self.rows * self.panel * self.acc.itemsize)
         if self.stores_along_rows:
             worthwhile = max(worthwhile, -(-_RUN // self.rows))
         if self.streams_rows:
@@ -261,9 +269,65 @@ class Gemm(CpuKernel):
         """
         m = extent_of(self.m)
         if isinstance(m, int):
-            last = m % self.block
+            # Going back over rows would add what follows of their sums twice.
+            last = m % (self.block if self.depth_block is None else self.rows)
             return (last,) if 0 < last < self.rows else ()
         return tuple(range(1, min(self.rows, max_extent(self.m) + 1)))
+
+    # -- prefetching --------------------------------------------------------------------------
+
+    @cached_property
+    def fetch(self) -> Prefetch | None:
+        """:attr:`prefetch` where it pays: panels come from memory and not by the hardware alone."""
+        fetch = self.prefetch
+        rows = max_extent(self.m)
+        if fetch is None or rows < fetch.least_rows:
+            return None
+        if rows > _REUSING_ROWS and not self.streams_rows:
+            return None
+        if self.scales is not None:
+            return None  # half bytes take so long to compute that the hardware keeps up
+        return None if fits_cache(self.panels_bytes, self.caches) else fetch
+
+    def fetches(self, height: int) -> bool:
+        """Whether tiles of so many rows prefetch."""
+        if self.fetch is None:
+            return False
+        return height >= self.fetch.least_rows or isinstance(extent_of(self.m), int)
+
+    @cached_property
+    def item_tiles(self) -> int:
+        """The register tiles that go over a panel in an item, at most."""
+        return -(-min(self.block, max_extent(self.m)) // self.rows)
+
+    @cached_property
+    def depth_block(self) -> int | None:
+        """Positions of ``k`` that all tiles of an item go over before any goes on; None: all.
+
+        Sums go on where they were, in the same order.
+        """
+        fetch, axes = self.fetch, self.sum_axes
+        if fetch is None or self.item_tiles == 1 or len(axes) != 1:
+            return None
+        if self.b_format is not None and self.b_format.depth > 1:
+            return None
+        (k,), m = axes, extent_of(self.m)
+        if not isinstance(k.extent, int) or not isinstance(m, int):
+            return None
+        lanes = max(1, fetch.vector_bytes // self.acc.itemsize)
+        vectors, rest = max(1, self.panel // lanes), m % self.block
+        # A tile that splits k among partial sums would have others if it went on with one.
+        lowest = rest if 0 < rest < self.rows else self.rows
+        if chains_of(lowest * vectors) > 1:
+            return None
+        step_bytes = self.panel * self.b_dtype.itemsize
+        steps = max(_STEPS, fetch.block_bytes // step_bytes // _STEPS * _STEPS)
+        return steps if k.extent >= 2 * steps else None
+
+    @property
+    def fetching_tiles(self) -> int:
+        """The tiles that share the lines of the next block among them."""
+        return 1 if self.depth_block is None else self.item_tiles
 
     @cached_property
     def stores_along_rows(self) -> bool:
@@ -306,7 +370,7 @@ class Gemm(CpuKernel):
 
         They do where all panels fit a cache, and where the rows do not.
         """
-        return fits_cache(self.panels_bytes) or self.streams_rows
+        return fits_cache(self.panels_bytes, self.caches) or self.streams_rows
 
     @property
     def panels_bytes(self) -> int:
@@ -324,7 +388,8 @@ class Gemm(CpuKernel):
         if not isinstance(rows, int) or not isinstance(depth, int) or self.batch:
             return False
         nbytes = rows * depth * self.a_dtype.itemsize
-        return self.row_stride is not None and rows >= _MANY_ROWS and nbytes > _CACHE_BYTES
+        large = nbytes > self.caches.second
+        return self.row_stride is not None and rows >= _MANY_ROWS and large
 
     @cached_property
     def grain(self) -> int:
@@ -360,9 +425,30 @@ class Gemm(CpuKernel):
         return self.panel * bounds(self.depth)[1]
 
 
-def fits_cache(nbytes: int) -> bool:
+def fits_cache(nbytes: int, caches: CacheSizes) -> bool:
     """Whether panels of so many bytes together stay in the second-level cache."""
-    return nbytes <= _RESIDENT_BYTES
+    return nbytes <= caches.second // _RESIDENT_PART
+
+
+def sum_axes(a_index: Dim, k: tuple[Symbol, ...]) -> tuple[SumAxis, ...]:
+    """The axes of a sum as loops, outermost first; axes that one loop can walk are merged.
+
+    Args:
+        a_index: the element offset into the left operand.
+        k: the axes summed over.
+
+    Raises:
+        OstinatoError: ``a_index`` is not affine in ``k``, which is a bug in its maker.
+    """
+    merged: list[SumAxis] = []
+    for symbol in k:
+        loop = SumAxis(extent_of(symbol), _step(a_index, symbol, k))
+        if loop.extent == 1:
+            continue
+        if merged and merged[-1].step == loop.extent * loop.step:
+            loop = SumAxis(merged.pop().extent * loop.extent, loop.step)
+        merged.append(loop)
+    return tuple(merged)
 
 
 def _step(index: Dim, symbol: Symbol, k: tuple[Symbol, ...]) -> Dim:

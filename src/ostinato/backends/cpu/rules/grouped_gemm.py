@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+from ostinato.backends.cpu.caches import CacheSizes
 from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.group_rows import GroupLayout
 from ostinato.backends.cpu.rules.kernel import CpuKernel
@@ -19,13 +20,14 @@ from ostinato.backends.cpu.rules.tiles import RegisterFile, tile_for
 from ostinato.lower.loopir.builder import Outputs, cast, store_at, symbols_of
 from ostinato.lower.loopir.nodes import Accumulator, Load, Store, max_extent
 from ostinato.lower.rules.matmul_spec import MatmulSpec, separable
-from ostinato.records import dataclass
+from ostinato.records import dataclass, field
 from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, minimum, prod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.backends.cpu.rules.packing import PanelFormat
+    from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.loopir.builder import KernelBuilder
@@ -56,6 +58,20 @@ class _AnyRows(Gemm):
         """None: rows are found one by one."""
         return None
 
+    @property
+    def fetch(self) -> Prefetch | None:
+        """:attr:`prefetch`: of all experts' panels, few stay in a cache."""
+        return self.prefetch
+
+    def fetches(self, height: int) -> bool:
+        """Whether tiles of so many rows prefetch."""
+        return self.prefetch is not None and height >= self.prefetch.least_rows
+
+    @property
+    def depth_block(self) -> None:
+        """None: each tile's sums are finished before the next one's begin."""
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class GroupedGemm(CpuKernel):
@@ -78,6 +94,8 @@ class GroupedGemm(CpuKernel):
         variables: the graph's Variables in the order of ``vars``.
         b_format: how matrices hold their elements; ``None``: as the accumulator does.
         packed: whether they are in panels, rather than in C order.
+        caches: those of a core.
+        prefetch: the distances at which panels are prefetched; ``None``: they are not.
     """
 
     args: tuple[Arg, ...]
@@ -97,6 +115,8 @@ class GroupedGemm(CpuKernel):
     variables: tuple[Symbol, ...] = ()
     b_format: PanelFormat | None = None
     packed: bool = True
+    caches: CacheSizes = field(default_factory=CacheSizes)
+    prefetch: Prefetch | None = None
 
     renderer: ClassVar[str] = "grouped_gemm"
 
@@ -116,6 +136,8 @@ class GroupedGemm(CpuKernel):
         for b in self.b:
             packed = "" if self.packed else ", not packed"
             text.line(1, f"accumulate {self.acc.short} {left} * {kind}b{b}[expert]{packed}")
+        if self.prefetch is not None:
+            text.line(1, f"prefetch {self.prefetch}")
         for store in self.epilogue:
             text.statement(store)
 
@@ -170,6 +192,8 @@ class GroupedGemm(CpuKernel):
             acc=self.acc,
             epilogue=(),
             b_format=self.b_format,
+            caches=self.caches,
+            prefetch=self.prefetch if self.packed else None,
         )
 
     @cached_property
@@ -209,6 +233,7 @@ class RowMatmul:
         tile: rows and columns of the register tile.
         form: how the matrices' elements are held; ``None``: as the accumulator does.
         packed: whether the matrices are brought into panels.
+        registers: what the tile is for.
     """
 
     node: Node
@@ -217,6 +242,7 @@ class RowMatmul:
     tile: tuple[int, int]
     form: PanelFormat | None
     packed: bool
+    registers: RegisterFile
 
     @property
     def layout(self) -> GroupLayout:
@@ -261,7 +287,7 @@ class RowMatmul:
         return GroupedGemm(
             build.args, m, n, k, left.buffer, left.dtype, left.index, b, listed, self.layout,
             self.tile[1], self.tile[0], self.acc, tuple(epilogue), variables, self.form,
-            self.packed,
+            self.packed, self.registers.caches, self.registers.prefetch,
         )  # fmt: skip
 
 
@@ -290,8 +316,9 @@ def row_matmul(
         lanes = max(1, registers.vector_bytes // acc.itemsize)
         panel = _dividing(weights[0].shape[2], tile[1], lanes)
         if panel and all(weight.dtype == held for weight in weights):
-            return RowMatmul(node, rows, tuple(weights), (tile[0], panel), form, packed=False)
-    return RowMatmul(node, rows, tuple(weights), tile, form, packed=True)
+            tile = (tile[0], panel)
+            return RowMatmul(node, rows, tuple(weights), tile, form, False, registers)
+    return RowMatmul(node, rows, tuple(weights), tile, form, True, registers)
 
 
 def _dividing(columns: Dim, widest: int, lanes: int) -> int:

@@ -1,9 +1,10 @@
-"""Matmuls of 8-bit integers with packed weights of 8 or 4 bits."""
+"""Matmuls and convolutions of 8-bit integers with packed weights of 8 or 4 bits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.cpu.rules.gemm import sum_axes
 from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
 from ostinato.backends.cpu.rules.packing import BlockScales, PanelFormat
 from ostinato.backends.cpu.rules.tiles import tile_for
@@ -20,10 +21,10 @@ from ostinato.lower.loopir.nodes import (
     Store,
     max_extent,
 )
-from ostinato.lower.loopir.views import linear_index
+from ostinato.lower.loopir.views import linear_index, unravel
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.rules.loops import block_nest
-from ostinato.lower.rules.matmul_spec import row_spec
+from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec, row_spec
 from ostinato.records import dataclass, field, replace
 from ostinato.variables import (
     Dim,
@@ -43,9 +44,19 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
     from ostinato.lower.loopir.nest import LoopNest
+    from ostinato.lower.loopir.views import Indices
+    from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.variables import Symbol
 
-__all__ = ["BlockwiseMatmul", "IntMatmul", "blockwise_matmul", "int_matmul"]
+__all__ = [
+    "BlockwiseMatmul",
+    "IntConv",
+    "IntMatmul",
+    "SteppedMatmul",
+    "blockwise_matmul",
+    "int_conv",
+    "int_matmul",
+]
 
 _MOST_ROWS, _MOST_VECTORS = 9, 4
 
@@ -56,11 +67,11 @@ class RowMatmul(PackedMatmul):
 
     def reads_in_place(self, build: KernelBuilder) -> bool:
         """Whether they are, and rows are a known distance apart."""
-        row, column = axis("m", self.spec.m), axis("k", self.spec.k[0])
-        scalar = build.at(self.spec.a, self.spec.a_at((), row, (column,)))
+        at = self.spec.axes(build)
+        scalar = self.spec.left(build, at)
         if not isinstance(scalar, Load) or scalar.bindings:
             return False
-        (m,), (k,) = symbols_of([row]), symbols_of([column])
+        (m,), (k,) = symbols_of([at.m]), symbols_of(at.k)
         rows, columns = coefficient(scalar.index, m), coefficient(scalar.index, k)
         if rows is None or columns is None or not isinstance(rows[0], int):
             return False
@@ -68,7 +79,59 @@ class RowMatmul(PackedMatmul):
 
 
 @dataclass(frozen=True, eq=False)
-class IntMatmul(RowMatmul):
+class SteppedMatmul(RowMatmul):
+    """Rows times a matrix whose panels hold several positions of ``k`` in a row.
+
+    Attributes:
+        run: positions of ``k`` side by side in the left operand, if not all of them are.
+    """
+
+    run: int | None = None
+
+    def packed_buffer(
+        self, panel: int, role: Role, form: PanelFormat | None = None
+    ) -> LoweredBuffer:
+        assert form is not None
+        runs, rows = form.rows(self.spec.depth)
+        panels = ceil_div(self.spec.n, panel)
+        shape = (*self.spec.groups, panels, runs, rows, panel, form.steps)
+        return LoweredBuffer(TensorType(form.dtype, shape), role, f"{self.spec.node.label}.packed")
+
+    def pack_nest(
+        self,
+        build: KernelBuilder,
+        packed: LoweredBuffer,
+        panel: int,
+        variables: tuple[Symbol, ...],
+    ) -> LoopNest:
+        *groups, which, run, row, lane, step = at = build.axes(packed.type.shape)
+        place = (tuple(groups), run, row, step)
+        value = self._element(build, place, which * panel + lane, packed.type.shape[-1])
+        position = build.argument(packed, writes=True)
+        store = Store(position, linear_index(packed.type.shape, at), value)
+        return block_nest(build, symbols_of(at), [store], variables)
+
+    def _element(
+        self, build: KernelBuilder, place: tuple[Indices, Dim, Dim, Dim], column: Dim, steps: Dim
+    ) -> Scalar:
+        """An element of a panel's row: zero where there is no weight.
+
+        Args:
+            place: the group, the run, the row within it and the step within that.
+            steps: positions of ``k`` in a row.
+        """
+        spec = self.spec
+        group, run, row, step = place
+        length = spec.depth if self.run is None else self.run
+        within = row * steps + step
+        k = unravel(spec.k, run * length + within)
+        weight = build.at(spec.b, spec.b_at(group, k, column))
+        conditions = (length - 1 - within, spec.n - 1 - column)
+        return _guarded(conditions, weight, Number(0, weight.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class IntMatmul(SteppedMatmul):
     """A matmul of 8-bit integers; panels hold several positions of ``k`` in a row."""
 
     def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
@@ -80,39 +143,16 @@ class IntMatmul(RowMatmul):
     def panel_format(self, registers: RegisterFile) -> PanelFormat:
         """Four bytes a column where one instruction multiplies unsigned by signed ones."""
         unlike = self.spec.a.dtype != self.spec.b.dtype
-        return PanelFormat(self.spec.b.dtype, 4 if registers.byte_dots and unlike else 2)
+        steps = 4 if registers.byte_dots and unlike else 2
+        return PanelFormat(self.spec.b.dtype, steps, run=self.run)
 
-    def packed_buffer(
-        self, panel: int, role: Role, form: PanelFormat | None = None
-    ) -> LoweredBuffer:
-        assert form is not None
-        rows = ceil_div(self.spec.depth, form.depth)
-        shape = (ceil_div(self.spec.n, panel), rows, panel, form.steps)
-        return LoweredBuffer(TensorType(form.dtype, shape), role, f"{self.spec.node.label}.packed")
 
-    def pack_nest(
-        self,
-        build: KernelBuilder,
-        packed: LoweredBuffer,
-        panel: int,
-        variables: tuple[Symbol, ...],
-    ) -> LoopNest:
-        which, row, lane, step = build.axes(packed.type.shape)
-        value = self._element(build, row, which * panel + lane, step, packed.type.shape[-1])
-        position = build.argument(packed, writes=True)
-        index = linear_index(packed.type.shape, (which, row, lane, step))
-        store = Store(position, index, value)
-        return block_nest(build, symbols_of((which, row, lane, step)), [store], variables)
+@dataclass(frozen=True, eq=False)
+class IntConv(IntMatmul):
+    """A convolution of 8-bit integers: rows are output positions, which are anywhere in memory."""
 
-    def _element(
-        self, build: KernelBuilder, row: Dim, column: Dim, step: Dim, steps: Dim
-    ) -> Scalar:
-        """An element of a panel's row: zero where there is no weight."""
-        (depth,) = self.spec.k
-        k = row * steps + step
-        conditions = (depth - 1 - k, self.spec.n - 1 - column)
-        weight = build.at(self.spec.b, (k, column))
-        return _guarded(conditions, weight, Number(0, weight.dtype))
+    def reads_in_place(self, build: KernelBuilder) -> bool:
+        return self.spec.reads_in_place(build)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +196,9 @@ class BlockwiseMatmul(IntMatmul):
         return PanelFormat(UINT8, 4 if registers.byte_dots else 2, halves=True)
 
     def _element(
-        self, build: KernelBuilder, row: Dim, column: Dim, step: Dim, steps: Dim
+        self, build: KernelBuilder, place: tuple[Indices, Dim, Dim, Dim], column: Dim, steps: Dim
     ) -> Scalar:
+        _, _, row, step = place
         low = row * (2 * steps) + step
         pair = (self._code(build, low, column), self._code(build, low + steps, column))
         high = Apply("bitwise_left_shift", (pair[1], Number(4, UINT8)), UINT8)
@@ -204,9 +245,25 @@ class BlockwiseMatmul(IntMatmul):
 
 
 def int_matmul(node: Node) -> IntMatmul:
-    """``integer_matmul``: rows of bytes times a matrix of bytes."""
+    """``integer_matmul``: rows of bytes times matrices of bytes."""
     a, b = node.inputs
-    return IntMatmul(row_spec(node, a, b))
+    rows = a.ndim > 0 and b.ndim == 2
+    return IntMatmul(row_spec(node, a, b) if rows else matmul_spec(node))
+
+
+def int_conv(lowering: ProgramBuilder, node: Node) -> IntConv:
+    """``integer_conv``: an implicit GEMM of bytes, reading its input where it is, or a copy."""
+    x = node.inputs[0]
+    if not conv_spec(node, lowering.layout(x)).reads_in_place(lowering.helper_builder()):
+        lowering.copy(x)
+    spec, build = conv_spec(node, lowering.layout(x)), lowering.helper_builder()
+    at = spec.axes(build)
+    a = spec.left(build, at)
+    assert isinstance(a, Load)
+    runs = sum_axes(a.index, symbols_of(at.k))
+    run = runs[-1].extent if runs else 1
+    assert isinstance(run, int), "the dims of a weight are numbers"
+    return IntConv(spec, run=None if run == spec.depth else run)
 
 
 def blockwise_matmul(node: Node) -> BlockwiseMatmul:

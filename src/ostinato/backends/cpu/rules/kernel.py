@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, ClassVar
 from ostinato.lower.loopir.kernel import Kernel
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import extent_of, max_extent
+from ostinato.lower.rules.sizes import SizeStep
 from ostinato.records import dataclass
 from ostinato.variables import ceil_div
 
 if TYPE_CHECKING:
+    from ostinato.lower.loopir.nodes import Store
+    from ostinato.lower.loopir.text import KernelText
     from ostinato.variables import Dim
 
-__all__ = ["GRAIN_POINTS", "CpuKernel", "CpuLoopNest"]
+__all__ = ["GRAIN_POINTS", "CpuKernel", "CpuLoopNest", "CpuSizeStep"]
 
 #: Points of a loop nest that take a few microseconds, well above what handing them out costs.
 GRAIN_POINTS = 1 << 14
@@ -63,9 +66,20 @@ class CpuKernel(Kernel):
 
 @dataclass(frozen=True, eq=False)
 class CpuLoopNest(LoopNest, CpuKernel):
-    """A loop nest, run block by block of its outer axes."""
+    """A loop nest, run block by block of its outer axes.
+
+    Attributes:
+        streamed: the store that goes past the caches; ``None``: there is none.
+    """
+
+    streamed: Store | None = None
 
     renderer: ClassVar[str] = "loops"
+
+    def describe(self, text: KernelText) -> None:
+        super().describe(text)
+        if self.streamed is not None:
+            text.line(1, f"stores to b{self.streamed.buffer} past the caches")
 
     @staticmethod
     def of(nest: LoopNest) -> CpuLoopNest:
@@ -96,3 +110,17 @@ class CpuLoopNest(LoopNest, CpuKernel):
 
     def extent_for(self, wanted: int) -> Dim:
         return super().extent_for(wanted) if self.axes else ceil_div(wanted, self.block)
+
+
+@dataclass(frozen=True, eq=False)
+class CpuSizeStep(SizeStep, CpuKernel):
+    """A step of the native core that binds or checks a size."""
+
+    @staticmethod
+    def of(step: SizeStep) -> CpuSizeStep:
+        """``step`` as the CPU runs it."""
+        return CpuSizeStep(step.args, step.variables, step.symbol, step.limit, step.problem)
+
+    @property
+    def extent(self) -> Dim:
+        return 1

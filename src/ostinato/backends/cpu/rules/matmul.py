@@ -17,13 +17,14 @@ from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.backends.cpu.rules import int_gemm, multi_gemm
+    from ostinato.backends.cpu.rules import bfloat16_gemm, int_gemm, multi_gemm
     from ostinato.backends.cpu.rules.kernel import CpuKernel
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.graph import Node
     from ostinato.lower.program_builder import ProgramBuilder
 else:
+    bfloat16_gemm = LazyModule("ostinato.backends.cpu.rules.bfloat16_gemm")
     int_gemm = LazyModule("ostinato.backends.cpu.rules.int_gemm")
     multi_gemm = LazyModule("ostinato.backends.cpu.rules.multi_gemm")
 
@@ -44,7 +45,7 @@ class MatmulRules:
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a matmul: a dot product per row where there is one column, else a GEMM."""
-        matmul = _packed(root)
+        matmul = self._packed(root)
         if matmul.spec.n == 1 and root.op.name == "matmul":
             build = lowering.builder(region)
             outputs = lowering.region_outputs(region)
@@ -55,12 +56,24 @@ class MatmulRules:
 
     def convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a convolution as an implicit GEMM."""
-        spec = conv_spec(root, lowering.layout(root.inputs[0]))
-        self._lower(lowering, [(region, [PackedMatmul(spec)])])
+        if root.op.name == "integer_conv":
+            matmul: PackedMatmul = int_gemm.int_conv(lowering, root)
+        else:
+            matmul = PackedMatmul(conv_spec(root, lowering.layout(root.inputs[0])))
+        self._lower(lowering, [(region, [matmul])])
 
     def horizontally(self, lowering: ProgramBuilder, regions: Sequence[Region]) -> None:
         """Lower matmuls of the same rows as one kernel; those of one region share its epilogue."""
-        self._lower(lowering, [(region, [*map(_packed, region.roots)]) for region in regions])
+        self._lower(lowering, [(region, [*map(self._packed, region.roots)]) for region in regions])
+
+    def _packed(self, node: Node) -> PackedMatmul:
+        match node.op.name:
+            case "integer_matmul":
+                return int_gemm.int_matmul(node)
+            case "blockwise_matmul":
+                return int_gemm.blockwise_matmul(node)
+        found = bfloat16_gemm.bfloat16_matmul(node) if self.registers.bfloat16_dots else None
+        return found or PackedMatmul(matmul_spec(node))
 
     def _lower(
         self, lowering: ProgramBuilder, segments: Sequence[tuple[Region, Sequence[PackedMatmul]]]
@@ -80,12 +93,3 @@ class MatmulRules:
         if len(matmuls) > 1:
             kernel = multi_gemm.multi_gemm(made, build.args, lowering.variables)
         lowering.call(whole, build, kernel, [pair for results in outputs for pair in results])
-
-
-def _packed(node: Node) -> PackedMatmul:
-    match node.op.name:
-        case "integer_matmul":
-            return int_gemm.int_matmul(node)
-        case "blockwise_matmul":
-            return int_gemm.blockwise_matmul(node)
-    return PackedMatmul(matmul_spec(node))

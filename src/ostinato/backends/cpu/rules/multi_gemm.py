@@ -103,7 +103,7 @@ class MultiGemm(CpuKernel):
     def panels_innermost(self) -> bool:
         """See :attr:`~ostinato.backends.cpu.rules.gemm.Gemm.panels_innermost`."""
         together = sum(gemm.panels_bytes for gemm in self.gemms)
-        return fits_cache(together) or self.first.streams_rows
+        return fits_cache(together, self.first.caches) or self.first.streams_rows
 
     @property
     def masked_tail(self) -> int | None:
@@ -139,4 +139,11 @@ def multi_gemm(
         )
         for segment in segments
     )
-    return MultiGemm(args, made, variables)
+    return MultiGemm(args, tuple(map(_in_step, made)), variables)
+
+
+def _in_step(segment: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
+    """The GEMMs of a segment, which go over ``k`` together: in equal blocks, or all at once."""
+    if len({gemm.depth_block for gemm in segment}) == 1:
+        return segment
+    return tuple(replace(gemm, prefetch=None) for gemm in segment)

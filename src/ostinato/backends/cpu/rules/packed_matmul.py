@@ -18,6 +18,7 @@ from ostinato.variables import bounds, ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
     from ostinato.lower.loopir.nest import LoopNest
@@ -185,8 +186,15 @@ def segment_of(
         results = () if number else outputs
         form = matmul.panel_format(registers)
         kernel = matmul.kernel(build, panels[matmul], sizes.tile, results, variables, form, number)
-        made.insert(0, replace(kernel, item_rows=sizes.item_rows))
+        blocked = replace(kernel, item_rows=sizes.item_rows, caches=registers.caches)
+        made.insert(0, replace(blocked, prefetch=_prefetch(registers, sizes)))
     return tuple(made)
+
+
+def _prefetch(registers: RegisterFile, sizes: TileSizes) -> Prefetch | None:
+    """The distances of prefetching under these tile sizes; ``None``: there is none."""
+    found = None if sizes.prefetch is False else registers.prefetch
+    return replace(found, least_rows=1) if found is not None and sizes.prefetch else found
 
 
 def pack(

@@ -14,7 +14,7 @@ from ostinato.lower.loopir.nodes import Guard, Number, Store
 from ostinato.lower.loopir.views import VIEWS, linear_index
 from ostinato.lower.rules.loops import block_nest
 from ostinato.records import dataclass
-from ostinato.variables import ceil_div
+from ostinato.variables import ceil_div, floor_div, prod
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -42,11 +42,14 @@ class PanelFormat:
         steps: how many positions of ``k`` stand side by side.
         halves: whether an element is two 4-bit codes, the low one of this row, the high one of the
             row that would follow.
+        run: positions of ``k`` that are side by side in the left operand, if not all of them are;
+            no row of a panel has positions of two runs, and the last of each is zero at its end.
     """
 
     dtype: DType
     steps: int = 1
     halves: bool = False
+    run: int | None = None
 
     @property
     def depth(self) -> int:
@@ -55,10 +58,16 @@ class PanelFormat:
 
     def size(self, depth: Dim, panel: int) -> Dim:
         """Elements in memory of a panel of ``panel`` columns and ``depth`` positions of ``k``."""
-        return ceil_div(depth, self.depth) * (self.steps * panel)
+        return prod(self.rows(depth)) * (self.steps * panel)
+
+    def rows(self, depth: Dim) -> tuple[Dim, Dim]:
+        """Runs of ``depth`` positions of ``k``, and rows of a panel in each."""
+        run = depth if self.run is None else self.run
+        return (1 if self.run is None else floor_div(depth, self.run)), ceil_div(run, self.depth)
 
     def __str__(self) -> str:
-        return f"{self.dtype.short}{' halves' * self.halves} by {self.steps}"
+        runs = "" if self.run is None else f" in runs of {self.run}"
+        return f"{self.dtype.short}{' halves' * self.halves} by {self.steps}{runs}"
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.rules.kernel import CpuKernel, CpuLoopNest
+from ostinato.backends.cpu.rules.kernel import CpuKernel, CpuLoopNest, CpuSizeStep
 from ostinato.backends.cpu.rules.matmul import MatmulRules
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.lowering import LoweringOptions, live_nodes, lower
 from ostinato.lower.memory.layouts import LayoutGains
 from ostinato.lower.program import Call, Program
+from ostinato.lower.rules.sizes import SizeStep
 from ostinato.lower.rules.table import SHARED_RULES, RuleTable
 from ostinato.records import dataclass, field, replace
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         depthwise,
         expert_rules,
         recurrent,
+        selection,
+        streaming,
         topk,
         winograd,
     )
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.rules.offload import ExpertStore, StoredExperts
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.cpu.rules.tiles import RegisterFile
+    from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Refusal, Region
     from ostinato.lower.program_builder import ProgramBuilder
@@ -46,6 +50,8 @@ else:
     depthwise = LazyModule("ostinato.backends.cpu.rules.depthwise")
     expert_rules = LazyModule("ostinato.backends.cpu.rules.expert_rules")
     recurrent = LazyModule("ostinato.backends.cpu.rules.recurrent")
+    selection = LazyModule("ostinato.backends.cpu.rules.selection")
+    streaming = LazyModule("ostinato.backends.cpu.rules.streaming")
     topk = LazyModule("ostinato.backends.cpu.rules.topk")
     winograd = LazyModule("ostinato.backends.cpu.rules.winograd")
     convolution = LazyModule("ostinato.ops.convolution")
@@ -53,7 +59,16 @@ else:
 __all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
 
 _MATMULS = ("matmul", "integer_matmul", "blockwise_matmul")
-_TEMPLATES = (*_MATMULS, "conv", "attention", "topk", "recurrent_scan")
+_CONVOLUTIONS = ("conv", "integer_conv")
+_SELECTIONS = ("flat_nonzero", "non_max_suppression")
+_TEMPLATES = (
+    *_MATMULS,
+    *_CONVOLUTIONS,
+    "attention",
+    "topk",
+    "recurrent_scan",
+    *_SELECTIONS,
+)
 _EXPERT_OPS = ("grouped_matmul", "expert_mlp")
 
 #: Ops with kernels of their own kind.
@@ -78,6 +93,7 @@ class CpuLowering:
         shared: the optimisations that are not the CPU's alone.
         winograd: do convolutions Winograd's way where that is faster.
         builtin_copies: let the native core make copies that are made once.
+        streaming_stores: store large results past the caches.
         choose_tiles: chooses the tile sizes of matmuls by measurement.
         experts: params that are in a file, from which experts are staged while a run goes on.
     """
@@ -86,6 +102,7 @@ class CpuLowering:
     shared: LoweringOptions = field(default_factory=LoweringOptions)
     winograd: bool = True
     builtin_copies: bool = True
+    streaming_stores: bool = True
     choose_tiles: ChooseTiles | None = None
     experts: ExpertStore | None = None
 
@@ -113,19 +130,22 @@ class CpuProgram(Program):
 
 
 def lower_for_cpu(
-    graph: BaseGraph, settings: CpuLowering, variables: Sequence[Symbol] | None = None
+    graph: BaseGraph,
+    settings: CpuLowering,
+    variables: Sequence[Symbol] | None = None,
+    facts: Sequence[Fact] | None = None,
 ) -> tuple[CpuProgram, list[Refusal]]:
     """The kernels of ``graph`` on the CPU, and the fusions that were refused.
 
     Args:
-        variables: what kernels take the values of, by default all that the graph mentions.
+        variables, facts: see :func:`~ostinato.lower.lowering.lower`.
 
     Raises:
         InputError: params in a file of experts are used for more than that, or do not fit a budget.
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
     """
     rules = _CpuRules(graph, settings)
-    program, refused = lower(graph, rules.table(), settings.shared, variables)
+    program, refused = lower(graph, rules.table(), settings.shared, variables, facts)
     return rules.finalise(program), refused
 
 
@@ -145,9 +165,11 @@ class _CpuRules:
         """The table that the driver takes."""
         rules = {
             **dict.fromkeys(_MATMULS, self._matmuls.matmul),
-            "conv": self._convolution,
+            **dict.fromkeys(_CONVOLUTIONS, self._convolution),
             "attention": self._attention,
             "topk": self._topk,
+            "flat_nonzero": self._flat_nonzero,
+            "non_max_suppression": self._suppression,
             "recurrent_scan": self._recurrent,
             "grouped_matmul": self._grouped_matmul,
             "expert_mlp": self._expert_mlp,
@@ -161,8 +183,11 @@ class _CpuRules:
         if self.settings.builtin_copies:
             prepare = [copy.builtin_copy(call) for call in prepare]
         experts = self._experts if self._has_experts else None
+        calls = [_finalised(call) for call in program.calls]
+        if self.settings.streaming_stores:
+            calls = streaming.stream_results(calls, program, self.settings.registers.caches)
         return CpuProgram(
-            [_finalised(call) for call in program.calls],
+            calls,
             prepare,
             program.inputs,
             program.params,
@@ -171,6 +196,7 @@ class _CpuRules:
             program.next_states,
             program.variables,
             program.kept,
+            program.live_sizes,
             [] if experts is None else list(experts.routings.values()),
             [] if experts is None else list(experts.stored_experts.values()),
         )
@@ -206,6 +232,12 @@ class _CpuRules:
     def _topk(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         topk.lower_topk(lowering, region, root)
 
+    def _flat_nonzero(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        selection.lower_flat_nonzero(lowering, region, root)
+
+    def _suppression(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        selection.lower_suppression(lowering, region, root)
+
     def _recurrent(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         recurrent.lower_recurrent(lowering, region, root, self.settings.registers)
 
@@ -229,4 +261,6 @@ def _finalised(call: Call) -> Call:
     """The call with a loop nest as the CPU runs it."""
     if isinstance(call.kernel, LoopNest):
         return replace(call, kernel=CpuLoopNest.of(call.kernel))
+    if isinstance(call.kernel, SizeStep):
+        return replace(call, kernel=CpuSizeStep.of(call.kernel))
     return call

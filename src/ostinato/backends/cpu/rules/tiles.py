@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.records import dataclass
+from ostinato.backends.cpu.caches import CacheSizes
+from ostinato.backends.cpu.rules.prefetch import Prefetch
+from ostinato.records import dataclass, field
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.variables import Dim
 
-__all__ = ["RegisterFile", "TileSizes", "tile_choices", "tile_for"]
+__all__ = ["RegisterFile", "TileSizes", "chains_of", "tile_choices", "tile_for"]
 
 _MAX_ROWS = 9
 """Rows of a tile at most: rows of ``a`` a power of two apart share a set of the first-level cache.
 
 Twelve are 9% slower than nine or eight where a row has 1024, 4096 or 8192 float32.
 """
+
+_LATENCY_HIDING = 12
+"""Sums in flight that keep the multiply-add units busy: latency 4, two a cycle, and a few more."""
 
 _MAX_VECTORS, _MAX_VECTORS_OF_32 = 4, 5
 """Vectors of a panel's row at most: with fewer than 32 registers, and with 32.
@@ -28,19 +33,30 @@ Groups of 68 columns are 22% faster as five vectors of 16 than as two panels of 
 
 @dataclass(frozen=True)
 class RegisterFile:
-    """The vector registers that tiles are sized for.
+    """The vector registers, and the caches behind them, that tiles are sized for.
 
     Attributes:
         vector_bytes: width of a vector register.
         count: how many of them there are.
         narrow: the dtypes that widen in registers at little cost, so that panels may hold them.
         byte_dots: whether one instruction adds four products of bytes to a 32-bit sum.
+        caches: the data caches of a core.
+        prefetches: whether tiles prefetch panels.
+        bfloat16_dots: whether one instruction adds two products of bfloat16 to a float32 sum.
     """
 
     vector_bytes: int
     count: int
     narrow: frozenset[DType] = frozenset()
     byte_dots: bool = False
+    caches: CacheSizes = field(default_factory=CacheSizes)
+    prefetches: bool = False
+    bfloat16_dots: bool = False
+
+    @property
+    def prefetch(self) -> Prefetch | None:
+        """The distances of prefetching; ``None``: there is none."""
+        return Prefetch(self.caches, self.vector_bytes) if self.prefetches else None
 
 
 @dataclass(frozen=True)
@@ -50,10 +66,21 @@ class TileSizes:
     Attributes:
         tile: rows and columns of the register tile.
         item_rows: rows of a work item, a multiple of the tile's; ``None``: as many as are worth it.
+        prefetch: whether panels are prefetched, if they are at all; ``None``: where there are
+            enough rows.
     """
 
     tile: tuple[int, int]
     item_rows: int | None = None
+    prefetch: bool | None = None
+
+
+def chains_of(vectors: int) -> int:
+    """Partial sums per element of a tile that has so many vectors of sums.
+
+    A tile too small to hide latency splits ``k`` among several.
+    """
+    return max(1, min(4, _LATENCY_HIDING // max(1, vectors)))
 
 
 def tile_for(vector_bytes: int, registers: int, acc: DType, m: Dim, *n: Dim) -> tuple[int, int]:

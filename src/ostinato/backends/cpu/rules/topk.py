@@ -63,16 +63,14 @@ class TopK(CpuKernel):
             text.statement(store)
 
     @property
-    def k(self) -> int:
+    def k(self) -> Dim:
         """The number of elements chosen from each row."""
-        extent = extent_of(self.rank)
-        assert isinstance(extent, int)
-        return extent
+        return extent_of(self.rank)
 
     @property
     def extent(self) -> Dim:
         """The parallel range: rows."""
-        return prod(extent_of(symbol) for symbol in self.axes) if self.k else 0
+        return prod(map(extent_of, self.axes)) if max_extent(self.rank) else 0
 
     @property
     def grain(self) -> int:
@@ -88,7 +86,7 @@ class TopK(CpuKernel):
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch: the best elements so far, each a sort key and a position."""
-        return self.k * self.key_bits // 4
+        return max_extent(self.rank) * self.key_bits // 4
 
 
 def _topk_kernel(

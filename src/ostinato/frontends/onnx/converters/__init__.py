@@ -16,6 +16,8 @@ __all__ = ["FOLDED_BY_CONVERTER", "converters", "find_converter"]
 _FAMILIES = (
     "elementwise",
     "contraction",
+    "casts",
+    "pooling",
     "activations",
     "shape",
     "reduction",
@@ -25,18 +27,57 @@ _FAMILIES = (
     "attention",
     "resize",
     "recurrent",
+    "quantized",
     "control",
+    "losses",
+    "sampling",
+    "patches",
+    "linalg",
+    "signal",
+    "random",
+    "strings",
+)
+
+#: The families that have ops of ONNX Runtime's own.
+_EXTENDED = (
+    "activations",
+    "normalization",
+    "contrib_attention",
+    "contrib_fusions",
+    "contrib_weights",
+    "contrib_moe",
+    "quantized",
+    "quantized_extensions",
 )
 
 #: By domain, what a family calls its table of converters, and the families that have one.
 _TABLES = {
     "": ("CONVERTERS", _FAMILIES),
-    "com.microsoft": ("EXTENSIONS", ("activations", "normalization")),
+    "ai.onnx.ml": ("MACHINE_LEARNING", ("ml_features", "ml_models")),
+    "ai.onnx.preview.training": ("TRAINING", ("training",)),
+    "com.microsoft": ("EXTENSIONS", _EXTENDED),
 }
 
-#: Ops whose converters give known results by themselves, or whose operands are not all they read.
+#: Ops whose converters give known results by themselves, or whose operands are not all they read;
+#: and the one that would make weights wide again, which integer kernels read as they are.
 FOLDED_BY_CONVERTER = frozenset(
-    {"Constant", "ConstantOfShape", "Identity", "If", "NonZero", "Range", "Shape", "Size"}
+    {
+        "Constant",
+        "ConstantOfShape",
+        "DequantizeLinear",
+        "Dropout",
+        "Identity",
+        "If",
+        "Multinomial",
+        "NonZero",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Range",
+        "Shape",
+        "Size",
+    }
 )
 
 

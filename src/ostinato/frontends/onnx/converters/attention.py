@@ -147,6 +147,8 @@ def _scores(
 ) -> Value:
     """The fourth output, a look inside, at the stage that ``qk_matmul_output_mode`` names."""
     g, mode = call.g, call.integer("qk_matmul_output_mode", 0)
+    if mode not in range(4):
+        call.malformed(f"qk_matmul_output_mode should be 0, 1, 2 or 3, got {mode}")
     batch, heads, length, depth = q.shape
     groups, keys = k.shape[1], k.shape[2]
     if not isinstance(heads, int) or not isinstance(groups, int) or not isinstance(depth, int):

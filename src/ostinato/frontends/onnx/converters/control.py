@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.errors import GraphError
-from ostinato.frontends.onnx.known import Known, Missing
+from ostinato.frontends.onnx.known import Known, Missing, Strings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +34,8 @@ def convert_if(call: Call) -> Result:
 def _choose(call: Call, condition: Value, a: Tensor, b: Tensor) -> Tensor:
     if isinstance(a, Missing) or isinstance(b, Missing):
         return Missing()
+    if isinstance(a, Strings) or isinstance(b, Strings):
+        return Missing("strings are chosen by a condition that is not known when loading")
     if a.type != b.type:
         raise GraphError(
             f"its condition is not known when the model is loaded, and its branches give {a.type} "

@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.dtypes import FLOAT32, INT64
-from ostinato.frontends.onnx.known import as_known
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name, read_tensor
+from ostinato.dtypes import INT64
+from ostinato.frontends.onnx.data_sizes import bound_sizes, open_bound
+from ostinato.frontends.onnx.known import Strings, as_known, boxed
+from ostinato.frontends.onnx.tensors import (
+    ELEMENT_TYPES,
+    STRING,
+    element_name,
+    read_strings,
+    read_tensor,
+)
 from ostinato.variables import prod
 
 if TYPE_CHECKING:
@@ -23,6 +30,14 @@ _LONGEST_RANGE = 2**16
 
 
 def convert_constant(call: Call) -> Result:
+    proto = call.tensor("value")
+    if proto is not None and proto.data_type == STRING:
+        return Strings(read_strings(proto))
+    texts = call.text_list("value_strings", None)
+    if texts is not None:
+        return Strings(boxed(texts, (len(texts),)))
+    if "value_string" in call.attributes:
+        return Strings(boxed([call.text("value_string", "")], ()))
     return as_known(_constant(call), call.outputs[0])
 
 
@@ -46,7 +61,7 @@ def _constant(call: Call) -> np.ndarray[Any, Any]:
 
 
 def convert_constant_of_shape(call: Call) -> Result:
-    shape = call.dims(0, "shape")
+    shape = bound_sizes(call, 0)
     proto = call.tensor("value")
     if proto is None:
         fill = np.zeros((), np.float32)
@@ -68,20 +83,30 @@ def convert_constant_of_shape(call: Call) -> Result:
 def convert_range(call: Call) -> Result:
     start, limit, delta = (call.known(i) for i in range(3))
     if start is None or limit is None or delta is None:
-        call.unsupported("its length depends on data")
+        return _counted_range(call)
     if start.symbolic or limit.symbolic:
         step = call.scalar(2, "step")
-        return call.g.arange(start.dims()[0], limit.dims()[0], step, dtype=start.dtype)
-    first, last, step = (call.scalar(i, "bound") for i in range(3))
-    if step == 0:
+        ends = [start.dims()[0], limit.dims()[0]]
+        if any(isinstance(end, float) and end != int(end) for end in ends) or step != int(step):
+            call.needs_number("its length is of open size, and its bounds are no integers", *ends)
+        first, last = (int(end) if isinstance(end, float) else end for end in ends)
+        return call.g.arange(first, last, int(step), dtype=start.dtype)
+    low, high, stride = (call.scalar(i, "bound") for i in range(3))
+    if stride == 0:
         call.malformed("a step of 0")
-    count = max(int(np.ceil((last - first) / step)), 0)
+    count = max(int(np.ceil((high - low) / stride)), 0)
     if count > _LONGEST_RANGE:
         counter = call.g.cast(call.g.iota((count,)), start.dtype)
-        return call.g.add(call.g.multiply(counter, step), first)
+        return call.g.add(call.g.multiply(counter, stride), low)
     dtype = start.dtype.numpy
     steps = np.arange(count).astype(dtype)
     return as_known((start.array.reshape(()) + delta.array.reshape(()) * steps).astype(dtype))
+
+
+def _counted_range(call: Call) -> Result:
+    """Convert a ``Range`` whose bounds the model computes."""
+    first, last, step = (call.value(i) for i in range(3))
+    return call.g.counted_range(first, last, step, open_bound([None]))
 
 
 def convert_eye_like(call: Call) -> Result:
@@ -97,32 +122,9 @@ def convert_eye_like(call: Call) -> Result:
     return g.cast(g.equal(rows, g.iota((1, shape[1]), 1, INT64)), dtype)
 
 
-def convert_window(call: Call) -> Result:
-    """Hann, Hamming and Blackman windows of a known length."""
-    size = int(call.scalar(0, "size"))
-    number = call.integer("output_datatype", 1)
-    dtype = ELEMENT_TYPES.get(number, FLOAT32)
-    if not 0 <= size <= _LONGEST_RANGE:
-        call.malformed(f"impossible size {size}")
-    angle = np.arange(size) * (2 * np.pi / max(size - (not call.integer("periodic", 1)), 1))
-    offset, first, second = _WINDOWS[call.op_type]
-    values = offset - first * np.cos(angle) + second * np.cos(2 * angle)
-    return as_known(values.astype(dtype.numpy), call.outputs[0])
-
-
-#: The weights of the constant, of ``cos`` and of ``cos(2·)`` in each window.
-_WINDOWS = {
-    "BlackmanWindow": (0.42, 0.5, 0.08),
-    "HammingWindow": (25 / 46, 21 / 46, 0.0),
-    "HannWindow": (0.5, 0.5, 0.0),
-}
-
 CONVERTERS: Mapping[str, Converter] = {
-    "BlackmanWindow": convert_window,
     "Constant": convert_constant,
     "ConstantOfShape": convert_constant_of_shape,
     "EyeLike": convert_eye_like,
-    "HammingWindow": convert_window,
-    "HannWindow": convert_window,
     "Range": convert_range,
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, element_name
+import numpy as np
+
+from ostinato.frontends.onnx.known import Strings, as_known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +32,7 @@ def binary(method: str) -> Converter:
     """The converter of an op with two operands and a method that means the same."""
 
     def convert(call: Call) -> Result:
+        call.alike(0, 1)
         return getattr(call.g, method)(call.value(0), call.value(1))  # type: ignore[no-any-return]
 
     return convert
@@ -39,6 +42,7 @@ def variadic(method: str) -> Converter:
     """The converter of an op that combines any number of operands."""
 
     def convert(call: Call) -> Result:
+        call.alike(*range(len(call.operands)))
         result: Value = functools.reduce(getattr(call.g, method), call.values())
         return result
 
@@ -46,11 +50,13 @@ def variadic(method: str) -> Converter:
 
 
 def convert_mean(call: Call) -> Result:
+    call.alike(*range(len(call.operands)))
     total = functools.reduce(call.g.add, call.values())
     return call.g.divide(total, float(len(call.operands)))
 
 
 def convert_div(call: Call) -> Result:
+    call.alike(0, 1)
     g, a, b = call.g, call.value(0), call.value(1)
     if a.dtype.is_float:
         return g.divide(a, b)
@@ -61,13 +67,24 @@ def convert_div(call: Call) -> Result:
 
 
 def convert_mod(call: Call) -> Result:
-    method = call.g.fmod if call.integer("fmod", 0) else call.g.remainder
+    call.alike(0, 1)
+    kind = call.integer("fmod", 0)
+    if kind not in (0, 1):
+        call.malformed(f"fmod should be 0 or 1, got {kind}")
+    method = call.g.fmod if kind else call.g.remainder
     return method(call.value(0), call.value(1))
 
 
 def convert_pow(call: Call) -> Result:
     g, base, exponent = call.g, call.value(0), call.value(1)
     return _as(call, g.pow(base, exponent), base.dtype)
+
+
+def convert_equal(call: Call) -> Result:
+    if any(isinstance(operand, Strings) for operand in call.operands):
+        return as_known(np.asarray(call.strings(0) == call.strings(1), np.bool_))
+    call.alike(0, 1)
+    return call.g.equal(call.value(0), call.value(1))
 
 
 def convert_bit_shift(call: Call) -> Result:
@@ -78,6 +95,7 @@ def convert_bit_shift(call: Call) -> Result:
     direction = call.text("direction", "")
     if direction not in directions:
         call.malformed(f"direction should be LEFT or RIGHT, got {direction!r}")
+    call.alike(0, 1)
     return directions[direction](call.value(0), call.value(1))
 
 
@@ -95,24 +113,17 @@ def convert_is_inf(call: Call) -> Result:
 
 
 def convert_where(call: Call) -> Result:
+    call.alike(1, 2)
     return call.g.where(call.value(0), call.value(1), call.value(2))
-
-
-def convert_cast(call: Call) -> Result:
-    number = call.required("to")
-    if number not in ELEMENT_TYPES:
-        call.unsupported(f"it casts to {element_name(number)}")
-    return _as(call, call.value(0), ELEMENT_TYPES[number])
-
-
-def convert_cast_like(call: Call) -> Result:
-    return _as(call, call.value(0), call.dtype(1))
 
 
 def convert_clip(call: Call) -> Result:
     if call.opset < 11:
+        if len(call.operands) > 1:
+            call.malformed(f"operator set {call.opset} has the limits of Clip as attributes")
         low, high = call.real("min", None), call.real("max", None)
         return call.g.clip(call.value(0), low, high)
+    call.alike(0, 1, 2)
     return call.g.clip(call.value(0), _limit(call, 1), _limit(call, 2))
 
 
@@ -141,14 +152,12 @@ CONVERTERS: Mapping[str, Converter] = {
     "BitwiseNot": unary("bitwise_invert"),
     "BitwiseOr": binary("bitwise_or"),
     "BitwiseXor": binary("bitwise_xor"),
-    "Cast": convert_cast,
-    "CastLike": convert_cast_like,
     "Ceil": unary("ceil"),
     "Clip": convert_clip,
     "Cos": unary("cos"),
     "Cosh": unary("cosh"),
     "Div": convert_div,
-    "Equal": binary("equal"),
+    "Equal": convert_equal,
     "Erf": unary("erf"),
     "Exp": unary("exp"),
     "Floor": unary("floor"),

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ostinato.dtypes import INT64
+from ostinato.frontends.onnx.data_sizes import bound_sizes
 from ostinato.frontends.onnx.known import as_known
 from ostinato.ops.base import normalize_axis
+from ostinato.variables import provably_less
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.frontends.onnx.call import Call, Converter, Result
+    from ostinato.variables import Dim
 
 __all__ = ["CONVERTERS"]
 
@@ -38,7 +41,18 @@ def convert_gather(call: Call) -> Result:
 
 
 def convert_gather_elements(call: Call) -> Result:
-    return call.g.take_along_axis(call.value(0), call.value(1), axis=call.integer("axis", 0))
+    g, x, indices = call.g, call.value(0), call.value(1)
+    axis = normalize_axis(call.integer("axis", 0), x.ndim)
+    if indices.ndim != x.ndim:
+        call.malformed(f"the indices {indices.type} have another rank than {x.type}")
+    # Along the other axes, indices belong to the first elements, and may be fewer.
+    fewer = [a for a in range(x.ndim) if a != axis and indices.shape[a] != x.shape[a]]
+    for a in fewer:
+        if provably_less(x.shape[a], indices.shape[a]):
+            call.malformed(f"the indices {indices.type} reach beyond axis {a} of {x.type}")
+    if fewer:
+        x = g.slice(x, [0] * len(fewer), [indices.shape[a] for a in fewer], axes=fewer)
+    return g.take_along_axis(x, indices, axis=axis)
 
 
 def convert_gather_nd(call: Call) -> Result:
@@ -75,7 +89,7 @@ def convert_one_hot(call: Call) -> Result:
         indices = g.cast(indices, INT64)
     if indices.dtype.is_signed:
         wide = g.cast(indices, INT64)
-        indices = g.where(g.less(wide, 0), g.add(wide, depth), wide)
+        indices = g.where(g.less(wide, 0), g.add(wide, g.dim_value(depth)), wide)
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
     column = g.reshape(indices, (*indices.shape[:axis], 1, *indices.shape[axis:]))
     chosen = g.equal(g.iota(shape, axis, indices.dtype), column)
@@ -83,7 +97,11 @@ def convert_one_hot(call: Call) -> Result:
     return g.where(chosen, on, off)
 
 
-def _depth(call: Call) -> int:
+def _depth(call: Call) -> Dim:
+    known = call.known(1)
+    if known is None or known.symbolic:
+        (size,) = bound_sizes(call, 1)
+        return size
     depth = int(call.scalar(1, "depth"))
     if depth < 0:
         call.malformed(f"a negative depth: {depth}")
@@ -92,9 +110,10 @@ def _depth(call: Call) -> int:
 
 def convert_top_k(call: Call) -> Result:
     if call.opset < 10:
-        k = call.required("k")
+        k: Dim = call.required("k")
     else:
-        (k,) = call.integers(1, "k")
+        axis = normalize_axis(call.integer("axis", -1), call.rank(0))
+        (k,) = bound_sizes(call, 1, call.shape(0)[axis])
     axis = call.integer("axis", -1)
     largest = bool(call.integer("largest", 1))
     return tuple(call.g.topk(call.value(0), k, axis=axis, largest=largest))
@@ -106,30 +125,76 @@ def convert_trilu(call: Call) -> Result:
     return method(call.value(0), k)
 
 
+def convert_reverse_sequence(call: Call) -> Result:
+    """Convert ``ReverseSequence``: each sequence's first elements in reverse, the rest in place."""
+    g, x, lengths = call.g, call.value(0), call.value(1)
+    time = normalize_axis(call.integer("time_axis", 0), x.ndim)
+    batch = normalize_axis(call.integer("batch_axis", 1), x.ndim)
+    if time == batch or lengths.shape != (x.shape[batch],):
+        call.malformed(f"{lengths.type} does not hold a length for axis {batch} of {x.type}")
+    line = tuple(n if axis == time else 1 for axis, n in enumerate(x.shape))
+    column = tuple(n if axis == batch else 1 for axis, n in enumerate(x.shape))
+    step, length = g.iota(line, time, INT64), g.reshape(g.cast(lengths, INT64), column)
+    at = g.where(g.less(step, length), g.subtract(g.subtract(length, step), 1), step)
+    return g.take_along_axis(x, g.broadcast_to(at, x.shape), axis=time)
+
+
+def convert_tensor_scatter(call: Call) -> Result:
+    """Convert ``TensorScatter``: rows written into a cache from a position of its own per batch."""
+    g, cache, update = call.g, call.value(0), call.value(1)
+    axis = normalize_axis(call.integer("axis", -2), cache.ndim)
+    mode = call.text("mode", "linear")
+    if mode not in ("linear", "circular"):
+        call.malformed(f"mode should be linear or circular, got {mode!r}")
+    line = tuple(n if a == axis else 1 for a, n in enumerate(update.shape))
+    at = g.iota(line, axis, INT64)
+    if call.has(2):
+        first = tuple(n if a == 0 else 1 for a, n in enumerate(update.shape))
+        at = g.add(at, g.reshape(g.cast(call.value(2), INT64), first))
+    if mode == "circular":
+        size = cache.shape[axis]
+        at = g.remainder(at, size if isinstance(size, int) else g.dim_value(size))
+    return g.scatter(cache, g.broadcast_to(at, update.shape), update, axis=axis)
+
+
 def convert_non_zero(call: Call) -> Result:
     known = call.known(0)
-    if known is None or known.symbolic:
-        call.operand(0)
-        call.unsupported("the shape of its result depends on data")
-    if known.size > _LARGEST_KNOWN:
-        call.unsupported(f"it looks through {known.size} elements")
-    positions = np.stack(np.nonzero(np.atleast_1d(known.array)))
-    return as_known(positions.astype(np.int64), call.outputs[0])
+    if known is not None and not known.symbolic and known.size <= _LARGEST_KNOWN:
+        positions = np.stack(np.nonzero(np.atleast_1d(known.array)))
+        return as_known(positions.astype(np.int64), call.outputs[0])
+    g, x = call.g, call.value(0)
+    return g.stack(g.nonzero(g.reshape(x, (1,)) if x.ndim == 0 else x), axis=0)
 
 
 def convert_compress(call: Call) -> Result:
-    condition = call.known(1)
-    if condition is None or condition.symbolic:
-        call.operand(1)
-        call.unsupported("the shape of its result depends on data")
-    if condition.size > _LARGEST_KNOWN:
-        call.unsupported(f"it looks through {condition.size} elements")
     g, x = call.g, call.value(0)
     axis = call.integer("axis", None)
     if axis is None:
         x, axis = g.reshape(x, (x.type.size,)), 0
+    condition = call.known(1)
+    if condition is None or condition.symbolic or condition.size > _LARGEST_KNOWN:
+        return g.compress(x, call.value(1), axis=axis)
     (chosen,) = np.nonzero(condition.array.reshape(-1))
     return g.take(x, g.constant(chosen.astype(np.int64)), axis=normalize_axis(axis, x.ndim))
+
+
+def convert_unique(call: Call) -> Result:
+    results = call.g.unique(
+        call.value(0), call.integer("axis", None), sorted=bool(call.integer("sorted", 1))
+    )
+    return list(results)
+
+
+def convert_non_max_suppression(call: Call) -> Result:
+    g = call.g
+    return g.non_max_suppression(
+        call.value(0),
+        call.value(1),
+        call.value(2) if call.has(2) else 0,
+        call.value(3) if call.has(3) else 0.0,
+        call.value(4) if call.has(4) else None,
+        centered=bool(call.integer("center_point_box", 0)),
+    )
 
 
 CONVERTERS: Mapping[str, Converter] = {
@@ -137,11 +202,15 @@ CONVERTERS: Mapping[str, Converter] = {
     "Gather": convert_gather,
     "GatherElements": convert_gather_elements,
     "GatherND": convert_gather_nd,
+    "NonMaxSuppression": convert_non_max_suppression,
     "NonZero": convert_non_zero,
     "OneHot": convert_one_hot,
+    "ReverseSequence": convert_reverse_sequence,
     "Scatter": convert_scatter_elements,
     "ScatterElements": convert_scatter_elements,
     "ScatterND": convert_scatter_nd,
+    "TensorScatter": convert_tensor_scatter,
     "TopK": convert_top_k,
     "Trilu": convert_trilu,
+    "Unique": convert_unique,
 }

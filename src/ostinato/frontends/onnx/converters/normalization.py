@@ -17,11 +17,25 @@ __all__ = ["CONVERTERS", "EXTENSIONS"]
 
 def convert_batch_norm(call: Call) -> Result:
     if call.integer("training_mode", 0):
-        call.unsupported("it updates its statistics (training mode)")
+        return _trained_batch_norm(call)
     if not call.integer("spatial", 1):
         call.unsupported("its statistics are not per channel (spatial=0)")
     x, scale, bias, mean, variance = (call.value(i) for i in range(5))
     return call.g.batch_norm(x, mean, variance, scale, bias, eps=_eps(call))
+
+
+def _trained_batch_norm(call: Call) -> Result:
+    """Normalisation by the batch's own statistics, which also move the running ones."""
+    g, x, momentum = call.g, call.value(0), call.real("momentum", 0.9)
+    axes = (0, *range(2, x.ndim))
+    mean = g.mean(x, axis=axes)
+    variance = g.var(x, axis=axes)
+    running = [
+        g.add(g.multiply(call.value(index), momentum), g.multiply(g.cast(now, old), 1 - momentum))
+        for index, now, old in ((3, mean, call.dtype(3)), (4, variance, call.dtype(4)))
+    ]
+    scale, bias = call.value(1), call.value(2)
+    return [g.batch_norm(x, mean, variance, scale, bias, eps=_eps(call)), *running]
 
 
 def convert_instance_norm(call: Call) -> Result:

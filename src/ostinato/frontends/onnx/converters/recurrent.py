@@ -14,19 +14,30 @@ if TYPE_CHECKING:
 
 __all__ = ["CONVERTERS"]
 
-#: The activations that the vocabulary's recurrent ops know, by ONNX's names in lower case.
-_ACTIVATIONS = {"sigmoid", "tanh", "relu"}
+#: The vocabulary's names of activations, and the parameters that they have where none are given.
+_ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
+    "affine": ("affine", 1.0, 0.0),
+    "elu": ("elu", 1.0, None),
+    "hardsigmoid": ("hard_sigmoid", 0.2, 0.5),
+    "leakyrelu": ("leaky_relu", 0.01, None),
+    "relu": ("relu", None, None),
+    "scaledtanh": ("scaled_tanh", 1.0, 1.0),
+    "sigmoid": ("sigmoid", None, None),
+    "softplus": ("softplus", None, None),
+    "softsign": ("softsign", None, None),
+    "tanh": ("tanh", None, None),
+    "thresholdedrelu": ("thresholded_relu", 1.0, None),
+}
 _DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 
 def convert_lstm(call: Call) -> Result:
-    if call.integer("input_forget", 0):
-        call.unsupported("its input and forget gates are coupled (input_forget=1)")
     arguments = _arguments(call, 3)
     y, h, c = call.g.lstm(
         *_operands(call),
         c0=_state(call, 6),
         peepholes=call.optional(7),
+        coupled=bool(call.integer("input_forget", 0)),
         **arguments,
     )
     return _results(call, y, h, c)
@@ -80,18 +91,30 @@ def _arguments(call: Call, per_direction: int) -> dict[str, Any]:
     }
 
 
-def _activations(call: Call, expected: int) -> tuple[str, ...] | None:
-    """The activations, direction after direction; ``None`` for the kind's own."""
+def _activations(call: Call, expected: int) -> tuple[Any, ...] | None:
+    """The activations, direction after direction; ``None`` for the kind's own.
+
+    The lists of parameters hold as many numbers as there are activations with one.
+    """
     names = call.text_list("activations", None)
     if names is None:
         return None
-    lowered = tuple(name.lower() for name in names)
-    if len(lowered) != expected:
-        call.malformed(f"{len(lowered)} activations, expected {expected}")
-    unknown = [name for name in names if name.lower() not in _ACTIVATIONS]
-    if unknown:
-        call.unsupported(f"activation {unknown[0]} (Sigmoid, Tanh and Relu are supported)")
-    return lowered
+    if len(names) != expected:
+        call.malformed(f"{len(names)} activations, expected {expected}")
+    alphas = iter(call.real_list("activation_alpha", ()))
+    betas = iter(call.real_list("activation_beta", ()))
+    found: list[Any] = []
+    for name in names:
+        if name.lower() not in _ACTIVATIONS:
+            call.unsupported(f"unknown activation {name}")
+        known, alpha, beta = _ACTIVATIONS[name.lower()]
+        parameters = [
+            next(given, usual)
+            for given, usual in ((alphas, alpha), (betas, beta))
+            if usual is not None
+        ]
+        found.append((known, *parameters) if parameters else known)
+    return tuple(found)
 
 
 def _lengths(call: Call) -> Value | None:

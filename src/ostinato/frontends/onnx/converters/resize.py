@@ -12,12 +12,14 @@ import numpy as np
 
 from ostinato.ops.base import normalize_axis
 from ostinato.records import dataclass
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.frontends.onnx.call import Call, Converter, Result
     from ostinato.ir.graph import Value
+    from ostinato.variables import Dim
 
     Array = np.ndarray[Any, Any]
 
@@ -28,20 +30,24 @@ __all__ = ["CONVERTERS"]
 _LARGEST_AXIS = 2**20
 
 
+#: The size of an axis at which it is found out whether elements are repeated.
+_SAMPLE = 5
+
+
 @dataclass(frozen=True)
 class _Axis:
     """The resizing of one axis.
 
     Attributes:
         axis: which one.
-        size: its size now.
+        size: its size now; that of a Variable only where elements are repeated.
         scale: the factor that maps input positions to output positions.
         target: its size afterwards.
         roi: the part of the axis to take, as fractions, for ``tf_crop_and_resize``.
     """
 
     axis: int
-    size: int
+    size: Dim
     scale: float
     target: int
     roi: tuple[float, float]
@@ -53,7 +59,9 @@ def convert_resize(call: Call) -> Result:
         call.malformed(f"unknown mode {call.text('mode', '')!r}")
     cropped = call.text("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     for axis in _axes(call):
-        if axis.scale != 1.0 or axis.target != axis.size or cropped:
+        if not isinstance(axis.size, int):
+            x = _repeated(call, x, axis)
+        elif axis.scale != 1.0 or axis.target != axis.size or cropped:
             x = _resized(call, x, axis)
     return x
 
@@ -67,8 +75,9 @@ def _axes(call: Call) -> list[_Axis]:
     rois = _rois(call, len(axes))
     if not len(scales) == len(targets) == len(axes):
         call.malformed("its scales or sizes do not match the axes")
-    rows = zip(axes, sizes, scales, targets, rois, strict=True)
-    return [_Axis(*row) for row in rows if row[1] is not None]  # type: ignore[arg-type]
+    shape = call.shape(0)
+    rows = zip(axes, [shape[axis] for axis in axes], scales, targets, rois, strict=True)
+    return [_Axis(*row) for row in rows]
 
 
 def _size(call: Call, axis: int) -> int | None:
@@ -88,8 +97,9 @@ def _targets(
         call.malformed(f"scales {list(scales)} should be positive")
     targets = []
     for size, scale in zip(sizes, scales, strict=False):
-        if size is None and scale != 1.0:
-            call.unsupported("it resizes an axis that depends on a Variable; fix it with dims=")
+        if size is None and not _repeats(call, scale):
+            dims = [d for d, f in zip(call.shape(0), scales, strict=False) if f != 1.0]
+            call.needs_number("it resizes axes of open sizes", *dims)
         targets.append(int(np.floor((size or 1) * scale)))
     return scales, targets
 
@@ -100,8 +110,7 @@ def _scales(call: Call) -> Sequence[float]:
     index = 2 if call.op_type == "Resize" and call.opset >= 11 else 1
     known = call.known(index)
     if known is None or known.symbolic:
-        call.operand(index)
-        call.unsupported("its scales are not known when the model is loaded")
+        call.unknown(index, "its scales are not known when the model is loaded")
     return [float(scale) for scale in known.array.reshape(-1)]
 
 
@@ -114,11 +123,17 @@ def _from_sizes(
     scales: list[float] = []
     targets: list[int] = []
     for axis, size, target in zip(axes, sizes, wanted, strict=True):
-        if size is None and target == call.shape(0)[axis]:
-            scales.append(1.0)
+        if (
+            size is None
+            and (factor := _factor(call.shape(0)[axis], target))
+            and _repeats(call, factor)
+        ):
+            scales.append(factor)
             targets.append(1)
         elif size is None or not isinstance(target, int):
-            call.unsupported("it resizes an axis that depends on a Variable; fix it with dims=")
+            moved = [(call.shape(0)[a], d) for a, d in zip(axes, wanted, strict=True)]
+            dims = [dim for pair in moved if pair[0] != pair[1] for dim in pair]
+            call.needs_number("it resizes axes of open sizes", *dims)
         else:
             scales.append(target / max(size, 1))
             targets.append(target)
@@ -134,13 +149,48 @@ def _rois(call: Call, count: int) -> list[tuple[float, float]]:
     if mode != "tf_crop_and_resize":
         return [(0.0, 1.0)] * count
     known = call.known(1)
-    if known is None or known.symbolic or known.size != 2 * count:
-        call.unsupported("its region of interest is not known when the model is loaded")
+    if known is None or known.symbolic:
+        call.unknown(1, "its region of interest is not known when the model is loaded")
+    if known.size != 2 * count:
+        call.malformed(f"its region of interest has {known.size} numbers for {count} axes")
     flat = [float(v) for v in known.array.reshape(-1)]
     return list(zip(flat[:count], flat[count:], strict=True))
 
 
+def _factor(size: Dim, target: Dim) -> int:
+    """``target / size`` where that is a whole number for all sizes; else 0."""
+    factor = max(bounds(target)[1] // max(bounds(size)[1], 1), 1)
+    return factor if target == size * factor else 0
+
+
+def _repeats(call: Call, scale: float) -> bool:
+    """Whether resizing by ``scale`` repeats each element, whatever the size of the axis."""
+    if scale == 1.0:
+        return True
+    mode = call.text("coordinate_transformation_mode", "half_pixel")
+    sized = mode in ("align_corners", "half_pixel_symmetric", "tf_crop_and_resize")
+    if call.text("mode", "nearest") != "nearest" or sized or scale != int(scale):
+        return False
+    if call.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return False
+    axis = _Axis(0, _SAMPLE, scale, _SAMPLE * int(scale), (0.0, 1.0))
+    positions, _ = _taps(call, axis, _coordinates(call, axis))
+    return bool(np.array_equal(positions[0], np.arange(axis.target) // int(scale)))
+
+
+def _repeated(call: Call, x: Value, axis: _Axis) -> Value:
+    """Each element along an axis as often as its scale says."""
+    g, factor = call.g, int(axis.scale)
+    if factor == 1:
+        return x
+    before, after = x.shape[: axis.axis + 1], x.shape[axis.axis + 1 :]
+    column = g.reshape(x, (*before, 1, *after))
+    repeated = g.broadcast_to(column, (*before, factor, *after))
+    return g.reshape(repeated, (*before[:-1], before[-1] * factor, *after))
+
+
 def _resized(call: Call, x: Value, axis: _Axis) -> Value:
+    assert isinstance(axis.size, int)
     if axis.size < 1 or not 0 <= axis.target <= _LARGEST_AXIS:
         call.malformed(f"it resizes an axis of size {axis.size} to {axis.target}")
     g = call.g
@@ -151,7 +201,7 @@ def _resized(call: Call, x: Value, axis: _Axis) -> Value:
     for index, weight in zip(positions, weights, strict=True):
         taken = g.take(x, g.constant(index), axis=axis.axis)
         if not np.all(weight == 1.0):
-            factor = g.constant(weight.reshape(column).astype(np.float32), x.dtype)
+            factor = g.constant(weight.reshape(column), x.dtype)
             taken = g.multiply(taken, factor)
         result = taken if result is None else g.add(result, taken)
     assert result is not None
@@ -163,6 +213,7 @@ def _resized(call: Call, x: Value, axis: _Axis) -> Value:
 
 def _coordinates(call: Call, axis: _Axis) -> Array:
     """The position in the input of each output position."""
+    assert isinstance(axis.size, int)
     at = np.arange(axis.target, dtype=np.float64)
     length = axis.size * axis.scale  # not rounded, as the standard has it
     default = "half_pixel" if call.op_type == "Resize" and call.opset >= 11 else "asymmetric"
@@ -191,6 +242,7 @@ def _coordinates(call: Call, axis: _Axis) -> Array:
 
 def _taps(call: Call, axis: _Axis, at: Array) -> tuple[Array, Array]:
     """Input positions and their weights, both ``[taps, target]``."""
+    assert isinstance(axis.size, int)
     mode = call.text("mode", "nearest")
     if mode == "nearest":
         index = _nearest(call, at, axis.scale).astype(np.int64)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.frontends.onnx.known import as_known, known_dims
+from ostinato.errors import GraphError
+from ostinato.frontends.onnx.data_sizes import (
+    bound_sizes,
+    element,
+    known_elements,
+    open_bound,
+    open_elements,
+)
+from ostinato.frontends.onnx.known import Strings, as_known, known_dims
 from ostinato.ops.base import broadcast_shapes, normalize_axes, normalize_axis
 from ostinato.variables import (
+    Requirement,
     ceil_div,
     floor_div,
+    maximum,
     prod,
     provably_less,
     provably_nonnegative,
@@ -20,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.frontends.onnx.call import Call, Converter, Result
+    from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
 __all__ = ["CONVERTERS"]
@@ -43,25 +55,16 @@ def convert_size(call: Call) -> Result:
 
 
 def convert_identity(call: Call) -> Result:
-    return call.operand(0)
-
-
-def convert_dropout(call: Call) -> Result:
-    """Convert ``Dropout`` to the identity: at inference nothing is dropped."""
-    if call.has(2) and call.scalar(2, "training mode"):
-        ratio = call.scalar(1, "ratio") if call.has(1) else 0.5
-        if ratio != 0:
-            call.unsupported("it drops elements at random (training mode)")
-    x = call.operand(0)
-    if not call.wants(1):
-        return x
-    kept = call.g.constant(np.array(True))
-    return x, call.g.broadcast_to(kept, x.shape)
+    operand = call.operands[0] if call.has(0) else None
+    return operand if isinstance(operand, Strings) else call.operand(0)
 
 
 def convert_reshape(call: Call) -> Result:
-    target = list(call.dims(1, "shape"))
     shape = call.shape(0)
+    elements = open_elements(call, 1, "sizes")
+    target = [dim for dim in elements if dim is not None]
+    if len(target) < len(elements):
+        return _reshape_by_data(call, elements)
     if not call.integer("allowzero", 0):
         for axis, dim in enumerate(target):
             if dim == 0:
@@ -78,6 +81,50 @@ def convert_reshape(call: Call) -> Result:
     return call.g.reshape(call.value(0), tuple(target))
 
 
+def _reshape_by_data(call: Call, elements: Sequence[Dim | None]) -> Result:
+    """Convert a ``Reshape`` some of whose sizes the model computes.
+
+    The last of those is what the others leave; so is a -1, wherever a run has one.
+    """
+    g, shape, total = call.g, call.shape(0), prod(call.shape(0))
+    copies = not call.integer("allowzero", 0)
+    sizes: list[Dim | None] = []
+    for axis, size in enumerate(elements):
+        if size == 0 and copies:
+            if axis >= len(shape):
+                call.malformed(f"its shape copies dim {axis} of {list(shape)}")
+            sizes.append(shape[axis])
+        else:
+            sizes.append(None if size == -1 else size)
+    unknown = [axis for axis, size in enumerate(sizes) if size is None]
+    last = elements.index(-1) if -1 in elements else unknown[-1]
+    given = {
+        axis: _copied(call, axis, copies=copies) if size is None else g.dim_value(size)
+        for axis, size in enumerate(sizes)
+        if elements[axis] != -1
+    }
+    # Nothing limits the sizes of a tensor without elements.
+    bound = total if provably_less(0, total) else maximum(total, open_bound(elements))
+    for axis in unknown:
+        if axis != last:
+            others = [value for other, value in given.items() if other != axis]
+            rest = reduce(g.multiply, others, g.constant(1))
+            left = g.floor_divide(g.dim_value(total), g.maximum(rest, 1))
+            opened = g.where(g.equal(given[axis], -1), left, given[axis])
+            sizes[axis] = g.size_from(opened, bound)
+    rest_size = prod(size for axis, size in enumerate(sizes) if axis != last and size is not None)
+    sizes[last] = floor_div(total, maximum(rest_size, 1))
+    return g.reshape(call.value(0), [size for size in sizes if size is not None])
+
+
+def _copied(call: Call, axis: int, *, copies: bool) -> Value:
+    """An element of a shape, or, where that is 0, the size that it copies."""
+    given, shape = element(call, 1, axis), call.shape(0)
+    if not copies or axis >= len(shape):
+        return given
+    return call.g.where(call.g.equal(given, 0), call.g.dim_value(shape[axis]), given)
+
+
 def convert_flatten(call: Call) -> Result:
     shape, axis = call.shape(0), call.integer("axis", 1)
     if not -len(shape) <= axis <= len(shape):
@@ -90,12 +137,15 @@ def convert_squeeze(call: Call) -> Result:
     shape, axes = call.shape(0), call.axes()
     if axes is None:
         if any(not isinstance(dim, int) for dim in shape):
-            call.unsupported("without axes it depends on Variables; fix them with dims=")
+            call.needs_number("without axes it drops those whose size is 1", *shape)
         axes = tuple(axis for axis, dim in enumerate(shape) if dim == 1)
     axes = normalize_axes(axes, len(shape))
     for axis in axes:
         if shape[axis] != 1:
-            call.malformed(f"it drops axis {axis} of {list(shape)}, whose size is not 1")
+            problem = f"it drops axis {axis} of {list(shape)}, whose size is not 1"
+            if isinstance(shape[axis], int):
+                call.malformed(problem)
+            raise GraphError.of(problem, Requirement(shape[axis] - 1, equal=True))
     kept = tuple(dim for axis, dim in enumerate(shape) if axis not in axes)
     return call.g.reshape(call.value(0), kept)
 
@@ -120,7 +170,7 @@ def convert_depth_to_space(call: Call) -> Result:
     g, x, block = call.g, call.value(0), call.required("blocksize")
     n, c, h, w = _image(call)
     depth = _divided(call, c, block * block)
-    if call.text("mode", "DCR") == "DCR":
+    if call.choice("mode", "DCR", "CRD") == "DCR":
         split = g.reshape(x, (n, block, block, depth, h, w))
         moved = g.permute_dims(split, (0, 3, 4, 1, 5, 2))
     else:
@@ -133,7 +183,8 @@ def convert_space_to_depth(call: Call) -> Result:
     g, x, block = call.g, call.value(0), call.required("blocksize")
     n, c, h, w = _image(call)
     rows, columns = _divided(call, h, block), _divided(call, w, block)
-    axes = (0, 3, 5, 1, 2, 4) if call.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    by_depth = call.choice("mode", "DCR", "CRD") == "DCR"
+    axes = (0, 3, 5, 1, 2, 4) if by_depth else (0, 1, 3, 5, 2, 4)
     split = g.reshape(x, (n, c, rows, block, columns, block))
     return g.reshape(g.permute_dims(split, axes), (n, c * block * block, rows, columns))
 
@@ -155,20 +206,32 @@ def _divided(call: Call, size: Dim, parts: int) -> Dim:
 
 
 def convert_expand(call: Call) -> Result:
-    shape = broadcast_shapes(call.shape(0), call.dims(1, "shape"))
-    return call.g.broadcast_to(call.value(0), shape)
+    shape = call.shape(0)
+    if call.known(1) is not None:
+        return call.g.broadcast_to(call.value(0), broadcast_shapes(shape, call.dims(1, "shape")))
+    target = open_elements(call, 1, "sizes")
+    padded = [*(1,) * (len(target) - len(shape)), *shape]
+    skipped = len(padded) - len(target)
+    sizes = padded[:skipped]
+    for axis, size in enumerate(padded[skipped:]):
+        wanted = target[axis]
+        if size == 1 and wanted is None:
+            wanted = call.g.size_from(element(call, 1, axis), open_bound(target))
+        sizes.append(size if wanted is None or wanted == 1 else wanted)
+    return call.g.broadcast_to(call.value(0), broadcast_shapes(padded, sizes))
 
 
 def convert_tile(call: Call) -> Result:
-    repeats = call.dims(1, "repeats")
+    repeats = bound_sizes(call, 1)
     if len(repeats) != call.rank(0):
         call.malformed(f"{len(repeats)} repeats for {call.rank(0)} dimensions")
     return call.g.tile(call.value(0), repeats)
 
 
 def convert_concat(call: Call) -> Result:
+    call.alike(*range(len(call.operands)))
     values = call.values()
-    axis = call.required("axis")
+    axis = normalize_axis(call.required("axis"), call.rank(0))
     return values[0] if len(values) == 1 else call.g.concat(values, axis=axis)
 
 
@@ -177,7 +240,7 @@ def convert_split(call: Call) -> Result:
     axis = normalize_axis(call.integer("axis", 0), len(shape))
     size = shape[axis]
     if call.has(1):
-        sizes: Sequence[Dim] = call.dims(1, "sizes")
+        sizes: Sequence[Dim] = _split_sizes(call, size)
     else:
         given = call.integer_list("split", ())
         sizes = given or _equal_parts(call, size)
@@ -194,6 +257,20 @@ def convert_split(call: Call) -> Result:
     ]
 
 
+def _split_sizes(call: Call, size: Dim) -> list[Dim]:
+    """The sizes of the parts; one that is not known is what the others leave."""
+    elements = known_elements(call, 1)
+    if None not in elements:
+        return list(call.dims(1, "sizes"))
+    last = len(elements) - 1 - elements[::-1].index(None)
+    sizes = [
+        part if part is not None else call.g.size_from(element(call, 1, i), size)
+        for i, part in enumerate(elements)
+        if i != last
+    ]
+    return [*sizes[:last], size - sum(sizes), *sizes[last:]]
+
+
 def _equal_parts(call: Call, size: Dim) -> list[Dim]:
     """Equal sizes, the last one smaller where they do not divide."""
     parts = call.integer("num_outputs", len(call.outputs))
@@ -205,18 +282,36 @@ def _equal_parts(call: Call, size: Dim) -> list[Dim]:
 
 def convert_slice(call: Call) -> Result:
     ndim = call.rank(0)
+    if call.opset >= 10 and not _has_known_bounds(call):
+        return _slice_by_data(call)
     starts, stops, axes, steps = _slice_arguments(call)
     if not len(starts) == len(stops) == len(axes) == len(steps):
         call.malformed("its starts, ends, axes and steps differ in number")
     for bound in (*starts, *stops):
         if not (provably_nonnegative(bound) or provably_less(bound, 0)):
-            call.unsupported(
-                f"whether its bound {bound} counts from the end depends on a Variable; "
-                "fix it with dims="
-            )
+            call.needs_number(f"its bound {bound} may count from the end", bound)
     return call.g.slice(
         call.value(0), starts, stops, steps, axes=[normalize_axis(a, ndim) for a in axes]
     )
+
+
+def _has_known_bounds(call: Call) -> bool:
+    """Whether starts, ends and steps are known, and on which side of 0 they are."""
+    bounds = [b for i in (1, 2, 4) if call.has(i) for b in known_elements(call, i)]
+    return all(b is not None and (provably_nonnegative(b) or provably_less(b, 0)) for b in bounds)
+
+
+def _slice_by_data(call: Call) -> Result:
+    """Convert a ``Slice`` with bounds that the model computes: axis by axis, by their positions."""
+    g, x = call.g, call.value(0)
+    count = len(known_elements(call, 1))
+    axes = call.integers(3, "axes") if call.has(3) else tuple(range(count))
+    if len(axes) != count or call.type(2).size != count:
+        call.malformed("its starts, ends, axes and steps differ in number")
+    for i, axis in enumerate(axes):
+        step = element(call, 4, i) if call.has(4) else g.constant(1)
+        x = g.dynamic_range(x, element(call, 1, i), element(call, 2, i), step, axis)
+    return x
 
 
 def _slice_arguments(
@@ -240,6 +335,8 @@ def convert_pad(call: Call) -> Result:
     mode = call.text("mode", "constant")
     if mode not in ("constant", "reflect", "edge", "wrap"):
         call.malformed(f"unknown mode {mode!r}")
+    if call.opset >= 11 and call.known(1) is None:
+        return _pad_by_data(call, mode)
     pads = call.integer_list("pads", None) if call.opset < 11 else call.integers(1, "pads")
     if pads is None:
         call.malformed("the attribute 'pads' is missing")
@@ -251,8 +348,53 @@ def convert_pad(call: Call) -> Result:
     for i, axis in enumerate(axes):
         widths[normalize_axis(axis, ndim)] = (pads[i], pads[i + len(axes)])
     if mode == "constant":
+        if call.opset >= 11 and call.has(2) and call.known(2) is None:
+            return _pad_with(call, widths, call.value(2))
         return call.g.pad(call.value(0), widths, value=_fill(call))
     return call.g.pad(call.value(0), widths, mode=mode)
+
+
+def _pad_by_data(call: Call, mode: str) -> Result:
+    """Convert a ``Pad`` with widths that the model computes: by the position each element has."""
+    g, x = call.g, call.value(0)
+    widths = bound_sizes(call, 1)
+    axes = call.integers(3, "axes") if call.has(3) else tuple(range(call.rank(0)))
+    if len(widths) != 2 * len(axes):
+        call.malformed(f"{len(widths)} pads for {len(axes)} axes")
+    fill = g.cast(g.reshape(call.value(2), ()), x.dtype) if call.has(2) else 0
+    for i, axis in enumerate(axes):
+        before, after = widths[i], widths[i + len(axes)]
+        x = _padded(call, x, normalize_axis(axis, x.ndim), before, after, mode, fill)
+    return x
+
+
+def _padded(
+    call: Call, x: Value, axis: int, before: Dim, after: Dim, mode: str, fill: Any
+) -> Value:
+    g, size = call.g, x.shape[axis]
+    place = g.subtract(g.iota((size + before + after,)), g.dim_value(before))
+    last = g.dim_value(size - 1)
+    if mode == "wrap":
+        place = g.remainder(place, g.dim_value(size))
+    elif mode == "reflect":
+        folded = g.remainder(place, g.maximum(g.multiply(last, 2), 1))
+        place = g.minimum(folded, g.subtract(g.multiply(last, 2), folded))
+    held = g.minimum(g.maximum(place, 0), last)
+    if mode != "constant":
+        return g.take(x, held, axis=axis)
+    # An axis without elements has none to take: one of the fill stands in for it.
+    line = tuple(1 if a == axis else dim for a, dim in enumerate(x.shape))
+    filled = g.full(line, fill, x.dtype)
+    inside = g.logical_and(g.greater_equal(place, 0), g.less_equal(place, last))
+    held = g.where(inside, held, g.dim_value(size))
+    return g.take(g.concat([x, filled], axis=axis), held, axis=axis)
+
+
+def _pad_with(call: Call, widths: list[tuple[int, int]], fill: Value) -> Value:
+    """Padding with a number that is computed at run time."""
+    g, x = call.g, call.value(0)
+    inside = g.pad(g.broadcast_to(g.constant(True), x.shape), widths, value=False)
+    return g.where(inside, g.pad(x, widths), g.reshape(fill, ()))
 
 
 def _fill(call: Call) -> float:
@@ -264,7 +406,6 @@ def _fill(call: Call) -> float:
 CONVERTERS: Mapping[str, Converter] = {
     "Concat": convert_concat,
     "DepthToSpace": convert_depth_to_space,
-    "Dropout": convert_dropout,
     "Expand": convert_expand,
     "Flatten": convert_flatten,
     "Identity": convert_identity,

@@ -1,0 +1,86 @@
+"""Non-temporal stores: large results written past the caches.
+
+A store of an ordinary kind first reads the cache line that it writes to, and leaves it in place of
+another. For a result that caches cannot hold, and that no kernel reads, both are in vain.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cpu.rules.kernel import CpuLoopNest
+from ostinato.lower.loopir.nodes import Reduce, Scan, Stage, Store
+from ostinato.lower.loopir.rewrite import index_expressions
+from ostinato.records import replace
+from ostinato.variables import coefficient
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cpu.caches import CacheSizes
+    from ostinato.lower.program import Call, LoweredBuffer, Program
+    from ostinato.variables import Symbol
+
+__all__ = ["stream_results"]
+
+#: Results from so many second-level caches on are streamed: about a last-level cache.
+_CACHES = 32
+
+
+def stream_results(calls: Sequence[Call], program: Program, caches: CacheSizes) -> list[Call]:
+    """The calls, with large results of ``program`` stored past the caches."""
+    read = {buffer for call in (*program.prepare, *calls) for buffer in call.reads()}
+    large = {
+        buffer
+        for buffer in program.outputs.values()
+        if buffer not in read
+        and buffer.home is None
+        and buffer.type.max_bytes >= _CACHES * caches.second
+    }
+    return [_streamed(call, large) for call in calls] if large else [*calls]
+
+
+def _streamed(call: Call, large: set[LoweredBuffer]) -> Call:
+    nest = call.kernel
+    if not isinstance(nest, CpuLoopNest):
+        return call
+    pairs = enumerate(zip(nest.args, call.buffers, strict=True))
+    positions = [at for at, (arg, buffer) in pairs if arg.writes and buffer in large]
+    stores = [store for at in positions if (store := _streamed_store(nest, at)) is not None]
+    return replace(call, kernel=replace(nest, streamed=stores[0])) if stores else call
+
+
+def _streamed_store(nest: CpuLoopNest, position: int) -> Store | None:
+    """The store to an argument, if vectors of it may start wherever they are aligned in memory."""
+    found = [
+        (stage, statement)
+        for stage in nest.stages
+        for statement in stage.statements
+        if isinstance(statement, Store) and statement.buffer == position
+    ]
+    if len(found) != 1:
+        return None
+    ((stage, store),) = found
+    if store.update != "set" or store.conditions:
+        return None
+    if nest.inner_axis is None:
+        fits = bool(stage.axes) and _is_map(stage) and _is_affine([stage], stage.axes[-1])
+        lane = stage.axes[-1] if stage.axes else None
+    else:
+        lane = nest.inner_axis
+        fits = not stage.axes and _is_affine(nest.stages, lane)
+    if lane is None or not fits:
+        return None
+    step = coefficient(store.index, lane)
+    return store if step is not None and step[0] == 1 else None
+
+
+def _is_map(stage: Stage) -> bool:
+    """Whether nothing is summed up along the stage: in which order would depend on addresses."""
+    return not any(isinstance(statement, Reduce | Scan) for statement in stage.statements)
+
+
+def _is_affine(stages: Sequence[Stage], lane: Symbol) -> bool:
+    """Whether all indices step evenly along ``lane``, from wherever a vector starts."""
+    dims = [dim for stage in stages for dim in index_expressions(stage.statements)]
+    return all(isinstance(dim, int) or coefficient(dim, lane) is not None for dim in dims)

@@ -1,0 +1,1 @@
+"""Random ONNX graphs, run by Ostinato and by ONNX Runtime."""

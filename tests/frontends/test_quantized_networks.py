@@ -1,0 +1,71 @@
+"""Networks from ONNX Runtime's own quantiser, in each of its forms, next to ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from bench.quantized_models import bert, mobilenet, quantized, resnet
+
+import ostinato as ost
+
+Array = np.ndarray[Any, Any]
+
+NETWORKS: dict[str, Callable[[], Any]] = {
+    "resnet": lambda: resnet(33, 16, (1, 2)),
+    "mobilenet": lambda: mobilenet(33, ((1, 16, 1, 1), (6, 24, 2, 2))),
+    "bert": lambda: bert(17, 32, 1, 4),
+}
+
+FORMS = [("qdq", "uint8"), ("qdq", "int8"), ("qoperator", "uint8"), ("qoperator", "int8"),
+         ("dynamic", "uint8")]  # fmt: skip
+
+
+def by_onnx_runtime(model: bytes, x: Array) -> Array:
+    """The result, each op by itself."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model, options)
+    (result,) = session.run(None, {"x": x})
+    return np.asarray(result)
+
+
+def ops(compiled: ost.CompiledGraph) -> set[str]:
+    """The names of the ops of all kernels."""
+    names = (profile.name for profile in compiled.plan.execute_profiled())
+    return {op for name in names for op in name.split("+")}
+
+
+@pytest.mark.parametrize(("form", "activations"), FORMS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_results_are_those_of_onnx_runtime(name: str, form: str, activations: str) -> None:
+    """Within two steps of the output; ``optimize=False`` computes what the file spells out."""
+    model = quantized(NETWORKS[name](), form, activations=activations)
+    graph = ost.load_onnx(model)
+    shape = graph.inputs["x"].shape
+    x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    exact = by_onnx_runtime(model, x)
+    for options in (
+        ost.CompileOptions(verify=True),
+        ost.CompileOptions(disabled_passes=("integer_arithmetic",)),
+        ost.CompileOptions(optimize=False),
+    ):
+        compiled = ost.Session("cpu", threads=2).compile(graph, options=options)
+        (actual,) = compiled.run({"x": x})
+        step = np.abs(exact).max() * (2 / 128 if form != "dynamic" else 1e-3)
+        np.testing.assert_allclose(actual, exact, rtol=0, atol=2 * step)
+        assert np.abs(actual - exact).mean() <= step / 4
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator", "dynamic"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_matmuls_and_convolutions_are_of_integers(name: str, form: str) -> None:
+    """None of them is left in floats but a dynamic network's attention, which is not quantised."""
+    graph = ost.load_onnx(quantized(NETWORKS[name](), form))
+    found = ops(ost.Session("cpu", threads=1).compile(graph))
+    assert "integer_matmul" in found
+    assert ("integer_conv" in found) == (name != "bert")
+    assert found.isdisjoint({"conv", "matmul", "attention"} if form != "dynamic" else {"conv"})
