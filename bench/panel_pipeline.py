@@ -56,8 +56,8 @@ class Result:
         gflops: reached; multiply-adds count twice.
         gbytes: of weights per second.
         without: the GFLOP/s that ``CompileOptions(prefetch=False)`` reaches.
-        ceiling: the GFLOP/s that memory and arithmetic allow together; for weights in a cache,
-            arithmetic alone. Bytes have no such figure where instructions add several products.
+        ceiling: the GFLOP/s that memory and float32 arithmetic allow together; for weights in a
+            cache, arithmetic alone. Dot products of bytes may exceed it.
     """
 
     format: str

@@ -66,9 +66,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == sorted(p.name for p in ROOT.glob("docs/*.md"))
 
 
-@pytest.mark.parametrize(
-    "domain", ["", "com.microsoft", "ai.onnx.ml", "ai.onnx.preview.training"]
-)
+@pytest.mark.parametrize("domain", ["", "com.microsoft", "ai.onnx.ml", "ai.onnx.preview.training"])
 def test_onnx_operators_are_listed(domain: str) -> None:
     text = (ROOT / "docs" / "onnx.md").read_text()
     (listed,) = re.findall(

@@ -203,3 +203,18 @@ def test_wrong_constants_are_refused(given: dict[str, Any]) -> None:
     )
     with pytest.raises(ost.InputError):
         ost.load_onnx(proto, constants=given)
+
+
+@pytest.mark.parametrize("position", [0, 1, 3, -1, -4])
+def test_one_position_of_an_axis_that_may_be_shorter(position: int) -> None:
+    """It is a slice where the least size has the position, and an index where it may not."""
+    proto = model(
+        [helper.make_node("Gather", ["x", "at"], ["y"], axis=1)],
+        {"x": (TensorProto.FLOAT, [2, "n", 3])},
+        {"y": TensorProto.FLOAT},
+        {"at": np.array(position)},
+    )
+    compiled = ost.Session("cpu", threads=1).compile(ost.load_onnx(proto))
+    for n in (4, 7):
+        x = np.arange(6 * n, dtype=np.float32).reshape(2, n, 3)
+        np.testing.assert_array_equal(compiled.run({"x": x})[0], x[:, position])

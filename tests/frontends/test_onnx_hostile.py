@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
+from ostinato.frontends.onnx.file_tensors import FileTensor
 
 
 def small_model() -> onnx.ModelProto:
@@ -153,6 +154,16 @@ def test_inputs_of_impossible_size(dims: list[int]) -> None:
         ost.load_onnx(proto)
 
 
+@pytest.mark.parametrize("scale", [float("inf"), float("nan"), 0.0, -1.0])
+def test_scales_of_no_size(scale: float) -> None:
+    proto = node_model("Resize", TensorProto.FLOAT)
+    proto.graph.node[0].input.extend(["", "scales"])
+    scales = np.array([1, 1, 2, scale], np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(scales, "scales"))
+    with pytest.raises(ost.ModelFormatError, match="should be positive and finite"):
+        ost.load_onnx(proto)
+
+
 def test_a_fill_of_impossible_size() -> None:
     for size in ([2**40, 2**40], [-3]):
         nodes = [helper.make_node("ConstantOfShape", ["s"], ["y"])]
@@ -250,6 +261,11 @@ def node_model(op_type: str, *dtypes: int, opset: int = 24, **attributes: Any) -
         ("BitShift", ("UINT8", "UINT16"), {"direction": "LEFT"}, "same element type"),
         ("Concat", ("INT8",), {"axis": 4}, "axis 4"),
         ("Mod", ("FLOAT", "FLOAT"), {"fmod": 2}, "fmod should be 0 or 1, got 2"),
+        ("ReduceSum", ("FLOAT",), {"keepdims": 2}, "keepdims should be 0 or 1, got 2"),
+        ("Hardmax", ("FLOAT",), {"axis": 4}, "axis 4"),
+        ("Softplus", ("INT32",), {}, "expected floats, got i32"),
+        ("Cast", (), {"to": 1}, "operand 0 is missing"),
+        ("CastLike", ("FLOAT",), {}, "operand 1 is missing"),
         ("DepthToSpace", ("FLOAT",), {"blocksize": 2, "mode": "A"}, "one of DCR, CRD, got 'A'"),
         ("Attention", ("FLOAT",) * 3, {"qk_matmul_output_mode": 9}, "0, 1, 2 or 3, got 9"),
     ],
@@ -346,6 +362,59 @@ def test_a_download_cache_of_links_works(tmp_path: Path) -> None:
     (snapshot / "model.onnx").symlink_to(model)
     (snapshot / "w.bin").symlink_to(blobs / "def")
     assert "w" in ost.load_onnx(snapshot / "model.onnx").params
+
+
+def test_large_external_data_stays_in_its_file(tmp_path: Path) -> None:
+    """Three gigabytes without a block on the disk, of which loading reads none."""
+    rows = 3 << 20
+    with (tmp_path / "huge.bin").open("wb") as huge:
+        huge.truncate(rows * 1024)
+        huge.seek(1020)
+        huge.write(np.float32(7).tobytes())
+    proto = external_model(location="huge.bin")
+    proto.graph.initializer[0].dims[:] = [rows, 256]
+    gather = helper.make_node("Gather", ["w", "i"], ["y"])
+    del proto.graph.node[:], proto.graph.initializer[1:], proto.graph.input[:]
+    proto.graph.node.append(gather)
+    proto.graph.input.append(value("i", [2], TensorProto.INT64))
+    graph = ost.load_onnx(save(proto, tmp_path))
+    stored = graph.param_values.sources["w"]
+    assert isinstance(stored, FileTensor)
+    assert stored.range.file.reads == 0
+    proto.graph.initializer[0].dims[:] = [3]
+    with pytest.raises(ost.ModelFormatError, match="should hold 12 bytes and holds 3221225472"):
+        ost.load_onnx(save(proto, tmp_path))
+
+
+def test_external_data_that_changes_after_loading(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(1 << 20))
+    proto = external_model(location="w.bin")
+    proto.graph.initializer[0].dims[:] = [4, 1 << 16]
+    proto.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.float32(1), "bias"))
+    del proto.graph.node[2:]
+    proto.graph.output[0].name = "h"
+    graph = ost.load_onnx(save(proto, tmp_path))
+    (tmp_path / "w.bin").write_bytes(bytes(1 << 10))
+    with pytest.raises(ost.ModelFormatError, match="'w'"):
+        ost.Session("cpu", threads=1).compile(graph)
+
+
+def test_a_subgraph_has_initializers_of_its_own(tmp_path: Path) -> None:
+    """A large one of the model's graph of the same name is another tensor."""
+    proto = small_model()
+    proto.graph.initializer[0].CopyFrom(
+        numpy_helper.from_array(np.ones((4, 1 << 16), np.float32), "w")
+    )
+    inner = proto.graph.node[2].attribute[1].g  # then_branch
+    inner.initializer.append(numpy_helper.from_array(np.full((2, 3), 5, np.float32), "w"))
+    inner.node[0].CopyFrom(helper.make_node("Identity", ["w"], ["a"]))
+    proto.graph.node[0].CopyFrom(helper.make_node("Identity", ["x"], ["m"]))
+    proto.graph.node[1].CopyFrom(helper.make_node("Identity", ["m"], ["h"]))
+    graph = ost.load_onnx(save(proto, tmp_path))
+    x = np.zeros((2, 4), np.float32)
+    values = {name: graph.param_values[name] for name in graph.params}
+    (result,) = ost.reference.evaluate(graph, {"x": x}, values)
+    np.testing.assert_allclose(result, np.full((3, 2), 0.5))
 
 
 # -- growth -------------------------------------------------------------------------------------

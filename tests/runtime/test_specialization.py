@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import threading
 from typing import Any
 
@@ -391,6 +393,23 @@ def test_contents_of_inputs_that_sizes_depend_on(session):
         compiled.run({"x": x, "shape": np.array([5, 5])})
     with pytest.raises(ost.GraphError, match="contents of shape"):
         compiled.bind({"x": x, "shape": np.array([3, 4])}, [np.empty((3, 4), np.float32)])
+
+
+def test_copies_are_built_from_the_same_model(session, graph):
+    x = image(1, 3, 4, 4)
+    twin = copy.deepcopy(graph)
+    close(session.compile(twin).run({"x": x})[0], expected(graph, x))
+
+
+def test_pickled_graphs_have_the_bounds_they_had(session, graph):
+    grown = pickle.loads(pickle.dumps(ost.load_onnx(growing())))
+    compiled = session.compile(grown)
+    x = image(3, 2)
+    close(compiled.run({"x": x})[0], x + x.sum(1, keepdims=True))
+    with pytest.raises(ost.VariableError, match="bounded"):
+        compiled.run({"x": image(600, 2)})
+    with pytest.raises(ost.GraphError, match="pickled since it was loaded; load it with dims="):
+        session.compile(pickle.loads(pickle.dumps(graph)))
 
 
 def test_a_graph_that_was_changed_is_compiled_as_it_is(session):

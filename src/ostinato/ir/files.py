@@ -6,10 +6,12 @@ import os
 import weakref
 from typing import TYPE_CHECKING
 
+from ostinato.records import dataclass
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["OpenFile"]
+__all__ = ["FileRange", "OpenFile"]
 
 
 class OpenFile:
@@ -61,3 +63,12 @@ class OpenFile:
     def _current_state(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes of a file."""
+
+    file: OpenFile
+    offset: int
+    nbytes: int

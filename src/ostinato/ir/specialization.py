@@ -50,6 +50,14 @@ class Specialization(ABC, Generic[G]):
         self.words = words
         self.conditions = conditions
 
+    def __deepcopy__(self, known: dict[int, Any]) -> Specialization[G]:
+        """The same: copies of a graph are built from the same model."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as ``None``: the model is not at hand in another process."""
+        return _absent, ()
+
     @property
     def needed(self) -> bool:
         """Whether the graph has to be built again before it can be compiled."""
@@ -70,3 +78,7 @@ class Specialization(ABC, Generic[G]):
         Raises:
             OstinatoError: the graph makes no sense at these sizes; the node is named.
         """
+
+
+def _absent() -> None:
+    """The specialisation of a graph that was unpickled."""

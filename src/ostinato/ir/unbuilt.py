@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.specialization import Specialization
 
-__all__ = ["SPECIALIZE", "at_inputs", "declare_outputs", "specialization_of"]
+__all__ = ["SPECIALIZE", "Specialize", "at_inputs", "declare_outputs", "specialization_of"]
 
 
 class Specialize(Op):

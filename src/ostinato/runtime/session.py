@@ -14,7 +14,7 @@ from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.graph import BaseGraph
 from ostinato.ir.stored import ExpertSource
 from ostinato.ir.types import MAX_TENSOR_BYTES
-from ostinato.ir.unbuilt import specialization_of
+from ostinato.ir.unbuilt import Specialize, specialization_of
 from ostinato.runtime.compiled_graph import CompiledGraph
 from ostinato.runtime.execution import Execution
 from ostinato.runtime.handles import Handles
@@ -281,6 +281,11 @@ def _check_sizes(graph: BaseGraph, way: Specialization[BaseGraph] | None) -> Non
             'to load_onnx with dims=, or compile with specialize="auto"'
         )
     for node in graph.nodes:
+        if isinstance(node.op, Specialize):
+            raise GraphError(
+                f"graph {graph.name!r} is built from its model for the sizes of a run, and it was "
+                "changed or pickled since it was loaded; load it with dims= for that"
+            )
         for value in node.outputs:
             if value.type.max_bytes > MAX_TENSOR_BYTES:
                 raise GraphError(f"{node}: a tensor of {value.type.max_bytes:,} bytes is too large")

@@ -18,7 +18,7 @@ from tests.frontends.differential.recipes import RECIPES
 
 __all__ = ["check", "draw"]
 
-#: How many assignments of sizes a graph with dynamic dims runs with.
+#: The number of assignments of sizes that a graph with dynamic dims runs with.
 ASSIGNMENTS = 3
 
 #: A few roundings of each element type, relative to the largest number in sight.
@@ -90,12 +90,11 @@ def _expected(
 
 
 def _perturbed(inputs: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    found = {}
+    found = dict(inputs)
     for name, array in inputs.items():
         if array.dtype.kind == "f":
-            unit = _TOLERANCE[str(array.dtype)] / 30
-            array = (array * (1 + unit * rng.standard_normal(array.shape))).astype(array.dtype)
-        found[name] = array
+            factors = 1 + _TOLERANCE[str(array.dtype)] / 30 * rng.standard_normal(array.shape)
+            found[name] = (array * factors).astype(array.dtype)
     return found
 
 

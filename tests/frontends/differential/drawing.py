@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 __all__ = ["OPSET", "Drawing", "Value"]
 

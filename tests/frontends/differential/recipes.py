@@ -102,7 +102,7 @@ def quotient(d: Drawing) -> Any:
         return d.node(d.one("Div", "Mod"), [value, divisor], exact=True)
     value = d.value("f")
     divisor = d.stored(np.abs(d.weight(value.dtype, value.rank and 1).arrays[0]) + 0.5)
-    return d.node(d.one("Div", "PRelu", "Pow"), [value if d.chance(0.5) else value, divisor])
+    return d.node(d.one("Div", "PRelu", "Pow"), [value, divisor])
 
 
 @recipe()
@@ -158,6 +158,8 @@ def clip(d: Drawing) -> Any:
 @recipe("reduction", "reduction again")
 def reduction(d: Drawing) -> Any:
     value = d.value("f", (1, 5))
+    if _is_empty(value):
+        return None
     names = ("Sum", "Mean", "Max", "Min", "L1", "L2", "SumSquare", "LogSumExp", "Prod")
     name = d.one(*names)
     axes = [int(a) for a in d.rng.permutation(value.rank)[: d.integer(1, value.rank)]]
@@ -166,9 +168,16 @@ def reduction(d: Drawing) -> Any:
     return d.node(f"Reduce{name}", operands, keepdims=d.integer(0, 1), exact=exact_)
 
 
+def _is_empty(value: Value) -> bool:
+    """Whether it may have no elements: ONNX Runtime then keeps the axes that it reduces."""
+    return any(array.size == 0 for array in value.arrays)
+
+
 @recipe()
 def integer_reduction(d: Drawing) -> Any:
     value = d.value("i", (1, 5))
+    if _is_empty(value):
+        return None
     axes = d.integers(d.axis(value))
     name = d.one("ReduceSum", "ReduceMax", "ReduceMin")
     return d.node(name, [value, axes], keepdims=d.integer(0, 1), exact=True)
@@ -177,6 +186,8 @@ def integer_reduction(d: Drawing) -> Any:
 @recipe()
 def position(d: Drawing) -> Any:
     value = d.value("fi", (1, 4), exact=True)
+    if _is_empty(value):
+        return None
     return d.node(
         d.one("ArgMax", "ArgMin"),
         [value],
@@ -212,7 +223,7 @@ def softmax(d: Drawing) -> Any:
 def layer_norm(d: Drawing) -> Any:
     value = d.value("f", (1, 4))
     width = value.size(-1)
-    if width is None:
+    if width is None or value.dtype != "float32":  # ONNX Runtime computes it so
         return None
     operands = [value, d.weight(value.dtype, width), d.weight(value.dtype, width)]
     return d.node("LayerNormalization", operands[: d.integer(2, 3)], axis=-1, epsilon=1e-3)
@@ -264,10 +275,15 @@ def convolution(d: Drawing) -> Any:
         return None
     group = d.one(1, 1, channels)
     filters = group * d.integer(1, 3) if group > 1 else d.integer(1, 9)
-    kernel = [d.integer(1, 3) for _ in range(axes)]
+    kernel = _kernel(d, value)
     operands = [value, d.weight(value.dtype, filters, channels // group, *kernel)]
     bias = [d.weight(value.dtype, filters)] if d.chance(0.5) else []
     return d.node("Conv", operands + bias, group=group, **_window(d, axes))
+
+
+def _kernel(d: Drawing, value: Value) -> list[int]:
+    """A window that fits: of one that does not, ONNX Runtime computes more than the standard."""
+    return [d.integer(1, min(3, max(value.least(axis), 1))) for axis in range(2, value.rank)]
 
 
 def _window(d: Drawing, axes: int) -> dict[str, Any]:
@@ -278,7 +294,7 @@ def _window(d: Drawing, axes: int) -> dict[str, Any]:
         attributes["auto_pad"] = d.one("SAME_UPPER", "SAME_LOWER", "VALID")
     if d.chance(0.5):
         attributes["strides"] = [d.integer(1, 3) for _ in range(axes)]
-    if d.chance(0.3) and "auto_pad" not in attributes:
+    if d.chance(0.3) and "pads" in attributes:
         attributes["dilations"] = [d.integer(1, 2) for _ in range(axes)]
     return attributes
 
@@ -299,7 +315,7 @@ def transposed_convolution(d: Drawing) -> Any:
 def pooling(d: Drawing) -> Any:
     value = d.value("f", (3, 4))
     axes = value.rank - 2
-    window: dict[str, Any] = {"kernel_shape": [d.integer(1, 3) for _ in range(axes)]}
+    window: dict[str, Any] = {"kernel_shape": _kernel(d, value)}
     if d.chance(0.5):
         window["pads"] = [d.integer(0, k - 1) for k in window["kernel_shape"]] * 2
     if d.chance(0.6):
@@ -322,7 +338,7 @@ def global_pooling(d: Drawing) -> Any:
 def normalization(d: Drawing) -> Any:
     value = d.value("f", (3, 4))
     channels = value.size(1)
-    if not channels:
+    if not channels or value.dtype != "float32":  # ONNX Runtime computes it so
         return None
     gain, shift, mean = (d.weight(value.dtype, channels) for _ in range(3))
     if d.chance(0.5):
@@ -360,6 +376,8 @@ def recurrent(d: Drawing) -> Any:
 def transposition(d: Drawing) -> Any:
     value = d.value("fib")
     order = [int(a) for a in d.rng.permutation(value.rank)]
+    if not order:
+        return None
     return d.node("Transpose", [value], perm=order, exact=True)
 
 
@@ -432,13 +450,17 @@ def slicing(d: Drawing) -> Any:
     steps = [d.one(1, 1, 2, -1) for _ in axes]
     starts = [d.one(-1, 1000) if s < 0 else d.integer(-2, 1) for s in steps]
     ends = [d.one(-1000, 0) if s < 0 else d.one(-1, 1, 2, 3, 1 << 62) for s in steps]
-    return d.node("Slice", [value, *(d.integers(*x) for x in (starts, ends, axes, steps))], exact=True)
+    return d.node(
+        "Slice", [value, *(d.integers(*x) for x in (starts, ends, axes, steps))], exact=True
+    )
 
 
 @recipe()
 def repetition(d: Drawing) -> Any:
     value = d.value("fi", (1, 4))
-    return d.node("Tile", [value, d.integers(*(d.one(1, 1, 2, 3) for _ in range(value.rank)))], exact=True)
+    return d.node(
+        "Tile", [value, d.integers(*(d.one(1, 1, 2, 3) for _ in range(value.rank)))], exact=True
+    )
 
 
 @recipe()
@@ -468,7 +490,9 @@ def blocks(d: Drawing) -> Any:
     value = d.value("f", (4, 4))
     if d.chance(0.5):
         return d.node("SpaceToDepth", [value], blocksize=d.one(1, 2), exact=True)
-    return d.node("DepthToSpace", [value], blocksize=d.one(1, 2), mode=d.one("DCR", "CRD"), exact=True)
+    return d.node(
+        "DepthToSpace", [value], blocksize=d.one(1, 2), mode=d.one("DCR", "CRD"), exact=True
+    )
 
 
 @recipe()
@@ -476,9 +500,11 @@ def resize(d: Drawing) -> Any:
     value = d.value("f", (4, 4))
     if value.dtype != "float32":
         return None
-    scales = d.stored(np.array([1, 1, d.one(1.0, 2.0, 1.5), d.one(1.0, 2.0, 0.5)], np.float32))
-    mode = d.one("nearest", "linear")
-    where = d.one("half_pixel", "asymmetric", "align_corners")
+    mode, where = d.one("nearest", "linear"), d.one("half_pixel", "asymmetric", "align_corners")
+    factors = (1.0, 2.0, 0.5, 1.5)
+    if where == "align_corners":  # of sizes that are no whole numbers, it has a rule of its own
+        factors = (1.0, 2.0, 3.0)
+    scales = d.stored(np.array([1, 1, d.one(*factors), d.one(*factors)], np.float32))
     return d.node("Resize", [value, None, scales], mode=mode, coordinate_transformation_mode=where)
 
 
@@ -545,7 +571,9 @@ def one_hot(d: Drawing) -> Any:
         return None
     levels = d.stored(np.array([-0.5, 1.5], np.float32))
     depth = d.stored(np.asarray(d.integer(1, 9)))
-    return d.node("OneHot", [value, depth, levels], axis=d.integer(-value.rank - 1, value.rank), exact=True)
+    return d.node(
+        "OneHot", [value, depth, levels], axis=d.integer(-value.rank - 1, value.rank), exact=True
+    )
 
 
 # -- sizes ---------------------------------------------------------------------------------------
@@ -584,7 +612,9 @@ def quantised(d: Drawing) -> Any:
     value = d.value("f", (1, 4), exact=True)
     if value.dtype != "float32":
         return None
-    zero = d.stored(np.asarray(d.integer(100, 140), np.uint8) if d.chance(0.5) else np.int8(d.integer(-9, 9)))
+    zero = d.stored(
+        np.asarray(d.integer(100, 140), np.uint8) if d.chance(0.5) else np.int8(d.integer(-9, 9))
+    )
     scale = d.stored(np.float32(0.037))
     (small,) = d.node("QuantizeLinear", [value, scale, zero], exact=True, keep=False) or [None]
     if small is None:

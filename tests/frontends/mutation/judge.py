@@ -34,6 +34,11 @@ CPU_SECONDS = 10
 #: The memory that one case may add, in bytes.
 MOST_MEMORY = 512 << 20
 
+_RANDOM = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial"}
+    | {f"Random{kind}{like}" for kind in ("Normal", "Uniform") for like in ("", "Like")}
+)
+
 #: Models with more bytes of inputs or of intermediate values are not run.
 _LARGEST_RUN = 64 << 20
 
@@ -225,7 +230,7 @@ def _difference(
     Where the reference evaluator of ``onnx`` differs, ONNX Runtime decides: the reference has
     defects of its own, most of all for models that break rules.
     """
-    if _casts_at_will(model, inputs):
+    if _at_will(model, inputs, outputs):
         return None
     answers = []
     for evaluator in (_reference, _onnx_runtime):
@@ -242,13 +247,17 @@ def _difference(
     return "; ".join(answers) if answers else None
 
 
-def _casts_at_will(model: ModelProto, inputs: Mapping[str, Array]) -> bool:
-    """Whether floats may become integers that do not hold them: each evaluator has its own."""
+def _at_will(model: ModelProto, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> bool:
+    """Whether evaluators may differ: random numbers, and floats that an integer does not hold."""
+    found = {node.op_type for node in nodes(model)}
+    if found & _RANDOM:
+        return True
     floats = [
         array.astype(np.float64) for array in inputs.values() if array.dtype.kind not in "biu"
     ]
     wild = any((~(np.abs(array) < 2**15)).any() for array in floats)
-    return wild and any(node.op_type.startswith("Cast") for node in nodes(model))
+    wild |= any(array.dtype.kind == "u" for array in outputs.values())
+    return wild and any(op_type.startswith("Cast") for op_type in found)
 
 
 def _reference(model: ModelProto, inputs: Mapping[str, Array], names: list[str]) -> list[Any]:
@@ -273,6 +282,8 @@ def _compare(outputs: Mapping[str, Array], expected: Sequence[Any]) -> str:
     for (name, mine), theirs in zip(outputs.items(), expected, strict=True):
         other = np.asarray(theirs)
         if mine.shape != other.shape or mine.dtype != other.dtype:
+            if mine.dtype.kind == "V" and mine.shape == other.shape:
+                continue  # bfloat16 and narrower: the reference computes in wider ones
             return f"{name!r} is {mine.dtype}{mine.shape}, expected {other.dtype}{other.shape}"
         if mine.dtype.kind in "biu":
             wrong = mine != other
@@ -280,7 +291,7 @@ def _compare(outputs: Mapping[str, Array], expected: Sequence[Any]) -> str:
             a, b = mine.astype(np.float64), other.astype(np.float64)
             loose = 1e-3 if mine.dtype.itemsize > 2 else 3e-2
             finite = np.abs(b[np.isfinite(b)])
-            bound = loose * (np.abs(b) + min(1.0, finite.max() if finite.size else 0.0)) + 1e-30
+            bound = loose * (np.abs(b) + min(1.0, finite.max() if finite.size else 0.0)) + 1e-6
             same = (a == b) | (np.isnan(a) & np.isnan(b))
             wrong = ~same & ~(np.abs(a - b) <= bound)
         if wrong.any():

@@ -130,6 +130,10 @@ class Call:
             self.unsupported(f"its operand {index} holds strings")
         return found
 
+    def holds_strings(self, index: int) -> bool:
+        """Whether the operand at ``index`` is there, and is known strings."""
+        return self.has(index) and isinstance(self.operands[index], Strings)
+
     def strings(self, index: int) -> np.ndarray[Any, Any]:
         """The elements of an operand of strings."""
         found = self.operands[index] if index < len(self.operands) else None
@@ -223,6 +227,13 @@ class Call:
         """An int attribute."""
         found = self._attribute(name, _INT)
         return default if found is None else int(found.i)
+
+    def flag(self, name: str, default: int) -> bool:
+        """An int attribute that is 0 or 1."""
+        found = self.integer(name, default)
+        if found not in (0, 1):
+            self.malformed(f"{name} should be 0 or 1, got {found}")
+        return bool(found)
 
     @overload
     def real(self, name: str, default: float) -> float: ...

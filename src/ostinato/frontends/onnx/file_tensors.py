@@ -1,7 +1,7 @@
-"""Weights that stay in the model's file until they are used.
+"""Weights that stay in the model's file, or in a file beside it, until they are used.
 
-The file is walked field by field, as protocol buffers are laid out: all but the bytes of large
-tensors is parsed as a model, and of those bytes only the position is kept. So a model of many
+The model's file is walked field by field, as protocol buffers are laid out: all but the bytes of
+large tensors is parsed as a model, and of those bytes only the position is kept. So a model of many
 gigabytes is never in memory twice, and what only passes through on its way to another layout is
 never in memory whole.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelFormatError
 from ostinato.frontends.onnx.tensors import array_from_bytes
-from ostinato.ir.files import OpenFile
+from ostinato.ir.files import FileRange, OpenFile
 from ostinato.ir.stored import StoredTensor
 from ostinato.records import dataclass, field
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.ir.stored import Array
 
-__all__ = ["FileRange", "FileTensor", "PartedFile", "without_large_tensors"]
+__all__ = ["LARGE", "FileTensor", "PartedFile", "without_large_tensors"]
 
 #: Tensors of at least so many bytes stay in the file.
-_LARGE = 1 << 17
+LARGE = 1 << 17
 
 _GRAPH = 7  # of ModelProto
 _INITIALIZER = 5  # of GraphProto
@@ -38,15 +38,6 @@ _HEADER = 20  # bytes that a field's tag and length take at most
 
 class _OtherLayout(Exception):
     """The file is not laid out as expected: the parser of the format decides what is wrong."""
-
-
-@dataclass(frozen=True)
-class FileRange:
-    """Bytes of a file."""
-
-    file: OpenFile
-    offset: int
-    nbytes: int
 
 
 class FileTensor(StoredTensor):
@@ -140,7 +131,7 @@ class _Walk:
         for found in self._fields(graph.content, graph.end):
             if found.number != _INITIALIZER or found.kind != _BYTES:
                 continue
-            if found.end - found.content >= _LARGE:
+            if found.end - found.content >= LARGE:
                 parts.append(self._bytes(kept, found.start))
                 parts.append(_message(_INITIALIZER, self._tensor(found)))
                 kept = found.end

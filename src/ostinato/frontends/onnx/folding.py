@@ -21,6 +21,7 @@ from ostinato.dtypes import BOOL, INT64
 from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings, as_known, boxed
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 from ostinato.ir.graph import Value
+from ostinato.ops.base import normalize_axis
 from ostinato.ops.builder import Graph
 from ostinato.records import replace
 from ostinato.variables import Expr, bounds, provably_less, provably_nonnegative
@@ -239,10 +240,12 @@ def _arithmetic(call: Call, rule: Callable[..., Any], dtype: DType) -> tuple[Kno
 def _reduce(call: Call, rule: Callable[[Any, Any], Any]) -> tuple[Known, ...] | None:
     known = call.known(0)
     axes = call.axes()
-    if known is None or (not axes and call.integer("noop_with_empty_axes", 0)):
+    if known is None or (not axes and call.flag("noop_with_empty_axes", 0)):
         return None
     array = known.array
-    chosen = tuple(a % array.ndim for a in axes) if axes else tuple(range(array.ndim))
+    chosen = (
+        tuple(normalize_axis(a, array.ndim) for a in axes) if axes else tuple(range(array.ndim))
+    )
     kept = [n for a, n in enumerate(array.shape) if a not in chosen]
     rows = np.moveaxis(array, chosen, range(len(chosen))).reshape(-1, math.prod(kept))
     if not len(rows):
@@ -250,7 +253,7 @@ def _reduce(call: Call, rule: Callable[[Any, Any], Any]) -> tuple[Known, ...] | 
     items = [functools.reduce(rule, column) for column in zip(*rows.tolist(), strict=True)]
     if not all(map(_manageable, items)):
         return None
-    keepdims = call.integer("keepdims", 1)
+    keepdims = call.flag("keepdims", 1)
     shape = [1 if a in chosen else n for a, n in enumerate(array.shape)] if keepdims else kept
     return (as_known(boxed(items, tuple(shape)), call.outputs[0], known.dtype),)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.onnx.call import Call, NotSupported
 from ostinato.frontends.onnx.converters import FOLDED_BY_CONVERTER, find_converter
-from ostinato.frontends.onnx.file_tensors import FileTensor
+from ostinato.frontends.onnx.file_tensors import LARGE, FileTensor
 from ostinato.frontends.onnx.folding import fold
 from ostinato.frontends.onnx.functions import FunctionLibrary
 from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings
@@ -18,6 +18,7 @@ from ostinato.frontends.onnx.messages import AttributeProto, NodeProto
 from ostinato.frontends.onnx.order import label_of, ordered
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,
+    EXTERNAL,
     STRING,
     element_name,
     expect,
@@ -212,13 +213,14 @@ class Importer:
     def _stored(self, tensor: TensorProto, scope: Scope) -> Tensor:
         """An initializer; the model's own are read once for all graphs that are built from it."""
         if scope.outer is not None or scope.depth:
-            return self._initializer(tensor)
+            return self._initializer(tensor, own=False)
         known = self._source.tensors
         if tensor.name not in known:
-            known[tensor.name] = self._initializer(tensor)
+            known[tensor.name] = self._initializer(tensor, own=True)
         return known[tensor.name]
 
-    def _initializer(self, tensor: TensorProto) -> Tensor:
+    def _initializer(self, tensor: TensorProto, *, own: bool) -> Tensor:
+        """An initializer of the model's own graph, or of another."""
         if not tensor.name:
             raise ModelFormatError("an initializer has no name")
         if tensor.data_type == STRING:
@@ -226,13 +228,17 @@ class Importer:
         if tensor.data_type not in ELEMENT_TYPES:
             return Missing(f"{tensor.name!r} holds {element_name(tensor.data_type)} elements")
         dtype = ELEMENT_TYPES[tensor.data_type]
-        in_file = self._source.in_file.get(tensor.name)
-        if in_file is None:
+        shape = tensor_shape(tensor)
+        nbytes = stored_bytes(dtype, shape)
+        if tensor.data_location == EXTERNAL and nbytes >= LARGE:
+            place = self._source.external.range(tensor, nbytes)
+        elif own and tensor.name in self._source.in_file:
+            place = self._source.in_file[tensor.name]
+            expect(tensor.name, place.nbytes, nbytes, "bytes")
+        else:
             array = read_tensor(tensor, self._source.external)
             return Known(array, dtype, tensor.name, weight=True)
-        shape = tensor_shape(tensor)
-        expect(tensor.name, in_file.nbytes, stored_bytes(dtype, shape), "bytes")
-        stored = FileTensor(tensor.name, dtype, shape, in_file)
+        stored = FileTensor(tensor.name, dtype, shape, place)
         return Known(stored, dtype, tensor.name, weight=True)
 
     # -- nodes ------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from onnx import OperatorSetIdProto
 
-    from ostinato.frontends.onnx.file_tensors import FileRange, PartedFile
+    from ostinato.frontends.onnx.file_tensors import PartedFile
     from ostinato.frontends.onnx.known import Tensor
+    from ostinato.ir.files import FileRange
 
 __all__ = ["NEWEST_OPSET", "OLDEST_OPSET", "ModelSource", "open_model", "opset_versions"]
 

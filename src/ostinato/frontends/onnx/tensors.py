@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ELEMENT_TYPES",
+    "EXTERNAL",
     "MAX_RANK",
     "STRING",
     "array_from_bytes",
@@ -79,7 +80,8 @@ _FIELDS = {
 #: No NumPy array has more dims.
 MAX_RANK = 64
 
-_EXTERNAL = 1  # TensorProto.DataLocation
+#: ``TensorProto.DataLocation`` of data in another file.
+EXTERNAL = 1
 
 
 def element_name(data_type: int) -> str:
@@ -123,8 +125,10 @@ def read_tensor(tensor: TensorProto, external: ExternalData) -> np.ndarray[Any, 
         )
     dtype = ELEMENT_TYPES[tensor.data_type]
     shape = tensor_shape(tensor)
-    if tensor.data_location == _EXTERNAL:
-        array = array_from_bytes(tensor.name, external.read(tensor), dtype, shape)
+    if tensor.data_location == EXTERNAL:
+        place = external.range(tensor, stored_bytes(dtype, shape))
+        data = place.file.read(place.offset, place.nbytes)
+        array = array_from_bytes(tensor.name, data, dtype, shape)
     elif tensor.HasField("raw_data"):
         array = array_from_bytes(tensor.name, tensor.raw_data, dtype, shape)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.frontends.onnx.converters.elementwise import binary, unary
+from ostinato.ops.base import normalize_axis
 from ostinato.variables import prod
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def convert_log_softmax(call: Call) -> Result:
 
 def convert_hardmax(call: Call) -> Result:
     def hardmax(x: Value, axis: int) -> Value:
-        g, axis = call.g, axis % max(x.ndim, 1)
+        g, axis = call.g, normalize_axis(axis, max(x.ndim, 1))
         chosen = g.argmax(x, axis=axis, keepdims=True)
         return g.cast(g.equal(g.iota(x.shape, axis, chosen.dtype), chosen), x.dtype)
 

@@ -84,7 +84,7 @@ class _Rules:
 
     @property
     def causal(self) -> bool:
-        return self._aligned and bool(self.call.integer("is_causal", 0))
+        return self._aligned and self.call.flag("is_causal", 0)
 
     @property
     def window(self) -> int | None:
@@ -124,7 +124,7 @@ class _Rules:
             offset = g.subtract(live, g.dim_value(self.queries))
         # How far a query stands after a key.
         distance = g.subtract(g.add(g.iota((self.queries, 1), 0, INT64), offset), column)
-        if spell_out and call.integer("is_causal", 0):
+        if spell_out and call.flag("is_causal", 0):
             allowed.append(g.greater_equal(distance, 0))
         if spell_out and self._left >= 0:
             allowed.append(g.less_equal(distance, self._left))
@@ -179,7 +179,7 @@ def convert_rotary_embedding(call: Call) -> Result:
             call.malformed(f"{x.type} does not divide into {heads} heads")
         by_position = g.reshape(x, (*x.shape[:2], heads, x.shape[2] // heads))
     cos, sin = (_angles(call, index, by_position) for index in (1, 2))
-    interleaved = bool(call.integer("interleaved", 0))
+    interleaved = call.flag("interleaved", 0)
     rotated = g.rope(by_position, cos, sin, interleaved=interleaved)
     return g.permute_dims(rotated, (0, 2, 1, 3)) if x.ndim == 4 else g.reshape(rotated, x.shape)
 

@@ -31,7 +31,7 @@ _EXPONENT = DType.parse("float8_e8m0fnu")
 
 
 def convert_cast(call: Call) -> Result:
-    if isinstance(call.operands[0], Strings):
+    if call.holds_strings(0):
         return _parsed(call, _target(call))
     if call.required("to") == STRING:
         return _printed(call)
@@ -39,10 +39,10 @@ def convert_cast(call: Call) -> Result:
 
 
 def convert_cast_like(call: Call) -> Result:
-    if isinstance(call.operands[0], Strings):
-        like = call.operands[1] if call.has(1) else None
-        return call.operands[0] if isinstance(like, Strings) else _parsed(call, call.dtype(1))
-    if isinstance(call.operands[1], Strings):
+    if call.holds_strings(0):
+        texts = Strings(call.strings(0))
+        return texts if call.holds_strings(1) else _parsed(call, call.dtype(1))
+    if call.holds_strings(1):
         return _printed(call)
     return saturated_cast(call, call.value(0), call.dtype(1))
 
@@ -69,7 +69,7 @@ def saturated_cast(call: Call, x: Value, target: DType) -> Value:
     if target == _EXPONENT:
         return _exponent(call, x)
     greatest = _GREATEST.get(target.name)
-    if greatest is not None and call.integer("saturate", 1):
+    if greatest is not None and call.flag("saturate", 1):
         numbers = x if x.dtype.is_float else g.cast(x, FLOAT32)
         x = g.clip(numbers, -greatest, greatest)
     return g.cast(x, target)
@@ -120,7 +120,7 @@ def _exponent(call: Call, x: Value) -> Value:
         rounded_up = g.logical_and(rounded_up, g.logical_not(tie_stays))
     else:
         rounded_up = g.greater(bits_of(0), fraction)
-    last = 0xFD if call.integer("saturate", 1) else 0xFE
+    last = 0xFD if call.flag("saturate", 1) else 0xFE
     rounded_up = g.logical_and(rounded_up, g.less_equal(exponent, bits_of(last)))
     code = g.add(exponent, g.cast(rounded_up, UINT32))
     return g.bitcast(g.cast(code, UINT8), _EXPONENT)

@@ -27,9 +27,9 @@ def convert_gemm(call: Call) -> Result:
         call.malformed(f"expected two matrices, got {call.type(0)} and {call.type(1)}")
     call.alike(0, 1, 2)
     a, b = call.value(0), call.value(1)
-    if call.integer("transA", 0):
+    if call.flag("transA", 0):
         a = g.permute_dims(a, (1, 0))
-    if call.integer("transB", 0):
+    if call.flag("transB", 0):
         b = g.permute_dims(b, (1, 0))
     product = _scaled(call, g.matmul(a, b), call.real("alpha", 1.0))
     beta = call.real("beta", 1.0)

@@ -121,7 +121,7 @@ def _known_length(call: Call, index: int) -> None:
 def convert_attention(call: Call) -> Result:
     g, heads = call.g, _heads(call)
     _known_length(call, 6)
-    if call.integer("do_rotary", 0):
+    if call.flag("do_rotary", 0):
         call.unsupported("it turns queries and keys by angles of its own (do_rotary=1)")
     if call.rank(0) != 3 or call.rank(1) != 2:
         call.malformed(f"expected [B,S,D] and a matrix, got {call.type(0)} and {call.type(1)}")
@@ -134,7 +134,7 @@ def convert_attention(call: Call) -> Result:
         )
     bias = call.optional(5)
     mask = _sum_of(call, [bias, _padding_mask(call, 3, q.shape[2], k.shape[2], q)])
-    causal = bool(call.integer("unidirectional", 0))
+    causal = call.flag("unidirectional", 0)
     result = g.attention(q, k, v, mask=mask, causal=causal, scale=_scale(call))
     output = _joined_heads(call, result)
     return [output, g.stack([k, v], axis=0)] if call.wants(1) else output
@@ -149,7 +149,7 @@ def convert_multi_head_attention(call: Call) -> Result:
         v = g.concat([call.value(7), v], axis=2)
     bias = call.optional(5)
     mask = _sum_of(call, [bias, _padding_mask(call, 4, q.shape[2], k.shape[2], q)])
-    causal = bool(call.integer("unidirectional", 0))
+    causal = call.flag("unidirectional", 0)
     result = g.attention(q, k, v, mask=mask, causal=causal, scale=_scale(call))
     return [_joined_heads(call, result), k, v]
 
@@ -241,10 +241,10 @@ def convert_group_query_attention(call: Call) -> Result:
     held = g.cast(g.reshape(call.value(5), (batch, 1)), INT64)
     before = g.maximum(g.subtract(g.add(held, 1), g.dim_value(length)), 0)  # [B, 1]
     position = g.add(before, g.iota((1, length), 1, INT64))  # [B, S]
-    if call.integer("do_rotary", 0):
+    if call.flag("do_rotary", 0):
         at = g.cast(call.value(9), INT64) if call.has(9) else position
         cos, sin = (g.expand_dims(g.take(call.value(i), at, axis=0), 1) for i in (7, 8))
-        interleaved = bool(call.integer("rotary_interleaved", 0))
+        interleaved = call.flag("rotary_interleaved", 0)
         q, k = (g.rope(x, cos, sin, interleaved=interleaved) for x in (q, k))
     k, v = _cached(call, k, v, position)
     column = g.iota((1, 1, 1, k.shape[2]), 3, INT64)
@@ -307,7 +307,7 @@ def _cached(call: Call, k: Value, v: Value, position: Value) -> list[Value]:
 
 def convert_rotary_embedding(call: Call) -> Result:
     g, x = call.g, call.value(0)
-    if call.integer("is_packed_batching", 0):
+    if call.flag("is_packed_batching", 0):
         call.unsupported("its batches are packed (is_packed_batching=1)")
     cos, sin = call.value(2), call.value(3)
     features = call.integer("rotary_embedding_dim", 0)
@@ -330,7 +330,7 @@ def convert_rotary_embedding(call: Call) -> Result:
         position = g.add(g.reshape(position, (1, 1)), g.iota((1, length), 1, INT64))
         position = g.broadcast_to(position, (batch, length))
     angles = (g.expand_dims(g.take(table, position, axis=0), 1) for table in (cos, sin))
-    turned = g.rope(by_heads, *angles, interleaved=bool(call.integer("interleaved", 0)))
+    turned = g.rope(by_heads, *angles, interleaved=call.flag("interleaved", 0))
     scale = call.real("scale", 1.0)
     turned = turned if scale == 1.0 else g.multiply(turned, scale)
     return _joined_heads(call, turned) if x.ndim == 3 else turned

@@ -35,9 +35,9 @@ def convert_fused_matmul(call: Call) -> Result:
 def _transposed(call: Call, x: Value, side: str) -> Value:
     """An operand as its flags have it: batches first, then the last two axes."""
     g = call.g
-    if call.integer(f"transBatch{side}", 0) and x.ndim > 2:
+    if call.flag(f"transBatch{side}", 0) and x.ndim > 2:
         x = g.permute_dims(x, (*range(1, x.ndim - 1), 0, x.ndim - 1))
-    if call.integer(f"trans{side}", 0) and x.ndim > 1:
+    if call.flag(f"trans{side}", 0) and x.ndim > 1:
         x = g.swapaxes(x, -1, -2)
     return x
 
@@ -127,7 +127,7 @@ def convert_bias_softmax(call: Call) -> Result:
     """Softmax over the axes from ``axis`` on; the bias broadcasts from inside or from outside."""
     g, x, bias = call.g, call.value(0), call.value(1)
     axis = normalize_axis(call.integer("axis", 1), x.ndim)
-    if not call.integer("is_inner_broadcast", 1) and bias.ndim < x.ndim:
+    if not call.flag("is_inner_broadcast", 1) and bias.ndim < x.ndim:
         bias = g.reshape(
             bias, (*bias.shape[:axis], *(1,) * (x.ndim - bias.ndim), *bias.shape[axis:])
         )
@@ -167,7 +167,7 @@ def convert_channels_last_group_norm(call: Call) -> Result:
             skip = g.reshape(skip, (skip.shape[0], 1, 1, skip.shape[1]))
         x = g.add(x, skip)
         x = g.add(x, call.value(4)) if call.has(4) else x
-    last = bool(call.integer("channels_last", 1))
+    last = call.flag("channels_last", 1)
     image = g.moveaxis(x, -1, 1) if last else x
     weight, bias = call.value(1), call.value(2)
     groups, eps = call.required("groups"), call.real("epsilon", 1e-5)

@@ -23,7 +23,11 @@ def unary(method: str) -> Converter:
     """The converter of an op with one operand and a method that means the same."""
 
     def convert(call: Call) -> Result:
-        return getattr(call.g, method)(call.value(0))  # type: ignore[no-any-return]
+        x = call.value(0)
+        result: Value = getattr(call.g, method)(x)
+        if result.dtype.is_float and result.dtype != x.dtype:
+            call.malformed(f"expected floats, got {x.type}")
+        return result
 
     return convert
 
@@ -68,10 +72,7 @@ def convert_div(call: Call) -> Result:
 
 def convert_mod(call: Call) -> Result:
     call.alike(0, 1)
-    kind = call.integer("fmod", 0)
-    if kind not in (0, 1):
-        call.malformed(f"fmod should be 0 or 1, got {kind}")
-    method = call.g.fmod if kind else call.g.remainder
+    method = call.g.fmod if call.flag("fmod", 0) else call.g.remainder
     return method(call.value(0), call.value(1))
 
 

@@ -10,7 +10,7 @@ from ostinato.dtypes import INT64
 from ostinato.frontends.onnx.data_sizes import bound_sizes
 from ostinato.frontends.onnx.known import as_known
 from ostinato.ops.base import normalize_axis
-from ostinato.variables import provably_less
+from ostinato.variables import provably_less, provably_nonnegative
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,11 +32,12 @@ def convert_gather(call: Call) -> Result:
     if indices is not None and not indices.symbolic and indices.shape == ():
         size, position = x.shape[axis], int(indices.array)
         start = position if position >= 0 else size + position
-        if not isinstance(size, int) or -size <= position < size:
+        if provably_nonnegative(start) and provably_less(start, size):
             # One known position is a slice, which needs no run-time indexing.
             row = call.g.slice(x, [start], [start + 1], axes=[axis])
             return call.g.reshape(row, (*x.shape[:axis], *x.shape[axis + 1 :]))
-        call.malformed(f"index {position} is out of range for axis {axis} of size {size}")
+        if isinstance(size, int):
+            call.malformed(f"index {position} is out of range for axis {axis} of size {size}")
     return call.g.take(x, call.value(1), axis=axis)
 
 
@@ -115,13 +116,13 @@ def convert_top_k(call: Call) -> Result:
         axis = normalize_axis(call.integer("axis", -1), call.rank(0))
         (k,) = bound_sizes(call, 1, call.shape(0)[axis])
     axis = call.integer("axis", -1)
-    largest = bool(call.integer("largest", 1))
+    largest = call.flag("largest", 1)
     return tuple(call.g.topk(call.value(0), k, axis=axis, largest=largest))
 
 
 def convert_trilu(call: Call) -> Result:
     k = int(call.scalar(1, "diagonal")) if call.has(1) else 0
-    method = call.g.triu if call.integer("upper", 1) else call.g.tril
+    method = call.g.triu if call.flag("upper", 1) else call.g.tril
     return method(call.value(0), k)
 
 
@@ -159,7 +160,9 @@ def convert_tensor_scatter(call: Call) -> Result:
 
 def convert_non_zero(call: Call) -> Result:
     known = call.known(0)
-    if known is not None and not known.symbolic and known.size <= _LARGEST_KNOWN:
+    if known is not None and not known.symbolic:
+        if known.size > _LARGEST_KNOWN:
+            call.unsupported(f"it looks through {known.size} elements")
         positions = np.stack(np.nonzero(np.atleast_1d(known.array)))
         return as_known(positions.astype(np.int64), call.outputs[0])
     g, x = call.g, call.value(0)
@@ -172,8 +175,10 @@ def convert_compress(call: Call) -> Result:
     if axis is None:
         x, axis = g.reshape(x, (x.type.size,)), 0
     condition = call.known(1)
-    if condition is None or condition.symbolic or condition.size > _LARGEST_KNOWN:
+    if condition is None or condition.symbolic:
         return g.compress(x, call.value(1), axis=axis)
+    if condition.size > _LARGEST_KNOWN:
+        call.unsupported(f"it looks through {condition.size} elements")
     (chosen,) = np.nonzero(condition.array.reshape(-1))
     return g.take(x, g.constant(chosen.astype(np.int64)), axis=normalize_axis(axis, x.ndim))
 

@@ -108,7 +108,7 @@ def convert_one_hot_encoder(call: Call) -> Result:
     """A column for each category; what is in none of them gives zeros."""
     g = call.g
     words = call.text_list("cats_strings", None)
-    if words is not None and isinstance(call.operands[0], Strings):
+    if words is not None and call.holds_strings(0):
         texts = call.strings(0)
         return as_known((texts[..., None] == np.asarray(words, object)).astype(np.float32))
     categories = call.integer_list("cats_int64s", ())
@@ -133,7 +133,7 @@ def convert_label_encoder(call: Call) -> Result:
     if keys is None or values is None or len(keys) != len(values):
         call.malformed("its keys or values are missing, or differ in number")
     default = _default(call, values)
-    if isinstance(call.operands[0], Strings):
+    if call.holds_strings(0):
         table = dict(zip(keys.tolist(), values.tolist(), strict=True))
         found = [table.get(text, default) for text in call.strings(0).reshape(-1)]
         shape = call.strings(0).shape
@@ -212,7 +212,7 @@ def convert_category_mapper(call: Call) -> Result:
 
 def _categories(call: Call, words: Sequence[str], numbers: Sequence[int]) -> Result:
     """Strings to numbers, or numbers to strings."""
-    if isinstance(call.operands[0], Strings):
+    if call.holds_strings(0):
         table = dict(zip(words, numbers, strict=True))
         default = call.integer("default_int64", -1)
         texts = call.strings(0)

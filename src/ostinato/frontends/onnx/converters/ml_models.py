@@ -148,7 +148,7 @@ def convert_svm_regressor(call: Call) -> Result:
     else:
         kernels, weights = x, weights.reshape(-1)
     scores = g.add(g.matmul(kernels, g.constant(weights.reshape(-1, 1), x.dtype)), rho)
-    if call.integer("one_class", 0):
+    if call.flag("one_class", 0):
         scores = g.where(g.greater(scores, 0.0), 1.0, -1.0)
     return g.cast(_transformed(call, scores, _transform_name(call)), FLOAT32)
 

@@ -16,9 +16,9 @@ __all__ = ["CONVERTERS", "EXTENSIONS"]
 
 
 def convert_batch_norm(call: Call) -> Result:
-    if call.integer("training_mode", 0):
+    if call.flag("training_mode", 0):
         return _trained_batch_norm(call)
-    if not call.integer("spatial", 1):
+    if not call.flag("spatial", 1):
         call.unsupported("its statistics are not per channel (spatial=0)")
     x, scale, bias, mean, variance = (call.value(i) for i in range(5))
     return call.g.batch_norm(x, mean, variance, scale, bias, eps=_eps(call))

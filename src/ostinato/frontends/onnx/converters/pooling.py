@@ -30,7 +30,7 @@ def convert_max_pool(call: Call) -> Result:
 
 
 def convert_average_pool(call: Call) -> Result:
-    include = bool(call.integer("count_include_pad", 0))
+    include = call.flag("count_include_pad", 0)
     return call.g.avg_pool(call.value(0), count_include_pad=include, **_arguments(call))
 
 
@@ -127,7 +127,7 @@ def _positions(call: Call) -> Value:
 def _places(call: Call, x: Value) -> Value:
     """The number of each element of ``x``, in the order that ``storage_order`` names."""
     g, spatial = call.g, list(range(2, x.ndim))
-    order = [0, 1, *(reversed(spatial) if call.integer("storage_order", 0) else spatial)]
+    order = [0, 1, *(reversed(spatial) if call.flag("storage_order", 0) else spatial)]
     place: Value | None = None
     for axis in order:
         step = g.iota(tuple(n if a == axis else 1 for a, n in enumerate(x.shape)), axis, INT64)
@@ -172,7 +172,7 @@ def _arguments(call: Call) -> dict[str, Any]:
         "stride": per_axis(call, "strides", ndim),
         "padding": padding(call, ndim),
         "dilation": per_axis(call, "dilations", ndim),
-        "ceil_mode": bool(call.integer("ceil_mode", 0)),
+        "ceil_mode": call.flag("ceil_mode", 0),
     }
 
 
@@ -188,7 +188,7 @@ def _widths(call: Call, kernel: tuple[int, ...]) -> tuple[list[tuple[int, int]],
     ndim = len(kernel)
     strides, dilations = per_axis(call, "strides", ndim), per_axis(call, "dilations", ndim)
     pads, sizes = window_padding(call, kernel), call.shape(0)[2:]
-    ceil_mode = bool(call.integer("ceil_mode", 0))
+    ceil_mode = call.flag("ceil_mode", 0)
     counts = windowed_shape(sizes, kernel, strides, pads, dilations, ceil_mode)
     widths = []
     for size, count, k, s, d, (low, high) in zip(

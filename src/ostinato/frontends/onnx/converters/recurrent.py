@@ -37,7 +37,7 @@ def convert_lstm(call: Call) -> Result:
         *_operands(call),
         c0=_state(call, 6),
         peepholes=call.optional(7),
-        coupled=bool(call.integer("input_forget", 0)),
+        coupled=call.flag("input_forget", 0),
         **arguments,
     )
     return _results(call, y, h, c)
@@ -46,7 +46,7 @@ def convert_lstm(call: Call) -> Result:
 def convert_gru(call: Call) -> Result:
     y, h = call.g.gru(
         *_operands(call),
-        linear_before_reset=bool(call.integer("linear_before_reset", 0)),
+        linear_before_reset=call.flag("linear_before_reset", 0),
         **_arguments(call, 2),
     )
     return _results(call, y, h)
@@ -62,14 +62,14 @@ def _operands(call: Call) -> tuple[Value, Value, Value, Value | None]:
     x = call.value(0)
     if x.ndim != 3:
         call.malformed(f"expected x [seq,batch,input], got {x.type}")
-    if call.integer("layout", 0):
+    if call.flag("layout", 0):
         x = call.g.permute_dims(x, (1, 0, 2))
     return x, call.value(1), call.value(2), call.optional(3)
 
 
 def _state(call: Call, index: int) -> Value | None:
     found = call.optional(index)
-    if found is None or not call.integer("layout", 0):
+    if found is None or not call.flag("layout", 0):
         return found
     return call.g.permute_dims(found, (1, 0, 2))
 
@@ -122,14 +122,14 @@ def _lengths(call: Call) -> Value | None:
     lengths = call.operands[4] if call.has(4) else None
     if lengths is None:
         return None
-    steps = call.shape(0)[1 if call.integer("layout", 0) else 0]
+    steps = call.shape(0)[1 if call.flag("layout", 0) else 0]
     if isinstance(lengths, Known) and all(n == steps for n in call.dims(4, "sequence lengths")):
         return None
     return call.value(4)
 
 
 def _results(call: Call, y: Value, *states: Value) -> list[Value]:
-    if not call.integer("layout", 0):
+    if not call.flag("layout", 0):
         return [y, *states]
     g = call.g
     return [g.permute_dims(y, (2, 0, 1, 3)), *(g.permute_dims(s, (1, 0, 2)) for s in states)]

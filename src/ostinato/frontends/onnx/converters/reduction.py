@@ -29,9 +29,9 @@ def reduction(reduce: Reduce, before: Callable[[Graph, Value], Value] | None = N
     def convert(call: Call) -> Result:
         x, axes = call.value(0), call.axes()
         mapped = x if before is None else before(call.g, x)
-        if not axes and call.integer("noop_with_empty_axes", 0):
+        if not axes and call.flag("noop_with_empty_axes", 0):
             return _FINISHED[reduce](call.g, x) if reduce in _FINISHED else mapped
-        keepdims = bool(call.integer("keepdims", 1))
+        keepdims = call.flag("keepdims", 1)
         return reduce(call.g, mapped, axes or None, keepdims)
 
     return convert
@@ -110,8 +110,8 @@ def convert_extreme_position(call: Call) -> Result:
     g, x = call.g, call.value(0)
     method = g.argmax if call.op_type == "ArgMax" else g.argmin
     axis = call.integer("axis", 0)
-    keepdims = bool(call.integer("keepdims", 1))
-    if not call.integer("select_last_index", 0):
+    keepdims = call.flag("keepdims", 1)
+    if not call.flag("select_last_index", 0):
         return method(x, axis=axis, keepdims=keepdims)
     from_end = method(g.flip(x, axis=axis), axis=axis, keepdims=keepdims)
     return g.subtract(g.dim_value(x.shape[axis] - 1), from_end)
@@ -124,8 +124,8 @@ def convert_scan(call: Call) -> Result:
     return method(
         call.value(0),
         axis=axis,
-        exclusive=bool(call.integer("exclusive", 0)),
-        reverse=bool(call.integer("reverse", 0)),
+        exclusive=call.flag("exclusive", 0),
+        reverse=call.flag("reverse", 0),
     )
 
 

@@ -6,6 +6,7 @@ a gather and a multiply per tap.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,8 +94,8 @@ def _targets(
     if call.has(3):
         return _from_sizes(call, axes, sizes)
     scales = _scales(call)
-    if any(scale <= 0 for scale in scales):
-        call.malformed(f"scales {list(scales)} should be positive")
+    if not all(0 < scale < math.inf for scale in scales):
+        call.malformed(f"scales {list(scales)} should be positive and finite")
     targets = []
     for size, scale in zip(sizes, scales, strict=False):
         if size is None and not _repeats(call, scale):
@@ -247,14 +248,14 @@ def _taps(call: Call, axis: _Axis, at: Array) -> tuple[Array, Array]:
     if mode == "nearest":
         index = _nearest(call, at, axis.scale).astype(np.int64)
         return np.clip(index, 0, axis.size - 1)[None], np.ones((1, axis.target))
-    stretch = min(axis.scale, 1.0) if call.integer("antialias", 0) else 1.0
+    stretch = min(axis.scale, 1.0) if call.flag("antialias", 0) else 1.0
     radius = (1 if mode == "linear" else 2) / stretch
     taps = int(np.ceil(radius)) * 2
     first = np.floor(at).astype(np.int64) - taps // 2 + 1
     positions = first + np.arange(taps)[:, None]
     distance = np.abs(positions - at) * stretch
     weights = np.maximum(1 - distance, 0) if mode == "linear" else _cubic(call, distance)
-    if mode == "cubic" and call.integer("exclude_outside", 0):
+    if mode == "cubic" and call.flag("exclude_outside", 0):
         weights = np.where((positions >= 0) & (positions < axis.size), weights, 0)
     total = weights.sum(axis=0)
     weights = weights / np.where(total == 0, 1, total)

@@ -116,7 +116,7 @@ def convert_grid_sample(call: Call) -> Result:
         last = ndim - 1 - axis  # a point of the grid names the last axis first
         column = g.slice(grid, [last], [last + 1], axes=[ndim + 1])
         column = g.cast(g.reshape(column, grid.shape[:-1]), at)
-        aligned = bool(call.integer("align_corners", 0))
+        aligned = call.flag("align_corners", 0)
         ends = _Ends(g, _number(g, size, at), aligned, padding)
         taps.append(_grid_taps(g, ends.denormalised(column), ends, mode, dtype))
     return g.cast(_gathered(g, g.cast(x, dtype), taps, points), x.dtype)

@@ -65,7 +65,7 @@ def convert_reshape(call: Call) -> Result:
     target = [dim for dim in elements if dim is not None]
     if len(target) < len(elements):
         return _reshape_by_data(call, elements)
-    if not call.integer("allowzero", 0):
+    if not call.flag("allowzero", 0):
         for axis, dim in enumerate(target):
             if dim == 0:
                 if axis >= len(shape):

@@ -38,7 +38,7 @@ def convert_dft(call: Call) -> Result:
     if x.ndim < 2 or x.shape[-1] not in (1, 2):
         call.malformed(f"expected a signal [...,1] or [...,2], got {x.type}")
     axis = _dft_axis(call, x.ndim)
-    inverse, onesided = bool(call.integer("inverse", 0)), bool(call.integer("onesided", 0))
+    inverse, onesided = call.flag("inverse", 0), call.flag("onesided", 0)
     length = x.shape[axis]
     if call.has(1):
         (length,) = call.integers(1, "length")
@@ -202,7 +202,7 @@ def convert_stft(call: Call) -> Result:
         parts.append(part if window is None else g.multiply(part, window))
     imaginary = parts[1] if len(parts) == 2 else None
     results: Sequence[Value] = _transform(call, parts[0], imaginary, False)
-    if call.integer("onesided", 1):
+    if call.flag("onesided", 1):
         results = [g.slice(part, [0], [size // 2 + 1], axes=[-1]) for part in results]
     return g.stack(list(results), axis=-1)
 
@@ -237,7 +237,7 @@ def convert_window(call: Call) -> Result:
     dtype = ELEMENT_TYPES.get(call.integer("output_datatype", 1), FLOAT32)
     if not 0 <= size <= _LARGEST:
         call.malformed(f"impossible size {size}")
-    angle = np.arange(size) * (2 * np.pi / max(size - (not call.integer("periodic", 1)), 1))
+    angle = np.arange(size) * (2 * np.pi / max(size - (not call.flag("periodic", 1)), 1))
     offset, first, second = _WINDOWS[call.op_type]
     values = offset - first * np.cos(angle) + second * np.cos(2 * angle)
     return as_known(values.astype(dtype.numpy), call.outputs[0])

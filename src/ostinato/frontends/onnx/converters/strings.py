@@ -59,7 +59,7 @@ def convert_string_normalizer(call: Call) -> Result:
     change = _CASES.get(action)
     if change is None:
         call.malformed(f"case_change_action should be LOWER, UPPER or NONE, got {action!r}")
-    exact = bool(call.integer("is_case_sensitive", 0))
+    exact = call.flag("is_case_sensitive", 0)
     stops = set(call.text_list("stopwords", ()))
     stops = stops if exact else {change(word) for word in stops}
 
