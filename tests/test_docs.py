@@ -32,6 +32,7 @@ def python_blocks(path: Path) -> list[str]:
         "docs/experts.md",
         "docs/moe.md",
         "docs/quantization.md",
+        "docs/quantized-models.md",
         "docs/variables.md",
     ],
 )

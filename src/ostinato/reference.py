@@ -22,6 +22,7 @@ from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy
 from ostinato.ir.unbuilt import at_inputs, specialization_of
 from ostinato.ops.base import Elementwise
+from ostinato.ops.control import ControlFlow
 from ostinato.ops.namespace import ORACLE, as_oracle
 from ostinato.records import dataclass
 from ostinato.variables import Expr, symbols
@@ -108,22 +109,34 @@ def run(
     known = {} if variables is None else variable_values(variables, given_ones)
     sizes = solve_dims(shapes, known)
     check_values(given_ones, sizes)
-    facts = [f for f in graph_facts(graph) if not f.names <= sizes.keys()]
-    values: dict[Value, Array] = {}
     with np.errstate(all="ignore"):
-        for node in graph.nodes:
-            if node.op in given:
-                values[node.outputs[0]] = given[node.op][node.attrs["name"]]
-            elif node.op is CONSTANT:
-                values[node.outputs[0]] = node.attrs["array"]
-            else:
-                operands = [values[v] for v in node.inputs]
-                if node.op.binds_size:
-                    facts = _bind_size(node, int(operands[0]), sizes, facts)
-                values.update(zip(node.outputs, evaluate_node(node, operands, sizes), strict=True))
+        values = _node_values(graph, given, sizes)
     after = {**given[STATE], **{n: values[v] for n, v in graph.assignments.items()}}
     outputs = {name: values[value] for name, value in graph.outputs.items()}
     return ReferenceResult(outputs, after, values, sizes)
+
+
+def _node_values(
+    graph: BaseGraph, given: Mapping[Any, Mapping[str, Array]], sizes: dict[str, int]
+) -> dict[Value, Array]:
+    """Every value of a graph, for arrays of its leaves by kind and name.
+
+    Args:
+        sizes: of the Variables; data-dependent ones are added.
+    """
+    facts = [f for f in graph_facts(graph) if not f.names <= sizes.keys()]
+    values: dict[Value, Array] = {}
+    for node in graph.nodes:
+        if node.op in given:
+            values[node.outputs[0]] = given[node.op][node.attrs["name"]]
+        elif node.op is CONSTANT:
+            values[node.outputs[0]] = node.attrs["array"]
+        else:
+            operands = [values[v] for v in node.inputs]
+            if node.op.binds_size:
+                facts = _bind_size(node, int(operands[0]), sizes, facts)
+            values.update(zip(node.outputs, evaluate_node(node, operands, sizes), strict=True))
+    return values
 
 
 def _bind_size(node: Node, value: int, sizes: dict[str, int], facts: list[Fact]) -> list[Fact]:
@@ -143,7 +156,10 @@ def evaluate_node(
         wanted = node.op.operand_dtypes(*(v.dtype for v in node.inputs), **node.attrs)
         operands = [_converted(a, d) for a, d in zip(operands, wanted, strict=True)]
     attrs = {name: _resolved(value, sizes) for name, value in node.attrs.items()}
-    results = node.op.evaluate(ORACLE, *map(as_oracle, operands), **attrs)
+    if isinstance(node.op, ControlFlow):
+        results: Any = _interpret(node, node.op, operands, attrs, sizes)
+    else:
+        results = node.op.evaluate(ORACLE, *map(as_oracle, operands), **attrs)
     if not isinstance(results, tuple | list):
         results = (results,)
     rounded = [round_to(r, v.dtype) for r, v in zip(results, node.outputs, strict=True)]
@@ -154,6 +170,25 @@ def evaluate_node(
                 f"{node}: expected {value.type}, here {declared}, and computed {array.shape}"
             )
     return rounded
+
+
+def _interpret(
+    node: Node,
+    op: ControlFlow,
+    operands: Sequence[Array],
+    attrs: dict[str, Any],
+    sizes: Mapping[str, int],
+) -> Sequence[Array]:
+    """The results of a node that runs nested graphs."""
+
+    def run_nested(graph: BaseGraph, arrays: Sequence[Array]) -> list[Array]:
+        given = {INPUT: dict(zip(graph.inputs, arrays, strict=True))}
+        values = _node_values(graph, given, dict(sizes))
+        return [values[value] for value in graph.outputs.values()]
+
+    shapes = [tuple(evaluate_dim(d, sizes) for d in value.shape) for value in node.outputs]
+    zeros = [np.zeros(s, v.dtype.numpy) for s, v in zip(shapes, node.outputs, strict=True)]
+    return op.interpret(run_nested, operands, zeros, attrs)
 
 
 def _converted(array: Array, dtype: DType) -> Array:

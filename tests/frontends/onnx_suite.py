@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import SkipTest
 
-from ostinato import CompileOptions, UnsupportedOpError
+from ostinato import CompileOptions, OstinatoError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,10 +93,17 @@ def outcome(name: str, *, optimize: bool = True) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             case()
-    except UnsupportedOpError as error:
-        return REFUSED + _reason(str(error))
+    except OstinatoError as error:  # of a graph that is built at the run, the cause says why
+        cause = error if isinstance(error, UnsupportedOpError) else error.__cause__
+        if not isinstance(cause, UnsupportedOpError):
+            raise
+        return REFUSED + _reason(str(cause))
     except SkipTest as skipped:
         return REFUSED + str(skipped)
+    except TypeError as error:
+        if "Unable to compare" not in str(error):
+            raise
+        return "uncompared: the suite takes the length of a scalar in a sequence"
     tolerance = _TOLERANCES.get(name, 0.0)
     if tolerance == math.inf:
         return "random: the stored results are of another generator"

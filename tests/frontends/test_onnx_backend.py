@@ -80,3 +80,25 @@ def test_what_is_unsupported_is_incompatible() -> None:
     model = helper.make_model(helper.make_graph([node], "g", infos[:1], infos[1:]), ir_version=10)
     assert not backend.OstinatoBackend.is_compatible(model)
     assert backend.OstinatoBackend.is_compatible(reshaping_model())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float32"])
+def test_contents_that_shapes_follow_may_be_of_any_dtype(dtype) -> None:
+    """Of NumPy's own names for element types, those of the dtypes it lacks say the width alone."""
+    element = ost.DType.parse(dtype).numpy
+    nodes = [
+        helper.make_node("Cast", ["n"], ["m"], to=TensorProto.INT64),
+        helper.make_node("Reshape", ["m", "s"], ["shape"]),
+        helper.make_node("Expand", ["x", "shape"], ["y"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]),
+        helper.make_tensor_value_info("n", helper.np_dtype_to_tensor_dtype(element), []),
+    ]
+    shape = helper.make_tensor("s", TensorProto.INT64, [1], [1])
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [shape])
+    prepared = backend.prepare(helper.make_model(graph, ir_version=10))
+    for count in (3, 5):
+        (y,) = prepared.run([np.ones(1, np.float32), np.array(count, element)])
+        assert y.shape == (count,)

@@ -261,6 +261,17 @@ def test_dtypes_of_constants_and_weights(tmp_path, read):
     assert same(first, again)
 
 
+def test_open_sizes_are_remembered(path, read):
+    """With the first use of an attribute, and without."""
+    for _ in range(2):
+        graph = ost.load_onnx(path)
+        assert graph.specialization is not None
+        assert graph.specialization.open == {"batch"}
+        compiled = ost.Session("cpu").compile(ost.load_onnx(path))
+        assert compiled.run({"x": np.ones((600, LARGE[0]), np.float32)})[0].shape[0] == 600
+    assert len(read) <= 2
+
+
 def test_quantizing_a_model_that_was_loaded_before(path, read):
     first = ost.quantize(path, "int8")
     assert str(ost.quantize(path, "int8")) == str(first)

@@ -124,3 +124,23 @@ def test_float_operands_other_scales_and_nans_stay_as_they_are() -> None:
     g.set_outputs([g.matmul(q, by_row),
                    g.quantize(x, SCALE, np.int8(3))])  # fmt: skip
     assert ops(rewritten(g)) == ops(g)
+
+
+def test_residuals_are_read_as_bytes() -> None:
+    """A value that the next convolution reads as bytes is dequantised where the branches meet."""
+    g = ost.Graph("residual")
+    w = g.param("w", (16, 16, 1, 1), "int8", value=np.ones((16, 16, 1, 1), np.int8))
+    number = np.float32(0.001)
+
+    def conv(x: Value) -> Value:
+        numbers = g.dequantize(x, SCALE, ZERO)
+        return g.quantize(g.conv(numbers, g.dequantize(w, number, np.int8(0))), SCALE, ZERO)
+
+    first = conv(g.input("x", (1, 16, 8, 8), "uint8"))
+    branch = g.dequantize(conv(first), SCALE, ZERO)
+    g.set_outputs([g.quantize(g.add(branch, g.dequantize(first, SCALE, ZERO)), SCALE, ZERO)])
+    plan = ost.Session("cpu", threads=1).compile(g).plan
+    loops = [kernel.loops for kernel in plan.kernels if "gemm" in kernel.loops]
+    assert len(loops) == 2
+    assert not any(": f32, written" in text for text in loops)
+    same_results(g)

@@ -13,7 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.errors import VariableError
-from ostinato.variables import Symbol, evaluate, provably_less, provably_nonnegative, symbols
+from ostinato.variables import (
+    Symbol,
+    bounds,
+    evaluate,
+    provably_less,
+    provably_nonnegative,
+    symbols,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -44,12 +51,12 @@ class Fact(NamedTuple):
     @property
     def certain(self) -> bool:
         """Whether the condition holds for all values within the Variables' bounds."""
-        return self.elements == 0 or provably_nonnegative(self.size - self.least)
+        return bounds(self.elements)[1] <= 0 or provably_nonnegative(self.size - self.least)
 
     @property
     def impossible(self) -> bool:
         """Whether it holds for none of them."""
-        return self.elements != 0 and provably_less(self.size, self.least)
+        return bounds(self.elements)[1] > 0 and provably_less(self.size, self.least)
 
     @property
     def names(self) -> frozenset[str]:

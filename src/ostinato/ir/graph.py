@@ -7,7 +7,7 @@ topological order. Passes build new graphs (see :mod:`ostinato.passes`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -228,7 +228,7 @@ class BaseGraph(Deferrable):
     assignments: dict[str, Value] = field(default_factory=dict)
     param_values: ParamValues = field(default_factory=ParamValues)
     stand_ins: dict[int, Value] | None = None
-    specialization: Specialization[BaseGraph] | None = None
+    specialization: Specialization[BaseGraph] | None = field(default_factory=lambda: None)
     _variables: dict[str, Symbol] = field(default_factory=dict)
     _size_nodes: dict[str, Node] = field(default_factory=dict)
     _next_id: int = field(default_factory=int)
@@ -379,6 +379,13 @@ class BaseGraph(Deferrable):
         """Every Variable that a shape or an attribute of this graph mentions, by name."""
         return dict(self._variables)
 
+    def nested(self) -> Iterator[BaseGraph]:
+        """The graphs that nodes hold as attributes, in order; not those within them."""
+        for node in self.nodes:
+            for attr in node.attrs.values():
+                if isinstance(attr, BaseGraph):
+                    yield attr
+
     @property
     def has_data_sizes(self) -> bool:
         """Whether a node binds a size that depends on data."""
@@ -477,20 +484,26 @@ class BaseGraph(Deferrable):
         for type_ in types:
             self._note_variables(type_.shape)
         for attr in attrs.values():
-            self._note_variables(attr if isinstance(attr, tuple) else (attr,))
+            if isinstance(attr, BaseGraph):
+                self._note_symbols(attr.variables.values())
+            else:
+                self._note_variables(attr if isinstance(attr, tuple) else (attr,))
 
     def _note_variables(self, dims: Sequence[Any]) -> None:
         for dim in dims:
             if isinstance(dim, Expr):
-                for symbol in symbols(dim):
-                    if symbol.bound is not None:
-                        self._note_variables((symbol.bound,))
-                    known = self._variables.setdefault(symbol.name, symbol)
-                    if known != symbol:
-                        raise GraphError(
-                            f"Variable {symbol.name!r} has bounds {symbol.min}..{symbol.max} here "
-                            f"and {known.min}..{known.max} elsewhere in graph {self.name!r}"
-                        )
+                self._note_symbols(symbols(dim))
+
+    def _note_symbols(self, mentioned: Iterable[Symbol]) -> None:
+        for symbol in mentioned:
+            if symbol.bound is not None:
+                self._note_variables((symbol.bound,))
+            known = self._variables.setdefault(symbol.name, symbol)
+            if known != symbol:
+                raise GraphError(
+                    f"Variable {symbol.name!r} has bounds {symbol.min}..{symbol.max} here "
+                    f"and {known.min}..{known.max} elsewhere in graph {self.name!r}"
+                )
 
     def _check_sizes(self, op: Op, types: tuple[TensorType, ...], attrs: dict[str, Attr]) -> None:
         """Check that data-dependent sizes are bound once, and before they are used."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Attr", "Op"]
 
-#: The types of attributes: bool, int, float, str, DType, a Dim, None, or a tuple of those.
+#: The types of attributes: bool, int, float, str, DType, a Dim, None, or a tuple of those; or a
+#: nested graph, which is not changed once a node has it.
 Attr: TypeAlias = Any
 
 

@@ -14,6 +14,15 @@
     }
 
 A Variable has its bounds, or, where its value depends on data, its greatest value.
+
+A nested graph stands before the first node that holds it, as a graph under the digest of its own
+text, and the node's attribute is that digest::
+
+      graph sha256:9b3c66f1a04ee1d7 "body" {
+        ...
+      }
+      %7 = loop(%1, %2, body=sha256:9b3c66f1a04ee1d7, ...) : f32[4]
+
 A label (``@"..."``) shows where a front end gave one. A constant shows the first digits of the
 SHA-256 of its bytes; :func:`graph_constants` collects the arrays that
 :func:`ostinato.ops.parser.parse_graph` then needs. The text is canonical: two graphs are the same
@@ -24,12 +33,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError
+from ostinato.ir.graph import BaseGraph
 from ostinato.ir.leaves import CONSTANT, STATE, Leaf
 from ostinato.lazy import LazyModule
 from ostinato.variables import Expr
@@ -38,7 +48,7 @@ if TYPE_CHECKING:
     import json
     from collections.abc import Container, Iterator, Mapping
 
-    from ostinato.ir.graph import BaseGraph, Node
+    from ostinato.ir.graph import Node
     from ostinato.ir.op import Attr
 else:
     json = LazyModule("json")
@@ -58,18 +68,30 @@ __all__ = [
 #: The number of hexadecimal digits of a constant's SHA-256 in the text.
 DIGEST_DIGITS = 16
 
+#: The names of nested graphs, by the identity of the graph.
+_Digests: TypeAlias = "dict[int, str]"
+
+_UNKNOWN: _Digests = {}
+
 _AUTOMATIC_LABEL = re.compile(r"_\d+\Z")
 
 
 def format_graph(graph: BaseGraph) -> str:
     """The whole graph, as ``str(graph)`` shows it."""
+    return _format_graph(graph, {})
+
+
+def _format_graph(graph: BaseGraph, digests: _Digests) -> str:
     names = frozenset(graph.variables)
     lines = [f"graph {json.dumps(graph.name)} {{"]
     variables = list(graph.variables.values())
     given = sorted((v for v in variables if v.bound is None), key=lambda symbol: symbol.name)
     lines += [f"  variable {v.name} in {v.min}..{v.max}" for v in given]
     lines += [f"  variable {v.name} <= {v.bound}" for v in variables if v.bound is not None]
-    lines += [f"  {format_node(node, names)}" for node in graph.nodes]
+    shown: set[str] = set()
+    for node in graph.nodes:
+        lines += [f"  {line}" for line in _nested_lines(node, shown, digests)]
+        lines.append(f"  {format_node(node, names, digests)}")
     for name, value in graph.assignments.items():
         lines.append(f"  assign {json.dumps(name)} = %{value.id}")
     for name, value in graph.outputs.items():
@@ -77,8 +99,24 @@ def format_graph(graph: BaseGraph) -> str:
     return "\n".join([*lines, "}"])
 
 
-def format_node(node: Node, variables: Container[str] = ()) -> str:
-    """One node's line; ``variables`` are the names that the graph's Variables have taken."""
+def _nested_lines(node: Node, shown: set[str], digests: _Digests) -> Iterator[str]:
+    """The nested graphs of a node that are not yet among those ``shown``."""
+    for attr in node.attrs.values():
+        if isinstance(attr, BaseGraph):
+            text = _format_graph(attr, digests)
+            name = digests[id(attr)] = _nested_name(text)
+            if name not in shown:
+                shown.add(name)
+                yield from text.replace("graph ", f"graph {name} ", 1).split("\n")
+
+
+def format_node(node: Node, variables: Container[str] = (), digests: _Digests = _UNKNOWN) -> str:
+    """One node's line.
+
+    Args:
+        variables: the names that the graph's Variables have taken.
+        digests: of nested graphs, as far as they are known, by identity.
+    """
     results = ", ".join(f"%{value.id}" for value in node.outputs)
     label = f"  @{json.dumps(node.label)}" if has_given_label(node) else ""
     if node.op is CONSTANT:
@@ -87,15 +125,19 @@ def format_node(node: Node, variables: Container[str] = ()) -> str:
         shown = constant_digest(array)[:DIGEST_DIGITS]
         return f"{results} = constant<{node.outputs[0].type} sha256:{shown}>{label}{comment}"
     types = ", ".join(str(value.type) for value in node.outputs)
-    return f"{results} = {node.op.name}({_arguments(node, variables)}) : {types}{label}"
+    return f"{results} = {node.op.name}({_arguments(node, variables, digests)}) : {types}{label}"
 
 
-def format_attrs(attrs: Mapping[str, Attr], variables: Container[str] = ()) -> str:
+def format_attrs(
+    attrs: Mapping[str, Attr], variables: Container[str] = (), digests: _Digests = _UNKNOWN
+) -> str:
     """Attributes as ``key=value``, separated by commas."""
-    return ", ".join(f"{key}={format_attr(value, variables)}" for key, value in attrs.items())
+    return ", ".join(
+        f"{key}={format_attr(value, variables, digests)}" for key, value in attrs.items()
+    )
 
 
-def format_attr(value: Attr, variables: Container[str] = ()) -> str:
+def format_attr(value: Attr, variables: Container[str] = (), digests: _Digests = _UNKNOWN) -> str:
     """One attribute's value.
 
     A word such as ``f32`` or ``inf`` that is also the name of a Variable is written ``$f32``.
@@ -110,6 +152,8 @@ def format_attr(value: Attr, variables: Container[str] = ()) -> str:
         return json.dumps(value)
     if isinstance(value, Expr):
         return str(value)
+    if isinstance(value, BaseGraph):
+        return digests.get(id(value)) or _nested_name(format_graph(value))
     if isinstance(value, DType):
         text = value.short
     elif value is None or isinstance(value, bool | int | float):
@@ -118,6 +162,11 @@ def format_attr(value: Attr, variables: Container[str] = ()) -> str:
         raise GraphError(f"an attribute cannot hold {type(value).__name__} {value!r}")
     word = text.lstrip("-")
     return text.replace(word, f"${word}") if word in variables else text
+
+
+def _nested_name(text: str) -> str:
+    """The name of a nested graph with this text."""
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]}"
 
 
 def constant_digest(array: np.ndarray[Any, Any]) -> str:
@@ -133,7 +182,10 @@ def graph_constants(graph: BaseGraph) -> dict[str, np.ndarray[Any, Any]]:
         for state in graph.states.values()
         if _uniform(state.node.attrs["init"]) is None
     ]
-    return {constant_digest(array): array for array in arrays}
+    found = {constant_digest(array): array for array in arrays}
+    for nested in graph.nested():
+        found.update(graph_constants(nested))
+    return found
 
 
 def graphs_equal(a: BaseGraph, b: BaseGraph) -> bool:
@@ -152,11 +204,13 @@ def has_given_label(node: Node) -> bool:
     )
 
 
-def _arguments(node: Node, variables: Container[str]) -> str:
+def _arguments(node: Node, variables: Container[str], digests: _Digests) -> str:
     if isinstance(node.op, Leaf):
         return ", ".join(_leaf_arguments(node))
-    operands = [f"%{value.id}" for value in node.inputs]
-    return ", ".join([*operands, *([format_attrs(node.attrs, variables)] if node.attrs else [])])
+    parts = [f"%{value.id}" for value in node.inputs]
+    if node.attrs:
+        parts.append(format_attrs(node.attrs, variables, digests))
+    return ", ".join(parts)
 
 
 def _leaf_arguments(node: Node) -> Iterator[str]:

@@ -27,6 +27,7 @@ class Specialize(Op):
     """
 
     name = "specialize"
+    takes_narrow = True
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         pairs = zip(attrs["dtypes"], attrs["shapes"], strict=True)

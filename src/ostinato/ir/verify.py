@@ -8,13 +8,14 @@ import numpy as np
 
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError
+from ostinato.ir.graph import BaseGraph
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf
 from ostinato.variables import Expr, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.ir.graph import Node, Value
     from ostinato.ir.op import Op
     from ostinato.variables import Dim, Symbol
 
@@ -26,7 +27,8 @@ def verify(graph: BaseGraph) -> None:
 
     Nodes follow the nodes they read and own what they produce; declared types equal inferred ones;
     attributes are immutable; leaves are registered under their unique names; Variables of one name
-    are one Variable; outputs and assignments are values of the graph with the right types.
+    are one Variable; outputs and assignments are values of the graph with the right types; and so
+    for nested graphs.
 
     Raises:
         GraphError: something does not hold; the message names the node.
@@ -70,6 +72,8 @@ def _check_attrs(node: Node) -> None:
     for key, value in node.attrs.items():
         if key == arrays:
             _check_array(node, key, value)
+        elif isinstance(value, BaseGraph):
+            _check_nested(node, key, value)
         elif not _immutable(value):
             _fail(node, f"attribute {key!r} holds {value!r}; attributes are immutable scalars")
     if arrays is not None and arrays not in node.attrs:
@@ -82,6 +86,13 @@ def _check_array(node: Node, key: str, value: Any) -> None:
         _fail(node, f"attribute {key!r} must be an array that cannot be written")
     if value.shape != type_.shape or value.dtype != type_.dtype.numpy:
         _fail(node, f"attribute {key!r} is {value.dtype}{value.shape}, the type is {type_}")
+
+
+def _check_nested(node: Node, key: str, graph: BaseGraph) -> None:
+    try:
+        verify(graph)
+    except GraphError as error:
+        _fail(node, f"attribute {key!r}: {error}")
 
 
 def _immutable(value: Any) -> bool:
@@ -122,7 +133,10 @@ def _dims(node: Node) -> Iterator[Any]:
     for value in node.outputs:
         yield from value.shape
     for attr in node.attrs.values():
-        yield from attr if isinstance(attr, tuple) else (attr,)
+        if isinstance(attr, BaseGraph):
+            yield from (Expr({(symbol,): 1}, 0) for symbol in attr.variables.values())
+        else:
+            yield from attr if isinstance(attr, tuple) else (attr,)
 
 
 def _symbols(dim: Dim) -> frozenset[Symbol]:

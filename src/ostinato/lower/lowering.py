@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ostinato.errors import UnsupportedOpError
 from ostinato.ir.graph_facts import graph_facts
+from ostinato.lower.control import lower_control, reads_parts_in_place
 from ostinato.lower.fusion.horizontal import fused_horizontally
 from ostinato.lower.fusion.inline import inline_regions
 from ostinato.lower.fusion.reads import reads_state
@@ -17,12 +18,14 @@ from ostinato.lower.fusion.regions import (
     values_between,
 )
 from ostinato.lower.memory.layouts import choose_layouts
+from ostinato.lower.memory.overwrites import overwritten_states
 from ostinato.lower.memory.placement import Placement
 from ostinato.lower.memory.subviews import Subviews, find_subviews
 from ostinato.lower.prepack import split_prepared
 from ostinato.lower.program import LoweredBuffer, Program, Role
 from ostinato.lower.program_builder import ProgramBuilder
 from ostinato.lower.rules.table import lower_loops
+from ostinato.ops.control import ControlFlow
 from ostinato.records import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -97,7 +100,8 @@ class _Lowering:
         table: RuleTable,
         options: LoweringOptions,
         variables: tuple[Symbol, ...],
-        facts: Sequence[Fact],
+        facts: Sequence[Fact] = (),
+        nested: _NestedIn | None = None,
     ) -> None:
         self.graph = graph
         self.table = table
@@ -105,20 +109,17 @@ class _Lowering:
         if table.multi_root is None:
             self.options = replace(options, fusion=replace(options.fusion, products=False))
         nodes = live_nodes(graph)
-        stored = _stored_leaves(graph, nodes)
-        self.placement = Placement(graph, nodes, stored)
-        self.build = ProgramBuilder(graph, nodes, variables, stored, self.placement, facts)
+        stored = _stored_leaves(graph, nodes, {} if nested is None else nested.stored)
+        targets, outer = (None, None) if nested is None else (nested.targets, nested.build)
+        self.placement = Placement(graph, nodes, stored, targets)
+        self.build = ProgramBuilder(graph, nodes, variables, stored, self.placement, facts, outer)
+        self.refused: list[Refusal] = []
 
     def program(self) -> tuple[Program, list[Refusal]]:
+        """The program of a graph that is not nested."""
         build = self.build
-        regions, refused = self._fuse()
-        self._place(regions)
-        for group in self._groups(regions):
-            if group[0].members[0] not in build.inlined:
-                self._lower_group(group)
-        self._finish_outputs()
-        next_states = self._finish_states()
-        prepare, calls = split_prepared(build.calls, build.kept)
+        next_states = self.run()
+        prepare, calls = split_prepared(build.calls, build.kept | build.assigned)
         by_role = {
             role: {b.name: b for b in build.stored.values() if b.role is role}
             for role in (Role.INPUT, Role.PARAM, Role.STATE)
@@ -135,21 +136,51 @@ class _Lowering:
             frozenset(build.kept),
             build.live_sizes,
         )
-        return program, refused
+        return program, self.refused
+
+    def run(self) -> dict[str, LoweredBuffer]:
+        """Append the calls of the graph; by state name, the buffer of its next value."""
+        build = self.build
+        regions = self._fuse()
+        self._place(regions)
+        for group in self._groups(regions):
+            if group[0].members[0] not in build.inlined:
+                self._lower_group(group)
+        self._finish_outputs()
+        return self._finish_states()
+
+    def _lower_nested(
+        self,
+        graph: BaseGraph,
+        stored: Mapping[Value, LoweredBuffer],
+        targets: Mapping[str, LoweredBuffer],
+        variables: tuple[Symbol, ...],
+    ) -> None:
+        """Append the calls of a nested graph."""
+        nested = _NestedIn(self.build, stored, targets)
+        inner = _Lowering(graph, self.table, self.options, variables, nested=nested)
+        for value, buffer in stored.items():
+            is_part = buffer.layout is not None and buffer.layout.base != 0
+            if is_part and not reads_parts_in_place(graph, value):
+                inner.build.copy(value)
+        inner.run()
+        self.refused += inner.refused
 
     # -- fusion --------------------------------------------------------------------------------
 
-    def _fuse(self) -> tuple[list[Region], list[Refusal]]:
-        """Regions, and the nodes that other regions' kernels compute."""
+    def _fuse(self) -> list[Region]:
+        """Regions; notes the nodes that other regions' kernels compute."""
         build, results, fusion = self.build, self.graph.results(), self.options.fusion
         regions, refused = form_regions(build.nodes, fusion)
+        self.refused += refused
+        build.fixed = {node for region in regions if region.fixed for node in region.members}
         if fusion.elementwise:
             build.inlined = inline_regions(regions, build.nodes, results, fusion.max_members)
         self._check_supported(regions)
-        return regions, refused
+        return regions
 
     def _check_supported(self, regions: Iterable[Region]) -> None:
-        roots = (region.root for region in regions)
+        roots = (r.root for r in regions if not isinstance(r.root and r.root.op, ControlFlow))
         missing = [n for n in roots if n is not None and self.table.find(n.op.name) is None]
         if missing:
             listed = "\n".join(f"  {node} {node.source}".rstrip() for node in missing)
@@ -175,6 +206,11 @@ class _Lowering:
         placement.subviews = Subviews(placement.layouts)
         if self.options.in_place:
             free = placement.free(build.needed)
+            if build.nested:  # the state is the value that a loop carries
+                stored = (regions, build.inlined, build.needed, free)
+                found = overwritten_states(self.graph, build.nodes, *stored)
+                placement.overwrite({n: build.stored[state] for n, state in found.items()})
+                free = placement.free(build.needed)
             placement.subviews = find_subviews(
                 build.nodes, regions, free, build.inlined, placement.layouts
             )
@@ -182,7 +218,10 @@ class _Lowering:
     # -- kernels -------------------------------------------------------------------------------
 
     def _lower_group(self, group: Sequence[Region]) -> None:
-        build = self.build
+        build, root = self.build, group[0].root
+        if root is not None and isinstance(root.op, ControlFlow):
+            lower_control(build, root, self._lower_nested)
+            return
         members = (node for region in group for node in region.members)
         for value in dict.fromkeys(v for node in members for v in node.inputs):
             build.materialise_views(value)
@@ -205,8 +244,7 @@ class _Lowering:
         for name, value in self.graph.outputs.items():
             if name not in outputs:
                 build.materialise_views(value)
-                outputs[name] = LoweredBuffer(value.type, Role.OUTPUT, name, value)
-                build.copy_into(value, outputs[name])
+                build.copy_into(value, self.placement.output(name, value, value))
 
     def _finish_states(self) -> dict[str, LoweredBuffer]:
         """Copy each new value over its state, after everything that reads the old one."""
@@ -228,19 +266,40 @@ class _Lowering:
         return {name: buffers[name] for name in graph.assignments}
 
 
-def _stored_leaves(graph: BaseGraph, nodes: Iterable[Node]) -> dict[Value, LoweredBuffer]:
-    """The buffers of inputs, params, states and constants of more than one element."""
-    stored: dict[Value, LoweredBuffer] = {}
+class _NestedIn(NamedTuple):
+    """The surroundings of a nested graph.
+
+    Attributes:
+        build: the program of the graph around.
+        stored: the buffers of the nested graph's leaves.
+        targets: the buffers of its outputs, by name.
+    """
+
+    build: ProgramBuilder
+    stored: Mapping[Value, LoweredBuffer]
+    targets: Mapping[str, LoweredBuffer]
+
+
+def _stored_leaves(
+    graph: BaseGraph, nodes: Iterable[Node], given: Mapping[Value, LoweredBuffer]
+) -> dict[Value, LoweredBuffer]:
+    """The buffers of inputs, params, states and constants of more than one element.
+
+    Args:
+        given: buffers that leaves have already.
+    """
+    stored = dict(given)
     for role, leaves in (
         (Role.INPUT, graph.inputs),
         (Role.PARAM, graph.params),
         (Role.STATE, graph.states),
     ):
         for name, value in leaves.items():
-            stored[value] = LoweredBuffer(value.type, role, name, value)
+            stored.setdefault(value, LoweredBuffer(value.type, role, name, value))
     for node in nodes:
         if node.op.name == "constant" and node.attrs["array"].size != 1:
             (value,) = node.outputs
             data = node.attrs["array"]
-            stored[value] = LoweredBuffer(value.type, Role.CONSTANT, node.label, value, data)
+            buffer = LoweredBuffer(value.type, Role.CONSTANT, node.label, value, data)
+            stored.setdefault(value, buffer)
     return stored

@@ -43,16 +43,18 @@ class Layout:
         order: the value's axes, outermost in memory first.
         shape: by axis of the value, the size of the whole that it is, or is part of.
         starts: by axis of the value, where in the whole it begins.
+        base: elements of memory before the whole.
     """
 
     order: tuple[int, ...]
     shape: tuple[Dim, ...]
     starts: tuple[Dim, ...]
+    base: Dim = 0
 
     def offset(self, indices: Sequence[Dim]) -> Dim:
         """The element of the whole that holds the value's element at ``indices``."""
         at = [self.starts[axis] + indices[axis] for axis in self.order]
-        return linear_index([self.shape[axis] for axis in self.order], at)
+        return self.base + linear_index([self.shape[axis] for axis in self.order], at)
 
 
 @dataclass(eq=False)

@@ -34,6 +34,7 @@ class ProgramBuilder:
         stored: the buffers of the graph's leaves.
         placement: where computed values are written.
         facts: the conditions of the graph on values of its Variables.
+        outer: the program of the graph around, whose calls these are among.
 
     Attributes:
         calls: so far.
@@ -43,6 +44,9 @@ class ProgramBuilder:
         counted: nodes whose operations are those of calls that count themselves.
         kept: buffers that each run writes, and that keep their contents until the next.
         live_sizes: those of them that hold data-dependent sizes, by Variable.
+        assigned: buffers that are written in several places, of which a run decides.
+        fixed: the nodes that depend on params and constants alone.
+        nested: whether the graph is nested in another.
     """
 
     def __init__(
@@ -53,17 +57,21 @@ class ProgramBuilder:
         stored: dict[Value, LoweredBuffer],
         placement: Placement,
         facts: Sequence[Fact] = (),
+        outer: ProgramBuilder | None = None,
     ) -> None:
         self.graph = graph
         self.nodes = nodes
         self.variables = variables
         self.stored = stored
         self.placement = placement
-        self.calls: list[Call] = []
+        self.calls: list[Call] = [] if outer is None else outer.calls
         self.inlined: set[Node] = set()
         self.needed: set[Value] = set()
         self.counted: set[Node] = set()
-        self.kept: set[LoweredBuffer] = set()
+        self.kept: set[LoweredBuffer] = set() if outer is None else outer.kept
+        self.assigned: set[LoweredBuffer] = set() if outer is None else outer.assigned
+        self.fixed: set[Node] = set()
+        self.nested = outer is not None
         self.live_sizes: dict[str, LoweredBuffer] = {}
         self._facts = [fact for fact in facts if fact.names & _data_names(variables)]
         self._position = {node: i for i, node in enumerate(nodes)}

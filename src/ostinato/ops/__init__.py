@@ -31,6 +31,7 @@ _FAMILIES = (
     "quant",
     "affine",
     "moe",
+    "control",
 )
 
 

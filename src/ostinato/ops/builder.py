@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError
 from ostinato.ir.graph import BaseGraph, Value
+from ostinato.ir.leaves import INPUT
 from ostinato.lazy import LazyModule
 from ostinato.ops.agreement import agreed_shapes
+from ostinato.ops.vocabulary.control import ControlVocabulary, Nested
 from ostinato.ops.vocabulary.sizes import SizeVocabulary
 
 if TYPE_CHECKING:
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
 else:
     text = LazyModule("ostinato.ir.text")
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "NestedGraph"]
 
 
-class Graph(BaseGraph, SizeVocabulary[Value]):
+class Graph(BaseGraph, SizeVocabulary[Value], ControlVocabulary):
     """A typed graph under construction.
 
     >>> g = Graph("example")
@@ -80,3 +82,78 @@ class Graph(BaseGraph, SizeVocabulary[Value]):
         while unique in self.variables:
             unique, count = f"{base}_{count}", count + 1
         return unique
+
+    def local(self, value: Any) -> Value:
+        """``value``, which is to be a value of this graph.
+
+        Raises:
+            GraphError: it is none.
+        """
+        self._own(f"graph {self.name!r}", (value,))
+        assert isinstance(value, Value)
+        return value
+
+    def nest(self, name: str) -> NestedGraph:
+        return NestedGraph(name, self)
+
+
+class NestedGraph(Graph, Nested):
+    """A nested graph under construction: values of the graphs around may be operands.
+
+    Args:
+        name: of the graph.
+        outer: the graph around.
+    """
+
+    def __init__(self, name: str, outer: Graph) -> None:
+        super().__init__(name)
+        self._outer = outer
+        self._arguments: list[Value] = []
+        self._captured: dict[Value, Value] = {}
+
+    @property
+    def captured(self) -> list[Value]:
+        return list(self._captured)
+
+    def captured_by(self, value: Value) -> tuple[Value, ...]:
+        """The value of the graph around that an input of this one stands for, if it does."""
+        return tuple(outer for outer, own in self._captured.items() if own is value)
+
+    def argument(self, name: str, type_: TensorType) -> Value:
+        value = super().input(name, type_.shape, type_.dtype)
+        self._arguments.append(value)
+        return value
+
+    def local(self, value: Any) -> Value:
+        if isinstance(value, Value) and value.graph is self:
+            return value
+        outer = self._outer.local(value)
+        if outer not in self._captured:
+            name = f"captured_{len(self._captured)}"
+            self._captured[outer] = super().input(name, outer.shape, outer.dtype)
+        return self._captured[outer]
+
+    def apply(self, op: Op, operands: Sequence[Any], attrs: dict[str, Attr]) -> tuple[Value, ...]:
+        return super().apply(op, [self.local(value) for value in operands], attrs)
+
+    def input(self, name: str, *args: Any, **kwargs: Any) -> Value:
+        raise GraphError(f"input {name!r}: a nested graph takes values of the graph around")
+
+    def param(self, name: str, *args: Any, **kwargs: Any) -> Value:
+        raise GraphError(f"param {name!r}: a nested graph has none; use one of the graph around")
+
+    def state(self, name: str, *args: Any, **kwargs: Any) -> Value:
+        raise GraphError(f"state {name!r}: a nested graph has none; use one of the graph around")
+
+    def closed(self, results: Sequence[Value], captured: Sequence[Value]) -> Graph:
+        graph = Graph(self.name)
+        inputs = [*self._arguments, *(self.local(value) for value in captured)]
+        new: dict[Value, Value] = {}
+        for value in inputs:
+            new[value] = graph.adopt(value.node, ())[0]
+        for node in self.nodes:
+            if node.op is not INPUT:
+                copies = graph.adopt(node, [new[value] for value in node.inputs])
+                new.update(zip(node.outputs, copies, strict=True))
+        graph.set_outputs([new[value] for value in results])
+        return graph

@@ -30,6 +30,9 @@ __all__ = ["Constants", "parse_graph"]
 #: Arrays by digest (all of it, or as many digits as the text shows), or arrays alone.
 Constants: TypeAlias = Mapping[str, Any] | Iterable[Any]
 
+#: The greatest depth of nested graphs.
+_MAX_NESTING = 48
+
 #: Exceptions of an op's rules when they meet attributes that no front end would pass.
 _RULE_ERRORS = (
     ArithmeticError,
@@ -106,15 +109,21 @@ class _Arrays:
 class _Parser:
     """The state between lines: the graph so far and the values by the names the text gives them."""
 
-    def __init__(self, arrays: _Arrays) -> None:
+    def __init__(self, arrays: _Arrays, depth: int = 0) -> None:
         self._arrays = arrays
+        self._depth = depth
         self._graph: Graph | None = None
         self._closed = False
         self._values: dict[str, Value] = {}
         self._variables: dict[str, Expr] = {}
         self._outputs: dict[str, Value] = {}
+        self._nested: dict[str, Graph] = {}
+        self._inner: tuple[str, _Parser] | None = None  # the nested graph in progress
 
     def line(self, line: str) -> None:
+        if self._inner is not None:
+            self._nested_line(*self._inner, line)
+            return
         cursor = Cursor(line, self._variables)
         if cursor.at_kind("end"):
             return
@@ -126,6 +135,8 @@ class _Parser:
             self._closed = True
         elif cursor.at_kind("value"):
             self._node(cursor, self._graph)
+        elif cursor.accept("graph"):
+            self._begin_nested(cursor)
         elif cursor.accept("variable"):
             self._variable(cursor)
         elif cursor.accept("output"):
@@ -133,7 +144,7 @@ class _Parser:
         elif cursor.accept("assign"):
             self._assignment(cursor, self._graph)
         else:
-            raise cursor.error("a node, variable, assign, output or '}'")
+            raise cursor.error("a node, graph, variable, assign, output or '}'")
         cursor.end()
 
     def finish(self) -> Graph:
@@ -145,8 +156,25 @@ class _Parser:
 
     def _header(self, cursor: Cursor) -> None:
         cursor.expect("graph")
+        self._open(cursor)
+
+    def _open(self, cursor: Cursor) -> None:
         self._graph = Graph(cursor.string())
         cursor.expect("{")
+
+    def _begin_nested(self, cursor: Cursor) -> None:
+        name = cursor.take("digest").partition(":")[2]
+        if self._depth == _MAX_NESTING:
+            raise GraphError(f"graphs are nested more than {_MAX_NESTING} deep")
+        inner = _Parser(self._arrays, self._depth + 1)
+        inner._open(cursor)
+        self._inner = (name, inner)
+
+    def _nested_line(self, name: str, inner: _Parser, line: str) -> None:
+        inner.line(line)
+        if inner._closed:
+            self._nested[name] = inner.finish()
+            self._inner = None
 
     def _variable(self, cursor: Cursor) -> None:
         name = cursor.take("word")
@@ -208,13 +236,21 @@ class _Parser:
             return (self._leaf(graph, name, operands, attrs, types),)
         if name not in OPS:
             raise GraphError(f"unknown op {name!r}")
-        if any(isinstance(attr, Digest) for attr in attrs.values()):
-            raise GraphError(f"{name}: an attribute cannot be an array")
+        attrs = {key: self._attribute(name, attr) for key, attr in attrs.items()}
         results = graph.apply(OPS[name], operands, attrs)
         inferred = tuple(value.type for value in results)
         if inferred != types:
             raise GraphError(f"{name} gives {_listed(inferred)}, the text says {_listed(types)}")
         return results
+
+    def _attribute(self, op: str, attr: Attr) -> Attr:
+        if not isinstance(attr, Digest):
+            return attr
+        if attr not in self._nested:
+            raise GraphError(
+                f"{op}: an attribute cannot be an array, and no graph sha256:{attr} stands above"
+            )
+        return self._nested[attr]
 
     def _leaf(
         self,

@@ -9,6 +9,7 @@ import numpy as np
 from ostinato.dtypes import BFLOAT16, FLOAT16
 from ostinato.ir.leaves import CONSTANT, Leaf
 from ostinato.lazy import LazyModule
+from ostinato.ops.control import ControlFlow
 from ostinato.passes.base import Pass, PassReport
 from ostinato.passes.match import array_of
 from ostinato.passes.rewrite import Rewriter
@@ -59,7 +60,9 @@ class ConstantFolding(Pass):
 
     def _is_foldable(self, node: Node) -> bool:
         """Whether the node, whose operands are constants, is known in full and small enough."""
-        if isinstance(node.op, Leaf) or any(isinstance(dim, Expr) for dim in _dims(node)):
+        if isinstance(node.op, Leaf | ControlFlow) or any(
+            isinstance(dim, Expr) for dim in _dims(node)
+        ):
             return False
         grown = sum(value.type.max_bytes for value in node.outputs)
         grown -= sum(value.type.max_bytes for value in node.inputs)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.passes.base import Event
     from ostinato.passes.decompose import Native
+    from ostinato.passes.nested_graphs import RunPasses
 
 __all__ = ["OPTIONAL_PASSES", "Capabilities", "Listed", "pipeline", "run_passes"]
 
@@ -94,6 +95,13 @@ _RECOVER = (
     Listed("recover_attention", "RecoverAttention", frozenset({"softmax"})),
 )
 
+#: The ops that hold nested graphs.
+_CONTROL_OPS = frozenset({"cond", "loop"})
+_CONTROL_FLOW = Listed("control_flow", "ControlFlow", _CONTROL_OPS)
+
+#: Inlines first what later passes then see as part of the graph.
+_CONTROL = (Listed("constant_folding", "ConstantFolding", _CONTROL_OPS), _CONTROL_FLOW)
+
 _WIDE_UPDATES = Listed("wide_updates", "WideUpdates", frozenset({"scatter", "scatter_nd"}))
 _CONVOLUTIONS = frozenset({"conv", "integer_conv"})
 _EXPLICIT_PADDING = Listed("explicit_padding", "ExplicitPadding", _CONVOLUTIONS)
@@ -115,18 +123,34 @@ class Capabilities(Protocol):
         """Whether a convolution may carry padding."""
 
 
-def pipeline(capabilities: Capabilities) -> tuple[Listed, ...]:
-    """Every pass, in order, for a backend."""
+def pipeline(capabilities: Capabilities, nested: RunPasses | None = None) -> tuple[Listed, ...]:
+    """Every pass, in order, for a backend.
+
+    Args:
+        capabilities: of the backend.
+        nested: runs the pipeline on nested graphs; ``None``: they stay as they are.
+    """
     decompose = Listed("decompose", "Decompose", options=(_native(capabilities),))
     required: tuple[Listed, ...] = (decompose, _WIDE_UPDATES)
     if not capabilities.padded_conv:
         required += (_EXPLICIT_PADDING,)
-    return (_DEAD_CODE, *_INTEGERS, *_SIMPLIFY, *_RECOVER, *required, *_TIDY)
+    if nested is not None:
+        required += (Listed("nested_graphs", "NestedGraphs", _CONTROL_OPS, (nested,)),)
+    return (
+        _DEAD_CODE,
+        *_CONTROL,
+        *_INTEGERS,
+        *_SIMPLIFY,
+        _CONTROL_FLOW,
+        *_RECOVER,
+        *required,
+        *_TIDY,
+    )
 
 
 #: The names that ``disabled=`` accepts; the other passes make a graph one that a backend takes.
 OPTIONAL_PASSES: frozenset[str] = frozenset(
-    listed.name for listed in (*_INTEGERS, *_SIMPLIFY, *_RECOVER, *_TIDY)
+    listed.name for listed in (*_INTEGERS, *_SIMPLIFY, _CONTROL_FLOW, *_RECOVER, *_TIDY)
 )
 
 
@@ -158,17 +182,21 @@ def run_passes(
         known = ", ".join(sorted(OPTIONAL_PASSES))
         raise InputError(f"no such passes: {', '.join(sorted(unknown))}; there are {known}")
     report = PassReport()
-    if verify:
-        verify_graph(graph)
-    for listed in pipeline(capabilities):
-        if listed.name in disabled or (not optimize and listed.name in OPTIONAL_PASSES):
-            continue
-        if not listed.concerns(graph):
-            continue
-        before, graph = graph, listed.make().run(graph, report)
-        if verify and graph is not before:
+
+    def run(graph: BaseGraph, report: PassReport) -> BaseGraph:
+        if verify:
             verify_graph(graph)
-    return graph, report.events
+        for listed in pipeline(capabilities, run):
+            if listed.name in disabled or (not optimize and listed.name in OPTIONAL_PASSES):
+                continue
+            if not listed.concerns(graph):
+                continue
+            before, graph = graph, listed.make().run(graph, report)
+            if verify and graph is not before:
+                verify_graph(graph)
+        return graph
+
+    return run(graph, report), report.events
 
 
 def _native(capabilities: Capabilities) -> Native:

@@ -105,17 +105,24 @@ class Rewriter:
         self._new.update(zip(node.outputs, results, strict=True))
         return results
 
-    def replace(self, node: Node, replacement: Replacement) -> None:
+    def replace(self, node: Node, replacement: Value | Sequence[Value | None]) -> None:
         """Let values of the graph under construction stand for the results of ``node``.
+
+        Args:
+            replacement: one for each result; ``None`` for a result that nothing reads.
 
         Raises:
             GraphError: their types differ from those of the results.
         """
         values = (replacement,) if isinstance(replacement, Value) else tuple(replacement)
-        if [v.type for v in values] != [v.type for v in node.outputs]:
-            shown = ", ".join(str(v.type) for v in values)
+        types = [None if value is None else value.type for value in values]
+        if len(types) != len(node.outputs) or any(
+            type_ not in (None, old.type) for type_, old in zip(types, node.outputs, strict=True)
+        ):
+            shown = ", ".join(map(str, types))
             raise GraphError(f"{node} cannot be replaced by {shown}: the types differ")
-        self._new.update(zip(node.outputs, values, strict=True))
+        pairs = zip(node.outputs, values, strict=True)
+        self._new.update((old, new) for old, new in pairs if new is not None)
         self.changed = True
 
     def build(self, node: Node, rule: Callable[[], Replacement | None]) -> Replacement | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.lower.control import loop_ranges
 from ostinato.lower.program import Role
 from ostinato.records import dataclass
 
@@ -124,6 +125,12 @@ def arena_placement(
             if buffer.role is Role.TEMP:
                 first.setdefault(buffer, step)
                 last[buffer] = step
+    for begin, end in loop_ranges(program.calls):
+        for call in program.calls[begin : end + 1]:
+            for buffer in call.buffers:
+                if buffer in last and (first[buffer] < begin or last[buffer] > end):
+                    first[buffer] = min(first[buffer], begin)
+                    last[buffer] = max(last[buffer], end)
     for buffer in program.kept:
         if buffer in last:
             last[buffer] = len(program.calls) - 1

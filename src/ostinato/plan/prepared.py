@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ostinato.errors import InputError, PlanError
 from ostinato.lazy import LazyModule
+from ostinato.lower.control import Control
 from ostinato.plan.buffer import Buffer
 from ostinato.plan.hazards import overlap
 from ostinato.records import dataclass, field
@@ -302,6 +303,10 @@ def check_ops(ops: Sequence[PreparedOp], variables: Sequence[Symbol]) -> None:
             except InputError as error:
                 raise PlanError(f"{op}: {error}") from None
         if isinstance(op, KernelCall):
+            if isinstance(op.kernel.kernel, Control):
+                raise PlanError(
+                    f"{op} decides which ops of its own plan run: only that plan can run it"
+                )
             _check_variables(op, variables)
             _check_directing(op, lists)
         if lists:

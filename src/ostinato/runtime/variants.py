@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ostinato.backends.common.mutex import Mutex
+from ostinato.dtypes import DType
 from ostinato.errors import (
     GraphError,
     InputError,
@@ -108,10 +109,8 @@ class Variants:
     def __init__(
         self, graph: BaseGraph, way: Specialization[BaseGraph], *, always: bool = False
     ) -> None:
-        interface = interface_of(graph)
         self.way = way
-        self.inputs = interface.inputs
-        self.interface = interface
+        self.inputs = interface_of(graph).inputs
         self._shapes = tuple(type_.shape for type_ in self.inputs.values())
         self._symbols: dict[str, Symbol] = {
             s.name: s for shape in self._shapes for dim in shape for s in symbols(dim)
@@ -179,7 +178,7 @@ class Variants:
             return ()
         by_name = zip(self.inputs, arrays, strict=True)
         return tuple(
-            (array.dtype.str, array.shape, array.tobytes())
+            (array.dtype.name, array.shape, array.tobytes())
             for name, array in by_name
             if name in self.way.inputs
         )
@@ -282,7 +281,7 @@ class Variants:
         shapes = dict(zip(self.inputs, key.shapes, strict=True))
         named = (name for name in self.inputs if name in self.way.inputs)
         contents = {
-            name: np.frombuffer(data, np.dtype(dtype)).reshape(shape)
+            name: np.frombuffer(data, DType.parse(dtype).numpy).reshape(shape)
             for name, (dtype, shape, data) in zip(named, key.contents, strict=False)
         }
         return self.way.build(shapes, contents)
@@ -302,7 +301,7 @@ class Variants:
                     chosen[name] = f"{name} {shape_text(shape)}"
         named = (name for name in self.inputs if name in self.way.inputs)
         contents = (
-            f"{name} = {np.frombuffer(data, np.dtype(dtype)).tolist()}"
+            f"{name} = {np.frombuffer(data, DType.parse(dtype).numpy).tolist()}"
             for name, (dtype, _, data) in zip(named, key.contents, strict=False)
         )
         return ", ".join([*filter(None, chosen.values()), *contents])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 from ostinato.backends.common.lowered_graph import LoweredGraph
 from ostinato.dtypes import UINT8, DType
 from ostinato.errors import VariableError
+from ostinato.lower.control import Control, ControlKind, control_targets
 from ostinato.lower.loopir.kernel import Kernel
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.text import kernel_text
@@ -41,12 +42,16 @@ class Step(NamedTuple):
         dtypes: by argument.
         places: by argument, slot and offset; see :meth:`LoweredGraph.place`.
         sizes: by argument, its number of elements.
+        control: decides which step comes next, if it does no more than that.
+        target: the step that it may jump to.
     """
 
     compute: Compute
     dtypes: tuple[DType, ...]
     places: Sequence[tuple[int, int]]
     sizes: Sequence[Dim]
+    control: Control | None = None
+    target: int = 0
 
     @staticmethod
     def of(kernel: Kernel, places: Sequence[tuple[int, int]], sizes: Sequence[Dim]) -> Step:
@@ -65,6 +70,12 @@ class Step(NamedTuple):
     def of_call(lowered: LoweredGraph[Program], call: Call) -> Step:
         """The step of a call of a lowered graph."""
         sizes = [buffer.type.size for buffer in call.buffers]
+        if isinstance(call.kernel, Control):
+            calls = lowered.program.calls
+            target = control_targets(calls)[calls.index(call)]
+            dtypes = tuple(arg.dtype for arg in call.kernel.args)
+            places = [*map(lowered.place, call.buffers)]
+            return Step(_nothing, dtypes, places, sizes, call.kernel, target)
         return Step.of(call.kernel, [*map(lowered.place, call.buffers)], sizes)
 
     @staticmethod
@@ -118,7 +129,7 @@ class LoopsProgram:
 
     @staticmethod
     def perform(
-        steps: Iterable[Step], memory: Mapping[int, Array], values: Mapping[Symbol, int]
+        steps: Sequence[Step], memory: Mapping[int, Array], values: Mapping[Symbol, int]
     ) -> Sequence[float]:
         """Run steps in order.
 
@@ -130,21 +141,56 @@ class LoopsProgram:
         Returns:
             The seconds that each step took.
         """
-        known = dict(values)
-        seconds = []
+        loops = Loops(values)
+        seconds = [0.0] * len(steps)
+        position = 0
         with np.errstate(all="ignore"):
-            for step in steps:
-                start = time.perf_counter()
-                sizes = by_name(known)
+            while position < len(steps):
+                step, start = steps[position], time.perf_counter()
+                sizes = by_name(loops.values)
                 buffers = [
                     np.ndarray(evaluate(size, sizes), dtype.numpy, memory[slot].data, offset)
                     for dtype, (slot, offset), size in zip(
                         step.dtypes, step.places, step.sizes, strict=True
                     )
                 ]
-                step.compute(buffers, known)
-                seconds.append(time.perf_counter() - start)
+                following = position + 1
+                if step.control is not None:
+                    following = loops.following(step.control, position, step.target, buffers)
+                else:
+                    step.compute(buffers, loops.values)
+                seconds[position] += time.perf_counter() - start
+                position = following
         return seconds
+
+
+class Loops:
+    """The loops that a run is in.
+
+    Attributes:
+        values: of the Variables, the iterations of loops among them.
+    """
+
+    def __init__(self, values: Mapping[Symbol, int]) -> None:
+        self.values = dict(values)
+        self._sizes = by_name(values)
+
+    def following(
+        self, control: Control, position: int, target: int, buffers: Sequence[Array]
+    ) -> int:
+        """The position of the step that comes after a control step."""
+        goes_on = not control.conditional or bool(buffers[0][0])
+        if control.kind in (ControlKind.LOOP, ControlKind.END_LOOP):
+            begins = control.kind is ControlKind.LOOP
+            assert control.iteration is not None
+            iteration = 0 if begins else self.values[control.iteration] + 1
+            self.values[control.iteration] = iteration
+            if control.trips is not None:
+                goes_on &= iteration < evaluate(control.trips, self._sizes)
+            if control.counted:
+                goes_on &= iteration < int(buffers[-1][0])
+            return position + 1 if goes_on == begins else target
+        return position + 1 if goes_on and control.kind is not ControlKind.ELSE else target
 
 
 def run_size_step(step: SizeStep, buffers: Sequence[Array], values: dict[Symbol, int]) -> None:
@@ -171,6 +217,10 @@ def octets(block: Any) -> Array:
     if isinstance(block, np.ndarray):
         return block.reshape(-1).view(np.uint8)
     return np.frombuffer(block, np.uint8)
+
+
+def _nothing(buffers: Sequence[Array], values: dict[Symbol, int]) -> None:
+    """A control step computes nothing."""
 
 
 def _copy(buffers: Sequence[Array], values: dict[Symbol, int]) -> None:

@@ -13,6 +13,7 @@ from ostinato.backends.base import Capabilities
 from ostinato.dtypes import ALL_DTYPES
 from ostinato.ir.graph import Node, Value
 from ostinato.ir.leaves import LEAVES
+from ostinato.lower.control import CONTROL_OPS
 from ostinato.lower.fusion.regions import Region
 from ostinato.lower.loopir.builder import INDEX_OPS, POINTWISE
 from ostinato.lower.loopir.kernel import Kernel
@@ -106,7 +107,16 @@ TABLE = RuleTable(
 #: All that is not listed is rewritten into what is: attention into matmuls and a softmax.
 CAPABILITIES = Capabilities(
     ops=frozenset(
-        {*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *SHARED_RULES, *TABLE.rules}
+        {
+            *ELEMENTWISE,
+            *LEAVES,
+            *VIEWS,
+            *INDEX_OPS,
+            *POINTWISE,
+            *SHARED_RULES,
+            *TABLE.rules,
+            *CONTROL_OPS,
+        }
     ),
     dtypes=frozenset(ALL_DTYPES),
     padded_conv=False,

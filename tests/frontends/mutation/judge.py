@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,11 +146,9 @@ def _outcome(
     except ost.OstinatoError as error:
         text = f"{type(error).__name__}: {error}"
         return ("internal error" if _UNFORESEEN.search(text) else "refused"), text, None
-    except MemoryError as error:
-        return "refused", f"MemoryError: {error}", None
     except Exception as error:
-        import traceback
-
+        if isinstance(error, MemoryError) and str(error).startswith("the system has no "):
+            return "refused", str(error), None  # the arena
         return "internal error", "".join(traceback.format_exception(error)[-6:]), None
     return "ran", "", (inputs, outputs)
 

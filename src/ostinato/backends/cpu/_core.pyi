@@ -14,8 +14,8 @@ What is checked here is what can be: counts, sizes, offsets, contiguity, writabi
 address is a kernel, and that the kernel stays within its arguments, is the compiler's promise. Of
 an array only the bytes count; names, shapes and element types are checked by the layer above.
 
-``Buffer``, ``Slot``, ``Argument``, ``Step`` and ``Resident`` exist for type checkers only: the
-extension does not have them.
+``Buffer``, ``Slot``, ``Argument``, ``Control``, ``Step`` and ``Resident`` exist for type checkers
+only: the extension does not have them.
 """
 
 from __future__ import annotations
@@ -60,17 +60,30 @@ with a size that depends on the variables; ``nbytes`` is then its maximum.
 Argument: TypeAlias = tuple[int, int]
 """``(slot, byte_offset)``."""
 
+Control: TypeAlias = tuple[int, int, int, bool, bool]
+"""``(kind, target, counter, conditional, counted)``.
+
+The kinds are those of :class:`ostinato.lower.control.ControlKind`. ``target`` is the step that it
+may jump to. A loop counts its iterations in the variable ``counter``, behind the ``n_vars`` of a
+run. With ``conditional``, the first argument is a bool; with ``counted``, the one after it is the
+trip count, an int64.
+"""
+
 Step: TypeAlias = (
     tuple[int, Sequence[Argument], int, int, int, int]
     | tuple[int, Sequence[Argument], int, int, int, int, bool]
+    | tuple[int, Sequence[Argument], int, int, int, int, bool, Control]
 )
-"""``(kernel_address, args, extent, extent_address, grain, scratch_bytes[, threaded])``.
+"""``(kernel_address, args, extent, extent_address, grain, scratch_bytes[, threaded[, control]])``.
 
 The kernel runs over ``[0, extent)``, or over the extent that the function at ``extent_address``
 gives when that is not 0; an extent of 0 or less runs nothing. An extent of at most ``grain``, or a
 step that is not ``threaded`` (default: it is), runs in one piece on the calling thread. Otherwise
 the threads of the pool share it in pieces whose lengths are multiples of ``grain``, the last one
 excepted.
+
+A step with ``control`` runs no kernel, and its address is 0: it decides which step comes next. Its
+extent is the most iterations of a loop.
 """
 
 SizeStep: TypeAlias = tuple[None, Sequence[Argument], int, int, int, int, str]

@@ -11,10 +11,11 @@ from ostinato.backends.common.program_image import ObjectCode, RoutingLocation
 from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.cpu.capabilities import CAPABILITIES
 from ostinato.backends.cpu.compiler import BuiltinKernel, KernelCompiler, MachineCode, SizeCode
-from ostinato.backends.cpu.image import AnyStep, Image, SizeStep, Step
+from ostinato.backends.cpu.image import AnyStep, ControlStep, Image, SizeStep, Step
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.cache.objects import process_cache
+from ostinato.lower.control import ENDLESS, Control, control_targets
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -68,7 +69,15 @@ class Compilation:
             routings=self._routings(),
         )
 
+    @cached_property
+    def _targets(self) -> dict[Call, int]:
+        """The steps that control steps may jump to."""
+        calls = self.program.calls
+        return {calls[i]: target for i, target in control_targets(calls).items()}
+
     def _step(self, call: Call) -> AnyStep:
+        if isinstance(call.kernel, Control):
+            return self._control_step(call, call.kernel)
         code = self.code.kernel(call.kernel)
         if isinstance(code, SizeCode):
             return self._size_step(call, code)
@@ -83,6 +92,16 @@ class Compilation:
             grain,
             scratch_bytes,
             parallel,
+        )
+
+    def _control_step(self, call: Call, kernel: Control) -> ControlStep:
+        trips = ENDLESS if kernel.trips is None else kernel.trips
+        return ControlStep(
+            tuple(map(self.lowered.place, call.buffers)),
+            trips if isinstance(trips, int) else 0,
+            self.code.size_symbol(trips),
+            (int(kernel.kind), self._targets[call], kernel.counter),
+            (kernel.conditional, kernel.counted),
         )
 
     def _size_step(self, call: Call, code: SizeCode) -> SizeStep:
@@ -133,7 +152,7 @@ def compile_graph(
     report, program = lowered.report, lowered.program
     with report.timed("code"):
         code = _compile_kernels(program, TargetSpec.named(options.target), report, progress)
-    note_kernels(report, program, lambda call: code.kernel(call.kernel).name)
+    note_kernels(report, program, lambda call: code.code(call.kernel).name)
     return Compilation(lowered, code)
 
 
@@ -154,6 +173,8 @@ def _compile_kernels(
     kernels = [*program.kernels, *(matrix.packing.nest for matrix in matrices)]
     externals = [*program.inputs.values(), *program.outputs.values()]
     sizes = [external_bytes(buffer) for buffer in externals]
+    controls = [call.kernel for call in program.calls if isinstance(call.kernel, Control)]
+    sizes += [kernel.trips for kernel in controls if kernel.trips is not None]
     compiler = KernelCompiler(target, cache)
     code = compiler.compile(kernels, sizes, program.variables, progress)
     report.compiled = cache.counters.misses - before.misses

@@ -10,6 +10,7 @@ from ostinato.backends.cpu.host import usable_processors
 from ostinato.backends.cpu.rules.kernel import CpuKernel, CpuSizeStep
 from ostinato.cache.builds import build_all
 from ostinato.cache.fingerprint import object_key
+from ostinato.lower.control import Control
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.records import dataclass, replace
 
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.kernel import Kernel
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["BuiltinKernel", "CompiledKernel", "KernelCompiler", "MachineCode", "SizeCode"]
+__all__ = [
+    "BuiltinKernel",
+    "CompiledKernel",
+    "ControlCode",
+    "KernelCompiler",
+    "MachineCode",
+    "SizeCode",
+]
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,24 @@ class BuiltinKernel:
 
 
 @dataclass(frozen=True)
+class ControlCode:
+    """A step of the native core that decides which step comes next."""
+
+    kernel: Control
+
+    @property
+    def name(self) -> str:
+        return self.kernel.kind.name.lower()
+
+    @property
+    def source(self) -> str:
+        """The kernel as text."""
+        return kernel_text(self.kernel)
+
+    assembly = None
+
+
+@dataclass(frozen=True)
 class SizeCode:
     """The code of a step that binds or checks a size: the core itself.
 
@@ -156,6 +182,10 @@ class MachineCode:
         self._target = target
         self._names = names
         self._sizes = sizes
+
+    def code(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel | SizeCode | ControlCode:
+        """The code of a kernel, or of a step that decides which comes next."""
+        return ControlCode(kernel) if isinstance(kernel, Control) else self.kernel(kernel)
 
     def kernel(self, kernel: Kernel) -> CompiledKernel | BuiltinKernel | SizeCode:
         """The code of a kernel."""

@@ -334,7 +334,7 @@ class CpuExecutable(Executable):
         from ostinato.backends.common.plan_maker import lent_storages, make_plan
 
         compiled, context = self.compilation, self._context
-        lowered, code = compiled.lowered, compiled.code.kernel
+        lowered, code = compiled.lowered, compiled.code.code
         self._lent = lent_storages(self, lowered, context)
         return make_plan(self, lowered, code, self._lent, context, facts)
 

@@ -87,8 +87,35 @@ class SizeStep(NamedTuple):
         return None, arguments, self.variable, 0, self.greatest, address, self.problem
 
 
+class ControlStep(NamedTuple):
+    """A step that decides which step comes next.
+
+    Attributes:
+        arguments: the condition and the trip count, as far as there are such.
+        trips: the most iterations of a loop.
+        trips_of: the symbol of the function that returns that; empty for a constant.
+        jump: the kind, the step that it may jump to, and the variable that counts iterations.
+        flags: whether there is a condition, and whether there is a trip count.
+    """
+
+    arguments: tuple[tuple[int, int], ...]
+    trips: int
+    trips_of: str
+    jump: tuple[int, int, int]
+    flags: tuple[bool, bool]
+
+    def native(self, code: LinkedCode | None, given: Mapping[int, int]) -> _core.Step:
+        """See :meth:`Step.native`."""
+        address = 0
+        if self.trips_of:
+            assert code is not None
+            address = code.address(self.trips_of)
+        arguments = [(s, o) if s >= 0 else (given[-1 - s], o) for s, o in self.arguments]
+        return (0, arguments, self.trips, address, 1, 0, False, (*self.jump, *self.flags))
+
+
 #: A step of a run.
-AnyStep: TypeAlias = Step | SizeStep
+AnyStep: TypeAlias = Step | SizeStep | ControlStep
 
 #: Steps that run, all of them or none, when one of some params was written.
 Preparation: TypeAlias = ProgramPreparation[AnyStep]
@@ -101,7 +128,10 @@ class Image(ProgramImage[AnyStep]):
 
     @classmethod
     def step_of(cls, entry: tuple[Any, ...]) -> AnyStep:
-        return Step(*entry) if len(entry) == len(Step._fields) else SizeStep(*entry)
+        if len(entry) == len(Step._fields):
+            return Step(*entry)
+        # The last field of a size's step is its problem.
+        return SizeStep(*entry) if isinstance(entry[-1], str) else ControlStep(*entry)
 
     def prepacking(self) -> object:
         """The form of the weights, and how they are brought into it: equal if both are the same.

@@ -44,7 +44,7 @@ class _CpuCompiler:
 
     def code(self, program: CpuProgram) -> Callable[[Kernel], KernelCode]:
         compiler = KernelCompiler(self._target, process_cache())
-        return compiler.compile(program.kernels, (), program.variables).kernel
+        return compiler.compile(program.kernels, (), program.variables).code
 
 
 def compile_op(

@@ -32,8 +32,9 @@ def load_onnx(
     scalars and small integer tensors become constants. What depends on stored tensors alone is
     computed while loading (up to a million elements): a weight that the model rearranges before
     use becomes a param of the rearranged tensor's name. Shape computations are followed too, so
-    none of them is left in the graph. An ``If`` whose condition is known takes its branch; one
-    that depends on data runs both branches, which must give the same types, and chooses.
+    none of them is left in the graph. An ``If`` whose condition is known takes its branch; of one
+    that depends on data, a run takes one, and both must give the same types. A ``Loop`` is unrolled
+    only where it must be: its values change their shapes, or sizes follow from the iteration.
 
     >>> g = ost.load_onnx("encoder.onnx", dims={"batch": 8, "sequence": (1, 128)})
 
@@ -43,9 +44,12 @@ def load_onnx(
             input (``{"x": (8, 3, 224, 224)}``, ``{"x": {0: 8}}``). A size is an int, a pair of
             bounds ``(1, 128)``, or an ``ost.Variable``. A dynamic dim without a size is open: it
             becomes a Variable of its name, and a run may bring any size. Where a node needs a
-            number, the graph is built for the sizes that a run brings, when it brings them.
+            number, the graph is built for the sizes that a run brings, when it brings them. A
+            sequence takes a list of shapes, and its tensors become inputs ``x[0]``, ``x[1]``, …; an
+            optional is empty with ``None``.
         constants: inputs to fix at a value, by name (``{"sampling_rate": 16000}``): they vanish
-            from the graph, and whatever depends on them alone is computed while loading.
+            from the graph, and whatever depends on them alone is computed while loading. A sequence
+            is a list of arrays, an empty optional ``None``.
         name: the graph's name; by default the file's or the model's.
         base_dir: where the model's external data lies, when ``source`` is not a path.
 

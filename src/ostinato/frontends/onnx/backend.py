@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ostinato.errors import InputError, UnsupportedOpError
 from ostinato.frontends.onnx import load_onnx
 from ostinato.frontends.onnx.reading import read_model
 from ostinato.frontends.onnx.source import NEWEST_IR, NEWEST_OPSET
+from ostinato.frontends.onnx.structured import KINDS, tensors_of, value_of
 from ostinato.frontends.onnx.tensors import STRING
 from ostinato.records import dataclass
 from ostinato.runtime.session import Session
@@ -59,7 +61,8 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
 
     Some models compute shapes from the values of inputs, such as the ``shape`` of a ``Reshape``, or
     take strings. Such a model is compiled for the values of those inputs at its first run with
-    them; the last few compiled graphs are kept.
+    them, and one that takes sequences or optionals for the lengths of these; the last few compiled
+    graphs are kept.
 
     Attributes:
         fixed: the names of those inputs.
@@ -77,10 +80,14 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
         self._options = options
         self._dims = dims
         stored = {tensor.name for tensor in model.graph.initializer}
-        self._inputs = [value.name for value in model.graph.input if value.name not in stored]
+        given = [value for value in model.graph.input if value.name not in stored]
+        self._inputs = [value.name for value in given]
+        self._structured = {v.name for v in given if v.type.WhichOneof("value") in KINDS}
         self._has_strings = any(map(_may_be_strings, (*model.graph.input, *model.graph.output)))
         self._programs: OrderedDict[tuple[Any, ...], _Program] = OrderedDict()
         self.fixed: frozenset[str] = frozenset()
+        if self._structured:
+            return  # compiled when the lengths of sequences are known
         try:
             self._compile({})
         except UnsupportedOpError as error:
@@ -104,11 +111,13 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
         program = self._program_for(arrays)
         results = dict(program.strings)
         if (compiled := program.compiled) is not None:
-            live = {name: array for name, array in arrays.items() if name in compiled.inputs}
+            tensors = {k: v for n, given in arrays.items() for k, v in tensors_of(n, given).items()}
+            live = {name: array for name, array in tensors.items() if name in compiled.inputs}
             results |= zip(compiled.outputs, compiled.run(live), strict=True)
-        names = [value.name for value in self._model.graph.output]
-        named = namedtupledict("Outputs", names)
-        return named(*(results[name] for name in names))  # type: ignore[no-any-return]
+        outputs = self._model.graph.output
+        named = namedtupledict("Outputs", [value.name for value in outputs])
+        found = (value_of(value.name, value.type, results) for value in outputs)
+        return named(*found)  # type: ignore[no-any-return]
 
     def _named(self, inputs: Any) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
@@ -121,34 +130,42 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
     def _program_for(self, arrays: Mapping[str, Any]) -> _Program:
         """The program for the values of the fixed inputs."""
         while True:
-            constants = {
-                n: np.asarray(arrays[n]) for n in self._inputs if n in self.fixed & {*arrays}
-            }
-            key = tuple((n, a.dtype.str, a.shape, _contents(a)) for n, a in constants.items())
+            fixed = [name for name in self._inputs if name in self.fixed & {*arrays}]
+            constants = {name: _constant(arrays[name]) for name in fixed}
+            dims = {n: _shapes(a) for n, a in arrays.items() if n not in self.fixed}
+            dims = dims if self._structured else {}
+            key = (*((n, _key(a)) for n, a in constants.items()), *_dims_key(dims))
             if key in self._programs:
                 self._programs.move_to_end(key)
                 return self._programs[key]
             try:
-                return self._compile(constants, key)
+                return self._compile(constants, dims, key)
             except UnsupportedOpError as error:
-                if error.inputs <= self.fixed:
+                needed = {self._input_of(name) for name in error.inputs}
+                if needed <= self.fixed:
                     raise
-                self.fixed |= error.inputs
+                self.fixed |= needed
 
-    def _compile(self, constants: Mapping[str, Any], key: tuple[Any, ...] = ()) -> _Program:
+    def _input_of(self, name: str) -> str:
+        """The model's input that an input of the graph is a tensor of."""
+        whole = name.partition("[")[0]
+        return whole if whole in self._structured else name
+
+    def _compile(
+        self,
+        constants: Mapping[str, Any],
+        dims: Mapping[str, Any] = MappingProxyType({}),
+        key: tuple[Any, ...] = (),
+    ) -> _Program:
+        given = {**(self._dims or {}), **dims}
         strings = {}
         if self._has_strings:
             read = read_model(
-                self._model,
-                dims=self._dims,
-                constants=constants,
-                name=None,
-                base_dir=None,
-                parted=None,
+                self._model, dims=given, constants=constants, name=None, base_dir=None, parted=None
             )
             graph, strings = read.graph, read.strings
         else:
-            graph = load_onnx(self._model, dims=self._dims, constants=constants)
+            graph = load_onnx(self._model, dims=given, constants=constants)
         compiled = None
         if graph.outputs:
             compiled = self._session.compile(graph, options=self._options)
@@ -156,6 +173,31 @@ class OstinatoBackendRep(BackendRep):  # type: ignore[misc]
         if len(self._programs) > _MOST_PROGRAMS:
             self._programs.popitem(last=False)
         return program
+
+
+def _constant(given: Any) -> Any:
+    """The value of an input as ``constants=`` takes it."""
+    return given if given is None or isinstance(given, list) else np.asarray(given)
+
+
+def _key(given: Any) -> Any:
+    """A key that is equal for equal values of an input alone."""
+    if isinstance(given, np.ndarray):
+        return given.dtype.name, given.shape, _contents(given)
+    return None if given is None else tuple([_key(np.asarray(item)) for item in given])
+
+
+def _shapes(given: Any) -> Any:
+    """The value of an input as ``dims=`` takes it."""
+    if isinstance(given, list):
+        return [np.shape(item) for item in given]
+    return None if given is None else np.shape(given)
+
+
+def _dims_key(dims: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The same of shapes."""
+    listed = ((name, tuple(dim) if isinstance(dim, list) else dim) for name, dim in dims.items())
+    return tuple(listed)
 
 
 def _may_be_strings(value: ValueInfoProto) -> bool:

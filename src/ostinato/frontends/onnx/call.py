@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
 
 from ostinato.errors import ModelFormatError
-from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings, Tensor
+from ostinato.frontends.onnx.known import (
+    Known,
+    Leaves,
+    Missing,
+    OptionalOf,
+    SequenceOf,
+    Strings,
+    Tensor,
+)
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.external import ExternalData
     from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
-    from ostinato.ops.builder import Graph
+    from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
 __all__ = ["Call", "Converter", "NotSupported", "Result"]
@@ -74,7 +82,10 @@ class Call:
         operands: the inputs; ``None`` where an optional one is left out.
         outputs: the output names; ``""`` where one is not wanted.
         attributes: by name.
-        inline: converts a subgraph in place and gives its outputs.
+        inline: converts a subgraph in place, given tensors for its inputs, and gives its outputs.
+        nested: the same within a nested graph of ``g``.
+        attempt: gives what a function gives; ``None`` when that collects an error, which is
+            forgotten.
         external: where tensors of attributes may keep their data.
     """
 
@@ -87,7 +98,9 @@ class Call:
     operands: tuple[Tensor | None, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, AttributeProto]
-    inline: Callable[[GraphProto], list[Tensor]]
+    inline: Callable[[GraphProto, Sequence[Tensor]], list[Tensor]]
+    nested: Callable[[GraphProto, NestedGraph, Sequence[Tensor]], list[Tensor]]
+    attempt: Callable[[Callable[[], Any]], Any]
     external: ExternalData
 
     # -- failing ----------------------------------------------------------------------------
@@ -126,8 +139,20 @@ class Call:
         found = self.operands[index] if index < len(self.operands) else None
         if found is None or isinstance(found, Missing):
             self.malformed(f"operand {index} is missing")
+        if isinstance(found, SequenceOf | OptionalOf):
+            kind = "a sequence" if isinstance(found, SequenceOf) else "an optional"
+            self.malformed(f"operand {index} is {kind}, expected a tensor")
         if isinstance(found, Strings):
             self.unsupported(f"its operand {index} holds strings")
+        return found
+
+    def sequence(self, index: int) -> SequenceOf:
+        """The operand at ``index``, a sequence of tensors."""
+        found = self.operands[index] if index < len(self.operands) else None
+        if isinstance(found, OptionalOf):
+            found = found.item
+        if not isinstance(found, SequenceOf):
+            self.malformed(f"operand {index} is no sequence")
         return found
 
     def holds_strings(self, index: int) -> bool:
@@ -143,8 +168,11 @@ class Call:
 
     def value(self, index: int) -> Value:
         """The operand at ``index`` as a value of the graph."""
-        operand = self.operand(index)
-        return self.leaves.value(operand) if isinstance(operand, Known) else operand
+        return self.as_value(self.operand(index))
+
+    def as_value(self, tensor: Value | Known) -> Value:
+        """A tensor as a value of the graph under construction."""
+        return self.leaves.value(tensor) if isinstance(tensor, Known) else self.g.local(tensor)
 
     def optional(self, index: int) -> Value | None:
         """The operand at ``index`` as a value, or ``None`` when the node leaves it out."""

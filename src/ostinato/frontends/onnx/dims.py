@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ostinato.variables import Dim
 
-__all__ = ["DEFAULT_BOUNDS", "DimResolver"]
+__all__ = ["DEFAULT_BOUNDS", "DimResolver", "element_type"]
 
 #: The first bounds of a dynamic dim that the caller says nothing about: a run may exceed them.
 DEFAULT_BOUNDS = (1, 512)
@@ -44,7 +44,7 @@ class DimResolver:
         params = {
             dim.dim_param
             for value in inputs
-            for dim in value.type.tensor_type.shape.dim
+            for dim in element_type(value.type).shape.dim
             if dim.dim_param
         }
         names = {value.name for value in inputs}
@@ -72,7 +72,29 @@ class DimResolver:
             ModelFormatError: the model declares no rank, an impossible one, or an impossible dim.
             VariableError: the caller's size contradicts the model's.
         """
+        return self._shape(name, type_, self._by_input.get(name))
+
+    def is_absent(self, name: str) -> bool:
+        """Whether the caller says of an optional input that it is empty, by ``None``."""
+        return name in self._by_input and self._by_input[name] is None
+
+    def shapes(self, name: str, type_: TypeProto.Tensor) -> list[tuple[Dim, ...]] | None:
+        """The shape of each tensor of the sequence ``name``; ``None`` if the caller gives none.
+
+        Raises:
+            VariableError: the caller gives no list of shapes, or a size contradicts the model's.
+        """
         chosen = self._by_input.get(name)
+        if chosen is None:
+            return None
+        if not isinstance(chosen, Sequence) or isinstance(chosen, str):
+            raise VariableError(
+                f"dims: {name!r} is a sequence; give a list with the shape of each tensor, got "
+                f"{chosen!r}"
+            )
+        return [self._shape(f"{name}[{i}]", type_, one) for i, one in enumerate(chosen)]
+
+    def _shape(self, name: str, type_: TypeProto.Tensor, chosen: Any) -> tuple[Dim, ...]:
         if not type_.HasField("shape"):
             if not isinstance(chosen, Sequence) or isinstance(chosen, str):
                 raise ModelFormatError(
@@ -139,6 +161,13 @@ class DimResolver:
             unique, count = f"{base}_{count}", count + 1
         self._taken.add(unique)
         return unique
+
+
+def element_type(type_: TypeProto) -> TypeProto.Tensor:
+    """The type of a tensor, or of the tensors in a sequence or optional."""
+    while (kind := type_.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        type_ = getattr(type_, kind).elem_type
+    return type_.tensor_type
 
 
 def _per_axis(name: str, chosen: Any, rank: int) -> dict[int, Any]:

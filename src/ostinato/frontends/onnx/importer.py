@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.onnx.call import Call, NotSupported
@@ -13,9 +13,18 @@ from ostinato.frontends.onnx.converters import FOLDED_BY_CONVERTER, find_convert
 from ostinato.frontends.onnx.file_tensors import LARGE, FileTensor
 from ostinato.frontends.onnx.folding import fold
 from ostinato.frontends.onnx.functions import FunctionLibrary
-from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings
+from ostinato.frontends.onnx.known import (
+    Known,
+    Leaves,
+    Missing,
+    NestedLeaves,
+    OptionalOf,
+    SequenceOf,
+    Strings,
+)
 from ostinato.frontends.onnx.messages import AttributeProto, NodeProto
 from ostinato.frontends.onnx.order import label_of, ordered
+from ostinato.frontends.onnx.structured import flattened
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,
     EXTERNAL,
@@ -28,7 +37,9 @@ from ostinato.frontends.onnx.tensors import (
     tensor_shape,
 )
 from ostinato.frontends.onnx.upgrades import upgraded
+from ostinato.ir.graph import Value
 from ostinato.ir.leaves import INPUT
+from ostinato.ops.builder import NestedGraph
 from ostinato.records import dataclass, replace
 from ostinato.variables import Expr, symbols
 
@@ -37,7 +48,6 @@ if TYPE_CHECKING:
 
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.frontends.onnx.source import ModelSource
-    from ostinato.ir.graph import Value
     from ostinato.ir.types import TensorType
     from ostinato.ops.builder import Graph
     from ostinato.variables import Dim, Requirement
@@ -50,18 +60,30 @@ _READABLE = 40
 #: The most nodes that are followed back from an operand to the sizes that it depends on.
 _MOST_FOLLOWED = 256
 
+T = TypeVar("T")
+
 #: The greatest depth of subgraphs and functions; a file beyond it is made to exhaust the stack.
 _DEEPEST = 60
 
 #: The most nodes that the bodies of functions may have; calls that double at every level have more.
 _MOST_NODES_IN_FUNCTIONS = 50_000
 
+#: The most nodes of subgraphs that are converted again: for each iteration of a loop that is
+#: unrolled. Loops within such loops may have more.
+_MOST_REPEATED = 16_384
+
+
+class _TooManyNodes(ModelFormatError):
+    """The model is given up: it grows while it is read."""
+
 
 @dataclass(frozen=True)
 class Scope:
-    """The names visible to the nodes of one graph or function body.
+    """The names visible to the nodes of one graph or function body, and the graph that they become.
 
     Attributes:
+        g: the graph under construction.
+        leaves: makes known tensors into values of ``g``.
         names: defined here.
         outer: the scope around; ``None`` for the model's graph and for function bodies.
         opsets: the version of each operator domain.
@@ -71,6 +93,8 @@ class Scope:
         depth: how many graphs and functions lie around.
     """
 
+    g: Graph
+    leaves: Leaves
     names: dict[str, Tensor]
     outer: Scope | None
     opsets: Mapping[str, int]
@@ -94,9 +118,13 @@ class Scope:
             scope = scope.outer
         raise ModelFormatError(f"the name {name!r} is used and not defined")
 
-    def inner(self) -> Scope:
-        """An empty scope for a subgraph, which sees this one's names."""
-        return replace(self, names={}, outer=self, depth=self.depth + 1)
+    def inner(self, names: dict[str, Tensor]) -> Scope:
+        """A scope for a subgraph, which sees this one's names and has these."""
+        return replace(self, names=names, outer=self, depth=self.depth + 1)
+
+    def nested(self, g: NestedGraph, names: dict[str, Tensor]) -> Scope:
+        """The same for a subgraph that becomes a nested graph."""
+        return replace(self.inner(names), g=g, leaves=NestedLeaves(g, self.leaves))
 
 
 @dataclass(frozen=True)
@@ -145,6 +173,9 @@ class Importer:
         self._needed: set[str] = set()  # inputs whose values would have to be known
         self._failure: OstinatoError | None = None
         self._nodes_in_functions = 0
+        self._converted: dict[int, GraphProto] = {}  # keeps the keys' objects alive
+        self._repeated = 0
+        self._initializers: dict[tuple[int, str], tuple[GraphProto, Tensor]] = {}
         self.obstacles: list[Obstacle] = []
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Strings]:
@@ -159,7 +190,7 @@ class Importer:
             ModelFormatError: the model breaks the rules of the format.
         """
         proto = self._source.proto.graph
-        scope = Scope(dict(inputs), None, self._source.opsets, None)
+        scope = Scope(self._g, self._leaves, dict(inputs), None, self._source.opsets, None)
         outputs = self._body(proto, scope)
         self._raise_collected()
         named: dict[str, Value] = {}
@@ -167,13 +198,14 @@ class Importer:
         for value, tensor in zip(proto.output, outputs, strict=True):
             if value.name in named or value.name in texts:
                 raise ModelFormatError(f"the model lists its output {value.name!r} twice")
-            if isinstance(tensor, Missing):
-                raise UnsupportedOpError(f"output {value.name!r}: {tensor.reason}")
-            if isinstance(tensor, Strings):
-                texts[value.name] = tensor
-                continue
-            named[value.name] = self._leaves.value(tensor) if isinstance(tensor, Known) else tensor
-        if not named and not texts:
+            for name, part in flattened(value.name, tensor):
+                if isinstance(part, Missing):
+                    raise UnsupportedOpError(f"output {name!r}: {part.reason}")
+                if isinstance(part, Strings):
+                    texts[name] = part
+                    continue
+                named[name] = self._leaves.value(part) if isinstance(part, Known) else part
+        if not proto.output:
             raise ModelFormatError("the model has no outputs")
         self._g.set_outputs(named)
         return texts
@@ -186,7 +218,7 @@ class Importer:
         if scope.depth > _DEEPEST:
             raise ModelFormatError(f"{what}: subgraphs and functions nest too deep")
         for tensor in proto.initializer:
-            self._define(scope, tensor.name, self._stored(tensor, scope), what)
+            self._define(scope, tensor.name, self._initializer_of(proto, tensor, scope), what)
         for sparse in proto.sparse_initializer:
             missing = Missing(f"{sparse.values.name!r} is a sparse tensor")
             self._define(scope, sparse.values.name, missing, what)
@@ -210,14 +242,20 @@ class Importer:
             raise ModelFormatError(f"{what} defines {name!r} twice")
         scope.names[name] = tensor
 
-    def _stored(self, tensor: TensorProto, scope: Scope) -> Tensor:
-        """An initializer; the model's own are read once for all graphs that are built from it."""
-        if scope.outer is not None or scope.depth:
-            return self._initializer(tensor, own=False)
-        known = self._source.tensors
-        if tensor.name not in known:
-            known[tensor.name] = self._initializer(tensor, own=True)
-        return known[tensor.name]
+    def _initializer_of(self, proto: GraphProto, tensor: TensorProto, scope: Scope) -> Tensor:
+        """The tensor of an initializer: one, however often its graph is converted.
+
+        The model's own are read once for all graphs that are built from it.
+        """
+        if scope.outer is None and not scope.depth:
+            known = self._source.tensors
+            if tensor.name not in known:
+                known[tensor.name] = self._initializer(tensor, own=True)
+            return known[tensor.name]
+        key = id(proto), tensor.name
+        if key not in self._initializers:
+            self._initializers[key] = proto, self._initializer(tensor, own=False)
+        return self._initializers[key][1]
 
     def _initializer(self, tensor: TensorProto, *, own: bool) -> Tensor:
         """An initializer of the model's own graph, or of another."""
@@ -248,10 +286,12 @@ class Importer:
         label = scope.prefix + label_of(node)
         obstacles = len(self.obstacles)
         try:
-            with self._g.labelled(label):
+            with scope.g.labelled(label):
                 results = self._convert(node, label, scope)
             self._blame_condition(node, label, scope, obstacles)
             return results
+        except _TooManyNodes:
+            raise
         except NotSupported as reason:
             unknown = () if reason.unknown is None else (reason.unknown,)
             self._obstruct(node, label, scope, reason, reason.dims, unknown)
@@ -277,8 +317,8 @@ class Importer:
         domain = "" if node.domain == "ai.onnx" else node.domain
         operands = tuple(scope.find(name) if name else None for name in node.input)
         call = Call(
-            g=self._g,
-            leaves=self._leaves,
+            g=scope.g,
+            leaves=scope.leaves,
             op_type=node.op_type,
             domain=domain,
             opset=scope.opsets.get(domain, 1),
@@ -287,6 +327,8 @@ class Importer:
             outputs=tuple(node.output),
             attributes=_attributes(node, scope),
             inline=partial(self._inline, scope),
+            nested=partial(self._nested, scope),
+            attempt=self._attempt,
             external=self._source.external,
         )
         converter = find_converter(domain, node.op_type)
@@ -336,11 +378,36 @@ class Importer:
                 if attribute.type == AttributeProto.GRAPH:
                     self._scan(attribute.g, scope)
 
-    def _inline(self, scope: Scope, proto: GraphProto) -> list[Tensor]:
-        """The outputs of a subgraph that takes no inputs but sees the names around it."""
-        if proto.input:
-            raise ModelFormatError("a branch of If takes no inputs")
-        return self._body(proto, scope.inner())
+    def _inline(
+        self, scope: Scope, proto: GraphProto, inputs: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """The outputs of a subgraph, which sees the names around it."""
+        self._count_subgraph(proto)
+        return self._body(proto, scope.inner(_named_inputs(proto, inputs)))
+
+    def _nested(
+        self, scope: Scope, proto: GraphProto, g: NestedGraph, inputs: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """The outputs of a subgraph, converted within the nested graph ``g``."""
+        self._count_subgraph(proto)
+        return self._body(proto, scope.nested(g, _named_inputs(proto, inputs)))
+
+    def _attempt(self, convert: Callable[[], T]) -> T | None:
+        """The result of ``convert``; ``None``, and its errors forgotten, if it fails."""
+        unsupported, failure = dict(self._unsupported), self._failure
+        needed, obstacles = set(self._needed), len(self.obstacles)
+        try:
+            result = convert()
+        except _TooManyNodes:
+            raise
+        except (NotSupported, OstinatoError):
+            result = None
+        if self._unsupported != unsupported or self._failure is not failure:
+            self._unsupported, self._failure = unsupported, failure
+            self._needed = needed
+            del self.obstacles[obstacles:]
+            return None
+        return result
 
     def _call_function(self, function: FunctionProto, call: Call, scope: Scope) -> list[Tensor]:
         """The outputs of a function's body with the call's operands for its inputs."""
@@ -354,6 +421,8 @@ class Importer:
                 names[name] = operand
         defaults = FunctionLibrary.defaults(function, call.domain, call.opset)
         inner = Scope(
+            scope.g,
+            scope.leaves,
             names,
             None,
             FunctionLibrary.opsets(function) or scope.opsets,
@@ -367,6 +436,14 @@ class Importer:
             raise ModelFormatError(f"{what}: calls of functions multiply without end")
         self._nodes(body, inner, what)
         return [self._output(name, inner, what) for name in function.output]
+
+    def _count_subgraph(self, proto: GraphProto) -> None:
+        """Count the nodes of a subgraph that was converted before: for an iteration, say."""
+        if id(proto) in self._converted:
+            self._repeated += len(proto.node)
+        self._converted[id(proto)] = proto
+        if self._repeated > _MOST_REPEATED:
+            raise _TooManyNodes("iterations of loops multiply without end")
 
     # -- what went wrong --------------------------------------------------------------------
 
@@ -443,6 +520,15 @@ class Importer:
             raise self._failure
 
 
+def _named_inputs(proto: GraphProto, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names of a subgraph's inputs."""
+    names = [value.name for value in proto.input]
+    if len(names) != len(inputs):
+        what = f"subgraph {proto.name!r}"
+        raise ModelFormatError(f"{what} takes {len(names)} inputs, got {len(inputs)}")
+    return dict(zip(names, inputs, strict=True))
+
+
 def _behind(operand: Tensor, *, floats: bool = False) -> Iterator[Dim | str]:
     """The sizes that an operand depends on, and of a vector of integers, the names of inputs.
 
@@ -453,6 +539,14 @@ def _behind(operand: Tensor, *, floats: bool = False) -> Iterator[Dim | str]:
         floats: follow vectors of floats as well.
     """
     if isinstance(operand, Missing):
+        return
+    if isinstance(operand, SequenceOf):
+        for item in operand.items:
+            yield from _behind(item, floats=floats)
+        return
+    if isinstance(operand, OptionalOf):
+        if operand.item is not None:
+            yield from _behind(operand.item, floats=floats)
         return
     yield from operand.shape
     if isinstance(operand, Known):
@@ -466,11 +560,15 @@ def _behind(operand: Tensor, *, floats: bool = False) -> Iterator[Dim | str]:
     waiting, seen = [operand.node], {operand.node}
     while waiting and len(seen) < _MOST_FOLLOWED:
         node = waiting.pop()
-        if node.op is INPUT:
+        read = list(node.inputs)
+        graph = node.outputs[0].graph
+        if isinstance(graph, NestedGraph):
+            read += graph.captured_by(node.outputs[0])
+        elif node.op is INPUT:
             yield str(node.attrs["name"])
         for attr in node.attrs.values():
             yield from (d for d in (attr if isinstance(attr, tuple) else (attr,)) if _is_size(d))
-        for value in node.inputs:
+        for value in read:
             if value.node not in seen:
                 seen.add(value.node)
                 waiting.append(value.node)
@@ -494,10 +592,13 @@ def _inputs_behind(value: Value) -> set[str]:
     seen = {value}
     waiting = [value]
     while waiting:
-        node = waiting.pop().node
-        if node.op is INPUT:
-            found.add(node.attrs["name"])
-        waiting += (fresh := [v for v in node.inputs if v not in seen])
+        value = waiting.pop()
+        read = value.node.inputs
+        if isinstance(value.graph, NestedGraph):
+            read = (*read, *value.graph.captured_by(value))
+        elif value.node.op is INPUT:
+            found.add(value.node.attrs["name"])
+        waiting += (fresh := [v for v in read if v not in seen])
         seen.update(fresh)
     return found
 
@@ -539,10 +640,13 @@ def _with_attributes(node: NodeProto, attributes: Mapping[str, AttributeProto]) 
 
 
 def _types(operands: Sequence[Tensor | None]) -> list[TensorType | None] | None:
-    """The types of a call's operands; ``None`` where one could not be imported."""
-    if any(isinstance(operand, Missing | Strings) for operand in operands):
-        return None
-    return [None if o is None or isinstance(o, Missing | Strings) else o.type for o in operands]
+    """The types of a call's operands; ``None`` where one is no tensor of numbers."""
+    types: list[TensorType | None] = []
+    for operand in operands:
+        if not isinstance(operand, Value | Known | None):
+            return None
+        types.append(None if operand is None else operand.type)
+    return types
 
 
 def _no_converter(domain: str, scope: Scope) -> str:

@@ -23,10 +23,22 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Value
     from ostinato.ir.stored import ParamSource
-    from ostinato.ops.builder import Graph
+    from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
-__all__ = ["Known", "Leaves", "Missing", "Strings", "Tensor", "as_known", "boxed", "known_dims"]
+__all__ = [
+    "Known",
+    "Leaves",
+    "Missing",
+    "NestedLeaves",
+    "OptionalOf",
+    "SequenceOf",
+    "Strings",
+    "Tensor",
+    "as_known",
+    "boxed",
+    "known_dims",
+]
 
 #: Constants with more elements than this become params: they are weights, whatever wrote them.
 _LARGEST_CONSTANT = 4096
@@ -104,8 +116,28 @@ class Missing:
     reason: str = ""
 
 
-#: The tensor behind a name in the model: known, or a value of the graph.
-Tensor: TypeAlias = "Value | Known | Strings | Missing"
+@dataclass(frozen=True, eq=False)
+class SequenceOf:
+    """A sequence of tensors, whose length is known at import.
+
+    Attributes:
+        items: the tensors.
+        dtype: the element type of each.
+    """
+
+    items: tuple[Value | Known, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class OptionalOf:
+    """A tensor or sequence, or nothing; which, is known at import."""
+
+    item: Value | Known | Strings | SequenceOf | None
+
+
+#: The tensor behind a name in the model: known, or a value of the graph; or several of these.
+Tensor: TypeAlias = "Value | Known | Strings | Missing | SequenceOf | OptionalOf"
 
 
 def as_known(array: Any, name: str = "", dtype: DType | None = None) -> Known:
@@ -130,6 +162,12 @@ def boxed(items: Iterable[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
 def known_dims(dims: Sequence[Dim], dtype: DType = INT64) -> Known:
     """A one-dimensional tensor of dims."""
     return as_known(boxed(dims, (len(dims),)), dtype=dtype)
+
+
+def _is_weight(known: Known) -> bool:
+    """Whether a known tensor becomes a param rather than a constant."""
+    stored = known.weight and known.dtype.is_float and known.size > 1
+    return stored or known.size > _LARGEST_CONSTANT
 
 
 class Leaves:
@@ -162,7 +200,7 @@ class Leaves:
             if self._filled > _MOST_FILLED:
                 fill = self._g.constant(source.reshape(-1)[:1].reshape(()).copy())
                 return self._g.broadcast_to(fill, source.shape)
-        if self._params and (large or (known.weight and known.dtype.is_float and known.size > 1)):
+        if self._params and _is_weight(known):
             name = self._unused(known.name or "weight")
             with self._g.labelled(name):
                 return self._g.param(name, known.shape, known.dtype, value=source)
@@ -179,3 +217,22 @@ class Leaves:
         while unique in taken:
             unique, count = f"{name}_{count}", count + 1
         return unique
+
+
+class NestedLeaves(Leaves):
+    """Turns known tensors into constants of a nested graph, or into params of the one around.
+
+    Args:
+        g: the nested graph.
+        outer: the leaves of the graph around.
+    """
+
+    def __init__(self, g: NestedGraph, outer: Leaves) -> None:
+        super().__init__(g, params=False)
+        self._nested = g
+        self._outer = outer
+
+    def _make(self, known: Known) -> Value:
+        if not known.symbolic and _is_weight(known):
+            return self._nested.local(self._outer.value(known))
+        return super()._make(known)

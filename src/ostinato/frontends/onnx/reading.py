@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.errors import InputError, ModelFormatError, OstinatoError, UnsupportedOpError
-from ostinato.frontends.onnx.dims import DimResolver
+from ostinato.frontends.onnx.dims import DimResolver, element_type
 from ostinato.frontends.onnx.importer import Importer
 from ostinato.frontends.onnx.known import Known, Strings
 from ostinato.frontends.onnx.source import ModelSource, open_model
+from ostinato.frontends.onnx.structured import KINDS, filled, fixed_input, live_input
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES, STRING, element_name
 from ostinato.ir.types import TensorType
 from ostinato.ops.builder import Graph
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.file_tensors import PartedFile
     from ostinato.frontends.onnx.importer import Obstacle
     from ostinato.frontends.onnx.known import Tensor
+    from ostinato.frontends.onnx.structured import Structure
+    from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
 __all__ = ["ModelReader", "ReadModel", "input_types", "read_model"]
@@ -134,9 +137,10 @@ class ModelReader:
         """
         with _blaming_the_model():
             types, strings = self._resolved[0], self._string_inputs
+            structured = self._structured
             for given in self._constants:
-                if given not in types and given not in strings:
-                    names = [*types, *strings]
+                if given not in types and given not in strings and given not in structured:
+                    names = [*types, *strings, *structured]
                     raise InputError(f"constants: the model has no input {given!r}; it has {names}")
             return types
 
@@ -170,7 +174,7 @@ class ModelReader:
 
     def assume(self, shapes: Mapping[str, tuple[Dim, ...]]) -> None:
         """From now on, take these shapes of open sizes for those of inputs."""
-        types, resolver = self._resolved
+        types, resolver, _ = self._resolved
         named = {str(dim) for type_ in types.values() for dim in type_.shape}
         for name, shape in shapes.items():
             for before, dim in zip(types[name].shape, shape, strict=True):
@@ -189,7 +193,7 @@ class ModelReader:
         return self._resolved[1].words
 
     @cached_property
-    def _resolved(self) -> tuple[dict[str, TensorType], DimResolver]:
+    def _resolved(self) -> tuple[dict[str, TensorType], DimResolver, dict[str, Structure]]:
         with _blaming_the_model():
             strings = self._string_inputs
             if missing := strings - self._constants.keys():
@@ -199,7 +203,14 @@ class ModelReader:
                 )
                 error.inputs = frozenset(missing)
                 raise error
-            return _types(self.model, self._dims, strings)
+            fixed = self._structured.keys() & self._constants.keys()
+            return _types(self.model, self._dims, strings | fixed)
+
+    @cached_property
+    def _structured(self) -> dict[str, ValueInfoProto]:
+        """The inputs that are sequences or optionals."""
+        declared = self.model.proto.graph.input
+        return {v.name: v for v in declared if v.type.WhichOneof("value") in KINDS}
 
     @cached_property
     def _string_inputs(self) -> set[str]:
@@ -251,12 +262,28 @@ class ModelReader:
         texts: dict[str, Tensor] = {
             name: Strings(np.asarray(fixed[name], object)) for name in self._string_inputs
         }
-        return texts | {
+        tensors: dict[str, Value | Known] = {
             name: _fixed(name, fixed[name], type_.dtype, type_.shape)
             if name in fixed
             else g.input(name, type_.shape, type_.dtype)
             for name, type_ in types.items()
         }
+        structures: dict[str, Tensor] = {
+            name: _fixed_structure(value, fixed[name])
+            if name in fixed
+            else filled(self._resolved[2][name], tensors)
+            for name, value in self._structured.items()
+        }
+        return {**texts, **tensors, **structures}
+
+
+def _fixed_structure(value: ValueInfoProto, given: Any) -> Tensor:
+    dtype = _dtype(value)
+
+    def known(leaf: str, array: Any) -> Known:
+        return _fixed(leaf, array, dtype, np.asarray(array).shape)
+
+    return fixed_input(value.name, value.type, given, dtype, known)
 
 
 def input_types(source: Any, *, dims: Mapping[str, Any] | None = None) -> dict[str, TensorType]:
@@ -301,8 +328,12 @@ def _blaming_the_model() -> Iterator[None]:
 
 def _types(
     model: ModelSource, dims: Mapping[str, Any] | None, left_out: Collection[str] = ()
-) -> tuple[dict[str, TensorType], DimResolver]:
-    """The type of each input that has no default value and is not left out, and the sizes."""
+) -> tuple[dict[str, TensorType], DimResolver, dict[str, Structure]]:
+    """The type of each tensor that is an input, has no default value and is not left out.
+
+    Returns:
+        The types by name, the sizes, and the tensors that sequences and optionals are made of.
+    """
     proto = model.proto.graph
     defaults = {t.name for t in proto.initializer} | {
         t.values.name for t in proto.sparse_initializer
@@ -312,23 +343,33 @@ def _types(
     if len(set(names)) != len(names):
         raise ModelFormatError(f"the model lists an input twice: {names}")
     resolver = DimResolver(dims, declared)
-    types = {
-        value.name: TensorType(_dtype(value), resolver.shape(value.name, value.type.tensor_type))
-        for value in declared
-        if value.name not in left_out
-    }
-    return types, resolver
+    types: dict[str, TensorType] = {}
+    structures: dict[str, Structure] = {}
+    for value in declared:
+        if value.name in left_out:
+            continue
+        dtype = _dtype(value)
+        if value.type.WhichOneof("value") in KINDS:
+            found = live_input(value.name, value.type, dtype, resolver)
+            structures[value.name] = found.structure
+            types.update((name, TensorType(dtype, shape)) for name, shape in found.shapes.items())
+        else:
+            shape = resolver.shape(value.name, value.type.tensor_type)
+            types[value.name] = TensorType(dtype, shape)
+    return types, resolver, structures
 
 
 def _dtype(value: ValueInfoProto) -> DType:
+    """The element type of an input, or of the tensors of an input."""
     kind = value.type.WhichOneof("value")
     if kind is None:
         raise ModelFormatError(f"input {value.name!r} has no type")
-    if kind != "tensor_type":
+    if kind != "tensor_type" and kind not in KINDS:
         raise UnsupportedOpError(
-            f"input {value.name!r} is no tensor (a {kind}); only tensors are supported"
+            f"input {value.name!r} is no tensor (a {kind}); only tensors, sequences and optionals "
+            "of them are supported"
         )
-    number = value.type.tensor_type.elem_type
+    number = element_type(value.type).elem_type
     if number not in ELEMENT_TYPES:
         raise UnsupportedOpError(f"input {value.name!r} has {element_name(number)} elements")
     return ELEMENT_TYPES[number]

@@ -67,7 +67,7 @@ class RememberedModel:
         self, shapes: Mapping[str, tuple[Dim, ...]], contents: Mapping[str, Array]
     ) -> RememberedModel:
         """The entry of the graph for inputs of these shapes, some with these contents."""
-        known = {name: (a.dtype.str, a.tobytes().hex()) for name, a in contents.items()}
+        known = {name: (a.dtype.name, a.tobytes().hex()) for name, a in contents.items()}
         asked = f"{self._asked} at {_text(shapes)} with {_text(known)}"
         return RememberedModel(self.file, asked, self._open_reader)
 

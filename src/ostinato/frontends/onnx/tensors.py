@@ -80,6 +80,9 @@ _FIELDS = {
 #: No NumPy array has more dims.
 MAX_RANK = 64
 
+#: No tensor of a file has more elements.
+_MOST_ELEMENTS = 1 << 56
+
 #: ``TensorProto.DataLocation`` of data in another file.
 EXTERNAL = 1
 
@@ -100,7 +103,7 @@ def tensor_shape(tensor: TensorProto) -> tuple[int, ...]:
     """The dims, checked.
 
     Raises:
-        ModelFormatError: a dim is negative, or there are too many.
+        ModelFormatError: a dim is negative, or they are too many or too large.
     """
     shape = tuple(tensor.dims)
     if len(shape) > MAX_RANK:
@@ -109,6 +112,8 @@ def tensor_shape(tensor: TensorProto) -> tuple[int, ...]:
         )
     if any(dim < 0 for dim in shape):
         raise ModelFormatError(f"tensor {tensor.name!r} has a negative dim: {list(shape)}")
+    if math.prod(dim for dim in shape if dim) > _MOST_ELEMENTS:  # empty tensors have strides, too
+        raise ModelFormatError(f"tensor {tensor.name!r} is impossibly large: {list(shape)}")
     return shape
 
 

@@ -139,7 +139,7 @@ def form_regions(
 
     Views, leaves and index ops belong to no region: readers look through them.
     """
-    former = _Former(options)
+    former = _Former(options, _stored_producers(nodes))
     for node in nodes:
         if not is_transparent(node):
             former.add(node)
@@ -163,8 +163,9 @@ def values_between(
 
 
 class _Former:
-    def __init__(self, options: FusionOptions) -> None:
+    def __init__(self, options: FusionOptions, stored: set[Node]) -> None:
         self.options = options
+        self._stored = stored
         self.refused: list[Refusal] = []
         self._position: dict[Node, int] = {}
         self._readers: dict[Node, list[Node]] = {}
@@ -243,6 +244,8 @@ class _Former:
             return "off"
         if left.roots and right.roots and not self._share_epilogue(left.roots + right.roots):
             return "both need a kernel of their own"
+        if self._widens_stored(edge.producer, node):
+            return "its operand is in memory anyway, in fewer bytes"
         if left.root is not None and not options.epilogue:
             return "off"
         rowwise = edge.row is not None or left.inner is not None or right.inner is not None
@@ -262,6 +265,13 @@ class _Former:
         if merged.inner is not None and _too_few_rows(merged, options):
             return "too few rows to run in parallel"
         return self._order_refusal(merged)
+
+    def _widens_stored(self, producer: Node, node: Node) -> bool:
+        """Whether ``node`` makes integers wider that other kernels read as they are."""
+        if node.op.name != "cast" or producer not in self._stored:
+            return False
+        narrow, wide = producer.outputs[0].dtype, node.outputs[0].dtype
+        return narrow.is_integer and narrow.itemsize < wide.itemsize
 
     def _share_epilogue(self, roots: Sequence[Node]) -> bool:
         """Whether one epilogue may take the sums of all these matmuls."""
@@ -310,6 +320,16 @@ class _Former:
         if len(operands) > self.options.max_operands:
             return "too many operands"
         return ""
+
+
+def _stored_producers(nodes: Iterable[Node]) -> set[Node]:
+    """The computed nodes that matmuls, windows and the like read from memory."""
+    return {
+        value.node
+        for node in nodes
+        if not is_transparent(node) and not isinstance(node.op, Elementwise)
+        for value in computed_behind(node.inputs)
+    }
 
 
 def _fusable_operands(node: Node) -> Sequence[Value]:

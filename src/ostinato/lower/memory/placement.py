@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ostinato.lower.fusion.reads import is_transparent
+from ostinato.lower.loopir.builder import is_pointwise
 from ostinato.lower.memory.layouts import Layouts
 from ostinato.lower.memory.subviews import Subviews
 from ostinato.lower.program import LoweredBuffer, Role
@@ -25,6 +26,7 @@ class Placement:
         graph: its outputs are written by kernels directly where that is possible.
         nodes: all that is computed, in order.
         stored: the buffers of the graph's leaves.
+        targets: the buffers of outputs; ``None``: outputs get buffers of their own.
 
     Attributes:
         outputs: the buffers of outputs that kernels write directly.
@@ -33,13 +35,22 @@ class Placement:
     """
 
     def __init__(
-        self, graph: BaseGraph, nodes: Sequence[Node], stored: Mapping[Value, LoweredBuffer]
+        self,
+        graph: BaseGraph,
+        nodes: Sequence[Node],
+        stored: Mapping[Value, LoweredBuffer],
+        targets: Mapping[str, LoweredBuffer] | None = None,
     ) -> None:
+        self._targets = targets
         self.outputs: dict[str, LoweredBuffer] = {}
         self.layouts = Layouts()
         self.subviews = Subviews(self.layouts)
-        self._claimed = _claimed_outputs(graph)
+        self._claimed = _claimed_outputs(graph, targets or {})
         self._in_place = _in_place_updates(graph, nodes, stored, self._claimed)
+
+    def overwrite(self, buffers: Mapping[Node, LoweredBuffer]) -> None:
+        """Write the results of these nodes over the states that these buffers are of."""
+        self._in_place.update(buffers)
 
     def free(self, values: Iterable[Value]) -> set[Value]:
         """Those of ``values`` that are stored in memory of a run, wherever that is."""
@@ -53,7 +64,14 @@ class Placement:
         if value not in self._claimed:
             return self.subviews.buffer(value)
         name, output = self._claimed[value]
-        self.outputs[name] = LoweredBuffer(output.type, Role.OUTPUT, name, value)
+        return self.output(name, output, value)
+
+    def output(self, name: str, output: Value, value: Value) -> LoweredBuffer:
+        """The buffer of an output, which ``value``, the output but for its shape, is written to."""
+        if self._targets is None:
+            self.outputs[name] = LoweredBuffer(output.type, Role.OUTPUT, name, value)
+        else:
+            self.outputs[name] = self._targets[name]
         return self.outputs[name]
 
     def updated_state(self, node: Node) -> LoweredBuffer | None:
@@ -61,19 +79,30 @@ class Placement:
         return self._in_place.get(node)
 
 
-def _claimed_outputs(graph: BaseGraph) -> dict[Value, tuple[str, Value]]:
+def _claimed_outputs(
+    graph: BaseGraph, targets: Mapping[str, LoweredBuffer]
+) -> dict[Value, tuple[str, Value]]:
     """Computed values that are written straight into the output that they become.
 
-    A reshape in between does not matter: the elements are in the same order.
+    A reshape in between does not matter: the elements are in the same order. A part of a larger
+    tensor is written by kernels alone that can write any part.
     """
     claimed: dict[Value, tuple[str, Value]] = {}
     for name, output in graph.outputs.items():
         value = output
         while value.node.op.name == "reshape":
             (value,) = value.node.inputs
-        if not is_transparent(value.node) and value not in claimed:
+        if name in targets and targets[name].layout is not None:
+            able = value is output and _writes_parts(value.node)
+        else:
+            able = not is_transparent(value.node)
+        if able and value not in claimed:
             claimed[value] = (name, output)
     return claimed
+
+
+def _writes_parts(node: Node) -> bool:
+    return is_pointwise(node) or node.op.reduces or node.op.writes_subviews
 
 
 def _in_place_updates(

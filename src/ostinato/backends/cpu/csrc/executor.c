@@ -24,10 +24,11 @@ struct executor {
     size_t n_steps;
     size_t n_externals;
     size_t n_arguments;
+    size_t n_vars;
     memory_block scratch;
     size_t scratch_stride;
     bool stopped; /* guarded by the lock: the memory of slots may be gone */
-    size_t n_live; /* the variables of a program with steps that write some; else 0 */
+    bool writes_variables; /* runs have variables of their own: some steps write them */
     bool unbound; /* the pointers of external slots are unknown: write all of them */
 
     /* All of the following lie in the same allocation, behind this struct. */
@@ -37,7 +38,7 @@ struct executor {
     char **bound;         /* per external: the address its pointers were written for */
     size_t *first_patch;  /* per external, and one more: where its patches begin */
     patch *patches;
-    int64_t *live; /* the variables of the run in progress */
+    int64_t *live; /* the variables of the run in progress, then the counters of loops */
 };
 
 /* ---- building -------------------------------------------------------------------------------- */
@@ -67,7 +68,7 @@ static executor *allocate(const executor_description *d) {
     size_t bound = sizeof(char *) * d->n_externals;
     size_t first_patch = sizeof(size_t) * (d->n_externals + 1);
     size_t patches = sizeof(patch) * count_patches(d);
-    size_t n_live = writes_variables(d) ? d->n_vars : 0;
+    size_t n_live = writes_variables(d) ? d->n_vars + d->n_counters : 0;
     char *at = calloc(1, sizeof(executor) + steps + arguments + pointers + bound + first_patch +
                              patches + sizeof(int64_t) * n_live);
     executor *e = (executor *)at;
@@ -80,7 +81,7 @@ static executor *allocate(const executor_description *d) {
         e->first_patch = (size_t *)(at += bound);
         e->patches = (patch *)(at += first_patch);
         e->live = (int64_t *)(at += patches);
-        e->n_live = n_live;
+        e->writes_variables = n_live > 0;
     }
     return e;
 }
@@ -140,6 +141,7 @@ executor *executor_create(const executor_description *d, thread_pool *p) {
     e->n_steps = d->n_steps;
     e->n_arguments = d->n_arguments;
     e->n_externals = d->n_externals;
+    e->n_vars = d->n_vars;
     fill_pointers(e, d);
     e->unbound = true;
     e->fork_epoch = pool_fork_epoch();
@@ -173,8 +175,8 @@ static void bind_externals(executor *e, char *const *addresses) {
     e->unbound = false;
 }
 
-static void run_step(executor *e, const executor_step *step, const int64_t *vars) {
-    int64_t extent = step->extent_of == NULL ? step->extent : step->extent_of(vars);
+static void run_kernel(executor *e, const executor_step *step, int64_t extent,
+                       const int64_t *vars) {
     pool_job job = {
         .kernel = step->kernel,
         .buffers = e->pointers + step->first_argument,
@@ -188,6 +190,18 @@ static void run_step(executor *e, const executor_step *step, const int64_t *vars
         job.grain = INT64_MAX; /* nothing is worth sharing */
     }
     pool_run(e->pool, &job);
+}
+
+static void run_kernel_step(executor *e, const executor_step *step, const int64_t *vars) {
+    int64_t extent = step->extent_of == NULL ? step->extent : step->extent_of(vars);
+    run_kernel(e, step, extent, vars);
+}
+
+static size_t run_control_step(executor *e, size_t position) {
+    const executor_step *step = &e->steps[position];
+    int64_t trips = step->extent_of == NULL ? step->extent : step->extent_of(e->live);
+    char *const *arguments = e->pointers + step->first_argument;
+    return control_next(&step->control, position, trips, arguments, e->live);
 }
 
 /* False, with the number in the outcome, where it is out of bounds. */
@@ -218,36 +232,46 @@ static double now_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static inline bool run_any_step(executor *e, const executor_step *step, const int64_t *vars,
-                                executor_outcome *outcome) {
-    if (step->kernel == NULL) {
-        return run_size_step(e, step, outcome);
+/* Runs the step at a position; returns the position of the next one, n_steps to end the run. */
+static inline size_t run_step(executor *e, size_t position, const int64_t *vars,
+                              executor_outcome *outcome) {
+    const executor_step *step = &e->steps[position];
+    if (step->kernel != NULL) {
+        run_kernel_step(e, step, vars);
+        return position + 1;
     }
-    run_step(e, step, vars);
-    return true;
+    if (step->control.kind != CONTROL_NONE) {
+        return run_control_step(e, position);
+    }
+    return run_size_step(e, step, outcome) ? position + 1 : e->n_steps;
 }
 
 static void run_timed(executor *e, const int64_t *vars, double *seconds,
                       executor_outcome *outcome) {
     double before = now_seconds();
-    for (size_t i = 0; i < e->n_steps && run_any_step(e, &e->steps[i], vars, outcome); i++) {
+    for (size_t i = 0; i < e->n_steps;) {
+        size_t next = run_step(e, i, vars, outcome);
         double after = now_seconds();
-        seconds[i] = after - before;
+        seconds[i] += after - before;
         before = after;
+        i = next;
     }
 }
 
 static void run_steps(executor *e, char *const *addresses, const int64_t *vars, double *seconds,
                       executor_outcome *outcome) {
     bind_externals(e, addresses);
-    if (e->n_live > 0) {
-        memcpy(e->live, vars, sizeof(int64_t) * e->n_live);
+    if (e->writes_variables) {
+        if (e->n_vars > 0) {
+            memcpy(e->live, vars, sizeof(int64_t) * e->n_vars);
+        }
         vars = e->live;
     }
     if (seconds != NULL) {
         run_timed(e, vars, seconds, outcome);
     } else {
-        for (size_t i = 0; i < e->n_steps && run_any_step(e, &e->steps[i], vars, outcome); i++) {
+        for (size_t i = 0; i < e->n_steps;) {
+            i = run_step(e, i, vars, outcome);
         }
     }
 }

@@ -1,5 +1,5 @@
-/* A prepared list of kernel calls, flattened so that a run follows as few pointers as possible.
- * Independent of Python; arguments are checked by its callers. */
+/* A prepared list of kernel calls, and of steps that decide which of them run, flattened so that a
+ * run follows as few pointers as possible. Independent of Python; arguments are checked by its callers. */
 #ifndef OSTINATO_EXECUTOR_H
 #define OSTINATO_EXECUTOR_H
 
@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "control.h"
 #include "kernel.h"
 #include "pool.h"
 
@@ -20,7 +21,8 @@ typedef struct {
 } size_rule;
 
 typedef struct {
-    kernel_fn kernel;      /* NULL: `size` applies, and the extent is the greatest number allowed */
+    kernel_fn kernel;      /* NULL: `control` applies if it is of a kind, else `size`, and the extent
+                            * is the greatest number allowed */
     symbolic_fn extent_of; /* NULL: the extent is the constant below */
     int64_t extent;
     int64_t limit; /* steps beyond are left out, whatever the extent */
@@ -28,6 +30,7 @@ typedef struct {
     size_t first_argument; /* its arguments start here in the list of all arguments */
     bool threaded;
     size_rule size;
+    control control; /* of a kind: the extent is the most iterations of a loop, and `size` is void */
 } executor_step;
 
 /* An argument of a step: `offset` bytes into a slot. */
@@ -51,7 +54,8 @@ typedef struct {
     const executor_slot *slots;
     size_t n_externals;
     size_t scratch_bytes; /* the most that any step needs */
-    size_t n_vars;
+    size_t n_vars;        /* that a run brings */
+    size_t n_counters;    /* further variables, in which loops count */
     struct executor *exclusive_with; /* never runs at the same time as that one; NULL: nothing to heed */
 } executor_description;
 
@@ -72,7 +76,8 @@ typedef struct {
 
 /* Runs all steps in order; allocates nothing. Runs of one executor, and of
  * those that it excludes, on several threads happen one after the other.
- * Where `seconds` is not NULL, the time of each step goes there. */
+ * Where `seconds` is not NULL, the time of each step is added there, zero for a step that no branch
+ * came to. */
 executor_outcome executor_run(executor *e, char *const *addresses, const int64_t *vars,
                               double *seconds);
 

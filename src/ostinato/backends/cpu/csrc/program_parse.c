@@ -16,6 +16,7 @@ typedef struct {
     size_t n_arguments;
     size_t capacity;
     size_t scratch_bytes;
+    size_t n_counters;
     PyObject *problems; /* a list */
 } draft;
 
@@ -165,12 +166,62 @@ static int parse_arguments(draft *d, Py_ssize_t step, PyObject *value) {
     return status;
 }
 
-/* The fields of a step, as a tuple of 6 or 7 items. */
-static int parse_fields(draft *d, Py_ssize_t index, PyObject *fields) {
+/* (kind, target, counter, conditional, counted); a counter is a variable behind those of a run. */
+static int parse_control(draft *d, Py_ssize_t step, Py_ssize_t n_vars, PyObject *value,
+                         control *out) {
+    int64_t kind, target, counter;
+#define AT(name) ((place){"step", step, name})
+    PyObject *fields = read_sequence(value, AT("control"));
+    if (fields == NULL) {
+        return -1;
+    }
+    int status = -1;
+    if (PyTuple_Size(fields) != 5) {
+        PyErr_Format(PyExc_ValueError, "step %zd: control has %zd items, but 5 are needed", step,
+                     PyTuple_Size(fields));
+    } else if (read_int(PyTuple_GetItem(fields, 0), CONTROL_NONE, AT("kind"), &kind) < 0 ||
+               read_int(PyTuple_GetItem(fields, 1), 0, AT("target"), &target) < 0 ||
+               read_int(PyTuple_GetItem(fields, 2), 0, AT("counter"), &counter) < 0) {
+        /* the error is set */
+    } else if (kind > CONTROL_END_LOOP || target > d->n_steps) {
+        PyErr_Format(PyExc_ValueError, "step %zd: no control of kind %lld jumps to step %lld", step,
+                     (long long)kind, (long long)target);
+    } else if ((kind == CONTROL_LOOP || kind == CONTROL_END_LOOP) &&
+               (counter < n_vars || counter >= MAX_VARS)) {
+        PyErr_Format(PyExc_ValueError, "step %zd: variable %lld is no counter: there are %zd", step,
+                     (long long)counter, n_vars);
+    } else {
+        int conditional = PyObject_IsTrue(PyTuple_GetItem(fields, 3));
+        int counted = PyObject_IsTrue(PyTuple_GetItem(fields, 4));
+        *out = (control){
+            .kind = (control_kind)kind,
+            .conditional = conditional > 0,
+            .counted = counted > 0,
+            .target = (size_t)target,
+            .counter = (size_t)counter,
+        };
+        status = conditional < 0 || counted < 0 ? -1 : 0;
+        if (counter >= n_vars && (size_t)(counter - n_vars) >= d->n_counters) {
+            d->n_counters = (size_t)(counter - n_vars) + 1;
+        }
+    }
+#undef AT
+    Py_DECREF(fields);
+    return status;
+}
+
+/* The fields of a step, as a tuple of 6 to 8 items. */
+static int parse_fields(draft *d, Py_ssize_t index, Py_ssize_t n_vars, PyObject *fields) {
     void *kernel, *extent_of;
     int64_t extent, grain, scratch_bytes;
+    control found = {.kind = CONTROL_NONE};
+    if (PyTuple_Size(fields) == 8 &&
+        parse_control(d, index, n_vars, PyTuple_GetItem(fields, 7), &found) < 0) {
+        return -1;
+    }
 #define AT(name) ((place){"step", index, name})
-    if (read_address(PyTuple_GetItem(fields, 0), false, AT("kernel_address"), &kernel) < 0 ||
+    if (read_address(PyTuple_GetItem(fields, 0), found.kind != CONTROL_NONE, AT("kernel_address"),
+                     &kernel) < 0 ||
         read_int(PyTuple_GetItem(fields, 2), 0, AT("extent"), &extent) < 0 ||
         read_address(PyTuple_GetItem(fields, 3), true, AT("extent_address"), &extent_of) < 0 ||
         read_int(PyTuple_GetItem(fields, 4), 1, AT("grain"), &grain) < 0 ||
@@ -178,7 +229,7 @@ static int parse_fields(draft *d, Py_ssize_t index, PyObject *fields) {
         return -1;
     }
 #undef AT
-    int threaded = PyTuple_Size(fields) == 7 ? PyObject_IsTrue(PyTuple_GetItem(fields, 6)) : 1;
+    int threaded = PyTuple_Size(fields) > 6 ? PyObject_IsTrue(PyTuple_GetItem(fields, 6)) : 1;
     if (threaded < 0) {
         return -1;
     }
@@ -190,11 +241,22 @@ static int parse_fields(draft *d, Py_ssize_t index, PyObject *fields) {
         .grain = grain,
         .first_argument = d->n_arguments,
         .threaded = threaded,
+        .control = found,
     };
     if ((size_t)scratch_bytes > d->scratch_bytes) {
         d->scratch_bytes = (size_t)scratch_bytes;
     }
-    return parse_arguments(d, index, PyTuple_GetItem(fields, 1));
+    if (parse_arguments(d, index, PyTuple_GetItem(fields, 1)) < 0) {
+        return -1;
+    }
+    size_t given = d->n_arguments - d->steps[index].first_argument;
+    size_t wanted = (size_t)found.conditional + (size_t)found.counted;
+    if (found.kind != CONTROL_NONE && given != wanted) {
+        PyErr_Format(PyExc_ValueError, "step %zd: control takes %zu arguments, not %zu", index,
+                     wanted, given);
+        return -1;
+    }
+    return 0;
 }
 
 /* The fields of a step that binds or checks a size: (None, args, variable, least, greatest,
@@ -256,13 +318,13 @@ static int parse_step(ProgramObject *self, draft *d, Py_ssize_t index, PyObject 
     int status = -1;
     if (PyTuple_Size(fields) == 7 && PyTuple_GetItem(fields, 0) == Py_None) {
         status = parse_size_fields(self, d, index, fields);
-    } else if (PyTuple_Size(fields) != 6 && PyTuple_Size(fields) != 7) {
+    } else if (PyTuple_Size(fields) < 6 || PyTuple_Size(fields) > 8) {
         PyErr_Format(PyExc_ValueError,
                      "step %zd has %zd items, but a step is (kernel_address, args, extent, "
-                     "extent_address, grain, scratch_bytes[, threaded])",
+                     "extent_address, grain, scratch_bytes[, threaded[, control]])",
                      index, PyTuple_Size(fields));
     } else {
-        status = parse_fields(d, index, fields);
+        status = parse_fields(d, index, self->n_vars, fields);
     }
     Py_DECREF(fields);
     return status;
@@ -295,6 +357,7 @@ static int build_executor(ProgramObject *self, const draft *d) {
         .n_externals = (size_t)self->n_externals,
         .scratch_bytes = d->scratch_bytes,
         .n_vars = (size_t)self->n_vars,
+        .n_counters = d->n_counters,
         .exclusive_with = self->exclusive_with == NULL ? NULL : self->exclusive_with->executor,
     };
     self->executor = executor_create(&description, ((ThreadPoolObject *)self->pool)->pool);

@@ -191,7 +191,8 @@ class ExpertRules:
         node, layout = matmul.node, matmul.layout
         if (ids, layout) not in self.routings:
             groups = LoweredBuffer(Routing.memory(layout), Role.TEMP, f"{node.label}.groups")
-            self.routings[ids, layout] = Routing(node.label, ids.shape, layout, groups)
+            nested = lowering.nested
+            self.routings[ids, layout] = Routing(node.label, ids.shape, layout, groups, nested)
             lowering.kept.add(groups)
             build = lowering.helper_builder()
             kernel = group_rows_kernel(build, ids, groups, layout, lowering.variables)

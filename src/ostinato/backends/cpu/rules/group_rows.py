@@ -82,12 +82,14 @@ class Routing:
         shape: of the expert ids; rows are their elements in C order.
         layout: how the rows of every expert are listed.
         groups: where.
+        nested: whether it is of a nested graph, which a run may leave out or run many times.
     """
 
     node: str
     shape: tuple[Dim, ...]
     layout: GroupLayout
     groups: LoweredBuffer
+    nested: bool = False
 
     @staticmethod
     def memory(layout: GroupLayout) -> TensorType:

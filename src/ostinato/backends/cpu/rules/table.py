@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu.rules.kernel import CpuKernel, CpuLoopNest, CpuSizeStep
 from ostinato.backends.cpu.rules.matmul import MatmulRules
 from ostinato.lazy import LazyModule
+from ostinato.lower.control import CONTROL_OPS
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.lowering import LoweringOptions, live_nodes, lower
 from ostinato.lower.memory.layouts import LayoutGains
@@ -61,18 +62,12 @@ __all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
 _MATMULS = ("matmul", "integer_matmul", "blockwise_matmul")
 _CONVOLUTIONS = ("conv", "integer_conv")
 _SELECTIONS = ("flat_nonzero", "non_max_suppression")
-_TEMPLATES = (
-    *_MATMULS,
-    *_CONVOLUTIONS,
-    "attention",
-    "topk",
-    "recurrent_scan",
-    *_SELECTIONS,
-)
+_OTHERS = ("attention", "topk", "recurrent_scan")
+_TEMPLATES = (*_MATMULS, *_CONVOLUTIONS, *_OTHERS, *_SELECTIONS)
 _EXPERT_OPS = ("grouped_matmul", "expert_mlp")
 
 #: Ops with kernels of their own kind.
-LOWERED_OPS = frozenset({*SHARED_RULES, *_TEMPLATES, *_EXPERT_OPS})
+LOWERED_OPS = frozenset({*SHARED_RULES, *_TEMPLATES, *_EXPERT_OPS, *CONTROL_OPS})
 
 #: Nanoseconds per element, about, that channels last saves what a convolution reads and writes.
 _GEMM_GAINS, _WINOGRAD_GAINS, _DEPTHWISE_GAINS = (0.05, 0.2), (2.0, 2.0), (0.3, 0.0)
@@ -112,7 +107,7 @@ class CpuProgram(Program):
     """A program of the CPU's kernels.
 
     Attributes:
-        routings: the lists of rows by expert that runs leave behind.
+        routings: the lists of rows by expert that each run leaves behind.
         stored_experts: the layers whose experts are in a file.
     """
 
@@ -121,12 +116,9 @@ class CpuProgram(Program):
 
     @property
     def kernels(self) -> list[CpuKernel]:
-        """The kernels of all calls, those that prepare first."""
-        found = []
-        for call in (*self.prepare, *self.calls):
-            assert isinstance(call.kernel, CpuKernel)
-            found.append(call.kernel)
-        return found
+        """The kernels of all calls that compute, those that prepare first."""
+        kernels = [call.kernel for call in (*self.prepare, *self.calls)]
+        return [kernel for kernel in kernels if isinstance(kernel, CpuKernel)]
 
 
 def lower_for_cpu(
@@ -197,7 +189,7 @@ class _CpuRules:
             program.variables,
             program.kept,
             program.live_sizes,
-            [] if experts is None else list(experts.routings.values()),
+            [] if experts is None else [r for r in experts.routings.values() if not r.nested],
             [] if experts is None else list(experts.stored_experts.values()),
         )
 

@@ -29,6 +29,7 @@ _FAMILIES = (
     "recurrent",
     "quantized",
     "control",
+    "sequences",
     "losses",
     "sampling",
     "patches",
@@ -58,6 +59,22 @@ _TABLES = {
     "com.microsoft": ("EXTENSIONS", _EXTENDED),
 }
 
+#: Ops on sequences and optionals, whose converters take them apart while the model is loaded.
+_SEQUENCES = (
+    "ConcatFromSequence",
+    "Optional",
+    "OptionalGetElement",
+    "OptionalHasElement",
+    "SequenceAt",
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SequenceLength",
+    "SequenceMap",
+    "SplitToSequence",
+)
+
 #: Ops whose converters give known results by themselves, or whose operands are not all they read;
 #: and the one that would make weights wide again, which integer kernels read as they are.
 FOLDED_BY_CONVERTER = frozenset(
@@ -68,6 +85,7 @@ FOLDED_BY_CONVERTER = frozenset(
         "Dropout",
         "Identity",
         "If",
+        "Loop",
         "Multinomial",
         "NonZero",
         "RandomNormal",
@@ -75,8 +93,10 @@ FOLDED_BY_CONVERTER = frozenset(
         "RandomUniform",
         "RandomUniformLike",
         "Range",
+        "Scan",
         "Shape",
         "Size",
+        *_SEQUENCES,
     }
 )
 

@@ -20,7 +20,7 @@ _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
 def convert_moe(call: Call) -> Result:
     """Convert ``MoE``: probabilities of all experts, the ``k`` greatest, and their weighted sum."""
     g, x, k = call.g, call.value(0), call.integer("k", 1)
-    if call.integer("use_sparse_mixer", 0):
+    if call.flag("use_sparse_mixer", 0):
         call.unsupported("it chooses experts with a sparse mixer (use_sparse_mixer=1)")
     name = call.text("activation_type", "relu")
     if name not in _ACTIVATIONS:
@@ -29,7 +29,7 @@ def convert_moe(call: Call) -> Result:
     flat = g.reshape(x, (tokens, depth))
     probabilities = g.softmax(call.value(1), axis=1)
     chosen, experts = g.topk(probabilities, k, axis=1)
-    if call.integer("normalize_routing_weights", 0):
+    if call.flag("normalize_routing_weights", 0):
         chosen = g.divide(chosen, g.sum(chosen, axis=1, keepdims=True))
     ids = g.reshape(experts, (tokens * k,))
     rows = g.reshape(

@@ -185,7 +185,7 @@ def convert_compress(call: Call) -> Result:
 
 def convert_unique(call: Call) -> Result:
     results = call.g.unique(
-        call.value(0), call.integer("axis", None), sorted=bool(call.integer("sorted", 1))
+        call.value(0), call.integer("axis", None), sorted=call.flag("sorted", 1)
     )
     return list(results)
 
@@ -198,7 +198,7 @@ def convert_non_max_suppression(call: Call) -> Result:
         call.value(2) if call.has(2) else 0,
         call.value(3) if call.has(3) else 0.0,
         call.value(4) if call.has(4) else None,
-        centered=bool(call.integer("center_point_box", 0)),
+        centered=call.flag("center_point_box", 0),
     )
 
 

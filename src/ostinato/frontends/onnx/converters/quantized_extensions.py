@@ -87,7 +87,7 @@ def convert_concat(call: Call) -> Result:
 def convert_reduce_mean(call: Call) -> Result:
     x = _read(call, 0)
     axes = call.integer_list("axes", None)
-    mean = call.g.mean(x, axis=axes, keepdims=bool(call.integer("keepdims", 1)))
+    mean = call.g.mean(x, axis=axes, keepdims=call.flag("keepdims", 1))
     return _written(call, mean, 3)
 
 
@@ -117,8 +117,8 @@ def convert_qgemm(call: Call) -> Result:
     a, b = call.value(0), call.value(3)
     a_scale, a_zero = (scale_at(call, i) for i in (1, 2))
     b_scale, b_zero = (scale_at(call, i) for i in (4, 5))
-    a = g.permute_dims(a, (1, 0)) if call.integer("transA", 0) else a
-    b = g.permute_dims(b, (1, 0)) if call.integer("transB", 0) else b
+    a = g.permute_dims(a, (1, 0)) if call.flag("transA", 0) else a
+    b = g.permute_dims(b, (1, 0)) if call.flag("transB", 0) else b
     zeros = matmul_zero(call, a_zero, a, rows=True), matmul_zero(call, b_zero, b, rows=False)
     sums = g.affine_matmul(a, b, *zeros)
     if call.has(6):
@@ -233,7 +233,7 @@ def convert_attention(call: Call) -> Result:
     result = g.attention(
         q, k, v,
         mask=_mask(call, k),
-        causal=bool(call.integer("unidirectional", 0)),
+        causal=call.flag("unidirectional", 0),
         scale=call.real("scale", 0.0) or None,
     )  # fmt: skip
     moved = g.reshape(g.permute_dims(result, (0, 2, 1, 3)), (batch, length, heads * size))

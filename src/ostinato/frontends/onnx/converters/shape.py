@@ -15,7 +15,7 @@ from ostinato.frontends.onnx.data_sizes import (
     open_bound,
     open_elements,
 )
-from ostinato.frontends.onnx.known import Strings, as_known, known_dims
+from ostinato.frontends.onnx.known import OptionalOf, SequenceOf, Strings, as_known, known_dims
 from ostinato.ops.base import broadcast_shapes, normalize_axes, normalize_axis
 from ostinato.variables import (
     Requirement,
@@ -55,8 +55,10 @@ def convert_size(call: Call) -> Result:
 
 
 def convert_identity(call: Call) -> Result:
-    operand = call.operands[0] if call.has(0) else None
-    return operand if isinstance(operand, Strings) else call.operand(0)
+    found = call.operands[0] if call.has(0) else None
+    if isinstance(found, SequenceOf | OptionalOf | Strings):
+        return found
+    return call.operand(0)
 
 
 def convert_reshape(call: Call) -> Result:
