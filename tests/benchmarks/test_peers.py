@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bench.compare.networks import Network, Recogniser
 from bench.compare.peers import MODULES, OURS, PEERS, load, version
 from bench.compare.workloads import WORKLOADS, Decode, Encoder, Mlp, Moe, Rowwise, Tiny, Workload
 
@@ -23,7 +24,36 @@ class SmallMoe(Moe):
     hidden, ff, experts, top = 16, 24, 4, 2
 
 
+class SmallNetwork(Network):
+    """Every kind of layer."""
+
+    image = (1, 3, 16, 16)
+
+    def build(self, x: str) -> str:
+        x = self.pool("max_pool", self.conv(x, 16, 3, padding=1), 3, 2, 1)
+        x = self.map("relu6", self.affine(x))
+        x = self.shuffle(self.depthwise(x, 3, then="hard_swish"), 4)
+        low, high = self.split(x, 8)
+        x = self.concat(low, self.map("add", high, self.conv(high, 8, then="silu")))
+        x = self.map("multiply", x, self.conv(self.global_pool(x), 16, then="hard_sigmoid"))
+        x = self.upsample(self.pool("avg_pool", x, 3, 2, 1))
+        x = self.map("sigmoid", self.conv(x, 32, 3, (2, 1), groups=2))
+        bins = self.expect(self.flatten(x), 16)
+        return self.concat(bins, bins, axis=2)
+
+
+class SmallRecogniser(Recogniser):
+    """The layers of a recogniser's end."""
+
+    image, symbols = (1, 12, 1, 9), 11
+
+    def build(self, x: str) -> str:
+        return self.map("softmax", self.linear(self.columns(x), self.symbols))
+
+
 SMALL: dict[str, Workload] = {
+    "network": SmallNetwork(),
+    "recogniser": SmallRecogniser(),
     "tiny": Tiny(),
     "mlp": Mlp(3),
     "encoder": Encoder(2, 32, 4, 48, batch=2, length=5),
@@ -65,6 +95,8 @@ def test_weights_and_inputs_are_the_same_everywhere() -> None:
         ("mlp_b1", 1.337e6, 2.68e6),
         ("bert_1x128", 22.35e9, 340.6e6),
         ("resnet50", 8.18e9, 103e6),
+        ("mobilenet_v2", 0.6015e9, 14.56e6),
+        ("densenet121", 5.668e9, 32.5e6),
         ("decode", 0.361e9, 710e6),
         ("moe_1", 44.06e6, 88.1e6),
         ("moe_64", 2.82e9, 352.6e6),
