@@ -267,6 +267,7 @@ def node_model(op_type: str, *dtypes: int, opset: int = 24, **attributes: Any) -
         ("Concat", ("INT8", "UINT8"), {"axis": 0}, "same element type: operand 0 has int8"),
         ("BitShift", ("UINT8", "UINT16"), {"direction": "LEFT"}, "same element type"),
         ("Concat", ("INT8",), {"axis": 4}, "axis 4"),
+        ("Split", ("FLOAT",), {"num_outputs": 1 << 62}, "parts, expected 1 to"),
         ("Mod", ("FLOAT", "FLOAT"), {"fmod": 2}, "fmod should be 0 or 1, got 2"),
         ("ReduceSum", ("FLOAT",), {"keepdims": 2}, "keepdims should be 0 or 1, got 2"),
         ("Hardmax", ("FLOAT",), {"axis": 4}, "axis 4"),

@@ -273,11 +273,15 @@ def _split_sizes(call: Call, size: Dim) -> list[Dim]:
     return [*sizes[:last], size - sum(sizes), *sizes[last:]]
 
 
+#: No real node has more outputs.
+_MOST_PARTS = 2**16
+
+
 def _equal_parts(call: Call, size: Dim) -> list[Dim]:
     """Equal sizes, the last one smaller where they do not divide."""
     parts = call.integer("num_outputs", len(call.outputs))
-    if parts < 1:
-        call.malformed(f"it splits into {parts} parts")
+    if not 1 <= parts <= _MOST_PARTS:
+        call.malformed(f"it splits into {parts} parts, expected 1 to {_MOST_PARTS}")
     part = ceil_div(size, parts)
     return [*[part] * (parts - 1), size - part * (parts - 1)]
 
