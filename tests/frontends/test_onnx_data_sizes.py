@@ -230,3 +230,16 @@ def test_errors_name_the_node_of_the_file() -> None:
     assert compiled.run({"x": x, "k": np.array([2])})[0].shape == (2,)
     with pytest.raises(ost.VariableError, match=r"/TopK_0.* at most 3, got 4"):
         compiled.run({"x": x, "k": np.array([4])})
+
+
+@pytest.mark.parametrize("sizes", [(1, 4), (6, 1)])
+def test_parts_that_do_not_add_up_are_refused(sizes: tuple[int, int]) -> None:
+    model = Model()
+    split = model.input("split", [2], INT64)
+    parts = model.node("Split", model.input("x", [2, 6]), split, outputs=2, axis=1)
+    compiled = ost.Session("cpu").compile(ost.load_onnx(model.proto(parts)))
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    ends = compiled.run({"x": x, "split": np.array([6, 0])})
+    assert [part.shape for part in ends] == [(2, 6), (2, 0)]
+    with pytest.raises(ost.VariableError, match="Split_0"):
+        compiled.run({"x": x, "split": np.array(sizes)})

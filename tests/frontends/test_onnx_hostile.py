@@ -498,3 +498,58 @@ def test_huge_known_operands(consumer: str) -> None:
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     with pytest.raises((ost.OstinatoError, MemoryError)):
         ost.Session("cpu", threads=1).compile(ost.load_onnx(proto))
+
+
+def model_of(node: onnx.NodeProto, inputs: list[Any], opset: int = 22) -> onnx.ModelProto:
+    graph = helper.make_graph([node], "g", inputs, [value(o, None) for o in node.output])
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 5)]
+    return helper.make_model(graph, opset_imports=opsets)
+
+
+def test_a_depth_of_two_numbers() -> None:
+    node = helper.make_node("OneHot", ["i", "depth", "values"], ["y"])
+    inputs = [value("i", [3], TensorProto.INT64), value("depth", [2]), value("values", [2])]
+    with pytest.raises(ost.ModelFormatError, match=r"its depth is f32\[2\], expected one number"):
+        ost.load_onnx(model_of(node, inputs))
+
+
+def test_angles_without_a_row_for_each_position() -> None:
+    node = helper.make_node("RotaryEmbedding", ["x", "cos", "sin"], ["y"])
+    inputs = [value("x", [2, 4, 3, 8]), value("cos", [50, 4]), value("sin", [50, 4])]
+    with pytest.raises(ost.ModelFormatError, match="does not hold rows of angles"):
+        ost.load_onnx(model_of(node, inputs, 23))
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "message"),
+    [
+        ("nodes_falsenodeids", [0, 0], "nodes_falsenodeids has 2 entries, expected 1"),
+        ("leaf_targetids", [0, 3], "a target is not between 0 and 0"),
+        ("nodes_modes", [9], "a mode is unknown"),
+    ],
+)
+def test_trees_whose_tables_disagree(name: str, entries: list[int], message: str) -> None:
+    tables: dict[str, Any] = {
+        "nodes_featureids": [0],
+        "nodes_truenodeids": [0],
+        "nodes_trueleafs": [1],
+        "nodes_falsenodeids": [1],
+        "nodes_falseleafs": [1],
+        "leaf_targetids": [0, 0],
+        "tree_roots": [0],
+        "nodes_modes": [0],
+    }
+    tables[name] = entries
+    modes = np.array(tables.pop("nodes_modes"), np.uint8)
+    node = helper.make_node(
+        "TreeEnsemble",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        nodes_modes=numpy_helper.from_array(modes),
+        nodes_splits=numpy_helper.from_array(np.zeros(1, np.float32)),
+        leaf_weights=numpy_helper.from_array(np.ones(2, np.float32)),
+        **tables,
+    )
+    with pytest.raises(ost.ModelFormatError, match=message):
+        ost.load_onnx(model_of(node, [value("x", [2, 1])]))

@@ -191,6 +191,8 @@ def _angles(call: Call, index: int, x: Value) -> Value:
     if cache.shape[-1] * 2 != features:
         call.malformed(f"{cache.type} does not hold an angle for each pair of {features} features")
     rows = g.take(cache, call.value(3), axis=0) if call.has(3) else cache
+    if rows.ndim != 3:
+        call.malformed(f"{rows.type} does not hold rows of angles by batch and position")
     return g.reshape(rows, (*rows.shape[:2], 1, rows.shape[2]))
 
 

@@ -101,8 +101,10 @@ def convert_one_hot(call: Call) -> Result:
 def _depth(call: Call) -> Dim:
     known = call.known(1)
     if known is None or known.symbolic:
-        (size,) = bound_sizes(call, 1)
-        return size
+        sizes = bound_sizes(call, 1)
+        if len(sizes) != 1:
+            call.malformed(f"its depth is {call.type(1)}, expected one number")
+        return sizes[0]
     depth = int(call.scalar(1, "depth"))
     if depth < 0:
         call.malformed(f"a negative depth: {depth}")

@@ -76,6 +76,23 @@ class Forest:
             call.malformed("its splits, modes or leaf weights are missing")
         leaves, targets = len(leaf_weights), call.integer("n_targets", 1)
         ids = np.asarray(call.integer_list("leaf_targetids", ()), np.int64)
+        lengths = {
+            "nodes_modes": (len(numbers), nodes),
+            "nodes_splits": (len(thresholds), nodes),
+            "leaf_targetids": (len(ids), leaves),
+            **{
+                name: (len(call.integer_list(name, ())), nodes)
+                for side in ("false", "true")
+                for name in (f"nodes_{side}nodeids", f"nodes_{side}leafs")
+            },
+        }
+        for name, (found, expected) in lengths.items():
+            if found != expected:
+                call.malformed(f"{name} has {found} entries, expected {expected}")
+        if ids.min(initial=0) < 0 or ids.max(initial=0) >= targets:
+            call.malformed(f"a target is not between 0 and {targets - 1}")
+        if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(modes):
+            call.malformed("a mode is unknown")
         weights = np.zeros((nodes + leaves, targets))
         weights[nodes + np.arange(leaves), ids] = leaf_weights
         children = np.tile(np.arange(nodes + leaves), (2, 1))

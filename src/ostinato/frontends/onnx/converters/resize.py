@@ -195,6 +195,8 @@ def _resized(call: Call, x: Value, axis: _Axis) -> Value:
     if axis.size < 1 or not 0 <= axis.target <= _LARGEST_AXIS:
         call.malformed(f"it resizes an axis of size {axis.size} to {axis.target}")
     g = call.g
+    if axis.target == 0:
+        return g.slice(x, [0], [0], axes=[axis.axis])
     at = _coordinates(call, axis)
     positions, weights = _taps(call, axis, at)
     column = [axis.target if a == axis.axis else 1 for a in range(x.ndim)]

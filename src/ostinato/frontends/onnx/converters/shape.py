@@ -249,10 +249,13 @@ def convert_split(call: Call) -> Result:
     if len(sizes) != len(call.outputs):
         call.malformed(f"{len(sizes)} sizes for {len(call.outputs)} outputs")
     total: Dim = sum(sizes)
-    if total != size or any(isinstance(part, int) and part < 0 for part in sizes):
+    computed = call.has(1) and None in known_elements(call, 1)
+    if any(isinstance(part, int) and part < 0 for part in sizes) or not (total == size or computed):
         call.malformed(f"the sizes {list(sizes)} do not add up to {size}")
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     x = call.value(0)
+    if computed:  # a reshape to the sum of the sizes makes each run check that sum
+        x = call.g.reshape(x, (*shape[:axis], total, *shape[axis + 1 :]))
     return [
         call.g.slice(x, [start], [start + size], axes=[axis])
         for start, size in zip(starts, sizes, strict=True)
@@ -260,17 +263,14 @@ def convert_split(call: Call) -> Result:
 
 
 def _split_sizes(call: Call, size: Dim) -> list[Dim]:
-    """The sizes of the parts; one that is not known is what the others leave."""
+    """The sizes of the parts, those that are not known bound while the graph runs."""
     elements = known_elements(call, 1)
     if None not in elements:
         return list(call.dims(1, "sizes"))
-    last = len(elements) - 1 - elements[::-1].index(None)
-    sizes = [
+    return [
         part if part is not None else call.g.size_from(element(call, 1, i), size)
         for i, part in enumerate(elements)
-        if i != last
     ]
-    return [*sizes[:last], size - sum(sizes), *sizes[last:]]
 
 
 #: No real node has more outputs.

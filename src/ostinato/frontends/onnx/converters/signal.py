@@ -232,12 +232,13 @@ def convert_mel_weight_matrix(call: Call) -> Result:
 
 
 def convert_window(call: Call) -> Result:
-    """Hann, Hamming and Blackman windows of a known length."""
+    """Hann, Hamming and Blackman windows of a known length; NaN for a symmetric one of length 1."""
     size = int(call.scalar(0, "size"))
     dtype = ELEMENT_TYPES.get(call.integer("output_datatype", 1), FLOAT32)
     if not 0 <= size <= _LARGEST:
         call.malformed(f"impossible size {size}")
-    angle = np.arange(size) * (2 * np.pi / max(size - (not call.flag("periodic", 1)), 1))
+    with np.errstate(all="ignore"):
+        angle = np.arange(size) * (2 * np.pi / np.float64(size - (not call.flag("periodic", 1))))
     offset, first, second = _WINDOWS[call.op_type]
     values = offset - first * np.cos(angle) + second * np.cos(2 * angle)
     return as_known(values.astype(dtype.numpy), call.outputs[0])
