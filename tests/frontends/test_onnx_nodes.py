@@ -53,11 +53,14 @@ def has_strings(case: Any) -> bool:
 def load_case(case: Any, inputs: dict[str, Any]) -> ost.Graph:
     """Load a case's model, keeping as many of its inputs for run time as it allows.
 
-    A node test gives everything as an input, also shapes and axes, which real models store.
+    A node test gives everything as an input, also shapes and axes, which real models store. A
+    graph's outputs are those of one length of a sequence, which may follow from inputs' contents.
     """
     names = [value.name for value in case.model.graph.input if value.name in inputs]
     lists = [name for name in names if isinstance(inputs[name], list)]
-    for fixed in ([], [name for name in names[1:] if name not in lists], names[1:]):
+    rest = [name for name in names[1:] if name not in lists]
+    listed = any(value.type.HasField("sequence_type") for value in case.model.graph.output)
+    for fixed in (rest, names[1:]) if listed else ([], rest, names[1:]):
         dims = {
             name: None if inputs[name] is None else [np.shape(item) for item in inputs[name]]
             for name in names
