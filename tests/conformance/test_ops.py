@@ -22,7 +22,8 @@ UNOPTIMISED = ost.CompileOptions(optimize=False, verify=True)
 
 
 def test_every_op_has_a_recipe() -> None:
-    assert sorted(RECIPES) == sorted(OPS)
+    """Ops with nested graphs aside, which ``tests/control`` is about."""
+    assert sorted({*RECIPES, "cond", "loop"}) == sorted(OPS)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from ostinato.dtypes import DType
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
 
-MAPS = sorted(name for name, op in OPS.items() if isinstance(op, Elementwise))
+MAPS = sorted(n for n, op in OPS.items() if isinstance(op, Elementwise) and n != "bitcast")
 
 Array = np.ndarray[Any, Any]
 

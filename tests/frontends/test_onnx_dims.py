@@ -186,7 +186,7 @@ def test_sizes_from_data_are_refused_by_name() -> None:
         {"y": TensorProto.FLOAT},
     )
     with pytest.raises(
-        ost.UnsupportedOpError, match=r"the_reshape.*\(Reshape\).*computed from data"
+        ost.UnsupportedOpError, match=r"the_reshape.*\(Reshape\).*from the contents of inputs"
     ):
         ost.load_onnx(proto)
     graph = ost.load_onnx(proto, constants={"s": [2, 2]})

@@ -59,8 +59,8 @@ def load_case(case: Any, inputs: dict[str, Any]) -> ost.Graph:
     names = [value.name for value in case.model.graph.input if value.name in inputs]
     lists = [name for name in names if isinstance(inputs[name], list)]
     rest = [name for name in names[1:] if name not in lists]
-    listed = any(value.type.HasField("sequence_type") for value in case.model.graph.output)
-    for fixed in (rest, names[1:]) if listed else ([], rest, names[1:]):
+    listed = any(not value.type.HasField("tensor_type") for value in case.model.graph.output)
+    for fixed in () if listed else ([], rest, names[1:]):
         dims = {
             name: None if inputs[name] is None else [np.shape(item) for item in inputs[name]]
             for name in names

@@ -60,14 +60,14 @@ def unsupported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two nodes that Ostinato cannot express."""
     graph = helper.make_graph(
         [
-            helper.make_node("Bernoulli", ["x"], ["a"], name="first"),
-            helper.make_node("Multinomial", ["x"], ["c"], name="second", sample_size=2),
+            helper.make_node("ImageDecoder", ["x"], ["a"], name="first"),
+            helper.make_node("ImageDecoder", ["y"], ["c"], name="second"),
         ],
-        "dice",
-        [value("x", [2, 3])],
-        [value("a", [2, 3]), value("c", [2, 2], TensorProto.INT32)],
+        "images",
+        [value(name, [9], TensorProto.UINT8) for name in ("x", "y")],
+        [value(name, ["h", "w", 3], TensorProto.UINT8) for name in ("a", "c")],
     )
-    return save(tmp_path_factory.mktemp("models") / "dice.onnx", graph)
+    return save(tmp_path_factory.mktemp("models") / "images.onnx", graph)
 
 
 @pytest.fixture

@@ -552,9 +552,9 @@ def locate(error: GraphError, call: str, operands: Sequence[str], label: str = "
     """Add the call, its operands and its source line to ``error``, unless it has them."""
     if error.located:
         return error
-    source = "" if label else user_source()  # a label is a front end's, of the node of its file
-    place = f" (node {label!r})" if label else f" at {source}" if source else ""
-    located = GraphError(f"{call}({', '.join(operands)}): {error}{place}")
+    node = f" (node {label!r})" if label else ""
+    at = f" at {source}" if (source := user_source()) else ""
+    located = GraphError(f"{call}({', '.join(operands)}): {error}{node}{at}")
     located.located, located.requirements = True, error.requirements
     return located
 

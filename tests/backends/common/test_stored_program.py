@@ -40,7 +40,7 @@ class Compilation(NamedTuple):
 def image(*names: str) -> Image:
     steps = tuple(map(Step, names))
     prepared = (ProgramPreparation(("w",), steps),)
-    return Image((), steps, prepared, (0,) * 6, (), 0, ((0, b"xy"),), {}, {}, (), (), ())
+    return Image((), steps, prepared, (0,) * 6, (), 0, ((0, b"xy"),), {}, {}, (), (), (), {})
 
 
 def graph() -> ost.Graph:

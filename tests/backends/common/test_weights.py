@@ -57,6 +57,7 @@ def memory() -> ProgramMemory[bytearray, Step]:
         states={},
         externals=(),
         variables=(),
+        live_sizes={},
         routings=(),
     )
     return ProgramMemory(image, Blocks())
