@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,13 +17,12 @@ from ostinato.frontends.onnx.known import (
     Known,
     Leaves,
     Missing,
-    NestedLeaves,
-    OptionalOf,
-    SequenceOf,
     Strings,
 )
 from ostinato.frontends.onnx.messages import AttributeProto, NodeProto
+from ostinato.frontends.onnx.obstacles import Obstacle, dependencies, inputs_behind
 from ostinato.frontends.onnx.order import label_of, ordered
+from ostinato.frontends.onnx.scope import Scope
 from ostinato.frontends.onnx.structured import flattened
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,
@@ -38,9 +37,7 @@ from ostinato.frontends.onnx.tensors import (
 )
 from ostinato.frontends.onnx.upgrades import upgraded
 from ostinato.ir.graph import Value
-from ostinato.ir.leaves import INPUT
-from ostinato.ops.builder import NestedGraph
-from ostinato.records import dataclass, replace
+from ostinato.records import replace
 from ostinato.variables import Expr, symbols
 
 if TYPE_CHECKING:
@@ -49,16 +46,13 @@ if TYPE_CHECKING:
     from ostinato.frontends.onnx.known import Tensor
     from ostinato.frontends.onnx.source import ModelSource
     from ostinato.ir.types import TensorType
-    from ostinato.ops.builder import Graph
+    from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim, Requirement
 
-__all__ = ["Importer", "Obstacle", "Scope"]
+__all__ = ["Importer"]
 
 #: Arithmetic of more characters is not shown.
 _READABLE = 40
-
-#: The most nodes that are followed back from an operand to the sizes that it depends on.
-_MOST_FOLLOWED = 256
 
 T = TypeVar("T")
 
@@ -75,78 +69,6 @@ _MOST_REPEATED = 16_384
 
 class _TooManyNodes(ModelFormatError):
     """The model is given up: it grows while it is read."""
-
-
-@dataclass(frozen=True)
-class Scope:
-    """The names visible to the nodes of one graph or function body, and the graph that they become.
-
-    Attributes:
-        g: the graph under construction.
-        leaves: makes known tensors into values of ``g``.
-        names: defined here.
-        outer: the scope around; ``None`` for the model's graph and for function bodies.
-        opsets: the version of each operator domain.
-        attributes: what a function body's attribute references stand for; ``None`` outside of
-            functions, where there are no references.
-        prefix: what the labels of nodes start with: the calls that lead here.
-        depth: how many graphs and functions lie around.
-    """
-
-    g: Graph
-    leaves: Leaves
-    names: dict[str, Tensor]
-    outer: Scope | None
-    opsets: Mapping[str, int]
-    attributes: Mapping[str, AttributeProto] | None
-    prefix: str = ""
-    depth: int = 0
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names or (self.outer is not None and name in self.outer)
-
-    def find(self, name: str) -> Tensor:
-        """The tensor called ``name``.
-
-        Raises:
-            ModelFormatError: it stands for nothing.
-        """
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.outer
-        raise ModelFormatError(f"the name {name!r} is used and not defined")
-
-    def inner(self, names: dict[str, Tensor]) -> Scope:
-        """A scope for a subgraph, which sees this one's names and has these."""
-        return replace(self, names=names, outer=self, depth=self.depth + 1)
-
-    def nested(self, g: NestedGraph, names: dict[str, Tensor]) -> Scope:
-        """The same for a subgraph that becomes a nested graph."""
-        return replace(self.inner(names), g=g, leaves=NestedLeaves(g, self.leaves))
-
-
-@dataclass(frozen=True)
-class Obstacle:
-    """A node that could not be converted.
-
-    Attributes:
-        reason: the node, and why.
-        variables: the Variables whose sizes are at fault; all that the node depends on, where
-            the converter does not say.
-        inputs: the inputs whose contents would help.
-        hopeless: whether nothing known about sizes or contents helps.
-        label: of the node.
-        requirements: the conditions on sizes that would make it possible, where they are known.
-    """
-
-    reason: str
-    variables: frozenset[str]
-    inputs: frozenset[str]
-    hopeless: bool = False
-    label: str = ""
-    requirements: tuple[Requirement, ...] = ()
 
 
 class Importer:
@@ -297,7 +219,7 @@ class Importer:
             self._obstruct(node, label, scope, reason, reason.dims, unknown)
             self._note(node, scope, str(reason))
             if reason.unknown is not None:
-                self._needed |= _inputs_behind(reason.unknown)
+                self._needed |= inputs_behind(reason.unknown)
         except GraphError as error:
             sizes = [requirement.size for requirement in error.requirements]
             self._obstruct(node, label, scope, error, sizes, requirements=error.requirements)
@@ -325,7 +247,7 @@ class Importer:
             label=label,
             operands=_without_trailing_gaps(operands),
             outputs=tuple(node.output),
-            attributes=_attributes(node, scope),
+            attributes=scope.attributes_of(node),
             inline=partial(self._inline, scope),
             nested=partial(self._nested, scope),
             attempt=self._attempt,
@@ -463,7 +385,7 @@ class Importer:
         that is never taken.
         """
         if first < len(self.obstacles):
-            behind = [b for name in node.input if name for b in _behind(scope.find(name))]
+            behind = [b for name in node.input if name for b in dependencies(scope.find(name))]
             inputs = frozenset(item for item in behind if isinstance(item, str))
             self.obstacles[first:] = [
                 replace(
@@ -487,10 +409,10 @@ class Importer:
     ) -> None:
         """Note that a node could not be converted, and because of which sizes and contents."""
         operands = [scope.find(name) for name in node.input if name and name in scope]
-        behind = [item for operand in operands for item in _behind(operand)]
+        behind = [item for operand in operands for item in dependencies(operand)]
         if any(attribute.type == AttributeProto.GRAPH for attribute in node.attribute):
             unknown = operands  # which decide what its subgraphs do
-        inputs = {b for o in unknown for b in _behind(o, floats=True) if isinstance(b, str)}
+        inputs = {b for o in unknown for b in dependencies(o, floats=True) if isinstance(b, str)}
         sizes = dims or [item for item in behind if isinstance(item, Expr)]
         found = {s.name for dim in sizes for s in symbols(dim)}
         hopeless = isinstance(error, NotSupported) and not (dims or inputs)
@@ -529,55 +451,6 @@ def _named_inputs(proto: GraphProto, inputs: Sequence[Tensor]) -> dict[str, Tens
     return dict(zip(names, inputs, strict=True))
 
 
-def _behind(operand: Tensor, *, floats: bool = False) -> Iterator[Dim | str]:
-    """The sizes that an operand depends on, and of a vector of integers, the names of inputs.
-
-    Of a known tensor these are the sizes among its elements too.
-
-    Args:
-        operand: the operand.
-        floats: follow vectors of floats as well.
-    """
-    if isinstance(operand, Missing):
-        return
-    if isinstance(operand, SequenceOf):
-        for item in operand.items:
-            yield from _behind(item, floats=floats)
-        return
-    if isinstance(operand, OptionalOf):
-        if operand.item is not None:
-            yield from _behind(operand.item, floats=floats)
-        return
-    yield from operand.shape
-    if isinstance(operand, Known):
-        if operand.symbolic:
-            yield from operand.dims()
-        return
-    if isinstance(operand, Strings) or operand.ndim > 1:
-        return
-    if operand.dtype.is_float and not floats:
-        return
-    waiting, seen = [operand.node], {operand.node}
-    while waiting and len(seen) < _MOST_FOLLOWED:
-        node = waiting.pop()
-        read = list(node.inputs)
-        graph = node.outputs[0].graph
-        if isinstance(graph, NestedGraph):
-            read += graph.captured_by(node.outputs[0])
-        elif node.op is INPUT:
-            yield str(node.attrs["name"])
-        for attr in node.attrs.values():
-            yield from (d for d in (attr if isinstance(attr, tuple) else (attr,)) if _is_size(d))
-        for value in read:
-            if value.node not in seen:
-                seen.add(value.node)
-                waiting.append(value.node)
-
-
-def _is_size(attr: Any) -> bool:
-    return isinstance(attr, Expr)
-
-
 def _needing(error: UnsupportedOpError, inputs: Iterable[str]) -> UnsupportedOpError:
     """``error`` with the names of ``inputs``, which the caller may fix with ``constants=``."""
     error.inputs = frozenset(inputs)
@@ -586,44 +459,11 @@ def _needing(error: UnsupportedOpError, inputs: Iterable[str]) -> UnsupportedOpE
     return error
 
 
-def _inputs_behind(value: Value) -> set[str]:
-    """The names of the graph's inputs that ``value`` depends on."""
-    found: set[str] = set()
-    seen = {value}
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        read = value.node.inputs
-        if isinstance(value.graph, NestedGraph):
-            read = (*read, *value.graph.captured_by(value))
-        elif value.node.op is INPUT:
-            found.add(value.node.attrs["name"])
-        waiting += (fresh := [v for v in read if v not in seen])
-        seen.update(fresh)
-    return found
-
-
 def _without_trailing_gaps(operands: tuple[Any, ...]) -> tuple[Any, ...]:
     end = len(operands)
     while end and operands[end - 1] is None:
         end -= 1
     return operands[:end]
-
-
-def _attributes(node: NodeProto, scope: Scope) -> dict[str, AttributeProto]:
-    """A node's attributes, with a function body's references replaced by the call's."""
-    found: dict[str, AttributeProto] = {}
-    for attribute in node.attribute:
-        if not attribute.ref_attr_name:
-            found[attribute.name] = attribute
-        elif scope.attributes is None:
-            raise ModelFormatError(
-                f"the attribute {attribute.name!r} refers to {attribute.ref_attr_name!r} of a "
-                "function, and the node is in none"
-            )
-        elif attribute.ref_attr_name in scope.attributes:
-            found[attribute.name] = scope.attributes[attribute.ref_attr_name]
-    return found
 
 
 def _with_attributes(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> NodeProto:

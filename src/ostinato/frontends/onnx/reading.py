@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
     from ostinato.frontends.onnx.file_tensors import PartedFile
-    from ostinato.frontends.onnx.importer import Obstacle
     from ostinato.frontends.onnx.known import Tensor
+    from ostinato.frontends.onnx.obstacles import Obstacle
     from ostinato.frontends.onnx.structured import Structure
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim

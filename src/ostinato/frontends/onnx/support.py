@@ -15,7 +15,7 @@ from ostinato.records import dataclass
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ostinato.frontends.onnx.importer import Obstacle
+    from ostinato.frontends.onnx.obstacles import Obstacle
     from ostinato.ir.graph import BaseGraph
 
 __all__ = ["NodeSupport", "fitting_sizes", "node_support"]

@@ -20,7 +20,7 @@ from ostinato.variables import Variable, bounds, narrowings, substitute, symbols
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ostinato.frontends.onnx.importer import Obstacle
+    from ostinato.frontends.onnx.obstacles import Obstacle
     from ostinato.frontends.onnx.reading import ModelReader
     from ostinato.ops.builder import Graph
     from ostinato.variables import Dim, Symbol
