@@ -177,7 +177,7 @@ def test_sizes_that_do_not_are_judged_by_the_file(session: ost.Session, name: st
     compiled = session.compile(ost.load_onnx(proto))
     judge = onnxruntime.InferenceSession(proto.SerializeToString())
     for shape in refused:
-        with pytest.raises(Exception, match=""):
+        with pytest.raises(Exception, match="ONNXRuntimeError"):
             judge.run(None, {"x": np.zeros(shape, np.float32)})
         for _ in range(2):
             with pytest.raises(ost.VariableError, match=f"{LABELS[name]}.*{RULES[name]}"):

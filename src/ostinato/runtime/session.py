@@ -148,7 +148,8 @@ class Session:
         progress: Progress | None,
     ) -> CompiledGraph:
         """Compile a graph that can be built again for other sizes, as far as it is built."""
-        from ostinato.runtime.specialized import SpecializedExecutable, VariantCompiler
+        from ostinato.runtime.specialized import SpecializedExecutable
+        from ostinato.runtime.variant_compiler import VariantCompiler
         from ostinato.runtime.variants import SpecializedSignature, Variants
 
         variants = Variants(graph, way, always=options.specialize == "always")
