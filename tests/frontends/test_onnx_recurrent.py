@@ -17,7 +17,14 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 COUNTS = {"LSTM": 3, "GRU": 2, "RNN": 1}
 
 
-def check(kind: str, *, lengths: bool = False, peepholes: bool = False, **attributes: Any) -> None:
+def check(
+    kind: str,
+    *,
+    lengths: tuple[int, ...] = (),
+    states: bool = False,
+    peepholes: bool = False,
+    **attributes: Any,
+) -> None:
     """Compare all outputs of a layer, optimised, unoptimised and by the oracle."""
     rng = np.random.default_rng(0)
     scans = 2 if attributes.get("direction") == "bidirectional" else 1
@@ -31,12 +38,16 @@ def check(kind: str, *, lengths: bool = False, peepholes: bool = False, **attrib
     names = ["x", "w", "r", "b", "", ""]
     if lengths:
         names[4] = "n"
+    if states:
+        names[5:] = ["h0", "c0"][: 2 if kind == "LSTM" else 1]
+        for name in names[5:]:
+            weights[name] = rng.standard_normal((scans, BATCH, HIDDEN))
     if peepholes:
-        names += ["", "p"]
+        names += [""] * (7 - len(names)) + ["p"]
         weights["p"] = rng.standard_normal((scans, 3 * HIDDEN)) * 0.5
     stored = [numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()]
     if lengths:
-        stored.append(numpy_helper.from_array(np.int32([SEQ, 2, 4]), "n"))
+        stored.append(numpy_helper.from_array(np.int32(lengths), "n"))
     results = ["y", "h", "c"][: 3 if kind == "LSTM" else 2]
     node = helper.make_node(kind, names, results, hidden_size=HIDDEN, **attributes)
     info = helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)
@@ -93,8 +104,14 @@ def test_parameters_belong_to_the_activations_that_have_them() -> None:
     )
 
 
-@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("lengths", [(), (SEQ, 2, 4)])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("peepholes", [False, True])
 def test_coupled_gates(direction, lengths, peepholes) -> None:
     check("LSTM", input_forget=1, direction=direction, lengths=lengths, peepholes=peepholes)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_empty_sequences_end_in_zeros(kind, direction) -> None:
+    check(kind, direction=direction, lengths=(0, SEQ, 1), states=True)

@@ -129,9 +129,14 @@ def _lengths(call: Call) -> Value | None:
 
 
 def _results(call: Call, y: Value, *states: Value) -> list[Value]:
+    g = call.g
+    lengths = _lengths(call)
+    if lengths is not None and (call.has(5) or call.has(6)):
+        # An empty sequence ends in zeros, whatever it began with, as in ONNX Runtime.
+        lived = g.expand_dims(g.greater(lengths, 0), 1)
+        states = tuple(g.where(lived, state, 0) for state in states)
     if not call.flag("layout", 0):
         return [y, *states]
-    g = call.g
     return [g.permute_dims(y, (2, 0, 1, 3)), *(g.permute_dims(s, (1, 0, 2)) for s in states)]
 
 
