@@ -553,3 +553,11 @@ def test_trees_whose_tables_disagree(name: str, entries: list[int], message: str
     )
     with pytest.raises(ost.ModelFormatError, match=message):
         ost.load_onnx(model_of(node, [value("x", [2, 1])]))
+
+
+@pytest.mark.parametrize("op_type", ["Elu", "Gelu", "LeakyRelu", "Swish", "LpNormalization"])
+def test_integers_where_an_op_takes_floats(op_type: str) -> None:
+    node = helper.make_node(op_type, ["x"], ["y"], name="act")
+    proto = model_of(node, [value("x", [2, 3], TensorProto.INT32)], 24)
+    with pytest.raises(ost.ModelFormatError, match=rf"{op_type} 'act'.*floats, got i32\[2,3\]"):
+        ost.load_onnx(proto)

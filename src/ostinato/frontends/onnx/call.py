@@ -174,6 +174,13 @@ class Call:
         """A tensor as a value of the graph under construction."""
         return self.leaves.value(tensor) if isinstance(tensor, Known) else self.g.local(tensor)
 
+    def floats(self, index: int) -> Value:
+        """The operand at ``index``, of an element type with fractions, as a value of the graph."""
+        value = self.value(index)
+        if not value.dtype.is_float:
+            self.malformed(f"expected floats, got {value.type}")
+        return value
+
     def optional(self, index: int) -> Value | None:
         """The operand at ``index`` as a value, or ``None`` when the node leaves it out."""
         return self.value(index) if self.has(index) else None

@@ -20,28 +20,28 @@ _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
 def convert_elu(call: Call) -> Result:
-    return call.g.elu(call.value(0), alpha=call.real("alpha", 1.0))
+    return call.g.elu(call.floats(0), alpha=call.real("alpha", 1.0))
 
 
 def convert_celu(call: Call) -> Result:
-    return call.g.celu(call.value(0), alpha=call.real("alpha", 1.0))
+    return call.g.celu(call.floats(0), alpha=call.real("alpha", 1.0))
 
 
 def convert_leaky_relu(call: Call) -> Result:
-    return call.g.leaky_relu(call.value(0), alpha=call.real("alpha", 0.01))
+    return call.g.leaky_relu(call.floats(0), alpha=call.real("alpha", 0.01))
 
 
 def convert_thresholded_relu(call: Call) -> Result:
-    return call.g.thresholded_relu(call.value(0), alpha=call.real("alpha", 1.0))
+    return call.g.thresholded_relu(call.floats(0), alpha=call.real("alpha", 1.0))
 
 
 def convert_hard_sigmoid(call: Call) -> Result:
     alpha, beta = call.real("alpha", 0.2), call.real("beta", 0.5)
-    return call.g.hard_sigmoid(call.value(0), alpha=alpha, beta=beta)
+    return call.g.hard_sigmoid(call.floats(0), alpha=alpha, beta=beta)
 
 
 def convert_selu(call: Call) -> Result:
-    g, x = call.g, call.value(0)
+    g, x = call.g, call.floats(0)
     alpha, gamma = call.real("alpha", _SELU_ALPHA), call.real("gamma", _SELU_GAMMA)
     if abs(alpha - _SELU_ALPHA) < 1e-6 and abs(gamma - _SELU_GAMMA) < 1e-6:
         return g.selu(x)
@@ -52,7 +52,7 @@ def convert_gelu(call: Call) -> Result:
     approximate = call.text("approximate", "none")
     if approximate not in ("none", "tanh"):
         call.malformed(f"approximate should be none or tanh, got {approximate!r}")
-    return call.g.gelu(call.value(0), approximate=approximate == "tanh")
+    return call.g.gelu(call.floats(0), approximate=approximate == "tanh")
 
 
 def convert_swish(call: Call) -> Result:
@@ -64,12 +64,12 @@ def convert_quick_gelu(call: Call) -> Result:
 
 
 def convert_bias_gelu(call: Call) -> Result:
-    return call.g.gelu(call.g.add(call.value(0), call.value(1)))
+    return call.g.gelu(call.g.add(call.floats(0), call.value(1)))
 
 
 def convert_fast_gelu(call: Call) -> Result:
     bias = call.optional(1)
-    x = call.value(0) if bias is None else call.g.add(call.value(0), bias)
+    x = call.floats(0) if bias is None else call.g.add(call.floats(0), bias)
     return call.g.gelu(x, approximate=True)
 
 
@@ -91,7 +91,7 @@ def convert_hardmax(call: Call) -> Result:
 
 
 def _swish(call: Call, alpha: float) -> Value:
-    g, x = call.g, call.value(0)
+    g, x = call.g, call.floats(0)
     if alpha == 1.0:
         return g.silu(x)
     return g.multiply(x, g.sigmoid(g.multiply(x, alpha)))

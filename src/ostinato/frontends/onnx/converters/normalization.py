@@ -113,7 +113,7 @@ def convert_local_response_norm(call: Call) -> Result:
 
 def convert_lp_norm(call: Call) -> Result:
     """``x`` over its norm; where the norm is zero, zero."""
-    g, x, order = call.g, call.value(0), call.integer("p", 2)
+    g, x, order = call.g, call.floats(0), call.integer("p", 2)
     if order not in (1, 2):
         call.malformed(f"p should be 1 or 2, got {order}")
     axis = normalize_axis(call.integer("axis", -1), x.ndim)
