@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 
+import ostinato as ost
 from ostinato.conversion import round_to
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError
@@ -89,3 +92,23 @@ def test_the_vocabulary_serves_others_than_graphs(rng):
     np.testing.assert_array_equal(s.topk(x, 2)[0], -np.sort(-x, 1)[:, :2])
     with pytest.raises(GraphError, match=r"add\(f32\[3,4\], 'no'\).* at .*test_vocabulary.py"):
         s.add(x, "no")
+
+
+def test_there_is_one_instance_of_each_op():
+    for op in OPS.values():
+        assert pickle.loads(pickle.dumps(op)) is op
+        assert copy.deepcopy(op) is op
+        assert type(op)() is op
+
+
+def test_pickled_graphs_compute_what_they_did():
+    g = Graph("pickled")
+    x, w, s = g.input("x", (2, 3)), g.param("w", (3,)), g.state("s", (2, 3))
+    g.assign(s, s + 1.0)
+    g.set_outputs({"y": g.relu(x + w * 2.0) + s})
+    values = {"w": np.arange(3, dtype=np.float32)}
+    inputs = {"x": np.array([[1, -5, 2], [-9, 4, 0]], dtype=np.float32)}
+    with ost.Session() as session:
+        expected = session.compile(g, values).run(inputs)[0]
+        actual = session.compile(pickle.loads(pickle.dumps(g)), values).run(inputs)[0]
+    np.testing.assert_array_equal(actual, expected)

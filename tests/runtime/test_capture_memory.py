@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
 from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.prepared import Copy
+from tests.allocations import blocks_gathered
 
 from .capture import ONES, SENTINEL, chain_graph, recorded, scaled_graph, sentinels, total
 
@@ -119,17 +118,7 @@ def test_recording_again_and_again_gathers_nothing(session, compiled):
 
     for _ in range(100):
         record()
-    assert min(blocks_gathered(record, 500) for _ in range(3)) < 50
-
-
-def blocks_gathered(call: Callable[[], None], times: int) -> int:
-    """Python's blocks that are left over by ``times`` calls, and by what else ran meanwhile."""
-    gc.collect()
-    before = sys.getallocatedblocks()
-    for _ in range(times):
-        call()
-    gc.collect()
-    return sys.getallocatedblocks() - before
+    assert blocks_gathered(record, 500) < 50
 
 
 @NO_ASAN
@@ -139,11 +128,7 @@ def test_replaying_allocates_nothing(session, compiled):
     replay = session.context.replay_graph
     for _ in range(100):
         replay(1)
-    gc.collect()
-    before = sys.getallocatedblocks()
-    for _ in range(1000):
-        replay(1)
-    assert sys.getallocatedblocks() - before < 20
+    assert blocks_gathered(lambda: replay(1), 1000) < 20
 
 
 # -- what drops recordings -------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from ostinato.errors import GraphError
 from ostinato.variables import Requirement
@@ -50,6 +50,14 @@ class Op(ABC):
     reduces: ClassVar[bool] = False
     binds_size: ClassVar[bool] = False
     takes_narrow: ClassVar[bool] = False
+    _instance: ClassVar[Op]
+
+    def __new__(cls) -> Self:
+        """The one instance of the class: ops are compared by identity, in unpickled graphs too."""
+        if "_instance" not in cls.__dict__:
+            cls._instance = super().__new__(cls)
+        instance: Self = cls.__dict__["_instance"]
+        return instance
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
