@@ -108,7 +108,7 @@ def test_pickled_graphs_compute_what_they_did():
     g.set_outputs({"y": g.relu(x + w * 2.0) + s})
     values = {"w": np.arange(3, dtype=np.float32)}
     inputs = {"x": np.array([[1, -5, 2], [-9, 4, 0]], dtype=np.float32)}
-    with ost.Session() as session:
-        expected = session.compile(g, values).run(inputs)[0]
-        actual = session.compile(pickle.loads(pickle.dumps(g)), values).run(inputs)[0]
+    session = ost.Session()
+    expected = session.compile(g, values).run(inputs)[0]
+    actual = session.compile(pickle.loads(pickle.dumps(g)), values).run(inputs)[0]
     np.testing.assert_array_equal(actual, expected)
