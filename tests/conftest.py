@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -44,3 +45,8 @@ def minilm(minilm_writer: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
     path = tmp_path_factory.mktemp("minilm") / "minilm.onnx"
     written: Path = minilm_writer.write_model(path)
     return written
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was collected out of the garbage collector's sight: it lives until the end."""
+    gc.freeze()
