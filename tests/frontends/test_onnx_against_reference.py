@@ -97,7 +97,8 @@ def test_losses(shape, reduction, weighted, ignored) -> None:
 def test_grid_sample(size, points, mode, padding, aligned) -> None:
     grid = RNG.uniform(-1.6, 1.6, (2, *points, len(size))).astype(np.float32)
     flags = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
-    check("GridSample", draw(2, 3, *size), grid, rtol=1e-3, **flags)
+    images = 2 if len(size) == 2 else 1  # the evaluator takes half a second for one in 3-D
+    check("GridSample", draw(images, 3, *size), grid[:images], rtol=1e-3, **flags)
 
 
 @pytest.mark.parametrize("mode", ["avg", "max"])
