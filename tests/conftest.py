@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[1]
 # The processes of pytest-xdist share it, and so do those that tests start.
 os.environ["OSTINATO_CACHE_DIR"] = str(ROOT / "build" / "test-cache")
 
+# Matrices of tests are small: a second thread of NumPy's BLAS would only wait, in a busy loop.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # No test fails because the machine is busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")

@@ -11,8 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import ostinato as ost
-
-ort = pytest.importorskip("onnxruntime")
+from tests.peer_runtime import onnxruntime_session
 
 RNG = np.random.default_rng(0)
 
@@ -55,11 +54,7 @@ def ours(op_type, *operands, outputs=1, stored=(), **attributes) -> list[Any]:
 def check(op_type, *operands, outputs=1, stored=(), rtol=1e-4, **attributes) -> None:
     """Compare all outputs of a node with ONNX Runtime."""
     proto, given = model(op_type, list(operands), outputs, stored, **attributes)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    data = proto.SerializeToString()
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(proto, rewrites=False)
     live = {i.name: given[i.name] for i in session.get_inputs()}
     expected = session.run(None, live)
     results = ours(op_type, *operands, outputs=outputs, stored=stored, **attributes)
@@ -151,7 +146,7 @@ def compare_live_rows(operands, arguments, lengths) -> None:
     """Rows of padding have no meaning: ONNX Runtime leaves what it likes in them."""
     outputs, stored = arguments.pop("outputs"), arguments.pop("stored")
     proto, given = model("GroupQueryAttention", operands, outputs, stored, **arguments)
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(proto)
     expected = session.run(None, {i.name: given[i.name] for i in session.get_inputs()})
     results = ours("GroupQueryAttention", *operands, outputs=outputs, stored=stored, **arguments)
     for mine, theirs in zip(results, expected, strict=True):

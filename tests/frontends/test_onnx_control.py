@@ -11,8 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
-
-ort = pytest.importorskip("onnxruntime")
+from tests.peer_runtime import onnxruntime_session
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -49,10 +48,7 @@ def check(
     dims: dict[str, Any] | None = None,
 ) -> ost.Graph:
     """Compare with ONNX Runtime, optimised and not; returns the graph."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    data = proto.SerializeToString()
-    peer = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    peer = onnxruntime_session(proto)
     graph = ost.load_onnx(proto, dims=dims)
     for optimize in (True, False):
         session = ost.Session("cpu")

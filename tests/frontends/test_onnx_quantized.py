@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 Array = np.ndarray[Any, Any]
 
@@ -82,11 +82,7 @@ class Case:
 
 def expected(model: Any, inputs: dict[str, Array]) -> list[Array]:
     """The results of ONNX Runtime, each op by itself."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    return list(session.run(None, inputs))
+    return list(onnxruntime_session(model, rewrites=False).run(None, inputs))
 
 
 def check(

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from bench.quantized_models import bert, mobilenet, quantized, resnet
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 Array = np.ndarray[Any, Any]
 
@@ -26,10 +26,7 @@ FORMS = [("qdq", "uint8"), ("qdq", "int8"), ("qoperator", "uint8"), ("qoperator"
 
 def by_onnx_runtime(model: bytes, x: Array) -> Array:
     """The result, each op by itself."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model, options)
-    (result,) = session.run(None, {"x": x})
+    (result,) = onnxruntime_session(model, rewrites=False).run(None, {"x": x})
     return np.asarray(result)
 
 
