@@ -39,15 +39,13 @@ def model(op_type: str, operands: list[Any], outputs: int, stored: tuple[int, ..
 
 
 def ours(op_type, *operands, outputs=1, stored=(), **attributes) -> list[Any]:
-    """Our results, which the oracle and unoptimised code agree with."""
+    """Our results, which the oracle agrees with."""
     proto, given = model(op_type, list(operands), outputs, stored, **attributes)
     graph = ost.load_onnx(proto)
     live = {name: a for name, a in given.items() if name in graph.inputs}
     results = ost.Session("cpu").compile(graph).run(live)
-    plain = ost.Session("cpu").compile(graph, options=ost.CompileOptions(optimize=False))
-    for a, b, c in zip(results, plain.run(live), ost.reference.evaluate(graph, live), strict=True):
+    for a, b in zip(results, ost.reference.evaluate(graph, live), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
-        np.testing.assert_allclose(a, c, rtol=2e-4, atol=2e-5)
     return list(results)
 
 

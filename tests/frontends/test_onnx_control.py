@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
+from ostinato.frontends.onnx import importer
 from tests.peer_runtime import onnxruntime_session
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -294,7 +295,8 @@ def test_an_unsupported_node_of_a_body_is_named() -> None:
         ost.load_onnx(proto)
 
 
-def test_loops_that_multiply_are_given_up_soon() -> None:
+def test_loops_that_multiply_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importer, "_MOST_REPEATED", importer._MOST_REPEATED // 20)
     nodes = [node("Identity", ["cond"], ["go"]), node("Concat", ["y", "x"], ["new"], axis=0)]
     body = loop_body(nodes, ["y"], ["new"])
     for _ in range(20):
