@@ -21,6 +21,7 @@ from ostinato.backends.cpu.llvm.toolchain import TargetSpec, assembly
 from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.multi_gemm import MultiGemm
 from ostinato.backends.cpu.rules.table import lower_for_cpu
+from ostinato.dtypes import DType
 from ostinato.records import replace
 from tests.backends.cpu.rules.amx_emulation import Amx
 
@@ -166,6 +167,17 @@ def test_rows_apart_and_rows_that_are_copied(lowered: Lowered) -> None:
         (got,), _ = emulated(lowered, g, {"x": x, "w": w})
         taken = x[3:38, 2:37].astype(np.float64)
         close(got, (taken.T if transposed else taken) @ w.astype(np.float64))
+
+
+@needs_avx512
+@pytest.mark.parametrize("rows", [9, 45])
+def test_results_stored_along_rows(lowered: Lowered, rows: int) -> None:
+    x, w = numbers((rows, 35), "bfloat16"), numbers((35, 50), "bfloat16", 1)
+    g = ost.Graph("transposed")
+    y = g.matmul(g.input("x", x.shape, "bfloat16"), g.param("w", w.shape, "bfloat16"))
+    g.set_outputs([g.permute_dims(y, (1, 0))])
+    (got,), _ = emulated(lowered, g, {"x": x, "w": w})
+    close(got, (x.astype(np.float64) @ w.astype(np.float64)).T)
 
 
 @needs_avx512
@@ -332,14 +344,27 @@ def test_names_of_what_is_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
         assert host.amx_features() == names
 
 
-def test_the_option_is_harmless_without_amx_and_right_with_it() -> None:
-    """On this machine, whatever it has."""
+def test_the_option_is_harmless_without_amx() -> None:
     assert not HOST.amx_dtypes
     x, w = numbers((37, 61), "int8"), numbers((61, 50), "int8", 1)
-    g = ost.Graph("bytes")
-    g.set_outputs([g.integer_matmul(g.input("x", x.shape, "int8"), g.param("w", w.shape, "int8"))])
     options = ost.CompileOptions(amx=True)
-    compiled = ost.Session("cpu", threads=2).compile(g, params={"w": w}, options=options)
-    np.testing.assert_array_equal(
-        compiled.run({"x": x})[0], x.astype(np.int32) @ w.astype(np.int32)
-    )
+    session = ost.Session("cpu", threads=2)
+    compiled = session.compile(matmul(37, 61, 50, "int8", "int8"), {"w": w}, options=options)
+    want = np.maximum(x.astype(np.int32) @ w.astype(np.int32), 0)
+    np.testing.assert_array_equal(compiled.run({"x": x})[0], want)
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), *BYTES], ids="-".join)
+def test_the_processor_agrees_with_the_emulation(lowered: Lowered, dtypes: tuple[str, str]) -> None:
+    target = TargetSpec.named("host", amx=True)
+    if not {DType.parse(name) for name in dtypes} <= target.amx_dtypes:
+        pytest.skip("this machine has no AMX, or the system does not permit it")
+    for m, k, n in SIZES:
+        graph = matmul(m, k, n, *dtypes)
+        data = {"x": numbers((m, k), dtypes[0]), "w": numbers((k, n), dtypes[1], 1)}
+        (want,), _ = emulated(lowered, graph, data)
+        (got,) = lowered(graph, target, amx=True)(data)
+        if dtypes[0] == "bfloat16":
+            close(got, want)
+        else:
+            np.testing.assert_array_equal(got, want)
