@@ -252,6 +252,26 @@ def test_the_loop(dtypes: tuple[str, str], instruction: str) -> None:
 
 
 @needs_avx512
+@pytest.mark.parametrize("target", [SAPPHIRE_RAPIDS, EMULATED], ids=lambda target: target.cpu)
+def test_instructions_stay_in_order(target: TargetSpec) -> None:
+    """LLVM schedules nothing across tile registers, nor the copy of the last bytes of rows."""
+    module = render(gemm(matmul(69, 1030, 128), target, amx=True), "kernel", target)
+    calls = re.findall(r'call void @"llvm\.x86\.([lt]\w+)"\((.*)\)', str(module))
+    wanted = [(name.removesuffix("64"), re.findall(r"i8 (\d)", text)) for name, text in calls]
+    found: list[tuple[str, list[str]]] = []
+    copied: list[int] = []
+    for line in assembly(module, target).splitlines():
+        if match := re.match(r"\t(ldtilecfg|tile\w+|tdp\w+)\b(.*)", line):
+            registers = re.findall(r"%tmm(\d)", match[2])  # the result comes last
+            found.append((match[1], registers[::-1]))
+        elif re.match(r"\tvmovdqu\w*\t%zmm\d+, ", line):
+            copied.append(len(found))
+    assert found == wanted
+    first, second = found.index(("tileloadd", ["6"])), found.index(("tileloadd", ["3"]))
+    assert copied == [first + 8] * 32 + [second + 5] * 5, "between the loop and the last step"
+
+
+@needs_avx512
 def test_configurations() -> None:
     """Palette 1; bytes of a row for each register, then rows."""
 
