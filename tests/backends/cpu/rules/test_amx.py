@@ -14,7 +14,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cpu import _core, host
-from ostinato.backends.cpu.capabilities import lowering_options
+from ostinato.backends.cpu.capabilities import CAPABILITIES, lowering_options
 from ostinato.backends.cpu.llvm import render
 from ostinato.backends.cpu.llvm.amx_tiles import configuration
 from ostinato.backends.cpu.llvm.toolchain import TargetSpec, assembly
@@ -22,6 +22,7 @@ from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.multi_gemm import MultiGemm
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.dtypes import DType
+from ostinato.passes.pipeline import run_passes
 from ostinato.records import replace
 from tests.backends.cpu.rules.amx_emulation import Amx
 
@@ -210,6 +211,21 @@ def test_whole_numbers_are_as_without_tiles(lowered: Lowered) -> None:
     (got,), _ = emulated(lowered, graph, data)
     (plain,) = lowered(graph, "host")(data)
     np.testing.assert_array_equal(got, plain)
+
+
+@needs_avx512
+@pytest.mark.parametrize("dtypes", BYTES, ids="-".join)
+def test_zero_points(lowered: Lowered, dtypes: tuple[str, str]) -> None:
+    """Quantised matmuls are matmuls of bytes less what the zero points come to."""
+    x, w = numbers((2, 19, 70), dtypes[0]), numbers((70, 33), dtypes[1], 1)
+    g = ost.Graph("affine")
+    a, b = g.input("x", x.shape, dtypes[0]), g.param("w", w.shape, dtypes[1])
+    g.set_outputs([g.affine_matmul(a, b, 3, 7)])
+    graph, _ = run_passes(g, capabilities=CAPABILITIES)
+    (got,), amx = emulated(lowered, graph, {"x": x, "w": w})
+    want = (x.astype(np.int64) - 3) @ (w.astype(np.int64) - 7)
+    np.testing.assert_array_equal(got, want.astype(np.int32))
+    assert amx.executed
 
 
 # -- code ------------------------------------------------------------------------------------------
