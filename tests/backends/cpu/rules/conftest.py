@@ -54,12 +54,23 @@ class Memory:
 
 
 class LoweredGraph:
-    """A program of kernels for one instruction set level, and for caches of any size."""
+    """A program of kernels for one instruction set level, and for caches of any size.
+
+    Args:
+        level: the level, or a processor that this machine need not be.
+        rewrite: makes code for this machine of the LLVM IR for another.
+    """
 
     def __init__(
-        self, graph: BaseGraph, level: str, caches: CacheSizes | None = None, **options: Any
+        self,
+        graph: BaseGraph,
+        level: str | TargetSpec,
+        caches: CacheSizes | None = None,
+        rewrite: Callable[[str], str] = str,
+        **options: Any,
     ) -> None:
-        target = TargetSpec.named(level)
+        target = TargetSpec.named(level) if isinstance(level, str) else level
+        self._rewrite = rewrite
         self.target = target if caches is None else replace(target, caches=caches)
         settings = lowering_options(CompileOptions(**options), self.target)
         self.program, _ = lower_for_cpu(graph, settings)
@@ -85,7 +96,7 @@ class LoweredGraph:
             names = ["kernel"]
             if not isinstance(call.kernel.extent, int):
                 names.append(extent_symbol("kernel"))
-            module = render(call.kernel, "kernel", self.target)
+            module = self._rewrite(str(render(call.kernel, "kernel", self.target)))
             self._code[text] = link([(compile_module(module, self.target), names)])
         return self._code[text]
 
