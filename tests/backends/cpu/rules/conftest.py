@@ -57,9 +57,14 @@ class Memory:
 
 
 class CodeCache:
-    """Linked kernels by their text and target: tests of a session share many of them."""
+    """Linked kernels by their text and target: tests of a session share many of them.
 
-    def __init__(self) -> None:
+    Args:
+        rewrite: makes code for this machine of the LLVM IR for another.
+    """
+
+    def __init__(self, rewrite: Callable[[str], str] = str) -> None:
+        self._rewrite = rewrite
         self._linked: dict[tuple[str, str], LinkedCode] = {}
 
     def linked(self, kernel: CpuKernel, target: TargetSpec) -> LinkedCode:
@@ -69,28 +74,37 @@ class CodeCache:
             names = ["kernel"]
             if not isinstance(kernel.extent, int):
                 names.append(extent_symbol("kernel"))
-            code = compile_module(render(kernel, "kernel", target), target)
-            self._linked[key] = load([(code, names)])
+            module = self._rewrite(str(render(kernel, "kernel", target)))
+            self._linked[key] = load([(compile_module(module, target), names)])
         return self._linked[key]
 
 
 class LoweredGraph:
-    """A program of kernels for one instruction set level, and for caches of any size."""
+    """A program of kernels for one instruction set level, and for caches of any size.
+
+    Args:
+        code: of kernels that other graphs have, too.
+        graph: to be lowered.
+        level: the level, or a processor that this machine need not be.
+        caches: instead of the level's.
+        rewrite: see :class:`CodeCache`; such code is shared with no other graph.
+    """
 
     def __init__(
         self,
         code: CodeCache,
         graph: BaseGraph,
-        level: str,
+        level: str | TargetSpec,
         caches: CacheSizes | None = None,
+        rewrite: Callable[[str], str] | None = None,
         **options: Any,
     ) -> None:
-        target = TargetSpec.named(level)
+        target = TargetSpec.named(level) if isinstance(level, str) else level
         self.target = target if caches is None else replace(target, caches=caches)
         settings = lowering_options(CompileOptions(**options), self.target)
         self.program, _ = lower_for_cpu(graph, settings)
         self._names = {v.name for v in self.program.variables}
-        self._code = code
+        self._code = code if rewrite is None else CodeCache(rewrite)
 
     @property
     def kernels(self) -> list[Any]:
