@@ -16,6 +16,7 @@ from tests.peers.hugging_face.architectures import ARCHITECTURES
 from tests.peers.hugging_face.comparison import TOLERANCE, compare_architecture
 from tests.peers.hugging_face.exporting import export
 
+
 @pytest.mark.parametrize(
     ("name", "exporter"),
     [
