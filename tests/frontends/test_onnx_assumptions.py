@@ -104,6 +104,25 @@ def windows() -> onnx.ModelProto:
     return model(nodes, {"x": ["n", 4, "m"]}, **numbers)
 
 
+def area() -> onnx.ModelProto:
+    """A reshape to an area whose sides are quotients of numbers that may be negative."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["a"], kernel_shape=[8, 8], strides=[8, 8]),
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s", "zero", "two"], ["rest"]),
+        helper.make_node("Slice", ["s", "two", "four"], ["image"]),
+        helper.make_node("Sub", ["image", "eight"], ["moved"]),
+        helper.make_node("Div", ["moved", "eight"], ["steps"]),
+        helper.make_node("Add", ["steps", "one"], ["sides"]),
+        helper.make_node("ReduceProd", ["sides"], ["area"], keepdims=1),
+        helper.make_node("Concat", ["rest", "area"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["a", "shape"], ["y"], name="area"),
+    ]
+    numbers = {"zero": 0, "one": 1, "two": 2, "four": 4, "eight": 8}
+    stored = {name: np.array([number]) for name, number in numbers.items()}
+    return model(nodes, {"x": ["n", 2, "h", "w"]}, **stored)
+
+
 #: Models, the bounds or form of their sizes, shapes that they take, and shapes that they refuse.
 CASES: dict[str, tuple[onnx.ModelProto, str, list[tuple[int, ...]], list[tuple[int, ...]]]] = {
     "position_table": (position_table(), "1..64", [(1, 1, 4), (2, 64, 4)], [(2, 65, 4)]),
@@ -116,6 +135,7 @@ CASES: dict[str, tuple[onnx.ModelProto, str, list[tuple[int, ...]], list[tuple[i
         [(1, 2, 5, 4)],
     ),
     "one_left": (one_left(), "8..15", [(1, 3, 8), (2, 3, 15)], [(1, 3, 16)]),
+    "area": (area(), "9..512", [(1, 2, 9, 16), (2, 2, 31, 64), (1, 2, 600, 10)], []),
     "windows": (windows(), "", [(1, 4, 10), (3, 4, 64), (2, 4, 600)], []),
     "float_sizes": (float_sizes(), "", [(1, 2, 3, 5), (2, 2, 7, 1)], []),
 }

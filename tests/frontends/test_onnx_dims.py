@@ -163,6 +163,23 @@ def test_a_size_used_as_a_number() -> None:
     np.testing.assert_allclose(y, x.mean(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("divisor", [1, 3, 4])
+def test_division_of_sizes_rounds_towards_zero(divisor: int) -> None:
+    """A difference of sizes may be negative."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Sub", ["s", "five"], ["moved"]),
+        helper.make_node("Div", ["moved", "divisor"], ["y"]),
+    ]
+    numbers = {"five": ints(5), "divisor": ints(divisor)}
+    proto = model(nodes, {"x": (TensorProto.FLOAT, ["n"])}, {"y": TensorProto.INT64}, numbers)
+    compiled = ost.Session("cpu").compile(ost.load_onnx(proto))
+    for n in (1, 2, 3, 4, 5, 6, 9, 12):
+        (y,) = compiled.run({"x": np.zeros(n, np.float32)})
+        assert y.tolist() == [int((n - 5) / divisor)]
+    assert len(compiled.specializations) == 1
+
+
 def test_slices_of_variable_extent() -> None:
     nodes = [helper.make_node("Slice", ["x", "start", "stop", "axes", "steps"], ["y"])]
     for start, stop, step in [(1, 2**63 - 1, 2), (-3, 100, 1), (-1, -(2**31), -1), (0, -1, 1)]:

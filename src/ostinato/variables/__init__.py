@@ -28,7 +28,7 @@ from ostinato.variables.expr import (
     remainder,
 )
 from ostinato.variables.extrema import maximum, minimum, provably_at_most
-from ostinato.variables.narrowing import Requirement, narrowings
+from ostinato.variables.narrowing import Requirement, joint_narrowing, narrowings
 from ostinato.variables.queries import (
     capacity,
     coefficient,
@@ -63,6 +63,7 @@ __all__ = [
     "floor_div",
     "maximum",
     "minimum",
+    "joint_narrowing",
     "narrowings",
     "prod",
     "provably_at_most",

@@ -445,14 +445,15 @@ def _split_by_sum(a: Expr, b: Expr) -> tuple[Dim, Dim]:
 
 
 def _nested_quotient(a: Dim, b: int) -> Dim | None:
-    """``(x // c) // b`` as ``x // (c * b)``, for a lone quotient."""
-    if not isinstance(a, Expr) or a.const or len(a.terms) != 1:
+    """``(x // c + k) // b`` as ``(x + k * c) // (c * b)``, for a lone quotient and a number."""
+    if not isinstance(a, Expr) or len(a.terms) != 1:
         return None
     monomial, factor = a.terms[0]
     atom = monomial[0]
     if factor != 1 or len(monomial) != 1 or not isinstance(atom, Quotient) or atom.right.terms:
         return None
-    return floor_div(atom.left, atom.right.const * b)
+    step = atom.right.const
+    return floor_div(atom.left + a.const * step, step * b)
 
 
 def _operand(expr: Expr) -> str:

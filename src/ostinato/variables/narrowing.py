@@ -23,9 +23,9 @@ from ostinato.variables.queries import coefficient, evaluate, substitute, symbol
 from ostinato.variables.variable import Variable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-__all__ = ["Requirement", "narrowings"]
+__all__ = ["Requirement", "joint_narrowing", "narrowings"]
 
 #: The numbers that sizes are tried as multiples of: strides of networks, and their products.
 _MULTIPLES = (2, 4, 8, 16, 32, 64)
@@ -73,6 +73,20 @@ def narrowings(requirement: Requirement, symbol: Symbol) -> Iterator[Dim]:
         low, high = -(-symbol.min // factor), symbol.max // factor
         if low < high:
             yield factor * Variable(f"{symbol.name}_by_{factor}", low, high)
+
+
+def joint_narrowing(requirement: Requirement, among: Collection[Symbol]) -> dict[Symbol, Dim]:
+    """Dims for several Variables at once, each from where on the sizes that depend on it are
+    positive; empty where there are not two such Variables.
+
+    A condition on an area mentions height and width alike: neither alone makes it certain.
+    """
+    found: dict[Symbol, Dim] = {}
+    for symbol in sorted(symbols(requirement.size) & set(among), key=lambda symbol: symbol.name):
+        least = _positive_from(requirement.size, symbol)
+        if least is not None:
+            found[symbol] = Variable(symbol.name, least, symbol.max)
+    return found if len(found) > 1 else {}
 
 
 def _solution(size: Dim, symbol: Symbol) -> Dim | None:

@@ -267,10 +267,13 @@ def _manageable(item: Any) -> bool:
 
 
 def _divide(a: Dim, b: Dim) -> Dim | None:
-    """Integer division as ONNX has it, towards zero, where that equals rounding down."""
-    if provably_nonnegative(a) and provably_less(0, b):
+    """Integer division as ONNX has it, towards zero; its divisor has to be positive."""
+    if not provably_less(0, b):
+        return None
+    if provably_nonnegative(a):
         return variables.floor_div(a, b)
-    return None
+    positive, negative = variables.maximum(a, 0), variables.maximum(-a, 0)
+    return variables.floor_div(positive, b) - variables.floor_div(negative, b)
 
 
 def _modulo(a: Dim, b: Dim) -> Dim | None:

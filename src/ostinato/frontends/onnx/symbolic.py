@@ -15,7 +15,7 @@ from ostinato.errors import GraphError, ModelFormatError, OstinatoError, Unsuppo
 from ostinato.frontends.onnx.specialization import unbuilt_graph
 from ostinato.ir.types import TensorType
 from ostinato.records import dataclass, replace
-from ostinato.variables import Variable, bounds, narrowings, substitute, symbols
+from ostinato.variables import Variable, bounds, joint_narrowing, narrowings, substitute, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -140,15 +140,21 @@ def _assumptions(
     if not obstacles or not obstacles[0].requirements:
         return
     requirement = obstacles[0].requirements[0]
-    for symbol in sorted(symbols(requirement.size), key=lambda symbol: symbol.name):
-        if symbol.name not in taken:
-            continue  # the user's
+    mentioned = sorted(symbols(requirement.size), key=lambda symbol: symbol.name)
+    ours = [symbol for symbol in mentioned if symbol.name in taken]  # the others are the user's
+    if together := joint_narrowing(requirement, ours):
+        yield _with_dims(shapes, together)
+    for symbol in ours:
         for dim in narrowings(requirement, symbol):
             taken.update(s.name for s in symbols(dim))
-            yield {
-                name: tuple(substitute(size, {symbol: dim}) for size in shape)
-                for name, shape in shapes.items()
-            }
+            yield _with_dims(shapes, {symbol: dim})
+
+
+def _with_dims(shapes: _Shapes, dims: Mapping[Symbol, Dim]) -> _Shapes:
+    """Shapes with dims for some Variables."""
+    return {
+        name: tuple(substitute(size, dims) for size in shape) for name, shape in shapes.items()
+    }
 
 
 def _same_obstacle(before: Sequence[Obstacle], after: Sequence[Obstacle]) -> bool:
