@@ -297,3 +297,26 @@ def test_a_dim_of_zero_is_zero(session: ost.Session) -> None:
     assert compiled.run({"x": np.ones((0, 3), np.float32)})[0].shape == (0, 3)
     with pytest.raises(ost.InputError, match="has shape"):
         compiled.run({"x": np.ones((2, 3), np.float32)})
+
+
+def test_sizes_that_only_an_exporter_has_seen(session: ost.Session) -> None:
+    """A height and a width of an image that are written into the file: it loads all the same."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["a"], kernel_shape=[4, 4], strides=[4, 4]),
+        helper.make_node("Reshape", ["a", "halves"], ["b"], name="halves"),
+        helper.make_node("Reshape", ["b", "whole"], ["c"], name="whole"),
+        helper.make_node("Concat", ["a", "c"], ["y"], axis=1, name="both"),
+    ]
+    stored = {"halves": np.array([-1, 2, 6, 2]), "whole": np.array([2, 3, 4, 6])}
+    proto = model(nodes, {"x": ["n", 3, "h", "w"]}, **stored)
+    proto.graph.output[0].CopyFrom(
+        helper.make_tensor_value_info("y", FLOAT, ["n", 6, "height", "width"])
+    )
+    compiled = session.compile(ost.load_onnx(proto))
+    x = np.random.default_rng(0).standard_normal((2, 3, 16, 24)).astype(np.float32)
+    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    np.testing.assert_array_equal(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])
+    for shape in ((1, 3, 16, 24), (2, 3, 16, 16)):
+        with pytest.raises(ost.VariableError, match="whole"):
+            compiled.run({"x": np.zeros(shape, np.float32)})
+    np.testing.assert_array_equal(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])

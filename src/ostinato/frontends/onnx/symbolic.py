@@ -226,8 +226,9 @@ class _Search:
             if isinstance(failure, UnsupportedOpError):
                 refused = failure
         hopeless = any(obstacle.hopeless for obstacle in obstacles)
-        if needs.contents and not hopeless and self._reader.outputs is not None:
-            return self._all(needs)  # contents that make sense could not be guessed
+        rare = not refused and _met_by_some(obstacles, self.variables)
+        if (needs.contents or rare) and not hopeless and self._reader.outputs is not None:
+            return self._all(needs)  # sizes or contents that make sense could not be guessed
         raise refused or error
 
     def sizes_to_try(self) -> Iterator[dict[str, int]]:
@@ -337,6 +338,16 @@ class _Search:
                 shape.append(Variable(unique, 0, _LARGEST))
             opened[name] = TensorType(type_.dtype, tuple(shape))
         return opened
+
+
+def _met_by_some(obstacles: Sequence[Obstacle], variables: Mapping[str, Symbol]) -> bool:
+    """Whether all that is in the way are conditions on these Variables: some sizes may meet them,
+    if only those that an exporter has seen.
+    """
+    return bool(obstacles) and all(
+        any(symbol.name in variables for r in obstacle.requirements for symbol in symbols(r.size))
+        for obstacle in obstacles
+    )
 
 
 def _is_small(type_: TensorType) -> bool:
