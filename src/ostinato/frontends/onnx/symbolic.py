@@ -152,9 +152,7 @@ def _assumptions(
 
 def _with_dims(shapes: _Shapes, dims: Mapping[Symbol, Dim]) -> _Shapes:
     """Shapes with dims for some Variables."""
-    return {
-        name: tuple(substitute(size, dims) for size in shape) for name, shape in shapes.items()
-    }
+    return {name: tuple(substitute(size, dims) for size in shape) for name, shape in shapes.items()}
 
 
 def _same_obstacle(before: Sequence[Obstacle], after: Sequence[Obstacle]) -> bool:
