@@ -123,6 +123,40 @@ def area() -> onnx.ModelProto:
     return model(nodes, {"x": ["n", 2, "h", "w"]}, **stored)
 
 
+def padded_to_fours(*nodes: Any) -> onnx.ModelProto:
+    """An image that is padded to multiples of 4 at its end, and what follows."""
+    padding = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s", "zero", "two"], ["rest"]),
+        helper.make_node("Slice", ["s", "two", "four"], ["image"]),
+        helper.make_node("Mod", ["image", "four"], ["over"]),
+        helper.make_node("Sub", ["four", "over"], ["missing"]),
+        helper.make_node("Mod", ["missing", "four"], ["border"]),
+        helper.make_node("Concat", ["none", "border"], ["pads"], axis=0),
+        helper.make_node("Pad", ["x", "pads"], ["a"], name="pad"),
+    ]
+    stored = {name: np.array([n]) for name, n in {"zero": 0, "two": 2, "four": 4}.items()}
+    stored["none"] = np.zeros(6, np.int64)
+    return model([*padding, *nodes], {"x": ["n", 2, "h", "w"]}, **stored)
+
+
+def tiles() -> onnx.ModelProto:
+    """The tiles of 4 by 4 of a padded image."""
+    return padded_to_fours(
+        helper.make_node("Add", ["image", "border"], ["padded"]),
+        helper.make_node("Div", ["padded", "four"], ["counts"]),
+        helper.make_node("Split", ["counts"], ["rows", "columns"], axis=0),
+        helper.make_node("Concat", ["rest", "rows", "four", "columns", "four"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["a", "shape"], ["b"], name="tiles"),
+        helper.make_node("Transpose", ["b"], ["y"], perm=[0, 2, 4, 1, 3, 5]),
+    )
+
+
+def never_padded() -> onnx.ModelProto:
+    """A padded image in the shape that it had before: the exporter has seen no padding."""
+    return padded_to_fours(helper.make_node("Reshape", ["a", "s"], ["y"], name="back"))
+
+
 #: Models, the bounds or form of their sizes, shapes that they take, and shapes that they refuse.
 CASES: dict[str, tuple[onnx.ModelProto, str, list[tuple[int, ...]], list[tuple[int, ...]]]] = {
     "position_table": (position_table(), "1..64", [(1, 1, 4), (2, 64, 4)], [(2, 65, 4)]),
@@ -136,6 +170,13 @@ CASES: dict[str, tuple[onnx.ModelProto, str, list[tuple[int, ...]], list[tuple[i
     ),
     "one_left": (one_left(), "8..15", [(1, 3, 8), (2, 3, 15)], [(1, 3, 16)]),
     "area": (area(), "9..512", [(1, 2, 9, 16), (2, 2, 31, 64), (1, 2, 600, 10)], []),
+    "tiles": (tiles(), "", [(1, 2, 3, 5), (2, 2, 8, 4), (1, 2, 600, 9)], []),
+    "never_padded": (
+        never_padded(),
+        "4*h_by_4,4*w_by_4",
+        [(1, 2, 4, 8), (3, 2, 12, 4)],
+        [(1, 2, 5, 4), (1, 2, 8, 6)],
+    ),
     "windows": (windows(), "", [(1, 4, 10), (3, 4, 64), (2, 4, 600)], []),
     "float_sizes": (float_sizes(), "", [(1, 2, 3, 5), (2, 2, 7, 1)], []),
 }
@@ -147,6 +188,7 @@ LABELS = {
     "in_fours": "fours",
     "up_and_down": "skip",
     "one_left": "single",
+    "never_padded": "back",
 }
 
 
@@ -156,6 +198,7 @@ RULES = {
     "in_fours": "n a multiple of 4",
     "up_and_down": "h a multiple of 4, w a multiple of 4",
     "one_left": "m at least 8 and at most 15",
+    "never_padded": "h a multiple of 4, w a multiple of 4",
 }
 
 

@@ -22,3 +22,14 @@ def test_two_ways_to_halve_three_times() -> None:
     one = floor_div(N + 7, 8)
     steps = floor_div(floor_div(floor_div(N + 1, 2) + 1, 2) + 1, 2)
     assert one == steps
+
+
+def test_a_size_rounded_up_to_a_multiple() -> None:
+    for rounded in (N + (-N - 4 * floor_div(-N, 4)), -4 * floor_div(-N, 4)):
+        assert rounded == 4 * floor_div(N + 3, 4)
+        assert floor_div(rounded, 4) == floor_div(N + 3, 4)
+
+
+def test_a_negative_fraction() -> None:
+    assert floor_div(-2, N + 1) == -1
+    assert floor_div(-3, N + 1) != -1  # n may be 1

@@ -28,7 +28,7 @@ from ostinato.variables.expr import (
     remainder,
 )
 from ostinato.variables.extrema import maximum, minimum, provably_at_most
-from ostinato.variables.narrowing import Requirement, joint_narrowing, narrowings
+from ostinato.variables.narrowing import Requirement, joint_narrowings, narrowings
 from ostinato.variables.queries import (
     capacity,
     coefficient,
@@ -61,7 +61,7 @@ __all__ = [
     "data_symbols",
     "evaluate",
     "floor_div",
-    "joint_narrowing",
+    "joint_narrowings",
     "maximum",
     "minimum",
     "narrowings",

@@ -329,12 +329,16 @@ def floor_div(a: Dim, b: Dim) -> Dim:
     quotient, rest = _split_multiples(a, b)
     if rest == 0 or _within(rest, b):
         return quotient
+    if provably_less(rest, 0) and provably_nonnegative(rest + b):
+        return quotient - 1
     if isinstance(b, Expr) and (ratio := _whole_ratio(rest, b)):
         return quotient + ratio
     if isinstance(b, int):
         low, high = bounds(rest)
         if low // b == high // b:
             return quotient + low // b
+        if high <= 0:
+            return quotient - ceil_div(-rest, b)
         inner = _nested_quotient(rest, b)
         if inner is not None:
             return quotient + inner

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.peers.hugging_face.architectures import ARCHITECTURES, Architecture
 from tests.peers.hugging_face.results import EXPORTERS, read_results, write_results
 
-_SECONDS = 300
+_SECONDS = 600
 _BYTES = 6 << 30
 
 #: Characters of a reason that are kept.

@@ -277,7 +277,15 @@ def _divide(a: Dim, b: Dim) -> Dim | None:
 
 
 def _modulo(a: Dim, b: Dim) -> Dim | None:
-    return variables.remainder(a, b) if provably_less(0, b) else None
+    """The remainder of rounding down. By its quotient where that helps: a size that is padded to
+    the next multiple of a number is then found to be one.
+    """
+    if not provably_less(0, b):
+        return None
+    quotient = variables.floor_div(a, b)
+    if isinstance(b, int) or isinstance(quotient, int):
+        return a - b * quotient
+    return variables.remainder(a, b)
 
 
 def _absolute(a: Dim) -> Dim | None:

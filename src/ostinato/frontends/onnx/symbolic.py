@@ -15,7 +15,7 @@ from ostinato.errors import GraphError, ModelFormatError, OstinatoError, Unsuppo
 from ostinato.frontends.onnx.specialization import unbuilt_graph
 from ostinato.ir.types import TensorType
 from ostinato.records import dataclass, replace
-from ostinato.variables import Variable, bounds, joint_narrowing, narrowings, substitute, symbols
+from ostinato.variables import Variable, bounds, joint_narrowings, narrowings, substitute, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -142,7 +142,8 @@ def _assumptions(
     requirement = obstacles[0].requirements[0]
     mentioned = sorted(symbols(requirement.size), key=lambda symbol: symbol.name)
     ours = [symbol for symbol in mentioned if symbol.name in taken]  # the others are the user's
-    if together := joint_narrowing(requirement, ours):
+    for together in joint_narrowings(requirement, ours):
+        taken.update(s.name for dim in together.values() for s in symbols(dim))
         yield _with_dims(shapes, together)
     for symbol in ours:
         for dim in narrowings(requirement, symbol):
