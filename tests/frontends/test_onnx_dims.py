@@ -181,6 +181,27 @@ def test_division_of_sizes_rounds_towards_zero(divisor: int) -> None:
     assert len(compiled.specializations) == 1
 
 
+def test_the_end_of_an_axis_that_may_be_shorter() -> None:
+    """The last positions of a cache, and a shape that is asked for a size of -1."""
+    nodes = [
+        helper.make_node("Slice", ["x", "last", "end"], ["kept"]),
+        helper.make_node("Concat", ["kept", "new"], ["rows"], axis=0),
+        helper.make_node("Shape", ["rows"], ["s"]),
+        helper.make_node("Equal", ["s", "open"], ["missing"]),
+        helper.make_node("Where", ["missing", "one", "s"], ["shape"]),
+        helper.make_node("Expand", ["rows", "shape"], ["y"], name="expand"),
+    ]
+    ends = {"last": ints(-3), "end": ints(2**62), "open": ints(-1), "one": ints(1)}
+    inputs = {name: (TensorProto.FLOAT, [name, 2]) for name in ("x", "new")}
+    proto = model(nodes, inputs, {"y": TensorProto.FLOAT}, ends)
+    compiled = ost.Session("cpu").compile(ost.load_onnx(proto))
+    for rows in (1, 2, 3, 4, 9):
+        x, new = np.random.default_rng(rows).standard_normal((2, rows, 2), np.float32)
+        (y,) = compiled.run({"x": x, "new": new})
+        np.testing.assert_array_equal(y, np.concatenate([x[-3:], new]))
+    assert len(compiled.specializations) == 1
+
+
 FLOAT = TensorProto.FLOAT
 HALVES = {
     "ceil": [

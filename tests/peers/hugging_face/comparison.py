@@ -13,6 +13,7 @@ import onnxruntime
 
 import ostinato as ost
 from ostinato.cache.objects import process_cache
+from ostinato.variables import symbols
 from tests.peers.hugging_face.architectures import ARCHITECTURES, Architecture
 
 __all__ = ["TOLERANCE", "Comparison", "PeerError", "compare", "compare_architecture"]
@@ -31,16 +32,19 @@ class Comparison:
 
     Attributes:
         difference: the largest of an output, relative to its largest magnitude.
-        numbers: the dynamic axes that have to be numbers when the graph is built.
+        numbers: the axes of inputs that have to be numbers when the graph is built.
         reason: why ONNX Runtime runs it at the exported sizes alone; empty if it does not.
     """
 
     difference: float
-    numbers: tuple[str, ...]
+    numbers: tuple[tuple[str, int], ...]
     reason: str = ""
 
-    def __str__(self) -> str:
-        built = f" built again for each {', '.join(self.numbers)}" if self.numbers else ""
+    def text(self, architecture: Architecture) -> str:
+        """The result as the file of results has it."""
+        dims = {operand.name: operand.dims for operand in architecture.inputs}
+        names = dict.fromkeys(str(dims[name][axis]) for name, axis in self.numbers)
+        built = f" built again for each {', '.join(names)}" if names else ""
         alone = f" at the exported sizes alone: ONNX Runtime: {self.reason}" if self.reason else ""
         return f"{self.difference:.1e}{built}{alone}"
 
@@ -83,7 +87,13 @@ def compare(path: Path, runs: Sequence[Mapping[str, np.ndarray]]) -> Comparison:
             np.testing.assert_array_equal(result, earlier, "a repeated run differs")
     assert len(compiled.specializations) == len(programs), "a repeated run compiles a program"
     assert process_cache().counters == counters, "a repeated run compiles kernels"
-    return Comparison(difference, tuple(graph.specialization.reasons))
+    numbers = [
+        (name, axis)
+        for name, value in graph.inputs.items()
+        for axis, dim in enumerate(value.shape)
+        if any(symbol.name in graph.specialization.reasons for symbol in symbols(dim))
+    ]
+    return Comparison(difference, tuple(numbers))
 
 
 def _wanted(path: Path, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -109,7 +119,8 @@ def _difference(result: np.ndarray, wanted: np.ndarray) -> float:
 def main(name: str, path: Path, report: Path) -> None:
     """Compare one architecture, and write the result or the reason against it to ``report``."""
     try:
-        report.write_text(str(compare_architecture(ARCHITECTURES[name], path)))
+        architecture = ARCHITECTURES[name]
+        report.write_text(compare_architecture(architecture, path).text(architecture))
     except PeerError as error:
         report.write_text(f"not compared: ONNX Runtime: {error}")
     except ost.OstinatoError as error:
