@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.dtypes import INT64
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["bound_sizes", "element", "known_elements", "open_bound", "open_elements"]
+__all__ = [
+    "bound_sizes",
+    "element",
+    "follows_from_integers",
+    "known_elements",
+    "open_bound",
+    "open_count",
+    "open_elements",
+]
 
 #: Sizes about which nothing is known, together: memory is planned for no more elements.
 _OPEN_BITS = 40
@@ -47,7 +56,7 @@ def open_elements(call: Call, index: int, what: str) -> list[Dim | None]:
         NotSupported: they follow from inputs of integers, and are known with these.
     """
     elements = known_elements(call, index)
-    if None in elements and _follows_from_integers(call.value(index)):
+    if None in elements and follows_from_integers(call.value(index)):
         call.unknown(index, f"its {what} follow from the contents of inputs")
     return elements
 
@@ -56,6 +65,12 @@ def open_bound(elements: Sequence[Dim | None]) -> int:
     """The bound of each element that is not known, where nothing else limits it."""
     unknown = max(sum(size is None for size in elements), 1)
     return 1 << min(_OPEN_BITS // unknown, _OPEN_BITS_ALONE)
+
+
+def open_count(part: Dim) -> int:
+    """The bound of a number of parts that nothing limits, each of ``part`` elements."""
+    bits = _OPEN_BITS - bounds(part)[1].bit_length()
+    return 1 << max(min(bits, _OPEN_BITS_ALONE), 0)
 
 
 def bound_sizes(call: Call, index: int, bound: Dim | None = None) -> list[Dim]:
@@ -84,7 +99,7 @@ def element(call: Call, index: int, position: int) -> Value:
     return g.cast(g.reshape(g.slice(flat, [position], [position + 1]), ()), INT64)
 
 
-def _follows_from_integers(value: Value) -> bool:
+def follows_from_integers(value: Value) -> bool:
     """Whether a value depends on constants and on inputs of integers alone."""
     waiting, seen = [value.node], {value.node}
     while waiting:
