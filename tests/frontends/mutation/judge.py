@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,8 @@ def _inputs(rng: random.Random, graph: ost.Graph, seed: Seed) -> dict[str, Array
         own = {}
     if any(_bytes(value.type, sizes) > _LARGEST_RUN for value in graph.values()):
         return None
+    if any(prod(max(size, 1) for size in _shape(t, sizes)) > _LARGEST_RUN for t in types.values()):
+        return None  # NumPy has no array without elements of such sizes
     numbers = np.random.default_rng(rng.randrange(1 << 32))
     return own or {name: _array(numbers, type_, sizes) for name, type_ in types.items()}
 
@@ -176,10 +179,14 @@ def _bytes(type_: Any, sizes: Mapping[str, int]) -> int:
 
 
 def _array(numbers: np.random.Generator, type_: Any, sizes: Mapping[str, int]) -> Array:
-    shape = tuple(evaluate(dim, sizes) for dim in type_.shape)
+    shape = _shape(type_, sizes)
     floats = type_.dtype.is_float
     drawn = numbers.standard_normal(shape) if floats else numbers.integers(0, 2, size=shape)
     return np.asarray(drawn).astype(type_.dtype.numpy)
+
+
+def _shape(type_: Any, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(evaluate(dim, sizes) for dim in type_.shape)
 
 
 def _size(rng: random.Random, least: int, most: int) -> int:

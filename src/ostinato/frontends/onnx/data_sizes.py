@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import INT64
+from ostinato.frontends.onnx.tensors import MAX_RANK
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE
 from ostinato.variables import bounds
 
@@ -30,6 +31,9 @@ __all__ = [
     "open_elements",
 ]
 
+#: The most sizes that one operand computes: two for each dim.
+_MOST_ELEMENTS = 2 * MAX_RANK
+
 #: Sizes about which nothing is known, together: memory is planned for no more elements.
 _OPEN_BITS = 40
 
@@ -45,6 +49,11 @@ def known_elements(call: Call, index: int) -> list[Dim | None]:
     value = call.value(index)
     if not isinstance(value.type.size, int):
         call.unsupported(f"its operand {index} has a number of elements that varies")
+    if value.type.size > _MOST_ELEMENTS:
+        call.malformed(
+            f"its operand {index} computes {value.type.size:,} sizes, expected at most "
+            f"{_MOST_ELEMENTS}"
+        )
     found = _elements(value)
     return found if len(found) == value.type.size else [None] * value.type.size
 
