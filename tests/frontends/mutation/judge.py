@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 from onnx import ModelProto
+from onnx.numpy_helper import to_array
 
 import ostinato as ost
 from ostinato.variables import evaluate
 from tests.frontends.mutation.mutators import mutate
 from tests.frontends.mutation.seeds import Array, Seed, own_seeds
-from tests.frontends.mutation.sites import nodes
+from tests.frontends.mutation.sites import nodes, tensors
 
 __all__ = ["FINDINGS", "Verdict", "examine"]
 
@@ -40,6 +41,13 @@ _RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial"}
     | {f"Random{kind}{like}" for kind in ("Normal", "Uniform") for like in ("", "Like")}
 )
+
+#: Ops of which the reference evaluator is known to err: it stacks scan outputs of scalars as
+#: columns, and takes powers of negative numbers for their norms.
+_MISJUDGED = frozenset({"Loop", "LpNormalization"})
+
+#: Stored numbers from here on may overflow within one evaluator, and not within another.
+_HUGE = 1e30
 
 #: Models with more bytes of inputs or of intermediate values are not run.
 _LARGEST_RUN = 64 << 20
@@ -148,8 +156,8 @@ def _outcome(
         text = f"{type(error).__name__}: {error}"
         return ("internal error" if _UNFORESEEN.search(text) else "refused"), text, None
     except Exception as error:
-        if isinstance(error, MemoryError) and str(error).startswith("the system has no "):
-            return "refused", str(error), None  # the arena
+        if isinstance(error, MemoryError) and str(error).startswith("a run takes up to "):
+            return "refused", str(error), None
         return "internal error", "".join(traceback.format_exception(error)[-6:]), None
     return "ran", "", (inputs, outputs)
 
@@ -239,6 +247,8 @@ def _difference(
     if _at_will(model, inputs, outputs):
         return None
     answers = []
+    huge = _is_huge(model)
+    misjudged = any(node.op_type in _MISJUDGED for node in nodes(model))
     for evaluator in (_reference, _onnx_runtime):
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
@@ -246,9 +256,11 @@ def _difference(
                 expected = evaluator(model, inputs, list(outputs))
             except Exception:
                 continue
-            found = _compare(outputs, expected)
+            found = _compare(outputs, expected, huge=huge)
         if not found:
             return ""
+        if misjudged and evaluator is _reference:
+            continue
         answers.append(f"{evaluator.__name__[1:]}: {found}")
     return "; ".join(answers) if answers else None
 
@@ -264,6 +276,18 @@ def _at_will(model: ModelProto, inputs: Mapping[str, Array], outputs: Mapping[st
     wild = any((~(np.abs(array) < 2**15)).any() for array in floats)
     wild |= any(array.dtype.kind == "u" for array in outputs.values())
     return wild and any(op_type.startswith("Cast") for op_type in found)
+
+
+def _is_huge(model: ModelProto) -> bool:
+    """Whether a stored number is finite, and near the largest ones of its type."""
+    for tensor in tensors(model):
+        try:
+            array = np.abs(to_array(tensor).astype(np.float64))
+        except Exception:  # a tensor that breaks rules
+            continue
+        if (np.isfinite(array) & (array > _HUGE)).any():
+            return True
+    return False
 
 
 def _reference(model: ModelProto, inputs: Mapping[str, Array], names: list[str]) -> list[Any]:
@@ -284,7 +308,12 @@ def _onnx_runtime(model: ModelProto, inputs: Mapping[str, Array], names: list[st
     return list(session.run(names, dict(inputs)))
 
 
-def _compare(outputs: Mapping[str, Array], expected: Sequence[Any]) -> str:
+def _compare(outputs: Mapping[str, Array], expected: Sequence[Any], *, huge: bool) -> str:
+    """The first difference, in words.
+
+    Args:
+        huge: whether only finite numbers count.
+    """
     for (name, mine), theirs in zip(outputs.items(), expected, strict=True):
         other = np.asarray(theirs)
         if mine.shape != other.shape or mine.dtype != other.dtype:
@@ -300,6 +329,7 @@ def _compare(outputs: Mapping[str, Array], expected: Sequence[Any]) -> str:
             bound = loose * (np.abs(b) + min(1.0, finite.max() if finite.size else 0.0)) + 1e-6
             same = (a == b) | (np.isnan(a) & np.isnan(b))
             wrong = ~same & ~(np.abs(a - b) <= bound)
+            wrong &= np.isfinite(b) | (not huge)
         if wrong.any():
             at = tuple(np.argwhere(wrong)[0])
             return f"{name!r}: {wrong.sum()} of {wrong.size} differ, {mine[at]} for {other[at]}"
