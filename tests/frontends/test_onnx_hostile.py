@@ -593,3 +593,15 @@ def test_support_vectors_that_disagree(attributes: dict[str, Any], message: str)
     )
     with pytest.raises(ost.ModelFormatError, match=message):
         ost.load_onnx(model_of(node, [value("x", [2, 2])]))
+
+
+@pytest.mark.parametrize("op_type", ["Momentum", "Adagrad"])
+def test_rates_that_are_integers(op_type: str) -> None:
+    node = helper.make_node(
+        op_type, list("rtxgv"), ["y", "w"], name="step", domain="ai.onnx.preview.training"
+    )
+    inputs = [value("r", [], TensorProto.INT32), value("t", [], TensorProto.INT64)]
+    proto = model_of(node, [*inputs, *(value(name, [2]) for name in "xgv")])
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.preview.training", 1))
+    with pytest.raises(ost.ModelFormatError, match=r"'step': expected floats, got i32"):
+        ost.load_onnx(proto)
