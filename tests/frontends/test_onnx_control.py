@@ -262,6 +262,49 @@ def test_scan_outputs_of_a_trip_count_of_the_data() -> None:
     check(proto, *({"x": np.ones(4, np.float32), "n": np.array(n)} for n in (1, 6, 1)))
 
 
+@pytest.mark.parametrize("form", ["most", "condition", "count of floats", "endless"])
+def test_scan_outputs_of_a_loop_that_ends_on_data(form: str) -> None:
+    body = loop_body(
+        [
+            node("ReduceSum", ["y"], ["s"], keepdims=0),
+            node("Less", ["s", "limit"], ["go"]),
+            node("Add", ["y", "x"], ["new"]),
+            node("Mul", ["new", "new"], ["square"]),
+        ],
+        ["y"],
+        ["new", "square", "y"],
+        [4],
+    )
+    count = {"most": "ten", "count of floats": "n"}.get(form, "")
+    nodes = [
+        node("ReduceMax", ["x"], ["top"], keepdims=0),
+        node("Mul", ["top", "four"], ["size"]),
+        node("Cast", ["size"], ["n"], to=INT64),
+        node(
+            "Loop",
+            [count, "p" if form == "condition" else "", "x"],
+            ["last", "squares", "before"],
+            body=body,
+        ),
+        node("Shape", ["squares"], ["shape"]),
+    ]
+    inputs = [info("x", [4]), info("limit", [])]
+    inputs += [info("p", [], BOOL)] if form == "condition" else []
+    proto = model(
+        nodes[0 if form == "count of floats" else 3 :],
+        inputs,
+        [info("last"), info("squares"), info("before"), info("shape", dtype=INT64)],
+        [stored("ten", np.int64(10)), stored("four", np.float32(4))],
+    )
+    x = np.array([0.5, 1, 2, 1.5], np.float32)
+    feeds: list[dict[str, Any]] = [
+        {"x": x, "limit": np.array(n, np.float32)} for n in (20, 0, 49, 20)
+    ]
+    if form == "condition":
+        feeds = [feed | {"p": np.array(p)} for feed in feeds for p in (True, False)]
+    check(proto, *feeds)
+
+
 def test_weights_of_a_body_are_params_of_the_graph() -> None:
     w = np.random.default_rng(2).random((8, 8), np.float32)
     body = loop_body(

@@ -48,7 +48,8 @@ class CompileOptions:
             with the same cache. Never with ``tune`` or with experts in a file.
         specialize: for a model of open sizes. ``"auto"``: compile for the sizes that a run brings
             where they have to be numbers, or are beyond the bounds so far; ``"always"``: compile
-            for the sizes of each run; ``"never"``: raise instead.
+            for the sizes of each run, also a graph whose inputs have Variables for sizes;
+            ``"never"``: raise instead.
         max_specializations: the most sizes that a graph is compiled for at a time; beyond, the
             least recently used one is dropped, and compiled again when it is needed.
         target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.

@@ -14,6 +14,7 @@ from ostinato.variables.polynomial import (
     divide_by_int,
     divide_by_term,
     format_sum,
+    leading_term,
     multiply_monomials,
     sorted_terms,
 )
@@ -329,12 +330,16 @@ def floor_div(a: Dim, b: Dim) -> Dim:
     quotient, rest = _split_multiples(a, b)
     if rest == 0 or _within(rest, b):
         return quotient
+    if provably_less(rest, 0) and provably_nonnegative(rest + b):
+        return quotient - 1
     if isinstance(b, Expr) and (ratio := _whole_ratio(rest, b)):
         return quotient + ratio
     if isinstance(b, int):
         low, high = bounds(rest)
         if low // b == high // b:
             return quotient + low // b
+        if high <= 0:
+            return quotient - ceil_div(-rest, b)
         inner = _nested_quotient(rest, b)
         if inner is not None:
             return quotient + inner
@@ -436,23 +441,38 @@ def _split_by_term(a: Expr, divisor: Monomial, scale: int) -> tuple[Dim, Dim]:
 
 
 def _split_by_sum(a: Expr, b: Expr) -> tuple[Dim, Dim]:
-    """Polynomial long division by the leading term of ``b`` where that empties ``a``'s terms."""
+    """Polynomial long division where that empties ``a``'s terms."""
     quotient, _ = _split_by_term(a, *b.terms[0])
-    if quotient == 0:
-        return 0, a
     rest = a - quotient * b
+    if quotient != 0 and _within(rest, b):
+        return quotient, rest
+    quotient, rest = _long_division(a, b)
     return (quotient, rest) if _within(rest, b) else (0, a)
 
 
+def _long_division(a: Expr, b: Expr) -> tuple[Dim, Dim]:
+    """``(q, r)`` with ``a == q * b + r``, as far as leading terms can be divided."""
+    divisor, scale = leading_term(b.terms)
+    quotient: Dim = 0
+    rest: Dim = a
+    while isinstance(rest, Expr):
+        part, _ = _split_by_term(Expr(dict([leading_term(rest.terms)]), 0), divisor, scale)
+        if part == 0:
+            break
+        quotient, rest = quotient + part, rest - part * b
+    return quotient, rest
+
+
 def _nested_quotient(a: Dim, b: int) -> Dim | None:
-    """``(x // c) // b`` as ``x // (c * b)``, for a lone quotient."""
-    if not isinstance(a, Expr) or a.const or len(a.terms) != 1:
+    """``(x // c + k) // b`` as ``(x + k * c) // (c * b)``, for a lone quotient and a number."""
+    if not isinstance(a, Expr) or len(a.terms) != 1:
         return None
     monomial, factor = a.terms[0]
     atom = monomial[0]
     if factor != 1 or len(monomial) != 1 or not isinstance(atom, Quotient) or atom.right.terms:
         return None
-    return floor_div(atom.left, atom.right.const * b)
+    step = atom.right.const
+    return floor_div(atom.left + a.const * step, step * b)
 
 
 def _operand(expr: Expr) -> str:

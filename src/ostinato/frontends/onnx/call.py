@@ -117,7 +117,7 @@ class Call:
         """Report that the operand at ``index`` would have to be known when the model is loaded."""
         operand = self.operand(index)
         if isinstance(operand, Known):
-            raise NotSupported(reason, operand.dims())
+            raise NotSupported(reason, operand.sizes())
         raise NotSupported(reason, unknown=operand)
 
     def malformed(self, problem: str) -> NoReturn:
@@ -242,6 +242,13 @@ class Call:
                 self.needs_number(f"its {what} depend on {dim}", dim)
             result.append(dim)
         return tuple(result)
+
+    def single(self, index: int, what: str) -> int:
+        """The only element of an integer operand, which is not symbolic."""
+        found = self.integers(index, what)
+        if len(found) != 1:
+            self.malformed(f"its {what} should be a single number, got {len(found)}")
+        return found[0]
 
     def scalar(self, index: int, what: str) -> Any:
         """The only element of a known operand, as a Python number."""
