@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 
 def model(
@@ -248,7 +248,7 @@ def test_sizes_over_numbers(name: str) -> None:
     proto = model(nodes, {"x": (FLOAT, ["n"])}, {"y": FLOAT}, stored)
     proto.ir_version = 8
     compiled = ost.Session("cpu").compile(ost.load_onnx(proto))
-    peer = onnxruntime.InferenceSession(proto.SerializeToString())
+    peer = onnxruntime_session(proto)
     for n in (1, 2, 3, 4, 5, 6, 7, 11, 12, 500):
         feeds = {"x": np.zeros(n, np.float32)}
         np.testing.assert_array_equal(compiled.run(feeds)[0], peer.run(None, feeds)[0])
