@@ -605,3 +605,32 @@ def test_rates_that_are_integers(op_type: str) -> None:
     proto.opset_import.append(helper.make_opsetid("ai.onnx.preview.training", 1))
     with pytest.raises(ost.ModelFormatError, match=r"'step': expected floats, got i32"):
         ost.load_onnx(proto)
+
+
+def test_a_mask_of_integers() -> None:
+    node = helper.make_node("Attention", ["q", "q", "q", "mask"], ["y"], name="attend")
+    inputs = [value("q", [1, 2, 4, 8]), value("mask", [4, 2], TensorProto.INT64)]
+    with pytest.raises(ost.ModelFormatError, match=r"'attend': its mask is i64\[4,2\], expected"):
+        ost.load_onnx(model_of(node, inputs, 24))
+
+
+def test_two_versions_of_a_domain() -> None:
+    proto = small_model()
+    proto.opset_import.append(helper.make_opsetid("ai.onnx", 9))
+    with pytest.raises(ost.ModelFormatError, match="operator sets 17 and 9, expected one"):
+        ost.load_onnx(proto)
+
+
+@pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
+def test_recurrent_weights_of_the_wrong_rank(op_type: str) -> None:
+    node = helper.make_node(op_type, ["x", "w", "r"], ["y"], name="cell", hidden_size=6)
+    inputs = [value("x", [3, 4, 5]), value("w", []), value("r", [])]
+    with pytest.raises(ost.ModelFormatError, match=r"'cell': operand 1 is f32\[\], expected"):
+        ost.load_onnx(model_of(node, inputs))
+
+
+def test_a_range_of_two_types() -> None:
+    node = helper.make_node("Range", ["a", "b", "c"], ["y"], name="steps")
+    inputs = [value("a", []), value("b", []), value("c", [], TensorProto.INT32)]
+    with pytest.raises(ost.ModelFormatError, match=r"'steps': its operands .* different types"):
+        ost.load_onnx(model_of(node, inputs))
