@@ -112,7 +112,7 @@ class Case:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    **{f"seed {seed}": {"seed": seed} for seed in range(4)},
+    **{f"seed {seed}": {"seed": seed} for seed in range(2)},
     "one key head": {"seed": 5, "heads": 6, "key_heads": 1, "head_dim": 16, "width": 96},
     "a key head each": {"seed": 8, "key_heads": 4, "vocabulary": 300, "hidden": 100},
     "one layer, filled to the end": {"seed": 7, "layers": 1, "length": COUNT, "first": 9},

@@ -174,7 +174,7 @@ _LIVE = sorted(CASES.keys() - _NEED_A_ROW)
 
 @pytest.mark.parametrize(
     ("options", "name"),
-    # Without optimisation, tests of sizes that shapes give have the same kernels.
+    # Without optimisation every third case: nodes have kernels of their own, which cases share.
     [*((OPTIMISED, name) for name in _LIVE), *((UNOPTIMISED, name) for name in _LIVE[::3])],
 )
 def test_ops_on_live_sizes(name: str, options: ost.CompileOptions, session: ost.Session) -> None:

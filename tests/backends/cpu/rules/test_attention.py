@@ -105,7 +105,11 @@ def test_causal_and_windows(
         check(lowered, level, attend((*sizes, 16, 16), window=window))
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 37), (6, 37), (2, 4, 6, 37), (1,), (4, 6, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("level", "shape"),
+    across_levels([(2, 1, 1, 37), (6, 37), (2, 4, 6, 37), (1,), (4, 6, 1)]),
+    indirect=["level"],
+)
 def test_masks(lowered: Lowered, level: str, shape: tuple[int, ...]) -> None:
     sizes = (2, 4, 2, 6, 37, 12, 20)
     check(lowered, level, attend(sizes, mask=(shape, BOOL)))
