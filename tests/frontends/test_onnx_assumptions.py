@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 
@@ -104,6 +104,59 @@ def windows() -> onnx.ModelProto:
     return model(nodes, {"x": ["n", 4, "m"]}, **numbers)
 
 
+def area() -> onnx.ModelProto:
+    """A reshape to an area whose sides are quotients of numbers that may be negative."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["a"], kernel_shape=[8, 8], strides=[8, 8]),
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s", "zero", "two"], ["rest"]),
+        helper.make_node("Slice", ["s", "two", "four"], ["image"]),
+        helper.make_node("Sub", ["image", "eight"], ["moved"]),
+        helper.make_node("Div", ["moved", "eight"], ["steps"]),
+        helper.make_node("Add", ["steps", "one"], ["sides"]),
+        helper.make_node("ReduceProd", ["sides"], ["area"], keepdims=1),
+        helper.make_node("Concat", ["rest", "area"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["a", "shape"], ["y"], name="area"),
+    ]
+    numbers = {"zero": 0, "one": 1, "two": 2, "four": 4, "eight": 8}
+    stored = {name: np.array([number]) for name, number in numbers.items()}
+    return model(nodes, {"x": ["n", 2, "h", "w"]}, **stored)
+
+
+def padded_to_fours(*nodes: Any) -> onnx.ModelProto:
+    """An image that is padded to multiples of 4 at its end, and what follows."""
+    padding = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s", "zero", "two"], ["rest"]),
+        helper.make_node("Slice", ["s", "two", "four"], ["image"]),
+        helper.make_node("Mod", ["image", "four"], ["over"]),
+        helper.make_node("Sub", ["four", "over"], ["missing"]),
+        helper.make_node("Mod", ["missing", "four"], ["border"]),
+        helper.make_node("Concat", ["none", "border"], ["pads"], axis=0),
+        helper.make_node("Pad", ["x", "pads"], ["a"], name="pad"),
+    ]
+    stored = {name: np.array([n]) for name, n in {"zero": 0, "two": 2, "four": 4}.items()}
+    stored["none"] = np.zeros(6, np.int64)
+    return model([*padding, *nodes], {"x": ["n", 2, "h", "w"]}, **stored)
+
+
+def tiles() -> onnx.ModelProto:
+    """The tiles of 4 by 4 of a padded image."""
+    return padded_to_fours(
+        helper.make_node("Add", ["image", "border"], ["padded"]),
+        helper.make_node("Div", ["padded", "four"], ["counts"]),
+        helper.make_node("Split", ["counts"], ["rows", "columns"], axis=0),
+        helper.make_node("Concat", ["rest", "rows", "four", "columns", "four"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["a", "shape"], ["b"], name="tiles"),
+        helper.make_node("Transpose", ["b"], ["y"], perm=[0, 2, 4, 1, 3, 5]),
+    )
+
+
+def never_padded() -> onnx.ModelProto:
+    """A padded image in the shape that it had before: the exporter has seen no padding."""
+    return padded_to_fours(helper.make_node("Reshape", ["a", "s"], ["y"], name="back"))
+
+
 #: Models, the bounds or form of their sizes, shapes that they take, and shapes that they refuse.
 CASES: dict[str, tuple[onnx.ModelProto, str, list[tuple[int, ...]], list[tuple[int, ...]]]] = {
     "position_table": (position_table(), "1..64", [(1, 1, 4), (2, 64, 4)], [(2, 65, 4)]),
@@ -116,6 +169,14 @@ CASES: dict[str, tuple[onnx.ModelProto, str, list[tuple[int, ...]], list[tuple[i
         [(1, 2, 5, 4)],
     ),
     "one_left": (one_left(), "8..15", [(1, 3, 8), (2, 3, 15)], [(1, 3, 16)]),
+    "area": (area(), "9..512", [(1, 2, 9, 16), (2, 2, 31, 64), (1, 2, 600, 10)], []),
+    "tiles": (tiles(), "", [(1, 2, 3, 5), (2, 2, 8, 4), (1, 2, 600, 9)], []),
+    "never_padded": (
+        never_padded(),
+        "4*h_by_4,4*w_by_4",
+        [(1, 2, 4, 8), (3, 2, 12, 4)],
+        [(1, 2, 5, 4), (1, 2, 8, 6)],
+    ),
     "windows": (windows(), "", [(1, 4, 10), (3, 4, 64), (2, 4, 600)], []),
     "float_sizes": (float_sizes(), "", [(1, 2, 3, 5), (2, 2, 7, 1)], []),
 }
@@ -127,6 +188,7 @@ LABELS = {
     "in_fours": "fours",
     "up_and_down": "skip",
     "one_left": "single",
+    "never_padded": "back",
 }
 
 
@@ -136,6 +198,7 @@ RULES = {
     "in_fours": "n a multiple of 4",
     "up_and_down": "h a multiple of 4, w a multiple of 4",
     "one_left": "m at least 8 and at most 15",
+    "never_padded": "h a multiple of 4, w a multiple of 4",
 }
 
 
@@ -152,7 +215,7 @@ def test_sizes_that_meet_the_conditions(session: ost.Session, name: str) -> None
     assert graph.specialization is not None
     assert not graph.specialization.needed
     compiled = session.compile(graph)
-    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    judge = onnxruntime_session(proto)
     for shape in shapes:
         x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
         (expected,) = judge.run(None, {"x": x})
@@ -175,7 +238,7 @@ def test_sizes_that_do_not_are_judged_by_the_file(session: ost.Session, name: st
     """They are right where the file is, else the error names the node, and nothing has run."""
     proto, _, shapes, refused = CASES[name]
     compiled = session.compile(ost.load_onnx(proto))
-    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    judge = onnxruntime_session(proto)
     for shape in refused:
         with pytest.raises(Exception, match="ONNXRuntimeError"):
             judge.run(None, {"x": np.zeros(shape, np.float32)})
@@ -196,7 +259,7 @@ def test_another_reading_of_a_size(session: ost.Session) -> None:
     proto = model(nodes, {"x": ["n", 3, "m"]}, half=np.ones((1, 3, 4), np.float32))
     graph = ost.load_onnx(proto)
     compiled = session.compile(graph)
-    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    judge = onnxruntime_session(proto)
     for size in (8, 9, 2, 3):
         x = np.random.default_rng(size).standard_normal((2, 3, size)).astype(np.float32)
         np.testing.assert_allclose(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])
@@ -217,7 +280,7 @@ def test_equal_sizes_are_unified(session: ost.Session) -> None:
     )
     assert graph.inputs["x"].shape[1] == 2
     compiled = session.compile(graph)
-    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    judge = onnxruntime_session(proto)
     for p, n, total in ((3, 4, 7), (1, 1, 2), (3, 4, 1), (0, 5, 5)):
         feeds = {
             "past": np.ones((p, 2), np.float32),
@@ -277,3 +340,26 @@ def test_a_dim_of_zero_is_zero(session: ost.Session) -> None:
     assert compiled.run({"x": np.ones((0, 3), np.float32)})[0].shape == (0, 3)
     with pytest.raises(ost.InputError, match="has shape"):
         compiled.run({"x": np.ones((2, 3), np.float32)})
+
+
+def test_sizes_that_only_an_exporter_has_seen(session: ost.Session) -> None:
+    """A height and a width of an image that are written into the file: it loads all the same."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["a"], kernel_shape=[4, 4], strides=[4, 4]),
+        helper.make_node("Reshape", ["a", "halves"], ["b"], name="halves"),
+        helper.make_node("Reshape", ["b", "whole"], ["c"], name="whole"),
+        helper.make_node("Concat", ["a", "c"], ["y"], axis=1, name="both"),
+    ]
+    stored = {"halves": np.array([-1, 2, 6, 2]), "whole": np.array([2, 3, 4, 6])}
+    proto = model(nodes, {"x": ["n", 3, "h", "w"]}, **stored)
+    proto.graph.output[0].CopyFrom(
+        helper.make_tensor_value_info("y", FLOAT, ["n", 6, "height", "width"])
+    )
+    compiled = session.compile(ost.load_onnx(proto))
+    x = np.random.default_rng(0).standard_normal((2, 3, 16, 24)).astype(np.float32)
+    judge = onnxruntime_session(proto)
+    np.testing.assert_array_equal(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])
+    for shape in ((1, 3, 16, 24), (2, 3, 16, 16)):
+        with pytest.raises(ost.VariableError, match="whole"):
+            compiled.run({"x": np.zeros(shape, np.float32)})
+    np.testing.assert_array_equal(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])

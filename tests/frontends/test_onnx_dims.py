@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 
 def model(
@@ -161,6 +162,114 @@ def test_a_size_used_as_a_number() -> None:
     x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
     (y,) = ost.reference.evaluate(graph, {"x": x}, {})
     np.testing.assert_allclose(y, x.mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("divisor", [1, 3, 4])
+def test_division_of_sizes_rounds_towards_zero(divisor: int) -> None:
+    """A difference of sizes may be negative."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Sub", ["s", "five"], ["moved"]),
+        helper.make_node("Div", ["moved", "divisor"], ["y"]),
+    ]
+    numbers = {"five": ints(5), "divisor": ints(divisor)}
+    proto = model(nodes, {"x": (TensorProto.FLOAT, ["n"])}, {"y": TensorProto.INT64}, numbers)
+    compiled = ost.Session("cpu").compile(ost.load_onnx(proto))
+    for n in (1, 2, 3, 4, 5, 6, 9, 12):
+        (y,) = compiled.run({"x": np.zeros(n, np.float32)})
+        assert y.tolist() == [int((n - 5) / divisor)]
+    assert len(compiled.specializations) == 1
+
+
+def test_the_end_of_an_axis_that_may_be_shorter() -> None:
+    """The last positions of a cache, and a shape that is asked for a size of -1."""
+    nodes = [
+        helper.make_node("Slice", ["x", "last", "end"], ["kept"]),
+        helper.make_node("Concat", ["kept", "new"], ["rows"], axis=0),
+        helper.make_node("Shape", ["rows"], ["s"]),
+        helper.make_node("Equal", ["s", "open"], ["missing"]),
+        helper.make_node("Where", ["missing", "one", "s"], ["shape"]),
+        helper.make_node("Expand", ["rows", "shape"], ["y"], name="expand"),
+    ]
+    ends = {"last": ints(-3), "end": ints(2**62), "open": ints(-1), "one": ints(1)}
+    inputs = {name: (TensorProto.FLOAT, [name, 2]) for name in ("x", "new")}
+    proto = model(nodes, inputs, {"y": TensorProto.FLOAT}, ends)
+    compiled = ost.Session("cpu").compile(ost.load_onnx(proto))
+    for rows in (1, 2, 3, 4, 9):
+        x, new = np.random.default_rng(rows).standard_normal((2, rows, 2), np.float32)
+        (y,) = compiled.run({"x": x, "new": new})
+        np.testing.assert_array_equal(y, np.concatenate([x[-3:], new]))
+    assert len(compiled.specializations) == 1
+
+
+FLOAT = TensorProto.FLOAT
+HALVES = {
+    "ceil": [
+        helper.make_node("Div", ["f", "three"], ["q"]),
+        helper.make_node("Ceil", ["q"], ["y"]),
+    ],
+    "floor": [
+        helper.make_node("Mul", ["f", "quarter"], ["q"]),
+        helper.make_node("Floor", ["q"], ["y"]),
+    ],
+    "cut": [
+        helper.make_node("Sub", ["f", "three"], ["d"]),
+        helper.make_node("Mul", ["d", "quarter"], ["q"]),
+        helper.make_node("Cast", ["q"], ["i"], to=TensorProto.INT64),
+        helper.make_node("Cast", ["i"], ["y"], to=FLOAT),
+    ],
+    "round": [
+        helper.make_node("Mul", ["f", "quarter"], ["q"]),
+        helper.make_node("Round", ["q"], ["y"]),
+    ],
+    "kept": [helper.make_node("Div", ["f", "three"], ["y"])],
+    "moved": [
+        helper.make_node("Div", ["f", "three"], ["q"]),
+        helper.make_node("Concat", ["q", "f"], ["both"], axis=0),
+        helper.make_node("Add", ["both", "quarter"], ["y"]),
+    ],
+    "third": [
+        helper.make_node("Mul", ["f", "third"], ["q"]),
+        helper.make_node("Ceil", ["q"], ["y"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_sizes_over_numbers(name: str) -> None:
+    """Sizes that are divided in float, and rounded or not."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Cast", ["s"], ["f"], to=FLOAT),
+        *HALVES[name],
+    ]
+    numbers = {"three": 3.0, "quarter": 0.25, "third": 1 / 3}
+    stored = {key: np.array([value], np.float32) for key, value in numbers.items()}
+    proto = model(nodes, {"x": (FLOAT, ["n"])}, {"y": FLOAT}, stored)
+    proto.ir_version = 8
+    compiled = ost.Session("cpu").compile(ost.load_onnx(proto))
+    peer = onnxruntime_session(proto)
+    for n in (1, 2, 3, 4, 5, 6, 7, 11, 12, 500):
+        feeds = {"x": np.zeros(n, np.float32)}
+        np.testing.assert_array_equal(compiled.run(feeds)[0], peer.run(None, feeds)[0])
+    assert len(compiled.specializations) == 1
+
+
+def test_a_range_up_to_a_broken_size() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"], start=0, end=1),
+        helper.make_node("Cast", ["s"], ["f"], to=FLOAT),
+        helper.make_node("Div", ["f", "four"], ["q"]),
+        helper.make_node("Squeeze", ["q"], ["limit"]),
+        helper.make_node("Range", ["zero", "limit", "one"], ["y"], name="range"),
+    ]
+    numbers = {"zero": np.float32(0), "one": np.float32(1), "four": np.full(1, 4, np.float32)}
+    stored = {key: np.asarray(value) for key, value in numbers.items()}
+    proto = model(nodes, {"x": (FLOAT, ["n"])}, {"y": FLOAT}, stored)
+    compiled = ost.Session("cpu").compile(ost.load_onnx(proto))
+    for n in (1, 4, 5, 9):
+        (y,) = compiled.run({"x": np.zeros(n, np.float32)})
+        assert y.tolist() == np.arange(0, n / 4).tolist()
 
 
 def test_slices_of_variable_extent() -> None:

@@ -10,6 +10,7 @@ from onnx import ModelProto, TensorProto, helper
 
 import ostinato as ost
 from ostinato.frontends.onnx.regular_expressions import Pattern, PatternError
+from tests.peer_runtime import onnxruntime_session
 
 PIECES = (
     "a", "b", "k", "s", "\u017f", "\u212a", "é", "ß", "ẞ", "İ", "1", "_", " ", "\n", "-", "^", "$",
@@ -43,11 +44,9 @@ def matched(pattern: str, texts: list[str]) -> list[bool] | None:
 
 
 def matched_by_runtime(pattern: str, texts: list[str]) -> list[bool] | None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    onnxruntime.set_default_logger_severity(4)
+    pytest.importorskip("onnxruntime").set_default_logger_severity(4)
     try:
-        session = onnxruntime.InferenceSession(model(pattern).SerializeToString())
-        (found,) = session.run(None, {"x": np.array(texts, object)})
+        (found,) = onnxruntime_session(model(pattern)).run(None, {"x": np.array(texts, object)})
     except Exception:  # ONNX Runtime's own, of any kind
         return None
     return list(map(bool, found))

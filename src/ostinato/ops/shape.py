@@ -19,6 +19,7 @@ from ostinato.variables import (
     bounds,
     ceil_div,
     data_symbols,
+    difference,
     prod,
     provably_at_most,
 )
@@ -139,7 +140,7 @@ class Slice(Op):
         shape: list[Dim] = []
         for start, stop, step in zip(starts, stops, steps, strict=True):
             self.expect(_is_int(step) and step > 0, f"a step is a positive int, got {step!r}")
-            shape.append(ceil_div(stop - start, step))
+            shape.append(ceil_div(difference(stop, start), step))
         self.expect_facts(operands, attrs)
         return (TensorType(x.dtype, tuple(shape)),)
 

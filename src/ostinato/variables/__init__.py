@@ -27,8 +27,8 @@ from ostinato.variables.expr import (
     provably_nonnegative,
     remainder,
 )
-from ostinato.variables.extrema import maximum, minimum, provably_at_most
-from ostinato.variables.narrowing import Requirement, narrowings
+from ostinato.variables.extrema import difference, maximum, minimum, provably_at_most
+from ostinato.variables.narrowing import Requirement, joint_narrowings, narrowings
 from ostinato.variables.queries import (
     capacity,
     coefficient,
@@ -59,8 +59,10 @@ __all__ = [
     "ceil_div",
     "coefficient",
     "data_symbols",
+    "difference",
     "evaluate",
     "floor_div",
+    "joint_narrowings",
     "maximum",
     "minimum",
     "narrowings",

@@ -330,12 +330,16 @@ def floor_div(a: Dim, b: Dim) -> Dim:
     quotient, rest = _split_multiples(a, b)
     if rest == 0 or _within(rest, b):
         return quotient
+    if provably_less(rest, 0) and provably_nonnegative(rest + b):
+        return quotient - 1
     if isinstance(b, Expr) and (ratio := _whole_ratio(rest, b)):
         return quotient + ratio
     if isinstance(b, int):
         low, high = bounds(rest)
         if low // b == high // b:
             return quotient + low // b
+        if high <= 0:
+            return quotient - ceil_div(-rest, b)
         inner = _nested_quotient(rest, b)
         if inner is not None:
             return quotient + inner
@@ -460,14 +464,15 @@ def _long_division(a: Expr, b: Expr) -> tuple[Dim, Dim]:
 
 
 def _nested_quotient(a: Dim, b: int) -> Dim | None:
-    """``(x // c) // b`` as ``x // (c * b)``, for a lone quotient."""
-    if not isinstance(a, Expr) or a.const or len(a.terms) != 1:
+    """``(x // c + k) // b`` as ``(x + k * c) // (c * b)``, for a lone quotient and a number."""
+    if not isinstance(a, Expr) or len(a.terms) != 1:
         return None
     monomial, factor = a.terms[0]
     atom = monomial[0]
     if factor != 1 or len(monomial) != 1 or not isinstance(atom, Quotient) or atom.right.terms:
         return None
-    return floor_div(atom.left, atom.right.const * b)
+    step = atom.right.const
+    return floor_div(atom.left + a.const * step, step * b)
 
 
 def _operand(expr: Expr) -> str:

@@ -12,16 +12,16 @@ from ostinato.variables.expr import (
     provably_nonnegative,
 )
 
-__all__ = ["maximum", "minimum", "provably_at_most"]
+__all__ = ["difference", "maximum", "minimum", "provably_at_most"]
 
 
 def minimum(a: Dim, b: Dim) -> Dim:
     """The lesser of two dims."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
-    if provably_nonnegative(b - a):
+    if provably_at_most(a, b):
         return a
-    if provably_nonnegative(a - b):
+    if provably_at_most(b, a):
         return b
     return atom_expr(Minimum(as_expr(a), as_expr(b)))
 
@@ -30,11 +30,24 @@ def maximum(a: Dim, b: Dim) -> Dim:
     """The greater of two dims."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
-    if provably_nonnegative(a - b):
+    if provably_at_most(b, a):
         return a
-    if provably_nonnegative(b - a):
+    if provably_at_most(a, b):
         return b
     return atom_expr(Maximum(as_expr(a), as_expr(b)))
+
+
+def difference(a: Dim, b: Dim) -> Dim:
+    """``a - b``; of a number and an end that is clamped, the clamped number.
+
+    ``n - max(n - 3, 0)`` is ``min(3, n)``, which is seen to be positive where ``n`` is.
+    """
+    clamped = _extremum(b)
+    if clamped is not None:
+        left, right = a - clamped.left, a - clamped.right
+        if isinstance(left, int) or isinstance(right, int):
+            return (minimum if isinstance(clamped, Maximum) else maximum)(left, right)
+    return a - b
 
 
 def provably_at_most(a: Dim, b: Dim) -> bool:

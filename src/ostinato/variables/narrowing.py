@@ -16,6 +16,7 @@ from ostinato.variables.expr import (
     Maximum,
     Minimum,
     Symbol,
+    atom_expr,
     bounds,
     provably_nonnegative,
 )
@@ -23,9 +24,9 @@ from ostinato.variables.queries import coefficient, evaluate, substitute, symbol
 from ostinato.variables.variable import Variable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-__all__ = ["Requirement", "narrowings"]
+__all__ = ["Requirement", "joint_narrowings", "narrowings"]
 
 #: The numbers that sizes are tried as multiples of: strides of networks, and their products.
 _MULTIPLES = (2, 4, 8, 16, 32, 64)
@@ -70,9 +71,47 @@ def narrowings(requirement: Requirement, symbol: Symbol) -> Iterator[Dim]:
     elif (least := _positive_from(requirement.size, symbol)) is not None:
         yield Variable(symbol.name, least, symbol.max)
     for factor in _MULTIPLES if requirement.equal else ():
-        low, high = -(-symbol.min // factor), symbol.max // factor
-        if low < high:
-            yield factor * Variable(f"{symbol.name}_by_{factor}", low, high)
+        if dim := _multiple(symbol, factor):
+            yield dim
+
+
+def joint_narrowings(
+    requirement: Requirement, among: Collection[Symbol]
+) -> Iterator[dict[Symbol, Dim]]:
+    """Dims for several Variables at once, with which a condition may hold.
+
+    A condition on an area mentions height and width alike: neither alone makes it certain. First
+    each is taken from where on the sizes that depend on it are positive; then, where sizes have to
+    be equal, as multiples of one number, if that makes the condition certain.
+    """
+    mentioned = sorted(symbols(requirement.size) & set(among), key=lambda symbol: symbol.name)
+    positive: dict[Symbol, Dim] = {
+        symbol: Variable(symbol.name, least, symbol.max)
+        for symbol in mentioned
+        if (least := _positive_from(requirement.size, symbol)) is not None
+    }
+    if len(positive) > 1:
+        yield positive
+    rounded = [symbol for symbol in mentioned if _is_rounded(requirement.size, symbol)]
+    for factor in _MULTIPLES if requirement.equal and len(rounded) > 1 else ():
+        multiples = {symbol: dim for symbol in rounded if (dim := _multiple(symbol, factor))}
+        if len(multiples) == len(rounded) and substitute(requirement.size, multiples) == 0:
+            yield multiples
+
+
+def _multiple(symbol: Symbol, factor: int) -> Dim:
+    """A Variable of another name, times ``factor``; 0 where that has less than two values."""
+    low, high = -(-symbol.min // factor), symbol.max // factor
+    return factor * Variable(f"{symbol.name}_by_{factor}", low, high) if low < high else 0
+
+
+def _is_rounded(size: Dim, symbol: Symbol) -> bool:
+    """Whether an expression has quotients or the like of a Variable."""
+    return isinstance(size, Expr) and any(
+        isinstance(atom, Composite) and symbol in symbols(atom_expr(atom))
+        for monomial, _ in size.terms
+        for atom in monomial
+    )
 
 
 def _solution(size: Dim, symbol: Symbol) -> Dim | None:

@@ -117,7 +117,7 @@ class Call:
         """Report that the operand at ``index`` would have to be known when the model is loaded."""
         operand = self.operand(index)
         if isinstance(operand, Known):
-            raise NotSupported(reason, operand.dims())
+            raise NotSupported(reason, operand.sizes())
         raise NotSupported(reason, unknown=operand)
 
     def malformed(self, problem: str) -> NoReturn:

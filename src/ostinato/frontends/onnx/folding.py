@@ -18,7 +18,7 @@ import numpy as np
 
 from ostinato import variables
 from ostinato.dtypes import BOOL, INT64
-from ostinato.frontends.onnx.known import Known, Leaves, Missing, Strings, as_known, boxed
+from ostinato.frontends.onnx.known import Known, Leaves, Missing, Ratio, Strings, as_known, boxed
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 from ostinato.ir.graph import Value
 from ostinato.ops.base import normalize_axis
@@ -186,37 +186,85 @@ def _cast(call: Call) -> tuple[Known, ...] | None:
     target = call.dtype(1) if call.has(1) else ELEMENT_TYPES.get(call.required("to"))
     if known is None or target is None or target.itemsize < 4:
         return None
-    if target.is_integer or (target.is_float and all(map(_exact_float, known.dims()))):
+    if target.is_integer:
+        return _rounded(call, known, _divide, target)
+    if target.is_float and all(map(_exact_float, known.sizes())):
         return (Known(known.array, target, call.outputs[0]),)
     return None
 
 
+def _rounded(
+    call: Call, known: Known, rounding: Callable[[Dim, Dim], Dim | None], dtype: DType
+) -> tuple[Known, ...] | None:
+    """Sizes and ratios of sizes, these rounded."""
+    items = [
+        rounding(item.size, item.divisor) if isinstance(item, Ratio) else item
+        for item in known.array.reshape(-1)
+    ]
+    if not all(map(_manageable, items)):
+        return None
+    return (as_known(boxed(items, known.array.shape), call.outputs[0], dtype),)
+
+
+#: By op, the rounding of a ratio; that of a size is the size.
+_ROUNDINGS: dict[str, Callable[[Dim, Dim], Dim | None]] = {
+    "Ceil": variables.ceil_div,
+    "Floor": variables.floor_div,
+    "Round": lambda a, b: None,
+}
+
+
 def _whole_floats(call: Call) -> tuple[Known, ...] | None:
-    """Sums and products of sizes that a model computes in float: the same numbers, if exact."""
+    """Arithmetic of sizes that a model does in float: the same numbers, if they are exact there.
+
+    A size over a number is not, but what it is rounded to is.
+    """
     if call.op_type in ("Cast", "CastLike"):
         return _cast(call)
     known = call.known(0)
-    if call.op_type in ("Ceil", "Floor", "Round") and known is not None:
-        return (Known(known.array, known.dtype, call.outputs[0]),)
-    if call.op_type not in ("Add", "Mul", "Sub") or known is None or known.dtype.itemsize < 4:
+    if known is None or known.dtype.itemsize < 4:
         return None
-    operands = []
-    for index in range(len(call.operands)):
-        operand = call.known(index)
-        if operand is None:
-            return None
-        if not operand.symbolic:
-            array = operand.array
-            if not (np.isfinite(array) & (array == np.floor(array))).all():
-                return None
-            operand = Known(array.astype(np.int64), INT64)
-        operands.append(operand)
-    whole = _arithmetic(
-        replace(call, operands=tuple(operands)), _ARITHMETIC[call.op_type], known.dtype
-    )
-    if whole is None or not all(map(_exact_float, whole[0].dims())):
+    if call.op_type in _ROUNDINGS:
+        return _rounded(call, known, _ROUNDINGS[call.op_type], known.dtype)
+    operands = [_whole(operand) for i in range(len(call.operands)) if (operand := call.known(i))]
+    rule = _ARITHMETIC[call.op_type] if call.op_type in ("Add", "Mul", "Sub") else None
+    if call.op_type == "Div":
+        rule = _ratio
+    elif call.op_type == "Mul" and (divisor := _power_of_two(call.known(1))) is not None:
+        rule, operands[1] = _ratio, divisor
+    if rule is None or None in operands:
+        return None
+    whole = _arithmetic(replace(call, operands=tuple(operands)), rule, known.dtype)
+    if whole is None or not all(map(_exact_float, whole[0].sizes())):
         return None
     return whole
+
+
+def _whole(operand: Known) -> Known | None:
+    """A float operand of whole numbers and sizes, as integers; ``None`` if there are others."""
+    if operand.symbolic:
+        return None if any(isinstance(item, Ratio) for item in operand.dims()) else operand
+    array = operand.array
+    if not (np.isfinite(array) & (array == np.floor(array)) & (abs(array) < _INEXACT)).all():
+        return None
+    return Known(array.astype(np.int64), INT64)
+
+
+def _power_of_two(factor: Known | None) -> Known | None:
+    """The divisor 2, 4, … that a factor 0.5, 0.25, … stands for."""
+    if factor is None or factor.symbolic or factor.size != 1:
+        return None
+    mantissa, exponent = math.frexp(factor.array.item())
+    divisor = np.left_shift(1, np.full(factor.array.shape, 1 - exponent))
+    return Known(divisor, INT64) if mantissa == 0.5 and -23 < exponent < 1 else None
+
+
+def _ratio(a: Dim, b: Dim) -> Dim | Ratio | None:
+    """``a / b`` of a positive number ``b``: a size where that is whole for all sizes."""
+    if not isinstance(b, int) or b < 1 or not _exact_float(a):
+        return None
+    quotient = variables.floor_div(a, b)
+    return quotient if quotient * b == a else Ratio(a, b)
 
 
 def _exact_float(item: Any) -> bool:
@@ -267,14 +315,25 @@ def _manageable(item: Any) -> bool:
 
 
 def _divide(a: Dim, b: Dim) -> Dim | None:
-    """Integer division as ONNX has it, towards zero, where that equals rounding down."""
-    if provably_nonnegative(a) and provably_less(0, b):
+    """Integer division as ONNX has it, towards zero; its divisor has to be positive."""
+    if not provably_less(0, b):
+        return None
+    if provably_nonnegative(a):
         return variables.floor_div(a, b)
-    return None
+    positive, negative = variables.maximum(a, 0), variables.maximum(-a, 0)
+    return variables.floor_div(positive, b) - variables.floor_div(negative, b)
 
 
 def _modulo(a: Dim, b: Dim) -> Dim | None:
-    return variables.remainder(a, b) if provably_less(0, b) else None
+    """The remainder of rounding down. By its quotient where that helps: a size that is padded to
+    the next multiple of a number is then found to be one.
+    """
+    if not provably_less(0, b):
+        return None
+    quotient = variables.floor_div(a, b)
+    if isinstance(b, int) or isinstance(quotient, int):
+        return a - b * quotient
+    return variables.remainder(a, b)
 
 
 def _absolute(a: Dim) -> Dim | None:

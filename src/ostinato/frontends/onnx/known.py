@@ -8,7 +8,7 @@ dims.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,7 @@ __all__ = [
     "Missing",
     "NestedLeaves",
     "OptionalOf",
+    "Ratio",
     "SequenceOf",
     "Strings",
     "Tensor",
@@ -47,12 +48,25 @@ _LARGEST_CONSTANT = 4096
 _MOST_FILLED = 2**31
 
 
+class Ratio(NamedTuple):
+    """A size over a number, among the elements of a float tensor: exporters round it up or down.
+
+    Attributes:
+        size: an expression of Variables.
+        divisor: a positive number.
+    """
+
+    size: Dim
+    divisor: int
+
+
 @dataclass(frozen=True, eq=False)
 class Known:
     """A tensor known at import.
 
     Attributes:
-        source: its elements; of dtype ``object`` when some are expressions of Variables.
+        source: its elements; of dtype ``object`` when some are expressions of Variables, or such
+            a :class:`Ratio`.
         dtype: its element type.
         name: the model's name for it.
         weight: whether the model stores it as an initializer.
@@ -88,6 +102,11 @@ class Known:
     def dims(self) -> tuple[Dim, ...]:
         """The elements of an integer tensor in order, as dims."""
         return tuple(self.array.reshape(-1).tolist())
+
+    def sizes(self) -> tuple[Dim, ...]:
+        """Its elements that are integers or sizes, and the sizes of those that are ratios."""
+        items = (item.size if isinstance(item, Ratio) else item for item in self.dims())
+        return tuple(item for item in items if isinstance(item, int | Expr))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +164,7 @@ def as_known(array: Any, name: str = "", dtype: DType | None = None) -> Known:
     result = np.asarray(array)
     if result.dtype == object:
         dtype = dtype or INT64
-        if not any(isinstance(item, Expr) for item in result.reshape(-1)):
+        if not any(isinstance(item, Expr | Ratio) for item in result.reshape(-1)):
             result = result.astype(dtype.numpy)
     return Known(result, dtype or DType.parse(result.dtype), name)
 
@@ -207,9 +226,20 @@ class Leaves:
         return self._g.constant(known.array)
 
     def _symbolic(self, known: Known) -> Value:
-        scalars = [self._g.reshape(self._g.dim_value(dim), (1,)) for dim in known.dims()]
-        flat = self._g.concat(scalars, axis=0)
-        return self._g.cast(self._g.reshape(flat, known.shape), known.dtype)
+        g, items = self._g, known.array.reshape(-1).tolist()
+        if all(isinstance(item, int | Expr) for item in items):
+            scalars = [g.reshape(g.dim_value(item), (1,)) for item in items]
+            return g.cast(g.reshape(g.concat(scalars, axis=0), known.shape), known.dtype)
+        scalars = [g.reshape(self._element(item, known.dtype), (1,)) for item in items]
+        return g.reshape(g.concat(scalars, axis=0), known.shape)
+
+    def _element(self, item: Any, dtype: DType) -> Value:
+        """A size, a ratio or a number, as a scalar of a float tensor."""
+        if isinstance(item, Ratio):
+            return self._g.divide(self._element(item.size, dtype), item.divisor)
+        if isinstance(item, Expr):
+            return self._g.cast(self._g.dim_value(item), dtype)
+        return self._g.constant(item, dtype)
 
     def _unused(self, name: str) -> str:
         taken = self._g.inputs.keys() | self._g.params.keys()

@@ -68,7 +68,7 @@ def dependencies(operand: Tensor, *, floats: bool = False) -> Iterator[Dim | str
     yield from operand.shape
     if isinstance(operand, Known):
         if operand.symbolic:
-            yield from operand.dims()
+            yield from operand.sizes()
         return
     if isinstance(operand, Strings) or operand.ndim > 1:
         return

@@ -15,7 +15,7 @@ from ostinato.errors import GraphError, ModelFormatError, OstinatoError, Unsuppo
 from ostinato.frontends.onnx.specialization import unbuilt_graph
 from ostinato.ir.types import TensorType
 from ostinato.records import dataclass, replace
-from ostinato.variables import Variable, bounds, narrowings, substitute, symbols
+from ostinato.variables import Variable, bounds, joint_narrowings, narrowings, substitute, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -140,15 +140,20 @@ def _assumptions(
     if not obstacles or not obstacles[0].requirements:
         return
     requirement = obstacles[0].requirements[0]
-    for symbol in sorted(symbols(requirement.size), key=lambda symbol: symbol.name):
-        if symbol.name not in taken:
-            continue  # the user's
+    mentioned = sorted(symbols(requirement.size), key=lambda symbol: symbol.name)
+    ours = [symbol for symbol in mentioned if symbol.name in taken]  # the others are the user's
+    for together in joint_narrowings(requirement, ours):
+        taken.update(s.name for dim in together.values() for s in symbols(dim))
+        yield _with_dims(shapes, together)
+    for symbol in ours:
         for dim in narrowings(requirement, symbol):
             taken.update(s.name for s in symbols(dim))
-            yield {
-                name: tuple(substitute(size, {symbol: dim}) for size in shape)
-                for name, shape in shapes.items()
-            }
+            yield _with_dims(shapes, {symbol: dim})
+
+
+def _with_dims(shapes: _Shapes, dims: Mapping[Symbol, Dim]) -> _Shapes:
+    """Shapes with dims for some Variables."""
+    return {name: tuple(substitute(size, dims) for size in shape) for name, shape in shapes.items()}
 
 
 def _same_obstacle(before: Sequence[Obstacle], after: Sequence[Obstacle]) -> bool:
@@ -220,8 +225,9 @@ class _Search:
             if isinstance(failure, UnsupportedOpError):
                 refused = failure
         hopeless = any(obstacle.hopeless for obstacle in obstacles)
-        if needs.contents and not hopeless and self._reader.outputs is not None:
-            return self._all(needs)  # contents that make sense could not be guessed
+        rare = not refused and _met_by_some(obstacles, self.variables)
+        if (needs.contents or rare) and not hopeless and self._reader.outputs is not None:
+            return self._all(needs)  # sizes or contents that make sense could not be guessed
         raise refused or error
 
     def sizes_to_try(self) -> Iterator[dict[str, int]]:
@@ -331,6 +337,16 @@ class _Search:
                 shape.append(Variable(unique, 0, _LARGEST))
             opened[name] = TensorType(type_.dtype, tuple(shape))
         return opened
+
+
+def _met_by_some(obstacles: Sequence[Obstacle], variables: Mapping[str, Symbol]) -> bool:
+    """Whether all that is in the way are conditions on these Variables: some sizes may meet them,
+    if only those that an exporter has seen.
+    """
+    return bool(obstacles) and all(
+        any(symbol.name in variables for r in obstacle.requirements for symbol in symbols(r.size))
+        for obstacle in obstacles
+    )
 
 
 def _is_small(type_: TensorType) -> bool:

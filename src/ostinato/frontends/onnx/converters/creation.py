@@ -8,7 +8,7 @@ import numpy as np
 
 from ostinato.dtypes import INT64
 from ostinato.frontends.onnx.data_sizes import bound_sizes, open_bound
-from ostinato.frontends.onnx.known import Strings, as_known, boxed
+from ostinato.frontends.onnx.known import Ratio, Strings, as_known, boxed
 from ostinato.frontends.onnx.tensors import (
     ELEMENT_TYPES,
     STRING,
@@ -90,8 +90,10 @@ def convert_range(call: Call) -> Result:
     if start.symbolic or limit.symbolic:
         step = call.scalar(2, "step")
         ends = [start.dims()[0], limit.dims()[0]]
-        if any(isinstance(end, float) and end != int(end) for end in ends) or step != int(step):
-            call.needs_number("its length is of open size, and its bounds are no integers", *ends)
+        broken = any(isinstance(e, Ratio) or (isinstance(e, float) and e != int(e)) for e in ends)
+        if broken or step != int(step):
+            sizes = (*start.sizes(), *limit.sizes())
+            call.needs_number("its length is of open size, and its bounds are no integers", *sizes)
         first, last = (int(end) if isinstance(end, float) else end for end in ends)
         return call.g.arange(first, last, int(step), dtype=start.dtype)
     low, high, stride = (call.scalar(i, "bound") for i in range(3))

@@ -342,17 +342,20 @@ def convert_pad(call: Call) -> Result:
     if mode not in ("constant", "reflect", "edge", "wrap"):
         call.malformed(f"unknown mode {mode!r}")
     if call.opset >= 11 and call.known(1) is None:
-        return _pad_by_data(call, mode)
-    pads = call.integer_list("pads", None) if call.opset < 11 else call.integers(1, "pads")
+        return _pad_by_position(call, mode, bound_sizes(call, 1))
+    pads = call.integer_list("pads", None) if call.opset < 11 else call.dims(1, "pads")
     if pads is None:
         call.malformed("the attribute 'pads' is missing")
+    numbers = [width for width in pads if isinstance(width, int)]
+    if len(numbers) < len(pads):
+        return _pad_by_position(call, mode, pads)
     ndim = call.rank(0)
     axes = call.integers(3, "axes") if call.has(3) else tuple(range(ndim))
     if len(pads) != 2 * len(axes):
         call.malformed(f"{len(pads)} pads for {len(axes)} axes")
     widths = [(0, 0)] * ndim
     for i, axis in enumerate(axes):
-        widths[normalize_axis(axis, ndim)] = (pads[i], pads[i + len(axes)])
+        widths[normalize_axis(axis, ndim)] = (numbers[i], numbers[i + len(axes)])
     if mode == "constant":
         if call.opset >= 11 and call.has(2) and call.known(2) is None:
             return _pad_with(call, widths, call.value(2))
@@ -360,16 +363,17 @@ def convert_pad(call: Call) -> Result:
     return call.g.pad(call.value(0), widths, mode=mode)
 
 
-def _pad_by_data(call: Call, mode: str) -> Result:
-    """Convert a ``Pad`` with widths that the model computes: by the position each element has."""
+def _pad_by_position(call: Call, mode: str, widths: Sequence[Dim]) -> Result:
+    """Convert a ``Pad`` with widths that are no numbers: by the position each element has."""
     g, x = call.g, call.value(0)
-    widths = bound_sizes(call, 1)
     axes = call.integers(3, "axes") if call.has(3) else tuple(range(call.rank(0)))
     if len(widths) != 2 * len(axes):
         call.malformed(f"{len(widths)} pads for {len(axes)} axes")
     fill = g.cast(g.reshape(call.value(2), ()), x.dtype) if call.has(2) else 0
     for i, axis in enumerate(axes):
         before, after = widths[i], widths[i + len(axes)]
+        if before == after == 0:
+            continue
         x = _padded(call, x, normalize_axis(axis, x.ndim), before, after, mode, fill)
     return x
 

@@ -1,0 +1,34 @@
+"""Exports of a few Hugging Face architectures: those that are quick, one of each kind.
+
+``python -m tests.peers.hugging_face`` compares all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tests.peers.hugging_face.architectures import ARCHITECTURES
+from tests.peers.hugging_face.comparison import TOLERANCE, compare_architecture
+from tests.peers.hugging_face.exporting import export
+
+
+@pytest.mark.parametrize(
+    ("name", "exporter"),
+    [
+        ("distilbert", "dynamo"),
+        ("bert", "torchscript"),
+        ("llama", "torchscript"),
+        ("bart", "torchscript"),
+        ("wav2vec2", "torchscript"),
+        ("vit", "torchscript"),
+    ],
+)
+def test_export(tmp_path: Path, name: str, exporter: str) -> None:
+    export(ARCHITECTURES[name], exporter, tmp_path / "model.onnx")
+    comparison = compare_architecture(ARCHITECTURES[name], tmp_path / "model.onnx")
+    assert comparison.difference <= TOLERANCE
