@@ -111,6 +111,24 @@ def test_non_max_suppression(
 
 
 @OPTIONS
+@pytest.mark.parametrize("given", [False, True])
+def test_boxes_with_one_number_for_both_limits(
+    given: bool, options: ost.CompileOptions, session: ost.Session
+) -> None:
+    g = ost.Graph("boxes")
+    boxes, scores = g.input("boxes", (1, N, 4)), g.input("scores", (1, 1, N))
+    limit = g.input("limit", ()) if given else np.float32(0.4)
+    found = g.non_max_suppression(boxes, scores, 10, limit, limit)
+    rng = np.random.default_rng(0)
+    feed = {
+        "boxes": rng.uniform(0, 1, (1, 12, 4)).astype(np.float32),
+        "scores": rng.uniform(0, 1, (1, 1, 12)).astype(np.float32),
+    }
+    feed |= {"limit": np.float32(0.4)} if given else {}
+    check_runs(g, [found], [feed], lambda g: session.compile(g, options=options))
+
+
+@OPTIONS
 def test_computed_bounds(options: ost.CompileOptions, session: ost.Session) -> None:
     """Slices and ranges by bounds of every sign, as NumPy has them."""
     g = ost.Graph("bounds")

@@ -634,3 +634,36 @@ def test_a_range_of_two_types() -> None:
     inputs = [value("a", []), value("b", []), value("c", [], TensorProto.INT32)]
     with pytest.raises(ost.ModelFormatError, match=r"'steps': its operands .* different types"):
         ost.load_onnx(model_of(node, inputs))
+
+
+def test_labels_of_strings_for_numbers() -> None:
+    words = helper.make_tensor("k", TensorProto.STRING, [2], [b"a", b"b"])
+    node = helper.make_node(
+        "LabelEncoder",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        keys_tensor=words,
+        values_int64s=[1, 2],
+    )
+    with pytest.raises(ost.ModelFormatError, match="its keys are strings, and its operand is f32"):
+        ost.load_onnx(model_of(node, [value("x", [3])]))
+
+
+@pytest.mark.parametrize("lengths", [(-100, 2), (0, 1), (3, 2)])
+def test_ngrams_of_no_length(lengths: tuple[int, int]) -> None:
+    node = helper.make_node(
+        "TfIdfVectorizer",
+        ["x"],
+        ["y"],
+        mode="TF",
+        min_gram_length=lengths[0],
+        max_gram_length=lengths[1],
+        max_skip_count=0,
+        ngram_counts=[0],
+        ngram_indexes=[0, 1],
+        pool_int64s=[2, 3],
+    )
+    proto = model_of(node, [value("x", [6], TensorProto.INT32)])
+    with pytest.raises(ost.ModelFormatError, match=f"n-grams of {lengths[0]} to {lengths[1]}"):
+        ost.load_onnx(proto)

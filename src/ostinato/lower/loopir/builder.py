@@ -94,6 +94,14 @@ class KernelBuilder:
         access[1] |= writes
         return position
 
+    def operand(self, buffer: LoweredBuffer) -> None:
+        """Add ``buffer`` behind the arguments, of which it may be one already.
+
+        For kernels that know their operands by position.
+        """
+        self.buffers.append(buffer.home or buffer)
+        self._access.append([True, False])
+
     @property
     def args(self) -> tuple[Arg, ...]:
         return tuple(

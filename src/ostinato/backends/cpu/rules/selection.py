@@ -114,7 +114,7 @@ def _call(
 ) -> None:
     build = lowering.helper_builder()
     for buffer in (sizes, *(_whole(lowering, value) for value in root.inputs)):
-        build.argument(buffer, reads=True)
+        build.operand(buffer)
     build.argument(lowering.store(root), writes=True)
     kernel = kind(build.args, items, scratch, lowering.variables)
     lowering.helper_call(root, root.op.name, build, kernel)

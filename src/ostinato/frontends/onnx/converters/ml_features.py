@@ -153,6 +153,8 @@ def convert_label_encoder(call: Call) -> Result:
 def _looked_up(call: Call, keys: Array, values: Array, default: Any) -> Value:
     """The values of numbers: each is compared with every key."""
     g, x = call.g, call.value(0)
+    if keys.dtype == object:
+        call.malformed(f"its keys are strings, and its operand is {x.type}")
     last = {"nan" if math.isnan(key) else key: i for i, key in enumerate(keys.tolist())}
     order = np.asarray(list(last.values()), np.int64)
     column, chosen = keys[order], values[order]

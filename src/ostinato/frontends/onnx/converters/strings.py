@@ -105,6 +105,8 @@ def convert_tfidf_vectorizer(call: Call) -> Result:
     starts = call.integer_list("ngram_counts", ())
     indexes = call.integer_list("ngram_indexes", ())
     shortest, longest = call.required("min_gram_length"), call.required("max_gram_length")
+    if not 1 <= shortest <= longest:
+        call.malformed(f"n-grams of {shortest} to {longest} tokens")
     bounds = [*starts, len(pool)]
     counts: list[Value] = []
     for length, (start, end) in enumerate(itertools.pairwise(bounds), 1):
