@@ -4,7 +4,7 @@
 #   make test         lint, types and tests, by WORKERS=2 processes
 #   make test-peers   comparisons that need PyTorch, in an environment of their own
 #   make test-exports   export and compare every Hugging Face architecture of tests/peers
-#   make test-slow    long fuzzing
+#   make test-slow    long fuzzing, and what the fast tests nearly prove
 #   make test-sanitized   the native core built with ASan and UBSan, under its tests and the runtime's
 #   make test-races   the native core built with TSan, under threads that submit in every way
 #   make bench        timings of real models against ONNX Runtime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -15,6 +16,9 @@ ROOT = Path(__file__).parents[1]
 # Not the user's cache, but a lasting one, so that the next run need not compile everything again.
 # The processes of pytest-xdist share it, and so do those that tests start.
 os.environ["OSTINATO_CACHE_DIR"] = str(ROOT / "build" / "test-cache")
+
+# Matrices of tests are small: a second thread of NumPy's BLAS would only wait, in a busy loop.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # No test fails because the machine is busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,3 +48,8 @@ def minilm(minilm_writer: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
     path = tmp_path_factory.mktemp("minilm") / "minilm.onnx"
     written: Path = minilm_writer.write_model(path)
     return written
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was collected out of the garbage collector's sight: it lives until the end."""
+    gc.freeze()

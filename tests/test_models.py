@@ -1,4 +1,4 @@
-"""Whole models, compiled: against stored outputs, against ONNX Runtime, and against the clock."""
+"""Whole models, compiled, next to ONNX Runtime; and their starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +14,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import ostinato as ost
+from tests.frontends.onnx_suite import PASS, expected
+from tests.peer_runtime import onnxruntime_session
 
 ROOT = Path(__file__).parents[1]
 VOICE_MODELS = ROOT.parent / "shared" / "models"
@@ -34,31 +35,17 @@ def session() -> ost.Session:
     return ost.Session("cpu")
 
 
-def onnxruntime_session(model: Path | bytes) -> Any:
-    ort = pytest.importorskip("onnxruntime")
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    source = str(model) if isinstance(model, Path) else model
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
 # -- convolutional networks ----------------------------------------------------------------------
 
 
-def test_all_nine_are_here() -> None:
+def test_all_nine_are_in_the_suite() -> None:
+    """With the weights that they come with, which are fills, the ONNX backend suite has them.
+
+    Its fast part runs those that the fast tests of random weights leave out.
+    """
     assert len(LIGHT_NAMES) == 9
-
-
-@pytest.mark.parametrize("name", LIGHT_NAMES)
-def test_stored_outputs(name: str, session: ost.Session) -> None:
-    """The networks that the ONNX package ships, whose weights are fills."""
-    graph = ost.load_onnx(LIGHT / f"{name}.onnx")
-    ((key, spec),) = graph.inputs.items()
-    size = int(np.prod(spec.shape))
-    x = (np.arange(size).reshape(spec.shape) / size).astype(np.float32)
-    (result,) = session.compile(graph).run({key: x})
-    expected = numpy_helper.to_array(onnx.load_tensor(str(LIGHT / f"{name}_output_0.pb")))
-    np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-6)
+    outcomes = expected()
+    assert {outcomes[f"test_{name.removeprefix('light_')}"] for name in LIGHT_NAMES} == {PASS}
 
 
 @pytest.mark.parametrize(
@@ -66,18 +53,18 @@ def test_stored_outputs(name: str, session: ost.Session) -> None:
     [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in LIGHT_NAMES],
 )
 def test_random_weights(name: str, session: ost.Session) -> None:
-    """The same networks with weights that make every element of every tensor matter."""
+    """With weights that make every element of every tensor matter."""
     model = with_random_weights(onnx.load(LIGHT / f"{name}.onnx"))
     data = model.SerializeToString()
     graph = ost.load_onnx(data)
     ((key, spec),) = graph.inputs.items()
     x = np.random.default_rng(1).standard_normal(spec.shape).astype(np.float32)
     (result,) = session.compile(graph).run({key: x})
-    (expected,) = onnxruntime_session(data).run(None, {key: x})
-    largest = np.abs(expected).max()
+    (wanted,) = onnxruntime_session(data).run(None, {key: x})
+    largest = np.abs(wanted).max()
     assert np.isfinite(largest)
-    assert expected.std() > 1e-2 * largest
-    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4 * largest)
+    assert wanted.std() > 1e-2 * largest
+    np.testing.assert_allclose(result, wanted, rtol=0, atol=1e-4 * largest)
 
 
 def with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -29,7 +29,7 @@ def sessions(device: str) -> dict[int, ost.Session]:
 
 
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     database=None,

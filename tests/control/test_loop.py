@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -259,6 +261,62 @@ def test_capture_and_replay() -> None:
         np.testing.assert_array_equal(out, n + 1)
 
 
+@pytest.mark.parametrize("trips", [12, "size", "count", "count alone", None])
+def test_stacked_results_of_a_loop_that_ends_on_data(check: Check, trips: Any) -> None:
+    g = ost.Graph()
+    x, limit = g.input("x", (3,)), g.input("limit", ())
+    most = ost.Variable("most", 1, 20)
+    g.input("room", (most,))
+    count = g.input("count", (), "int64")
+    alone = trips == "count alone"
+
+    def step(b: Any, i: Any, y: Any) -> Any:
+        new = b.multiply(y, 2.0)
+        going = () if alone else (b.less(b.sum(new), limit),)
+        return (*going, new, b.add(new, b.cast(i, "float32")), b.less(y, 1.0))
+
+    last, rows, flags = g.while_loop(
+        step,
+        [x],
+        trips={12: 12, "size": most, None: None}.get(trips, count),
+        condition=None if alone else g.greater(limit, 0.0),
+        bound=None if trips in (12, "size") else 12,
+    )
+    g.set_outputs([last, rows, flags, g.sum(rows, axis=0)])
+    feeds = [
+        {
+            "x": np.full(3, 0.1, np.float32),
+            "limit": np.float32(limit),
+            "room": np.zeros(12, np.float32),
+            "count": np.int64(n),
+        }
+        for limit, n in ((-1, 0), (100, 9), (0.1, 1), (100, 12), (1e9, 12), (3, 12))
+    ]
+    check(g, *(feeds if trips is not None else [*feeds[:4], feeds[5]]))
+
+
+@pytest.mark.parametrize("trips", ["count", None])
+def test_more_iterations_than_the_bound(trips: str | None) -> None:
+    g = ost.Graph()
+    count = g.input("count", (), "int64")
+    _, rows = g.while_loop(
+        lambda b, i, y: (b.less(i + 1, count), b.add(y, 1.0), y),
+        [g.constant(np.float32(0))],
+        trips=count if trips else None,
+        condition=g.greater(count, 0),
+        bound=5,
+    )
+    g.set_outputs([rows])
+    compiled = ost.Session("cpu").compile(g)
+    for n in (5, 0, 3):
+        (found,) = compiled.run({"count": np.int64(n)})
+        assert found.tolist() == list(range(n))
+    for n in (6, 1 << 40):
+        with pytest.raises(ost.VariableError, match=r"size.*5"):
+            compiled.run({"count": np.int64(n)})
+    assert len(compiled.run({"count": np.int64(2)})[0]) == 2
+
+
 def test_errors() -> None:
     g = ost.Graph()
     x = g.input("x", (4,))
@@ -266,7 +324,7 @@ def test_errors() -> None:
         g.while_loop(lambda b, i, y: b.getitem(y, slice(2)), [x], trips=3)
     with pytest.raises(GraphError, match="would never end"):
         g.while_loop(lambda b, i, y: y, [x])
-    with pytest.raises(GraphError, match="need a trip count that is a size"):
+    with pytest.raises(GraphError, match="no size need bound=, the most iterations"):
         g.while_loop(lambda b, i, y: (y, y), [x], trips=g.input("n", (), "int64"))
     with pytest.raises(GraphError, match="expected 4 parts along its first axis"):
         g.scan(lambda b, x, y: b.add(x, y), [], [x, g.input("z", (5,))])

@@ -152,7 +152,10 @@ def one_by_one(ex: ost.GraphExecutor, calls: list[Call], seed: int) -> list[byte
     return machine.contents()
 
 
-@pytest.mark.parametrize("first", range(0, 500, 50))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(n, marks=[pytest.mark.slow] if n >= 200 else []) for n in range(0, 500, 50)],
+)
 def test_every_schedule_gives_the_same_bytes(ex: ost.GraphExecutor, first: int) -> None:
     fused = moved = 0
     for seed in range(first, first + 50):

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 
@@ -215,7 +215,7 @@ def test_sizes_that_meet_the_conditions(session: ost.Session, name: str) -> None
     assert graph.specialization is not None
     assert not graph.specialization.needed
     compiled = session.compile(graph)
-    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    judge = onnxruntime_session(proto)
     for shape in shapes:
         x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
         (expected,) = judge.run(None, {"x": x})
@@ -238,7 +238,7 @@ def test_sizes_that_do_not_are_judged_by_the_file(session: ost.Session, name: st
     """They are right where the file is, else the error names the node, and nothing has run."""
     proto, _, shapes, refused = CASES[name]
     compiled = session.compile(ost.load_onnx(proto))
-    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    judge = onnxruntime_session(proto)
     for shape in refused:
         with pytest.raises(Exception, match="ONNXRuntimeError"):
             judge.run(None, {"x": np.zeros(shape, np.float32)})
@@ -259,7 +259,7 @@ def test_another_reading_of_a_size(session: ost.Session) -> None:
     proto = model(nodes, {"x": ["n", 3, "m"]}, half=np.ones((1, 3, 4), np.float32))
     graph = ost.load_onnx(proto)
     compiled = session.compile(graph)
-    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    judge = onnxruntime_session(proto)
     for size in (8, 9, 2, 3):
         x = np.random.default_rng(size).standard_normal((2, 3, size)).astype(np.float32)
         np.testing.assert_allclose(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])
@@ -280,7 +280,7 @@ def test_equal_sizes_are_unified(session: ost.Session) -> None:
     )
     assert graph.inputs["x"].shape[1] == 2
     compiled = session.compile(graph)
-    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    judge = onnxruntime_session(proto)
     for p, n, total in ((3, 4, 7), (1, 1, 2), (3, 4, 1), (0, 5, 5)):
         feeds = {
             "past": np.ones((p, 2), np.float32),
@@ -357,7 +357,7 @@ def test_sizes_that_only_an_exporter_has_seen(session: ost.Session) -> None:
     )
     compiled = session.compile(ost.load_onnx(proto))
     x = np.random.default_rng(0).standard_normal((2, 3, 16, 24)).astype(np.float32)
-    judge = onnxruntime.InferenceSession(proto.SerializeToString())
+    judge = onnxruntime_session(proto)
     np.testing.assert_array_equal(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])
     for shape in ((1, 3, 16, 24), (2, 3, 16, 16)):
         with pytest.raises(ost.VariableError, match="whole"):

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
-
-ort = pytest.importorskip("onnxruntime")
+from ostinato.frontends.onnx import importer
+from tests.peer_runtime import onnxruntime_session
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -49,10 +49,7 @@ def check(
     dims: dict[str, Any] | None = None,
 ) -> ost.Graph:
     """Compare with ONNX Runtime, optimised and not; returns the graph."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    data = proto.SerializeToString()
-    peer = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    peer = onnxruntime_session(proto)
     graph = ost.load_onnx(proto, dims=dims)
     for optimize in (True, False):
         session = ost.Session("cpu")
@@ -265,6 +262,49 @@ def test_scan_outputs_of_a_trip_count_of_the_data() -> None:
     check(proto, *({"x": np.ones(4, np.float32), "n": np.array(n)} for n in (1, 6, 1)))
 
 
+@pytest.mark.parametrize("form", ["most", "condition", "count of floats", "endless"])
+def test_scan_outputs_of_a_loop_that_ends_on_data(form: str) -> None:
+    body = loop_body(
+        [
+            node("ReduceSum", ["y"], ["s"], keepdims=0),
+            node("Less", ["s", "limit"], ["go"]),
+            node("Add", ["y", "x"], ["new"]),
+            node("Mul", ["new", "new"], ["square"]),
+        ],
+        ["y"],
+        ["new", "square", "y"],
+        [4],
+    )
+    count = {"most": "ten", "count of floats": "n"}.get(form, "")
+    nodes = [
+        node("ReduceMax", ["x"], ["top"], keepdims=0),
+        node("Mul", ["top", "four"], ["size"]),
+        node("Cast", ["size"], ["n"], to=INT64),
+        node(
+            "Loop",
+            [count, "p" if form == "condition" else "", "x"],
+            ["last", "squares", "before"],
+            body=body,
+        ),
+        node("Shape", ["squares"], ["shape"]),
+    ]
+    inputs = [info("x", [4]), info("limit", [])]
+    inputs += [info("p", [], BOOL)] if form == "condition" else []
+    proto = model(
+        nodes[0 if form == "count of floats" else 3 :],
+        inputs,
+        [info("last"), info("squares"), info("before"), info("shape", dtype=INT64)],
+        [stored("ten", np.int64(10)), stored("four", np.float32(4))],
+    )
+    x = np.array([0.5, 1, 2, 1.5], np.float32)
+    feeds: list[dict[str, Any]] = [
+        {"x": x, "limit": np.array(n, np.float32)} for n in (20, 0, 49, 20)
+    ]
+    if form == "condition":
+        feeds = [feed | {"p": np.array(p)} for feed in feeds for p in (True, False)]
+    check(proto, *feeds)
+
+
 def test_weights_of_a_body_are_params_of_the_graph() -> None:
     w = np.random.default_rng(2).random((8, 8), np.float32)
     body = loop_body(
@@ -298,7 +338,8 @@ def test_an_unsupported_node_of_a_body_is_named() -> None:
         ost.load_onnx(proto)
 
 
-def test_loops_that_multiply_are_given_up_soon() -> None:
+def test_loops_that_multiply_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importer, "_MOST_REPEATED", importer._MOST_REPEATED // 20)
     nodes = [node("Identity", ["cond"], ["go"]), node("Concat", ["y", "x"], ["new"], axis=0)]
     body = loop_body(nodes, ["y"], ["new"])
     for _ in range(20):

@@ -11,11 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 Array = np.ndarray[Any, Any]
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-
-runtime = pytest.importorskip("onnxruntime")
 
 
 class Model:
@@ -198,7 +197,7 @@ def test_models_against_onnx_runtime(name: str, optimize: bool) -> None:
     model = Model()
     results = build(model)
     proto = model.proto(results)
-    theirs = runtime.InferenceSession(proto.SerializeToString())
+    theirs = onnxruntime_session(proto)
     graph = ost.load_onnx(proto)
     options = ost.CompileOptions(optimize=optimize, verify=True)
     compiled = ost.Session("cpu", threads=2).compile(graph, options=options)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 
 def model(
@@ -260,7 +260,7 @@ def test_sizes_over_numbers(name: str) -> None:
     proto = model(nodes, {"x": (FLOAT, ["n"])}, {"y": FLOAT}, stored)
     proto.ir_version = 8
     compiled = ost.Session("cpu").compile(ost.load_onnx(proto))
-    peer = onnxruntime.InferenceSession(proto.SerializeToString())
+    peer = onnxruntime_session(proto)
     for n in (1, 2, 3, 4, 5, 6, 7, 11, 12, 500):
         feeds = {"x": np.zeros(n, np.float32)}
         np.testing.assert_array_equal(compiled.run(feeds)[0], peer.run(None, feeds)[0])
@@ -339,3 +339,20 @@ def test_one_position_of_an_axis_that_may_be_shorter(position: int) -> None:
     for n in (4, 7):
         x = np.arange(6 * n, dtype=np.float32).reshape(2, n, 3)
         np.testing.assert_array_equal(compiled.run({"x": x})[0], x[:, position])
+
+
+def test_a_leading_size_that_has_to_be_a_number_other_than_one() -> None:
+    proto = model(
+        [
+            helper.make_node("TopK", ["x", "two"], ["top", "at"]),
+            helper.make_node("Squeeze", ["top"], ["y"]),
+        ],
+        {"x": (TensorProto.FLOAT, ["N", 1, "N"])},
+        {"y": TensorProto.FLOAT},
+        {"two": ints(2)},
+    )
+    compiled = ost.Session("cpu").compile(ost.load_onnx(proto))
+    for n in (2, 5):
+        x = np.random.default_rng(n).random((n, 1, n), np.float32)
+        (y,) = compiled.run({"x": x})
+        np.testing.assert_array_equal(y, -np.sort(-x[:, 0], axis=-1)[:, :2])

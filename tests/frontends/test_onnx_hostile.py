@@ -561,3 +561,76 @@ def test_integers_where_an_op_takes_floats(op_type: str) -> None:
     proto = model_of(node, [value("x", [2, 3], TensorProto.INT32)], 24)
     with pytest.raises(ost.ModelFormatError, match=rf"{op_type} 'act'.*floats, got i32\[2,3\]"):
         ost.load_onnx(proto)
+
+
+@pytest.mark.parametrize("op_type", ["CumSum", "CumProd", "TopK", "DFT"])
+@pytest.mark.parametrize("count", [0, 2])
+def test_vectors_where_an_op_takes_one_number(op_type: str, count: int) -> None:
+    node = helper.make_node(op_type, ["x", "n"], ["y", "z"] if op_type == "TopK" else ["y"])
+    proto = model_of(node, [value("x", [3, 2])], 26)
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(count, np.int64), "n"))
+    with pytest.raises(ost.ModelFormatError, match=f"should be a single number, got {count}"):
+        ost.load_onnx(proto)
+
+
+def test_a_shape_of_more_sizes_than_tensors_have_dims() -> None:
+    node = helper.make_node("ConstantOfShape", ["shape"], ["y"], name="fill")
+    proto = model_of(node, [value("shape", [1 << 31], TensorProto.INT64)])
+    with pytest.raises(ost.ModelFormatError, match=r"'fill'.*2,147,483,648 sizes, .* at most 128"):
+        ost.load_onnx(proto)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"rho": [1.0, 2.0]}, "rho has 2 numbers, expected one"),
+        ({"rho": [1.0], "support_vectors": [1.0] * 3}, "3 numbers for 2 support vectors"),
+    ],
+)
+def test_support_vectors_that_disagree(attributes: dict[str, Any], message: str) -> None:
+    node = helper.make_node(
+        "SVMRegressor", ["x"], ["y"], domain="ai.onnx.ml", n_supports=2, **attributes
+    )
+    with pytest.raises(ost.ModelFormatError, match=message):
+        ost.load_onnx(model_of(node, [value("x", [2, 2])]))
+
+
+@pytest.mark.parametrize("op_type", ["Momentum", "Adagrad"])
+def test_rates_that_are_integers(op_type: str) -> None:
+    node = helper.make_node(
+        op_type, list("rtxgv"), ["y", "w"], name="step", domain="ai.onnx.preview.training"
+    )
+    inputs = [value("r", [], TensorProto.INT32), value("t", [], TensorProto.INT64)]
+    proto = model_of(node, [*inputs, *(value(name, [2]) for name in "xgv")])
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.preview.training", 1))
+    with pytest.raises(ost.ModelFormatError, match=r"'step': expected floats, got i32"):
+        ost.load_onnx(proto)
+
+
+def test_a_mask_of_integers() -> None:
+    node = helper.make_node("Attention", ["q", "q", "q", "mask"], ["y"], name="attend")
+    inputs = [value("q", [1, 2, 4, 8]), value("mask", [4, 2], TensorProto.INT64)]
+    with pytest.raises(ost.ModelFormatError, match=r"'attend': its mask is i64\[4,2\], expected"):
+        ost.load_onnx(model_of(node, inputs, 24))
+
+
+def test_two_versions_of_a_domain() -> None:
+    proto = small_model()
+    proto.opset_import.append(helper.make_opsetid("ai.onnx", 9))
+    with pytest.raises(ost.ModelFormatError, match="operator sets 17 and 9, expected one"):
+        ost.load_onnx(proto)
+
+
+@pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
+def test_recurrent_weights_of_the_wrong_rank(op_type: str) -> None:
+    node = helper.make_node(op_type, ["x", "w", "r"], ["y"], name="cell", hidden_size=6)
+    inputs = [value("x", [3, 4, 5]), value("w", []), value("r", [])]
+    with pytest.raises(ost.ModelFormatError, match=r"'cell': operand 1 is f32\[\], expected"):
+        ost.load_onnx(model_of(node, inputs))
+
+
+def test_a_range_of_two_types() -> None:
+    node = helper.make_node("Range", ["a", "b", "c"], ["y"], name="steps")
+    inputs = [value("a", []), value("b", []), value("c", [], TensorProto.INT32)]
+    with pytest.raises(ost.ModelFormatError, match=r"'steps': its operands .* different types"):
+        ost.load_onnx(model_of(node, inputs))

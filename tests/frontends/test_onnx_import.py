@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 
 def info(name: str, shape: list[Any] | None, type_: int = TensorProto.FLOAT) -> Any:
@@ -225,7 +226,6 @@ def test_softmax_before_and_after_operator_set_13() -> None:
     ],
 )
 def test_ops_of_onnx_runtime(op_type: str, operands: list[str], expected: str) -> None:
-    ort = pytest.importorskip("onnxruntime")
     x = np.random.default_rng(0).standard_normal((1, 2, 4)).astype(np.float32)
     proto = model(
         [helper.make_node(op_type, operands, ["y"], domain="com.microsoft")],
@@ -238,8 +238,7 @@ def test_ops_of_onnx_runtime(op_type: str, operands: list[str], expected: str) -
         proto.graph.node[0].domain = ""
     graph = ost.load_onnx(proto)
     assert graph.outputs["y"].node.op.name == expected
-    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    (wanted,) = session.run(None, {"x": x})
+    (wanted,) = onnxruntime_session(proto).run(None, {"x": x})
     np.testing.assert_allclose(run(graph, x=x)[0], wanted, rtol=2e-4, atol=2e-5)
 
 

@@ -10,8 +10,7 @@ from onnx import TensorProto, helper
 
 import ostinato as ost
 from ostinato.frontends.onnx import backend
-
-ort = pytest.importorskip("onnxruntime")
+from tests.peer_runtime import onnxruntime_session
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((13, 5)).astype(np.float32)
@@ -39,11 +38,7 @@ def model(op_type: str, operands: list[Any], outputs: int, version: int = 3, **a
 def check(op_type: str, *operands: Any, outputs: int = 1, **attributes: Any) -> None:
     """Compare all outputs of a node."""
     proto = model(op_type, list(operands), outputs, **attributes)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    data = proto.SerializeToString()
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    expected = session.run(None, {f"x{i}": a for i, a in enumerate(operands)})
+    expected = onnxruntime_session(proto).run(None, {f"x{i}": a for i, a in enumerate(operands)})
     for options in (None, ost.CompileOptions(optimize=False)):
         results = backend.prepare(proto, options=options).run(list(operands))
         for ours, theirs in zip(results, expected, strict=True):

@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
 LIGHT = DATA / "light"
@@ -89,12 +90,9 @@ def test_voice_activity_detectors(
     name: str, dims: dict[str, Any], constants: dict[str, Any], batch: int, length: int
 ) -> None:
     """Against ONNX Runtime over a few chunks, each side fed its own state."""
-    ort = pytest.importorskip("onnxruntime")
     path = model_path(name)
     graph = ost.load_onnx(path, dims=dims, constants=constants)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(path)
     rng = np.random.default_rng(0)
     ours = theirs = np.zeros((2, batch, 128), np.float32)
     for _ in range(3):
@@ -109,10 +107,9 @@ def test_voice_activity_detectors(
 
 def test_a_rate_that_is_only_known_at_run_time() -> None:
     """The model without a fixed rate holds both networks, and the input chooses."""
-    ort = pytest.importorskip("onnxruntime")
     path = model_path("silero_vad_op18_ifless.onnx")
     graph = ost.load_onnx(path, dims={"batch": 1, "sequence": 288})
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(path)
     rng = np.random.default_rng(0)
     feeds = {
         "input": (rng.standard_normal((1, 288)) * 0.1).astype(np.float32),

@@ -9,8 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
-
-ort = pytest.importorskip("onnxruntime")
+from tests.peer_runtime import onnxruntime_session
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
 IMAGE = np.random.default_rng(1).standard_normal((1, 2, 4, 5)).astype(np.float32)
@@ -32,10 +31,7 @@ def check(
     )
     imports = [helper.make_opsetid("", opset)]
     data = helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    expected = session.run(None, {"i0": operands[0]})
+    expected = onnxruntime_session(data).run(None, {"i0": operands[0]})
     actual = ost.reference.evaluate(ost.load_onnx(data), {"i0": operands[0]}, {})
     for ours, theirs in zip(actual, expected, strict=True):
         assert ours.dtype == theirs.dtype

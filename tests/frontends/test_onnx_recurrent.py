@@ -9,8 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
-
-ort = pytest.importorskip("onnxruntime")
+from tests.peer_runtime import onnxruntime_session
 
 SEQ, BATCH, INPUT, HIDDEN = 5, 3, 4, 6
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -55,7 +54,7 @@ def check(
     graph = helper.make_graph([node], "g", [info], empty, stored)
     opsets = [helper.make_opsetid("", 14)]
     data = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-    expected = ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    expected = onnxruntime_session(data).run(None, {"x": x})
     loaded = ost.load_onnx(data)
     runs = [
         ost.Session("cpu").compile(loaded, options=ost.CompileOptions(optimize=o)).run({"x": x})

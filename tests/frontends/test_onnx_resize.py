@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
+from tests.peer_runtime import onnxruntime_session
 
 FLOAT = TensorProto.FLOAT
 MODES = ("nearest", "linear", "cubic")
@@ -60,7 +60,7 @@ def check(proto: onnx.ModelProto, *, open: bool = True, tolerance: float = 1e-5)
     assert graph.specialization is not None
     assert graph.specialization.needed != open
     compiled = ost.Session("cpu", threads=1).compile(graph)
-    peer = onnxruntime.InferenceSession(proto.SerializeToString())
+    peer = onnxruntime_session(proto)
     for seed, shape in enumerate(IMAGES):
         x = np.random.default_rng(seed).standard_normal(shape, np.float32)
         (wanted,) = peer.run(None, {"x": x})
@@ -105,7 +105,7 @@ def test_scales_that_round_differently_in_each_precision() -> None:
     middle of two positions moves likewise.
     """
     proto = scaled((0.7, 0.6), mode="nearest")
-    peer = onnxruntime.InferenceSession(proto.SerializeToString())
+    peer = onnxruntime_session(proto)
     compiled = ost.Session("cpu", threads=1).compile(ost.load_onnx(proto))
     for size in range(2, 24):
         x = np.random.default_rng(size).standard_normal((1, 2, size, size), np.float32)

@@ -326,6 +326,8 @@ def test_pads_that_do_not_fit():
             g.pad(v, widths, mode)
     with pytest.raises(GraphError, match="takes an axis of at least 3, got n"):
         g.pad(n, [(2, 0)], "reflect")
+    with pytest.raises(GraphError, match=r"a border of inf does not fit int32"):
+        g.pad(g.cast(v, "int32"), [(1, 1), (0, 0)], value=float("inf"))
     with pytest.raises(GraphError, match=r"a border of 0.5 does not fit int32"):
         g.pad(g.cast(v, "int32"), [(1, 1), (0, 0)], value=0.5)
 

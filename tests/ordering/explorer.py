@@ -14,7 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from random import Random
 from types import FrameType, SimpleNamespace
@@ -208,7 +208,7 @@ class Explorer:
                 stack.enter_context(mock.patch.object(module, "threading", ours))
             for module in (queue, context):
                 stack.enter_context(mock.patch.object(module, "futures", waiting))
-            for cached in _cached_properties():
+            for cached in _cached_properties(len(sys.modules)):
                 stack.enter_context(mock.patch.object(cached, "lock", Lock()))
             former, ORDER.on_yield = ORDER.on_yield, switch
             try:
@@ -236,6 +236,19 @@ class Preemption(Explorer):
         self.reached = False
         self._left = position
 
+    def switch(self, point: str = "line") -> None:
+        """As for any schedule; where it is plain that the same thread goes on, without a choice."""
+        here: _Thread = _here.thread
+        if point == "wait" or self.stopped or here.works_for_a_queue:
+            super().switch(point)
+        elif here is self._threads[0] and not self.reached and self._left > 0:
+            self._left -= 1
+            self._progress()
+        elif here in self._threads[1:2] and self.reached:
+            self._progress()
+        else:
+            super().switch(point)
+
     def _choose(self, here: _Thread | None) -> _Thread | None:
         if here is self._threads[0]:
             self.reached = self.reached or self._left == 0
@@ -260,8 +273,13 @@ def preemptions() -> Iterator[Preemption]:
             return
 
 
-def _cached_properties() -> list[Any]:
-    """Those that hold a lock, which all objects of a class share: before Python 3.12."""
+@cache
+def _cached_properties(imported: int) -> list[Any]:
+    """Those that hold a lock, which all objects of a class share: before Python 3.12.
+
+    Args:
+        imported: number of modules: the list grows with them.
+    """
     modules = [m for name, m in list(sys.modules.items()) if name.startswith("ostinato")]
     modules.append(compute_graph)  # which is loaded as late as it is needed, but for this
     classes = {c for module in modules for c in vars(module).values() if isinstance(c, type)}

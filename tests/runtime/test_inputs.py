@@ -368,6 +368,18 @@ def test_the_short_path_is_taken(sized):
     assert all(taken is feed[name] for taken, name in zip(arrays, "abc", strict=True))
 
 
+def test_the_short_path_leaves_arrays_with_gaps_to_the_long_one(sized):
+    feed = sized_inputs(4)
+    expected = sized.run(feed)
+    apart = {name: np.repeat(array, 2, axis=-1)[..., ::2] for name, array in feed.items()}
+    execution = sized._execution
+    assert execution.signature.recognise_sizes(apart) is not None
+    assert execution.signature.recognise(apart) is None
+    assert execution.run_quick(apart, None) is None
+    for mine, truth in zip(sized.run(apart), expected, strict=True):
+        np.testing.assert_array_equal(mine, truth)
+
+
 # ---- conversion on demand ----------------------------------------------------------------------
 
 

@@ -196,6 +196,57 @@ def test_always(session):
     assert "specialised: n, m" in compiled.explain()
 
 
+def varied() -> ost.Graph:
+    """A graph of Variables: with a nested graph, a size of the data, and one that a fact limits."""
+    n, m = ost.Variable("n", 1, 64), ost.Variable("m", 0, 64)
+    g = ost.Graph("varied")
+    x, w = g.input("x", (n, m)), g.param("w", (1,))
+    (y,) = g.cond(g.sum(x) > 0, lambda b: b.multiply(x, w), lambda b: b.reshape(x, (n, m)))
+    total, sums = g.scan(lambda b, s, row: (b.add(s, row),) * 2, [g.zeros((m,))], [y])
+    flat = g.reshape(y, (n * m,))
+    positive = g.masked_select(flat, g.greater(flat, 0.0))
+    g.set_outputs([g.max(y, axis=1), total, sums, g.multiply(positive, 2.0), g.dim_value(n * m)])
+    return g
+
+
+def test_always_of_a_graph_of_variables(session):
+    graph, w = varied(), np.float32([3])
+    always = ost.CompileOptions(specialize="always", max_specializations=2)
+    compiled = session.compile(graph, {"w": w}, options=always)
+    graph.set_outputs([graph.inputs["x"]])  # after the compile
+    wanted = session.compile(varied(), {"w": w})
+    for shape in ((2, 3), (4, 3), (2, 3), (1, 1), (64, 64)):
+        x = image(*shape)
+        for mine, general in zip(compiled.run({"x": x}), wanted.run({"x": x}), strict=True):
+            close(mine, general)
+    assert len(compiled.specializations) == 2
+    assert "specialised: n, m" in compiled.explain()
+    with pytest.raises(ost.VariableError, match=r"for n = 2, m = 0: .*max"):
+        compiled.run({"x": image(2, 0)})
+    with pytest.raises(ost.VariableError, match=r"bounded by 1\.\.64, got 65"):
+        compiled.run({"x": image(65, 1)})
+    compiled.set_param("w", np.float32([5]))
+    wanted.set_param("w", np.float32([5]))
+    x = image(4, 3)
+    close(compiled.run({"x": x})[0], wanted.run({"x": x})[0])
+
+
+def test_always_of_a_graph_without_variables(session):
+    g = ost.Graph()
+    g.set_outputs([g.exp(g.input("x", (2,)))])
+    compiled = session.compile(g, options=ost.CompileOptions(specialize="always"))
+    close(compiled.run({"x": np.zeros(2, np.float32)})[0], np.ones(2))
+
+
+def test_always_of_a_graph_with_states(session):
+    g = ost.Graph("counting")
+    x, count = g.input("x", (ost.Variable("n", 1, 4),)), g.state("count", ())
+    g.assign(count, count + g.sum(x))
+    g.set_outputs([x])
+    with pytest.raises(ost.GraphError, match="'counting' holds the state 'count'"):
+        session.compile(g, options=ost.CompileOptions(specialize="always"))
+
+
 @pytest.mark.parametrize("options", [{"specialize": "maybe"}, {"max_specializations": 0}])
 def test_wrong_options(session, graph, options):
     with pytest.raises(ost.InputError, match=next(iter(options))):

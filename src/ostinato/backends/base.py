@@ -79,7 +79,8 @@ class Executable(ABC):
     Attributes:
         direct: whether ``run_direct`` runs. Nothing but its owner sets it, in turn with runs.
         run_direct: as :meth:`run`, as a submission of its own, after which ``last`` is the outputs.
-            Returns ``False``, and nothing has run, where ``direct`` is off when its turn has come.
+            Inputs need not be contiguous: it raises ``ValueError`` where it needs that. Returns
+            ``False``, and nothing has run, where ``direct`` is off when its turn has come.
         last: the results of the last run, in turn with runs as well.
     """
 

@@ -30,6 +30,10 @@ class CompileOptions:
         bfloat16_dots: multiply bfloat16 by bfloat16 with dot product instructions, where the
             processor has them. Sums are taken in pairs, and subnormal numbers count as zero: off
             unless wanted.
+        amx: multiply bfloat16 by bfloat16, and bytes by bytes, in the tile registers of Intel AMX,
+            where the processor has them and the system permits their use. Products of bytes are the
+            same; for bfloat16, products at even and at odd positions are summed apart, and
+            subnormal numbers count as zero. Off unless wanted.
         streaming_stores: write results that no cache can hold past the caches.
         cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
             instead of refusing them.
@@ -44,7 +48,8 @@ class CompileOptions:
             with the same cache. Never with ``tune`` or with experts in a file.
         specialize: for a model of open sizes. ``"auto"``: compile for the sizes that a run brings
             where they have to be numbers, or are beyond the bounds so far; ``"always"``: compile
-            for the sizes of each run; ``"never"``: raise instead.
+            for the sizes of each run, also a graph whose inputs have Variables for sizes;
+            ``"never"``: raise instead.
         max_specializations: the most sizes that a graph is compiled for at a time; beyond, the
             least recently used one is dropped, and compiled again when it is needed.
         target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.
@@ -62,6 +67,7 @@ class CompileOptions:
     narrow_weights: bool = True
     prefetch: bool = True
     bfloat16_dots: bool = False
+    amx: bool = False
     streaming_stores: bool = True
     cast_inputs: bool = False
     keep_intermediates: bool = False

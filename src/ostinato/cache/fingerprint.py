@@ -25,8 +25,9 @@ __all__ = ["ABOVE_CODE", "INSTALLED", "InstalledPackage", "entry_key", "log", "o
 #: Folders that no generator of code imports: a change there leaves all kernels as they are.
 ABOVE_CODE = ("eager", "frontends", "moe", "runtime", "tools")
 
-#: Seconds for which sources are taken to be unchanged where no module was imported meanwhile.
-_TRUSTED_SECONDS = 0.2
+#: Seconds for which sources are taken to be unchanged where no module was imported meanwhile: the
+#: modules in memory are then those of the last check, but for one whose import had just begun.
+_TRUSTED_SECONDS = 2.0
 
 
 class InstalledPackage:

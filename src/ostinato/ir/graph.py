@@ -347,20 +347,33 @@ class BaseGraph(Deferrable):
             raise locate(error, op.name, shown, self._label) from None
         return self._append(op, tuple(operands), attrs, types)
 
-    def adopt(self, node: Node, operands: Sequence[Value]) -> tuple[Value, ...]:
-        """Append a copy of another graph's node; ``operands`` are its operands' counterparts here.
+    def adopt(
+        self,
+        node: Node,
+        operands: Sequence[Value],
+        attrs: dict[str, Attr] | None = None,
+        types: Sequence[TensorType] | None = None,
+    ) -> tuple[Value, ...]:
+        """Append a copy of another graph's node.
 
         The types, the label and the source line are taken over as they are: a pass copies what it
         leaves alone without inferring it again. Leaves keep their names and values.
+
+        Args:
+            node: of the other graph.
+            operands: its operands' counterparts here.
+            attrs, types: instead of its own attributes, and of the types of its results.
 
         Raises:
             GraphError: a leaf's name is taken.
         """
         original = node.outputs[0].graph
+        attrs = node.attrs if attrs is None else attrs
+        types = [value.type for value in node.outputs] if types is None else types
         if original._variables:
-            self._note_all_variables(tuple(v.type for v in node.outputs), node.attrs)
-        copy = Node(node.op, tuple(operands), node.attrs, node.label, node.source)
-        self._define(copy, [value.type for value in node.outputs])
+            self._note_all_variables(tuple(types), attrs)
+        copy = Node(node.op, tuple(operands), attrs, node.label, node.source)
+        self._define(copy, types)
         if isinstance(node.op, Leaf) and node.op is not CONSTANT:
             self._adopt_leaf(copy, original)
         return copy.outputs

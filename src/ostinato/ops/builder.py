@@ -119,6 +119,10 @@ class NestedGraph(Graph, Nested):
         """The value of the graph around that an input of this one stands for, if it does."""
         return tuple(outer for outer, own in self._captured.items() if own is value)
 
+    @property
+    def arguments(self) -> list[Value]:
+        return list(self._arguments)
+
     def argument(self, name: str, type_: TensorType) -> Value:
         value = super().input(name, type_.shape, type_.dtype)
         self._arguments.append(value)

@@ -145,6 +145,9 @@ class Loop(ControlFlow):
     number of iterations, or the most of them, or ``None``; ``counted``; ``conditional``; and
     ``backwards``, for each scanned operand and each stacked result, whether its last part is that
     of the first iteration.
+
+    Stacked results have ``trips`` parts. Those of iterations that a run does not come to are
+    undefined; the body counts the iterations where parts have to be told apart.
     """
 
     name = "loop"
@@ -180,7 +183,7 @@ class Loop(ControlFlow):
             f"it carries {_listed(carried)}, and its body gives {_listed(after)}; expected the "
             "same types",
         )
-        self._check_trips(parts, trips, bool(stacked or scanned))
+        self._check_trips(parts, trips, bool(stacked or scanned), any(attrs["backwards"]))
         self.expect(bool(given), "its body gives no results")
         self.expect(
             len(attrs["backwards"]) == scanned + len(stacked),
@@ -196,12 +199,13 @@ class Loop(ControlFlow):
         )
         return TensorType(operand.dtype, operand.shape[1:])
 
-    def _check_trips(self, parts: LoopParts, trips: Attr, needed: bool) -> None:
+    def _check_trips(self, parts: LoopParts, trips: Attr, needed: bool, backwards: bool) -> None:
         exact = trips is not None and not parts.counted and not parts.conditional
-        if needed:
-            self.expect(
-                exact, "stacked results and scanned operands need a trip count that is a size"
-            )
+        self.expect(
+            trips is not None or not needed,
+            "stacked results and scanned operands need a size for the most iterations",
+        )
+        self.expect(exact or not backwards, "only a loop whose trip count is a size goes backwards")
         self.expect(
             exact or parts.counted or parts.conditional,
             "it has neither a trip count nor a condition, and would never end",

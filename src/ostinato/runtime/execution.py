@@ -158,7 +158,7 @@ class Execution:
         That is so where arrays are not plainly right, handles have to be minded, or the calling
         thread records: the long path does it, or says what is wrong.
         """
-        if not self.quick or (known := self.signature.recognise(inputs)) is None:
+        if not self.quick or (known := self.signature.recognise_sizes(inputs)) is None:
             return None
         arrays, live = known
         if live.binds:

@@ -114,6 +114,8 @@ class Session:
         if parts is None:
             _check_graph(graph)
         way = specialization_of(graph)
+        if way is None and parts is None and experts is None and options.specialize == "always":
+            way = _specialization_of_variables(graph)
         if way is not None and experts is None and options.specialize != "never":
             return self._compile_for_sizes(graph, way, params, options, progress)
         if parts is None:
@@ -233,6 +235,13 @@ class Session:
         plan.set_variables(values)
         plan.allocate()
         return plan
+
+
+def _specialization_of_variables(graph: BaseGraph) -> Specialization[BaseGraph] | None:
+    """The specialisation of a graph whose inputs have Variables for sizes."""
+    from ostinato.runtime.graph_specialization import GraphSpecialization, can_specialize
+
+    return GraphSpecialization(graph) if can_specialize(graph) else None
 
 
 def _checked_options(options: object) -> CompileOptions | None:

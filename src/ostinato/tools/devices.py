@@ -40,7 +40,7 @@ def _cpu() -> dict[str, Any]:
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.cache.store import default_directory
 
-    target = TargetSpec.host()
+    target = TargetSpec.named("host", amx=True)
     features = [f[1:] for f in target.features.split(",") if f.startswith("+")]
     return {
         "processor": target.cpu,

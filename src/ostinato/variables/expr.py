@@ -14,6 +14,7 @@ from ostinato.variables.polynomial import (
     divide_by_int,
     divide_by_term,
     format_sum,
+    leading_term,
     multiply_monomials,
     sorted_terms,
 )
@@ -440,12 +441,26 @@ def _split_by_term(a: Expr, divisor: Monomial, scale: int) -> tuple[Dim, Dim]:
 
 
 def _split_by_sum(a: Expr, b: Expr) -> tuple[Dim, Dim]:
-    """Polynomial long division by the leading term of ``b`` where that empties ``a``'s terms."""
+    """Polynomial long division where that empties ``a``'s terms."""
     quotient, _ = _split_by_term(a, *b.terms[0])
-    if quotient == 0:
-        return 0, a
     rest = a - quotient * b
+    if quotient != 0 and _within(rest, b):
+        return quotient, rest
+    quotient, rest = _long_division(a, b)
     return (quotient, rest) if _within(rest, b) else (0, a)
+
+
+def _long_division(a: Expr, b: Expr) -> tuple[Dim, Dim]:
+    """``(q, r)`` with ``a == q * b + r``, as far as leading terms can be divided."""
+    divisor, scale = leading_term(b.terms)
+    quotient: Dim = 0
+    rest: Dim = a
+    while isinstance(rest, Expr):
+        part, _ = _split_by_term(Expr(dict([leading_term(rest.terms)]), 0), divisor, scale)
+        if part == 0:
+            break
+        quotient, rest = quotient + part, rest - part * b
+    return quotient, rest
 
 
 def _nested_quotient(a: Dim, b: int) -> Dim | None:

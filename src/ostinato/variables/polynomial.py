@@ -17,6 +17,7 @@ __all__ = [
     "divide_by_int",
     "divide_by_term",
     "format_sum",
+    "leading_term",
     "multiply_monomials",
     "sorted_terms",
 ]
@@ -97,6 +98,14 @@ def divide_by_term(
         else:
             rest[monomial] = factor
     return quotient, rest
+
+
+def leading_term(terms: Iterable[tuple[tuple[F, ...], int]]) -> tuple[tuple[F, ...], int]:
+    """The greatest term by degree, then by how often the first atoms occur.
+
+    A multiple of a polynomial leads with that multiple of its leading term.
+    """
+    return min(terms, key=lambda term: (-len(term[0]), _term_key(term)))
 
 
 def format_sum(terms: Iterable[tuple[Sequence[Factor], int]], const: int) -> str:

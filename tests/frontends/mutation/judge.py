@@ -12,17 +12,19 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
+from onnx.numpy_helper import to_array
 
 import ostinato as ost
 from ostinato.variables import evaluate
 from tests.frontends.mutation.mutators import mutate
 from tests.frontends.mutation.seeds import Array, Seed, own_seeds
-from tests.frontends.mutation.sites import nodes
+from tests.frontends.mutation.sites import nodes, tensors
 
 __all__ = ["FINDINGS", "Verdict", "examine"]
 
@@ -39,6 +41,13 @@ _RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial"}
     | {f"Random{kind}{like}" for kind in ("Normal", "Uniform") for like in ("", "Like")}
 )
+
+#: Ops of which the reference evaluator is known to err: it stacks scan outputs of scalars as
+#: columns, takes powers of negative numbers for their norms, and rounds depths up.
+_MISJUDGED = frozenset({"Loop", "LpNormalization", "OneHot"})
+
+#: Stored numbers from here on may overflow within one evaluator, and not within another.
+_HUGE = 1e30
 
 #: Models with more bytes of inputs or of intermediate values are not run.
 _LARGEST_RUN = 64 << 20
@@ -147,8 +156,8 @@ def _outcome(
         text = f"{type(error).__name__}: {error}"
         return ("internal error" if _UNFORESEEN.search(text) else "refused"), text, None
     except Exception as error:
-        if isinstance(error, MemoryError) and str(error).startswith("the system has no "):
-            return "refused", str(error), None  # the arena
+        if isinstance(error, MemoryError) and str(error).startswith("a run takes up to "):
+            return "refused", str(error), None
         return "internal error", "".join(traceback.format_exception(error)[-6:]), None
     return "ran", "", (inputs, outputs)
 
@@ -167,6 +176,8 @@ def _inputs(rng: random.Random, graph: ost.Graph, seed: Seed) -> dict[str, Array
         own = {}
     if any(_bytes(value.type, sizes) > _LARGEST_RUN for value in graph.values()):
         return None
+    if any(prod(max(size, 1) for size in _shape(t, sizes)) > _LARGEST_RUN for t in types.values()):
+        return None  # NumPy has no array without elements of such sizes
     numbers = np.random.default_rng(rng.randrange(1 << 32))
     return own or {name: _array(numbers, type_, sizes) for name, type_ in types.items()}
 
@@ -176,10 +187,14 @@ def _bytes(type_: Any, sizes: Mapping[str, int]) -> int:
 
 
 def _array(numbers: np.random.Generator, type_: Any, sizes: Mapping[str, int]) -> Array:
-    shape = tuple(evaluate(dim, sizes) for dim in type_.shape)
+    shape = _shape(type_, sizes)
     floats = type_.dtype.is_float
     drawn = numbers.standard_normal(shape) if floats else numbers.integers(0, 2, size=shape)
     return np.asarray(drawn).astype(type_.dtype.numpy)
+
+
+def _shape(type_: Any, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(evaluate(dim, sizes) for dim in type_.shape)
 
 
 def _size(rng: random.Random, least: int, most: int) -> int:
@@ -232,6 +247,8 @@ def _difference(
     if _at_will(model, inputs, outputs):
         return None
     answers = []
+    huge = _is_huge(model)
+    misjudged = any(node.op_type in _MISJUDGED for node in nodes(model))
     for evaluator in (_reference, _onnx_runtime):
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
@@ -239,24 +256,54 @@ def _difference(
                 expected = evaluator(model, inputs, list(outputs))
             except Exception:
                 continue
-            found = _compare(outputs, expected)
+            found = _compare(outputs, expected, huge=huge)
         if not found:
             return ""
+        promoted = any(
+            mine.dtype != np.asarray(other).dtype
+            for mine, other in zip(outputs.values(), expected, strict=True)
+        )
+        if evaluator is _reference and (misjudged or promoted):
+            continue  # it promotes as NumPy does
         answers.append(f"{evaluator.__name__[1:]}: {found}")
     return "; ".join(answers) if answers else None
 
 
 def _at_will(model: ModelProto, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> bool:
-    """Whether evaluators may differ: random numbers, and floats that an integer does not hold."""
+    """Whether evaluators may differ.
+
+    That is for random numbers, for floats that an integer does not hold, and for scales and zero
+    points that are narrow floats, which the standard does not have.
+    """
     found = {node.op_type for node in nodes(model)}
     if found & _RANDOM:
         return True
-    floats = [
-        array.astype(np.float64) for array in inputs.values() if array.dtype.kind not in "biu"
-    ]
-    wild = any((~(np.abs(array) < 2**15)).any() for array in floats)
+    fractions = [array for array in inputs.values() if array.dtype.kind not in "biu"]
+    if "Pow" in found and fractions and any(a.dtype.kind in "iu" for a in outputs.values()):
+        return True
+    quantised = found & {"QuantizeLinear", "DequantizeLinear"}
+    if quantised and any(array.dtype.itemsize == 1 for array in fractions):
+        return True
+    wild = any((~(np.abs(array.astype(np.float64)) < 2**15)).any() for array in fractions)
     wild |= any(array.dtype.kind == "u" for array in outputs.values())
     return wild and any(op_type.startswith("Cast") for op_type in found)
+
+
+def _is_huge(model: ModelProto) -> bool:
+    """Whether a stored number is near the largest ones of its type.
+
+    Or infinite, in a model with convolutions, which multiply zeros of the padding or leave them
+    out; or with attention, where rows that are masked altogether give zeros.
+    """
+    decides = any("Conv" in node.op_type or node.op_type == "Softmax" for node in nodes(model))
+    for tensor in tensors(model):
+        try:
+            array = np.abs(to_array(tensor).astype(np.float64))
+        except Exception:  # a tensor that breaks rules
+            continue
+        if ((array > _HUGE) & (np.isfinite(array) | decides)).any():
+            return True
+    return False
 
 
 def _reference(model: ModelProto, inputs: Mapping[str, Array], names: list[str]) -> list[Any]:
@@ -277,7 +324,12 @@ def _onnx_runtime(model: ModelProto, inputs: Mapping[str, Array], names: list[st
     return list(session.run(names, dict(inputs)))
 
 
-def _compare(outputs: Mapping[str, Array], expected: Sequence[Any]) -> str:
+def _compare(outputs: Mapping[str, Array], expected: Sequence[Any], *, huge: bool) -> str:
+    """The first difference, in words.
+
+    Args:
+        huge: whether only finite numbers count.
+    """
     for (name, mine), theirs in zip(outputs.items(), expected, strict=True):
         other = np.asarray(theirs)
         if mine.shape != other.shape or mine.dtype != other.dtype:
@@ -293,6 +345,7 @@ def _compare(outputs: Mapping[str, Array], expected: Sequence[Any]) -> str:
             bound = loose * (np.abs(b) + min(1.0, finite.max() if finite.size else 0.0)) + 1e-6
             same = (a == b) | (np.isnan(a) & np.isnan(b))
             wrong = ~same & ~(np.abs(a - b) <= bound)
+            wrong &= np.isfinite(b) | (not huge)
         if wrong.any():
             at = tuple(np.argwhere(wrong)[0])
             return f"{name!r}: {wrong.sum()} of {wrong.size} differ, {mine[at]} for {other[at]}"

@@ -40,6 +40,7 @@ __all__ = [
     "discard_kernel",
     "flat_nonzero_kernel",
     "memcpy_kernel",
+    "permit_amx",
     "select_experts_kernel",
     "stage_experts_kernel",
     "suppress_kernel",
@@ -104,6 +105,14 @@ A value outside of ``min..max`` is refused.
 
 MAX_VARS: int
 """The most variables that a program can have."""
+
+def permit_amx() -> tuple[bool, bool]:
+    """Ask the system for permission to use the tile registers of Intel AMX.
+
+    Returns:
+        Whether bfloat16, and whether bytes, can be multiplied in tiles from now on. False where the
+        processor or the system cannot, or the system refuses.
+    """
 
 memcpy_kernel: int
 """Address of a kernel that copies bytes ``[begin, end)`` of argument 1 to argument 0."""

@@ -61,6 +61,7 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
         target.caches,
         prefetches=options.optimize and options.prefetch,
         bfloat16_dots=options.bfloat16_dots and target.has_bfloat16_dots,
+        amx_dtypes=target.amx_dtypes if options.amx else frozenset(),
     )
 
 

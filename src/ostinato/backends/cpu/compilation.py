@@ -151,7 +151,9 @@ def compile_graph(
     )
     report, program = lowered.report, lowered.program
     with report.timed("code"):
-        code = _compile_kernels(program, TargetSpec.named(options.target), report, progress)
+        code = _compile_kernels(
+            program, TargetSpec.named(options.target, amx=options.amx), report, progress
+        )
     note_kernels(report, program, lambda call: code.code(call.kernel).name)
     return Compilation(lowered, code)
 

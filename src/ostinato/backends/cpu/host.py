@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["function_address", "usable_processors"]
+from ostinato.backends.cpu import _core
+
+__all__ = ["amx_features", "function_address", "usable_processors"]
 
 
 def usable_processors() -> int:
@@ -25,3 +27,10 @@ def function_address(name: str) -> int | None:
         return ctypes.cast(getattr(process, name), ctypes.c_void_p).value
     except (AttributeError, OSError, TypeError):
         return None
+
+
+def amx_features() -> tuple[str, ...]:
+    """The parts of AMX that this process may use, as LLVM names them; asks for permission."""
+    bfloat16, int8 = _core.permit_amx()
+    found = [name for name, there in (("amx-bf16", bfloat16), ("amx-int8", int8)) if there]
+    return ("amx-tile", *found) if found else ()

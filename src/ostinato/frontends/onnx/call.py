@@ -243,6 +243,13 @@ class Call:
             result.append(dim)
         return tuple(result)
 
+    def single(self, index: int, what: str) -> int:
+        """The only element of an integer operand, which is not symbolic."""
+        found = self.integers(index, what)
+        if len(found) != 1:
+            self.malformed(f"its {what} should be a single number, got {len(found)}")
+        return found[0]
+
     def scalar(self, index: int, what: str) -> Any:
         """The only element of a known operand, as a Python number."""
         known = self.known(index)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import INT64
+from ostinato.frontends.onnx.tensors import MAX_RANK
 from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +21,18 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["bound_sizes", "element", "known_elements", "open_bound", "open_elements"]
+__all__ = [
+    "bound_sizes",
+    "element",
+    "follows_from_integers",
+    "known_elements",
+    "open_bound",
+    "open_count",
+    "open_elements",
+]
+
+#: The most sizes that one operand computes: two for each dim.
+_MOST_ELEMENTS = 2 * MAX_RANK
 
 #: Sizes about which nothing is known, together: memory is planned for no more elements.
 _OPEN_BITS = 40
@@ -36,6 +49,11 @@ def known_elements(call: Call, index: int) -> list[Dim | None]:
     value = call.value(index)
     if not isinstance(value.type.size, int):
         call.unsupported(f"its operand {index} has a number of elements that varies")
+    if value.type.size > _MOST_ELEMENTS:
+        call.malformed(
+            f"its operand {index} computes {value.type.size:,} sizes, expected at most "
+            f"{_MOST_ELEMENTS}"
+        )
     found = _elements(value)
     return found if len(found) == value.type.size else [None] * value.type.size
 
@@ -47,7 +65,7 @@ def open_elements(call: Call, index: int, what: str) -> list[Dim | None]:
         NotSupported: they follow from inputs of integers, and are known with these.
     """
     elements = known_elements(call, index)
-    if None in elements and _follows_from_integers(call.value(index)):
+    if None in elements and follows_from_integers(call.value(index)):
         call.unknown(index, f"its {what} follow from the contents of inputs")
     return elements
 
@@ -56,6 +74,12 @@ def open_bound(elements: Sequence[Dim | None]) -> int:
     """The bound of each element that is not known, where nothing else limits it."""
     unknown = max(sum(size is None for size in elements), 1)
     return 1 << min(_OPEN_BITS // unknown, _OPEN_BITS_ALONE)
+
+
+def open_count(part: Dim) -> int:
+    """The bound of a number of parts that nothing limits, each of ``part`` elements."""
+    bits = _OPEN_BITS - bounds(part)[1].bit_length()
+    return 1 << max(min(bits, _OPEN_BITS_ALONE), 0)
 
 
 def bound_sizes(call: Call, index: int, bound: Dim | None = None) -> list[Dim]:
@@ -84,7 +108,7 @@ def element(call: Call, index: int, position: int) -> Value:
     return g.cast(g.reshape(g.slice(flat, [position], [position + 1]), ()), INT64)
 
 
-def _follows_from_integers(value: Value) -> bool:
+def follows_from_integers(value: Value) -> bool:
     """Whether a value depends on constants and on inputs of integers alone."""
     waiting, seen = [value.node], {value.node}
     while waiting:

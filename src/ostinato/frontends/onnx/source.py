@@ -80,8 +80,20 @@ def open_model(source: Any, base_dir: Any = None, parted: PartedFile | None = No
 
 
 def opset_versions(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
-    """Version by domain; the default domain has two spellings, kept as the empty one."""
-    return {"" if i.domain == "ai.onnx" else i.domain: i.version for i in imports}
+    """Version by domain; the default domain has two spellings, kept as the empty one.
+
+    Raises:
+        ModelFormatError: a domain has two versions.
+    """
+    found: dict[str, int] = {}
+    for entry in imports:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        if found.setdefault(domain, entry.version) != entry.version:
+            raise ModelFormatError(
+                f"the domain {entry.domain or 'ai.onnx'!r} has the operator sets {found[domain]} "
+                f"and {entry.version}, expected one"
+            )
+    return found
 
 
 def _parse_file(path: Path, parted: PartedFile | None) -> tuple[ModelProto, dict[str, FileRange]]:

@@ -231,13 +231,13 @@ class _Search:
         raise refused or error
 
     def sizes_to_try(self) -> Iterator[dict[str, int]]:
-        """Values of Variables: a batch of one, and the same size for all other axes."""
+        """Values of Variables: a batch of one or like the rest, all other axes of the same size."""
         shapes = [type_.shape for type_ in self._types.values()]
         leading = {s.name for shape in shapes if len(shape) > 1 for s in symbols(shape[0])}
         seen: list[dict[str, int]] = []
-        for size in _TRIED:
+        for batch, size in [*((1, size) for size in _TRIED), *((size, size) for size in _TRIED)]:
             values = {
-                name: min(max(1 if name in leading else size, s.min), s.max)
+                name: min(max(batch if name in leading else size, s.min), s.max)
                 for name, s in self.variables.items()
             }
             if values not in seen:

@@ -16,6 +16,7 @@ from ostinato.ir.graph import Value
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.ops.base import normalize_axis
+from ostinato.ops.vocabulary.ranges import as_dim
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ else:
 
 __all__ = ["ControlVocabulary", "Nested"]
 
+_Attrs: TypeAlias = "dict[str, Attr]"
+
 #: Builds a nested graph: takes it and its arguments, and gives its results.
 Build: TypeAlias = Callable[..., "Value | Sequence[Value]"]
 
@@ -39,6 +42,11 @@ class Nested(ABC):
     @abstractmethod
     def captured(self) -> Sequence[Value]:
         """The values of the graph around that it uses."""
+
+    @property
+    @abstractmethod
+    def arguments(self) -> Sequence[Value]:
+        """The arguments, in order."""
 
     @abstractmethod
     def argument(self, name: str, type_: TensorType) -> Value:
@@ -101,12 +109,13 @@ class ControlVocabulary(ABC):
         *,
         trips: Dim | Value | None = None,
         condition: Any = None,
+        bound: Dim | None = None,
     ) -> tuple[Value, ...]:
         """Run ``body`` again and again on the values that it gave the time before.
 
         ``body(graph, iteration, *carried)`` gives, if there is a ``condition``, whether to go on;
-        then the next carried values; then, if the trip count is a size, parts of results that are
-        stacked along a new first axis.
+        then the next carried values; then parts of results, which are stacked along a new first
+        axis: as many as there are iterations in a run.
 
         >>> (y,) = g.while_loop(lambda b, i, y: b.multiply(y, 2.0), [x], trips=3)
 
@@ -115,6 +124,8 @@ class ControlVocabulary(ABC):
             carried: the first values that it takes.
             trips: the number of iterations, or the most of them: a size, or an int64 scalar.
             condition: whether to begin, a bool scalar; ``None``: for as many ``trips``.
+            bound: of a loop with stacked results whose ``trips`` are no size, the most iterations:
+                a run with more raises ``VariableError``.
 
         Returns:
             The last carried values, then the stacked results.
@@ -122,7 +133,7 @@ class ControlVocabulary(ABC):
         first = self._values(carried)
         nested, arguments = self.begin_loop(first)
         results = _built(nested, body, arguments)
-        return self.end_loop(nested, results, first, trips=trips, condition=condition)
+        return self.end_loop(nested, results, first, trips=trips, condition=condition, bound=bound)
 
     def scan(
         self,
@@ -218,6 +229,7 @@ class ControlVocabulary(ABC):
         *,
         trips: Dim | Value | None,
         condition: Any = None,
+        bound: Dim | None = None,
         backwards: Sequence[bool] = (),
         result_backwards: Sequence[bool] | None = None,
     ) -> tuple[Value, ...]:
@@ -226,28 +238,66 @@ class ControlVocabulary(ABC):
         Args:
             body, carried, scanned: of that call.
             results: of the body.
-            trips, condition: see :meth:`while_loop`.
+            trips, condition, bound: see :meth:`while_loop`.
             backwards, result_backwards: ``reverse`` and ``result_reverse`` of :meth:`scan`.
         """
         counted = trips is not None and not isinstance(trips, int | Expr)
         count = self._values([trips], INT64) if counted else []
         flag = [] if condition is None else self._values([condition], BOOL)
-        captured = body.captured
-        stacked = len(results) - len(flag) - len(carried)
+        stacked = max(len(results) - len(flag) - len(carried), 0)
+        directions = (*backwards, *_flags("result_reverse", result_backwards, stacked))
         attrs: dict[str, Attr] = {
-            "body": body.closed(results, captured),
             "carried": len(carried),
             "scanned": len(scanned),
             "trips": None if counted else trips,
             "counted": counted,
             "conditional": bool(flag),
-            "backwards": (
-                *backwards,
-                *_flags("result_reverse", result_backwards, max(stacked, 0)),
-            ),
+            "backwards": directions,
         }
-        operands = [*count, *flag, *carried, *scanned, *captured]
-        return self._apply(control.LOOP, operands, attrs)
+        if stacked and (counted or flag):
+            return self._counted_loop(body, results, [*count, *flag], carried, attrs, bound)
+        return self._loop(body, results, [*count, *flag, *carried, *scanned], attrs)
+
+    def _loop(
+        self, body: Nested, results: Sequence[Value], operands: Sequence[Value], attrs: _Attrs
+    ) -> tuple[Value, ...]:
+        captured = body.captured
+        attrs = {"body": body.closed(results, captured), **attrs}
+        return self._apply(control.LOOP, [*operands, *captured], attrs)
+
+    def _counted_loop(
+        self,
+        body: Nested,
+        results: Sequence[Value],
+        head: Sequence[Value],
+        carried: Sequence[Value],
+        attrs: _Attrs,
+        bound: Dim | None,
+    ) -> tuple[Value, ...]:
+        """The results of a loop that counts its iterations, and stacks as many parts of results.
+
+        There is room for the most iterations, and, where a run may not have more, for one beyond:
+        a run that comes to it is refused.
+        """
+        trips: Any = attrs["trips"]
+        if trips is None and bound is None:
+            raise GraphError(
+                "stacked results of a loop whose trips are no size need bound=, the most iterations"
+            )
+        most: Dim = as_dim(bound, "a bound") if trips is None else trips
+        room = most + 1 if trips is None else most
+        body.argument("count", TensorType(INT64, ()))
+        made = body.add(body.arguments[0], 1)  # type: ignore[attr-defined]
+        first = attrs["conditional"] + len(carried)
+        given = self._loop(
+            body,
+            [*results[:first], made, *results[first:]],
+            [*head, *carried, *self._values([0], INT64)],
+            {**attrs, "carried": len(carried) + 1, "trips": room},
+        )
+        last, count, stacked = given[: len(carried)], given[len(carried)], given[len(carried) + 1 :]
+        size = self.size_from(count, most)  # type: ignore[attr-defined]
+        return (*last, *(self.slice(part, [0], [size], axes=[0]) for part in stacked))  # type: ignore[attr-defined]
 
     def _apply(
         self, op: control.ControlFlow, operands: Sequence[Value], attrs: dict[str, Attr]

@@ -6,6 +6,7 @@ Dims (in shapes, bounds of slices, repeats) are ints or expressions of Variables
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -417,6 +418,6 @@ def _pad_value(value: Any, dtype: DType) -> float:
         raise GraphError(f"the value of a border is a number, got {value!r}")
     if dtype.is_float:
         return float(value)
-    if dtype.is_integer and value != int(value):
+    if not math.isfinite(value) or (dtype.is_integer and value != int(value)):
         raise GraphError(f"a border of {value} does not fit {dtype}")
     return int(value)

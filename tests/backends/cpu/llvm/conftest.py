@@ -12,8 +12,9 @@ from llvmlite import ir
 
 from ostinato.backends.cpu.llvm.lanes import Lane
 from ostinato.backends.cpu.llvm.memory import load, store
-from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec, compile_module, link
+from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec, compile_module
 from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I64
+from ostinato.backends.cpu.loader import link
 from ostinato.dtypes import DType
 
 Array = np.ndarray[Any, Any]
@@ -47,7 +48,7 @@ class CompiledLoops:
         self._results = {
             name: _emit(module, name, loop, target) for name, loop in self._loops.items()
         }
-        self._code: LinkedCode = link([(compile_module(module, target), list(loops))])
+        self._code: LinkedCode = link.load([(compile_module(module, target), list(loops))])
 
     def __call__(self, name: str, *arrays: Array) -> Array:
         loop = self._loops[name]

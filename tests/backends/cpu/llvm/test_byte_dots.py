@@ -11,8 +11,9 @@ import pytest
 from llvmlite import ir
 
 from ostinato.backends.cpu.llvm.byte_dots import add_products
-from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module, link
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module
 from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I8, I32
+from ostinato.backends.cpu.loader.link import load
 from ostinato.dtypes import INT8, UINT8, DType
 
 HOST = TargetSpec.host()
@@ -36,7 +37,7 @@ def add(
     result = add_products(builder, target, total, (factors[0], factors[1]), dtypes, steps)
     builder.store(result, function.args[0], align=1)
     builder.ret_void()
-    code = link([(compile_module(module, HOST), ["add"])])
+    code = load([(compile_module(module, HOST), ["add"])])
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(code.address("add"))
     call(*(array.ctypes.data for array in arrays))
 

@@ -15,7 +15,8 @@ import pytest
 
 from ostinato.backends.cpu.llvm.gemm import render
 from ostinato.backends.cpu.llvm.kernel import extent_symbol
-from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module, link
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module
+from ostinato.backends.cpu.loader.link import load
 from ostinato.backends.cpu.rules.gemm import Gemm, SumAxis
 from ostinato.backends.cpu.rules.tiles import tile_for
 from ostinato.dtypes import (
@@ -79,7 +80,7 @@ class Kernel:
         symbolic = not isinstance(contraction.extent, int)
         names = ["kernel", *([extent_symbol("kernel")] if symbolic else [])]
         module = render(contraction, "kernel", target)
-        self._code = link([(compile_module(module, target), names)])
+        self._code = load([(compile_module(module, target), names)])
         pointer = ctypes.c_void_p
         kind = ctypes.CFUNCTYPE(None, pointer, pointer, ctypes.c_int64, ctypes.c_int64, pointer)
         self._call = kind(self._code.address("kernel"))

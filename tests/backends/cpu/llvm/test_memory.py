@@ -10,8 +10,9 @@ import pytest
 from llvmlite import ir
 
 from ostinato.backends.cpu.llvm import memory
-from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module, link
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module
 from ostinato.backends.cpu.llvm.types import BYTE_POINTER, I1, I32, I64, vector_of
+from ostinato.backends.cpu.loader.link import load
 from ostinato.dtypes import ALL_DTYPES, BFLOAT16, FLOAT16, FLOAT32, INT8
 
 WIDTHS = (1, 4, 8, 16)
@@ -29,7 +30,7 @@ class Copier:
             for build in (self._plain, self._masked, self._gather, self._scatter):
                 names.append(f"copy{build.__name__}_{lanes}")
                 build(self._function(module, names[-1]), lanes)
-        self._code = link([(compile_module(module, TargetSpec.named(level)), names)])
+        self._code = load([(compile_module(module, TargetSpec.named(level)), names)])
 
     def __call__(self, kind, lanes, to, source, extra=None):
         call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)

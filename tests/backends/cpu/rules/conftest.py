@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import mmap
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from ostinato.backends.cpu.capabilities import lowering_options
 from ostinato.backends.cpu.compiler import builtin_kernel
 from ostinato.backends.cpu.llvm import render
 from ostinato.backends.cpu.llvm.kernel import extent_symbol
-from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module, link
+from ostinato.backends.cpu.llvm.toolchain import LinkedCode, TargetSpec, compile_module
+from ostinato.backends.cpu.loader.link import load
+from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.backends.options import CompileOptions
 from ostinato.dtypes import DType
@@ -53,18 +56,55 @@ class Memory:
             assert _LIBC.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(_PAGE), 0) == 0
 
 
+class CodeCache:
+    """Linked kernels by their text and target: tests of a session share many of them.
+
+    Args:
+        rewrite: makes code for this machine of the LLVM IR for another.
+    """
+
+    def __init__(self, rewrite: Callable[[str], str] = str) -> None:
+        self._rewrite = rewrite
+        self._linked: dict[tuple[str, str], LinkedCode] = {}
+
+    def linked(self, kernel: CpuKernel, target: TargetSpec) -> LinkedCode:
+        """The code of a kernel, with ``kernel`` for its symbol."""
+        key = kernel_text(kernel), target.identity
+        if key not in self._linked:
+            names = ["kernel"]
+            if not isinstance(kernel.extent, int):
+                names.append(extent_symbol("kernel"))
+            module = self._rewrite(str(render(kernel, "kernel", target)))
+            self._linked[key] = load([(compile_module(module, target), names)])
+        return self._linked[key]
+
+
 class LoweredGraph:
-    """A program of kernels for one instruction set level, and for caches of any size."""
+    """A program of kernels for one instruction set level, and for caches of any size.
+
+    Args:
+        code: of kernels that other graphs have, too.
+        graph: to be lowered.
+        level: the level, or a processor that this machine need not be.
+        caches: instead of the level's.
+        rewrite: see :class:`CodeCache`; such code is shared with no other graph.
+    """
 
     def __init__(
-        self, graph: BaseGraph, level: str, caches: CacheSizes | None = None, **options: Any
+        self,
+        code: CodeCache,
+        graph: BaseGraph,
+        level: str | TargetSpec,
+        caches: CacheSizes | None = None,
+        rewrite: Callable[[str], str] | None = None,
+        **options: Any,
     ) -> None:
-        target = TargetSpec.named(level)
+        target = TargetSpec.named(level) if isinstance(level, str) else level
         self.target = target if caches is None else replace(target, caches=caches)
         settings = lowering_options(CompileOptions(**options), self.target)
         self.program, _ = lower_for_cpu(graph, settings)
         self._names = {v.name for v in self.program.variables}
-        self._code: dict[str, Any] = {}
+        self._code = code if rewrite is None else CodeCache(rewrite)
 
     @property
     def kernels(self) -> list[Any]:
@@ -77,17 +117,9 @@ class LoweredGraph:
     def address(self, call: Call, symbol: str = "kernel") -> int:
         """The address of the call's code, or of a function that comes with it."""
         ready = builtin_kernel(call.kernel)
-        return self._compiled(call).address(symbol) if ready is None else ready.address
-
-    def _compiled(self, call: Call) -> Any:
-        text = kernel_text(call.kernel)
-        if text not in self._code:
-            names = ["kernel"]
-            if not isinstance(call.kernel.extent, int):
-                names.append(extent_symbol("kernel"))
-            module = render(call.kernel, "kernel", self.target)
-            self._code[text] = link([(compile_module(module, self.target), names)])
-        return self._code[text]
+        if ready is not None:
+            return ready.address
+        return self._code.linked(call.kernel, self.target).address(symbol)
 
 
 class _Run:
@@ -150,9 +182,9 @@ def memory() -> Iterator[Callable[[tuple[int, ...], DType], Array]]:
 
 
 @pytest.fixture(scope="session")
-def lowered() -> Callable[[BaseGraph, str], LoweredGraph]:
+def lowered() -> Callable[..., LoweredGraph]:
     """``lowered(graph, level)(inputs, **variables)`` gives the outputs."""
-    return LoweredGraph
+    return partial(LoweredGraph, CodeCache())
 
 
 @pytest.fixture(params=["avx512", "avx2", "sse2"])

@@ -15,6 +15,7 @@ from ostinato.ops.builder import Graph
 from ostinato.reference import evaluate
 from ostinato.variables import Variable
 from ostinato.variables import evaluate as size_of
+from tests.backends.cpu.levels import across_levels
 
 Array = np.ndarray[Any, Any]
 Lowered = Callable[..., Any]
@@ -80,7 +81,7 @@ def check(lowered: Lowered, level: str, g: Graph, dtype: DType = FLOAT32) -> Any
     return run
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize(("level", "sizes"), across_levels(SIZES), indirect=["level"])
 def test_sizes(lowered: Lowered, level: str, sizes: tuple[int, ...]) -> None:
     check(lowered, level, attend(sizes))
 
@@ -92,7 +93,9 @@ def test_dtypes(lowered: Lowered, level: str, dtype: DType) -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 5, 300])
 @pytest.mark.parametrize(
-    "sizes", [(1, 2, 2, 66, 66), (1, 4, 2, 7, 90), (1, 6, 2, 40, 700), (1, 2, 1, 9, 4)]
+    ("level", "sizes"),
+    across_levels([(1, 2, 2, 66, 66), (1, 4, 2, 7, 90), (1, 6, 2, 40, 700), (1, 2, 1, 9, 4)]),
+    indirect=["level"],
 )
 def test_causal_and_windows(
     lowered: Lowered, level: str, sizes: tuple[int, ...], window: int | None
@@ -235,7 +238,11 @@ def test_text_tells_kernels_apart(lowered: Lowered) -> None:
     assert texts[0] == kernel_text(lowered(attend(sizes), "host").kernels[0])
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2, 1, 77), (1, 8, 2, 1, 300), (1, 4, 2, 2, 9)])
+@pytest.mark.parametrize(
+    ("level", "sizes"),
+    across_levels([(2, 2, 2, 1, 77), (1, 8, 2, 1, 300), (1, 4, 2, 2, 9)]),
+    indirect=["level"],
+)
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64, FLOAT16], ids=str)
 def test_few_rows_are_multiplied_in_place(
     lowered: Lowered, level: str, sizes: tuple[int, ...], dtype: DType

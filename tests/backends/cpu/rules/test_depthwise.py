@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,16 @@ def session() -> ost.Session:
     return ost.Session("cpu", threads=2)
 
 
-def check(session: ost.Session, graph: ost.Graph, tolerance: float = 2e-5) -> ost.CompiledGraph:
+OPTIMISED = ost.CompileOptions()
+BOTH = (OPTIMISED, ost.CompileOptions(optimize=False))
+
+
+def check(
+    session: ost.Session,
+    graph: ost.Graph,
+    tolerance: float = 2e-5,
+    options: Sequence[ost.CompileOptions] = BOTH,
+) -> ost.CompiledGraph:
     """``graph``, optimised and not, against the oracle; returns the optimised one."""
     random = np.random.default_rng(0)
     arrays: Arrays = {
@@ -26,7 +36,6 @@ def check(session: ost.Session, graph: ost.Graph, tolerance: float = 2e-5) -> os
         for name, value in graph.inputs.items()
     }
     wanted = reference.evaluate(graph, arrays)
-    options = [ost.CompileOptions(), ost.CompileOptions(optimize=False)]
     compiled = [session.compile(graph, options=each) for each in options]
     for program in compiled:
         for found, exact in zip(program.run(arrays), wanted, strict=True):
@@ -57,7 +66,7 @@ def sums_together(compiled: ost.CompiledGraph) -> int:
 @pytest.mark.parametrize("size, stride", [(3, 1), (3, 2), (5, 1)])
 def test_widths(session: ost.Session, width: int, size: int, stride: int) -> None:
     graph = depthwise(35, 5, width, size, stride=stride, padding=size // 2)
-    found = sums_together(check(session, graph))
+    found = sums_together(check(session, graph, options=BOTH if width in (3, 14) else [OPTIMISED]))
     columns = (width - 1) // stride + 1
     assert columns % found == 0
     if columns in (7, 8, 14, 40):

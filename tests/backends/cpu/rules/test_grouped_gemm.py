@@ -14,6 +14,7 @@ from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT32, DType
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.ops.builder import Graph
 from ostinato.variables import Variable
+from tests.backends.cpu.levels import across_levels
 
 Array = np.ndarray[Any, Any]
 Lowered = Callable[..., Any]
@@ -101,14 +102,18 @@ def test_products_of_every_dtype(lowered: Lowered, level: str, dtype: DType) -> 
     close(lowered(g, level)(inputs)[0], evaluate(g, inputs)[0])
 
 
-@pytest.mark.parametrize(
-    ("rows", "e", "k", "n"),
-    [(0, 3, 4, 5), (1, 1, 1, 1), (1, 300, 3, 2), (9, 2, 0, 7), (7, 4, 33, 64), (40, 3, 5, 131),
-     (600, 2, 3, 4)],
-)  # fmt: skip
+#: Rows, experts, depth and columns.
+PRODUCTS = [
+    (0, 3, 4, 5), (1, 1, 1, 1), (1, 300, 3, 2), (9, 2, 0, 7), (7, 4, 33, 64), (40, 3, 5, 131),
+    (600, 2, 3, 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("level", "sizes"), across_levels(PRODUCTS), indirect=["level"])
 def test_products_of_every_size(
-    lowered: Lowered, level: str, rows: int, e: int, k: int, n: int
+    lowered: Lowered, level: str, sizes: tuple[int, int, int, int]
 ) -> None:
+    rows, e, k, n = sizes
     rng = np.random.default_rng(rows + e)
     ids = np.zeros(rows, np.int64) if rows == 600 else rng.integers(-e, e, rows)
     inputs = {"x": random(rng, rows, k), "w": random(rng, e, k, n), "ids": ids}
@@ -150,15 +155,16 @@ def test_layers_of_every_dtype(lowered: Lowered, level: str, dtype: DType, gated
         close(got, want)
 
 
-@pytest.mark.parametrize(
-    ("t", "e", "d", "f", "o", "k"),
-    [(1, 8, 64, 96, 64, 2), (1, 1, 1, 1, 1, 1), (0, 4, 3, 3, 3, 2), (5, 3, 0, 4, 6, 2),
-     (5, 3, 4, 0, 6, 1), (70, 2, 6, 9, 5, 4), (3, 70, 6, 9, 5, 70)],
-)  # fmt: skip
-def test_layers_of_every_size(
-    lowered: Lowered, level: str, t: int, e: int, d: int, f: int, o: int, k: int
-) -> None:
-    inputs = layer_inputs(np.random.default_rng(t), t, e, d, f, o, k)
+#: Tokens, experts, depth, width, features, and experts of a token.
+LAYERS = [
+    (1, 8, 64, 96, 64, 2), (1, 1, 1, 1, 1, 1), (0, 4, 3, 3, 3, 2), (5, 3, 0, 4, 6, 2),
+    (5, 3, 4, 0, 6, 1), (70, 2, 6, 9, 5, 4), (3, 70, 6, 9, 5, 70),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("level", "sizes"), across_levels(LAYERS), indirect=["level"])
+def test_layers_of_every_size(lowered: Lowered, level: str, sizes: tuple[int, ...]) -> None:
+    inputs = layer_inputs(np.random.default_rng(sizes[0]), *sizes)
     g = layer_graph(inputs)
     for got, want in zip(lowered(g, level)(inputs), evaluate(g, inputs), strict=True):
         close(got, want)
@@ -180,7 +186,7 @@ def test_symbolic_numbers_of_tokens(lowered: Lowered, level: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
-@pytest.mark.parametrize("n", [5, 64, 100])
+@pytest.mark.parametrize(("level", "n"), across_levels([5, 64, 100]), indirect=["level"])
 def test_rows_do_not_depend_on_the_rows_beside_them(
     lowered: Lowered, level: str, dtype: DType, n: int
 ) -> None:

@@ -19,6 +19,7 @@ from ostinato.backends.cpu.llvm.toolchain import TargetSpec, assembly
 from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.table import lower_for_cpu
 from ostinato.records import replace
+from tests.backends.cpu.levels import across_levels
 
 Array = np.ndarray[Any, Any]
 Lowered = Callable[..., Any]
@@ -56,7 +57,7 @@ def gemms(graph: ost.Graph, caches: CacheSizes = SMALL, **options: Any) -> list[
     return [kernel for kernel in program.kernels if isinstance(kernel, Gemm)]
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize(("level", "sizes"), across_levels(SIZES), indirect=["level"])
 def test_same_bits(lowered: Lowered, level: str, sizes: tuple[int, int, int]) -> None:
     graph, x, w = product(*sizes, "float32")
     data = {"x": x, "w": w}
@@ -83,7 +84,7 @@ def test_same_bits_in_every_dtype(lowered: Lowered, level: str, x: str, w: str |
         assert ahead.tobytes() == plain.tobytes()
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 21])
+@pytest.mark.parametrize(("level", "rows"), across_levels([1, 8, 9, 21]), indirect=["level"])
 @pytest.mark.parametrize("format", ["int8", "int4"])
 def test_same_bits_in_bytes(lowered: Lowered, level: str, format: str, rows: int) -> None:
     rng = np.random.default_rng(rows)

@@ -15,6 +15,7 @@ from ostinato.ops.builder import Graph
 from ostinato.ops.recurrent import DEFAULT_ACTIVATIONS, GATES, RECURRENT_SCAN, WEIGHT_PARTS
 from ostinato.reference import evaluate
 from ostinato.variables import Variable
+from tests.backends.cpu.levels import across_levels
 
 Array = np.ndarray[Any, Any]
 Lowered = Callable[..., Any]
@@ -104,7 +105,7 @@ def compare(
 
 
 @pytest.mark.parametrize(("kind", "after_reset"), KINDS)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(("level", "sizes"), across_levels(SIZES), indirect=["level"])
 def test_sizes(
     lowered: Lowered, level: str, kind: str, after_reset: bool, sizes: tuple[int, int, int]
 ) -> None:

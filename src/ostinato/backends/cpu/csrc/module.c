@@ -1,4 +1,5 @@
 /* The extension module ostinato.backends.cpu._core: its types and its ready-made kernels. */
+#include "amx.h"
 #include "arena.h"
 #include "bound_call.h"
 #include "command_queue.h"
@@ -105,6 +106,11 @@ static int core_clear(PyObject *module) {
 
 static void core_free(void *module) { (void)core_clear(module); }
 
+static PyMethodDef core_methods[] = {
+    {"permit_amx", permit_amx, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, core_exec},
     {0, NULL},
@@ -115,6 +121,7 @@ static PyModuleDef core_module = {
     .m_name = "ostinato.backends.cpu._core",
     .m_doc = "The CPU backend's native core: memory, threads, and programs of kernel calls.",
     .m_size = sizeof(core_state),
+    .m_methods = core_methods,
     .m_slots = core_slots,
     .m_traverse = core_traverse,
     .m_clear = core_clear,

@@ -9,6 +9,7 @@ stage like any other, with the contiguous axis as lanes.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,11 +51,12 @@ if TYPE_CHECKING:
 
     from llvmlite import ir
 
-    from ostinato.backends.cpu.llvm import bfloat16_tiles, byte_tiles, transpose
+    from ostinato.backends.cpu.llvm import amx_tiles, bfloat16_tiles, byte_tiles, transpose
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.cpu.rules.gemm import Gemm
     from ostinato.backends.cpu.rules.multi_gemm import MultiGemm
 else:
+    amx_tiles = LazyModule("ostinato.backends.cpu.llvm.amx_tiles")
     bfloat16_tiles = LazyModule("ostinato.backends.cpu.llvm.bfloat16_tiles")
     byte_tiles = LazyModule("ostinato.backends.cpu.llvm.byte_tiles")
     transpose = LazyModule("ostinato.backends.cpu.llvm.transpose")
@@ -126,8 +128,10 @@ class _Renderer:
             self._take_apart(item)
             self._emit(item)
 
-        counted_loop(self.builder, kernel.begin, kernel.end, 1, body, name="item")
-        self.builder.ret_void()
+        b = self.builder
+        with amx_tiles.configured(b, self.gemm) if self.gemm.amx else nullcontext():
+            counted_loop(b, kernel.begin, kernel.end, 1, body, name="item")
+        b.ret_void()
 
     def _read_masked_tail(self, scope: Scope) -> None:
         """Gives :attr:`rows` its value where an argument says how many are not wanted."""
@@ -193,6 +197,8 @@ def _define(gemm: Gemm) -> Callable[..., ir.Function]:
     """The function that defines register tiles for panels of a form."""
     if gemm.b_format is None or gemm.b_format.steps == 1:
         return define_tile
+    if gemm.amx:
+        return amx_tiles.define_amx_tile
     if gemm.a_dtype == BFLOAT16:
         return bfloat16_tiles.define_bfloat16_tile
     return byte_tiles.define_byte_tile

@@ -10,6 +10,7 @@ Plain arithmetic carries no fast-math flags: what the user wrote is what runs. T
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from llvmlite import ir
@@ -49,6 +50,8 @@ __all__ = [
     "round_to",
     "where",
 ]
+
+_FIRST = I32(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,11 +244,16 @@ def broadcast(lane: Lane, lanes: int) -> Lane:
     if lane.lanes == lanes:
         return lane
     b = lane.builder
-    vector = register_type(lane.dtype, lanes)
-    undefined = ir.Constant(vector, ir.Undefined)
-    first = b.insert_element(undefined, lane.value, I32(0))
-    selector = ir.Constant(ir.VectorType(I32, lanes), None)
+    undefined, selector = _repetition(lane.dtype, lanes)
+    first = b.insert_element(undefined, lane.value, _FIRST)
     return Lane(b, b.shuffle_vector(first, undefined, selector), lane.dtype, lanes)
+
+
+@functools.cache
+def _repetition(dtype: DType, lanes: int) -> tuple[ir.Constant, ir.Constant]:
+    """The vector that one value is put into, and the selector of that value for all lanes."""
+    undefined = ir.Constant(register_type(dtype, lanes), ir.Undefined)
+    return undefined, ir.Constant(ir.VectorType(I32, lanes), None)
 
 
 def align(x: Operand, y: Operand) -> tuple[Lane, Lane]:

@@ -14,15 +14,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.cpu.caches import CacheSizes, host_caches
+from ostinato.backends.cpu.host import amx_features
 from ostinato.backends.cpu.llvm.concurrent import emit_object, run_passes
 from ostinato.backends.cpu.llvm.machine import machine
+from ostinato.dtypes import BFLOAT16, INT8, UINT8
 from ostinato.errors import DeviceUnavailableError, OstinatoError
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from llvmlite import ir
+
+    from ostinato.dtypes import DType
 
 __all__ = ["LEVELS", "LinkedCode", "TargetSpec", "assembly", "compile_module", "link", "optimized"]
 
@@ -69,12 +73,15 @@ class TargetSpec:
 
     @staticmethod
     def host() -> TargetSpec:
-        """The processor that this process runs on, with everything it offers."""
+        """The processor that this process runs on, with everything it offers but AMX."""
         return _host()
 
     @staticmethod
-    def named(level: str) -> TargetSpec:
+    def named(level: str, *, amx: bool = False) -> TargetSpec:
         """One of :data:`LEVELS`: the host, or an x86 level at or below it.
+
+        Args:
+            amx: ask the system for permission to use AMX; the host has it if that is granted.
 
         Raises:
             DeviceUnavailableError: no such level, or this machine cannot run it.
@@ -85,7 +92,7 @@ class TargetSpec:
             )
         host = _host()
         if level == "host":
-            return host
+            return _host_with_amx() if amx else host
         if not host.triple.startswith("x86_64") or host.vector_bytes < _X86_VECTOR_BYTES[level]:
             raise DeviceUnavailableError(f"this machine ({host.cpu}) cannot run {level} code")
         features = _PREFER_512_BITS if level == "avx512" else ""
@@ -117,6 +124,15 @@ class TargetSpec:
     def has_bfloat16_dots(self) -> bool:
         """Whether one instruction adds two products of bfloat16 to a float32 sum (AVX-512 BF16)."""
         return self.has_avx512 and "+avx512bf16" in self.features.split(",")
+
+    @property
+    def amx_dtypes(self) -> frozenset[DType]:
+        """The dtypes of matrices that AMX multiplies in tiles; empty: there is no AMX."""
+        features = self.features.split(",")
+        if not self.has_avx512 or "+amx-tile" not in features:
+            return frozenset()
+        bfloat16 = [BFLOAT16] if "+amx-bf16" in features else []
+        return frozenset([*bfloat16, *([INT8, UINT8] if "+amx-int8" in features else [])])
 
     @property
     def has_streaming_stores(self) -> bool:
@@ -300,12 +316,21 @@ def _host() -> TargetSpec:
     triple, features = known["triple"], known["features"]
     if not _is_x86(triple):
         return TargetSpec(triple, known["cpu"], features, 16, host_caches())
-    flags = frozenset(features.split(","))
+    # Without permission, a process cannot use AMX, whatever the processor has.
+    flags = [flag for flag in features.split(",") if not flag.startswith("+amx")]
+    features = ",".join(flags)
     wide = all(f"+avx512{part}" in flags for part in ("f", "bw", "dq", "vl"))
     if wide:
         features = f"{features},{_PREFER_512_BITS}"
     vector_bytes = 64 if wide else 32 if "+avx2" in flags else 16
     return TargetSpec(triple, known["cpu"], features, vector_bytes, host_caches())
+
+
+@functools.cache
+def _host_with_amx() -> TargetSpec:
+    host = _host()
+    found = amx_features() if host.has_avx512 else ()
+    return replace(host, features=",".join([host.features, *(f"+{name}" for name in found)]))
 
 
 def _is_x86(triple: str) -> bool:

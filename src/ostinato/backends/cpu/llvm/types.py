@@ -94,7 +94,12 @@ def constant(dtype: DType, value: Scalar, lanes: int = 1) -> ir.Constant:
 
     Integers wrap to the width of the dtype; floats round to the register format.
     """
-    text = _constant_text(register_dtype(dtype), value)
+    return _literal(dtype, _constant_text(register_dtype(dtype), value), lanes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _literal(dtype: DType, text: str, lanes: int) -> ir.Constant:
+    """A constant by its spelling: kernels share most of theirs, and each spells itself once."""
     element = register_type(dtype)
     if lanes == 1:
         return ir.FormattedConstant(element, text)

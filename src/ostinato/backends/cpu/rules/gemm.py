@@ -209,6 +209,11 @@ class Gemm(CpuKernel):
         return sum_axes(self.a_index, self.k)
 
     @property
+    def amx(self) -> bool:
+        """Whether sums are in the tile registers of AMX."""
+        return self.b_format is not None and self.b_format.tile_rows > 1
+
+    @property
     def b_dtype(self) -> DType:
         """The element type of the panels."""
         return self.acc if self.b_format is None else self.b_format.dtype
@@ -269,8 +274,10 @@ class Gemm(CpuKernel):
         """
         m = extent_of(self.m)
         if isinstance(m, int):
-            # Going back over rows would add what follows of their sums twice.
-            last = m % (self.block if self.depth_block is None else self.rows)
+            # Going back over rows would add what follows of their sums twice. Tiles of AMX take
+            # time for each row.
+            overlapping = self.depth_block is None and not self.amx
+            last = m % (self.block if overlapping else self.rows)
             return (last,) if 0 < last < self.rows else ()
         return tuple(range(1, min(self.rows, max_extent(self.m) + 1)))
 
@@ -281,7 +288,7 @@ class Gemm(CpuKernel):
         """:attr:`prefetch` where it pays: panels come from memory and not by the hardware alone."""
         fetch = self.prefetch
         rows = max_extent(self.m)
-        if fetch is None or rows < fetch.least_rows:
+        if fetch is None or self.amx or rows < fetch.least_rows:
             return None
         if rows > _REUSING_ROWS and not self.streams_rows:
             return None

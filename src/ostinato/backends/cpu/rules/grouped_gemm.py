@@ -43,7 +43,8 @@ _FEW_ROWS = 4
 
 #: A panel of up to this many bytes is still in the second-level cache when tiles go over it again:
 #: with 64 tokens at 2 of 8 experts of 1024 x 3584, 5% faster than panels of 920 kB. Narrower than
-#: three vectors panels cost more than they save.
+#: three vectors panels cost more than they save. Tiles of equal heights, of 9 rows, or of 11 or 14
+#: rows by 32 columns, that go over a panel less often, are 1 to 5% slower there (Zen 4).
 _PANEL_BYTES, _LEAST_VECTORS = 768 << 10, 3
 
 #: About 20 µs of one core's work, and what it computes while it reads a byte of a panel.

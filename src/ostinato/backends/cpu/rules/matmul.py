@@ -17,13 +17,14 @@ from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.backends.cpu.rules import bfloat16_gemm, int_gemm, multi_gemm
+    from ostinato.backends.cpu.rules import amx_gemm, bfloat16_gemm, int_gemm, multi_gemm
     from ostinato.backends.cpu.rules.kernel import CpuKernel
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.graph import Node
     from ostinato.lower.program_builder import ProgramBuilder
 else:
+    amx_gemm = LazyModule("ostinato.backends.cpu.rules.amx_gemm")
     bfloat16_gemm = LazyModule("ostinato.backends.cpu.rules.bfloat16_gemm")
     int_gemm = LazyModule("ostinato.backends.cpu.rules.int_gemm")
     multi_gemm = LazyModule("ostinato.backends.cpu.rules.multi_gemm")
@@ -45,7 +46,7 @@ class MatmulRules:
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a matmul: a dot product per row where there is one column, else a GEMM."""
-        matmul = self._packed(root)
+        (matmul,) = self._packed([root])
         if matmul.spec.n == 1 and root.op.name == "matmul":
             build = lowering.builder(region)
             outputs = lowering.region_outputs(region)
@@ -64,9 +65,21 @@ class MatmulRules:
 
     def horizontally(self, lowering: ProgramBuilder, regions: Sequence[Region]) -> None:
         """Lower matmuls of the same rows as one kernel; those of one region share its epilogue."""
-        self._lower(lowering, [(region, [*map(self._packed, region.roots)]) for region in regions])
+        packed = iter(self._packed([root for region in regions for root in region.roots]))
+        self._lower(
+            lowering, [(region, [next(packed) for _ in region.roots]) for region in regions]
+        )
 
-    def _packed(self, node: Node) -> PackedMatmul:
+    def _packed(self, nodes: Sequence[Node]) -> Sequence[PackedMatmul]:
+        """The matmuls of one kernel, all with tile registers or all with vectors."""
+        if self.registers.amx_dtypes:
+            found = [amx_gemm.amx_matmul(node, self.registers) for node in nodes]
+            tiled = [matmul for matmul in found if matmul is not None]
+            if len(tiled) == len(nodes):
+                return tiled
+        return [self._in_vectors(node) for node in nodes]
+
+    def _in_vectors(self, node: Node) -> PackedMatmul:
         match node.op.name:
             case "integer_matmul":
                 return int_gemm.int_matmul(node)

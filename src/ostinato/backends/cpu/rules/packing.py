@@ -44,12 +44,15 @@ class PanelFormat:
             row that would follow.
         run: positions of ``k`` that are side by side in the left operand, if not all of them are;
             no row of a panel has positions of two runs, and the last of each is zero at its end.
+        tile_rows: rows of a panel that one instruction takes (AMX): panels have a multiple of them,
+            zero beyond the last position of ``k``.
     """
 
     dtype: DType
     steps: int = 1
     halves: bool = False
     run: int | None = None
+    tile_rows: int = 1
 
     @property
     def depth(self) -> int:
@@ -63,11 +66,13 @@ class PanelFormat:
     def rows(self, depth: Dim) -> tuple[Dim, Dim]:
         """Runs of ``depth`` positions of ``k``, and rows of a panel in each."""
         run = depth if self.run is None else self.run
-        return (1 if self.run is None else floor_div(depth, self.run)), ceil_div(run, self.depth)
+        rows = ceil_div(run, self.depth * self.tile_rows) * self.tile_rows
+        return (1 if self.run is None else floor_div(depth, self.run)), rows
 
     def __str__(self) -> str:
         runs = "" if self.run is None else f" in runs of {self.run}"
-        return f"{self.dtype.short}{' halves' * self.halves} by {self.steps}{runs}"
+        tiles = "" if self.tile_rows == 1 else f" in tiles of {self.tile_rows} rows"
+        return f"{self.dtype.short}{' halves' * self.halves} by {self.steps}{runs}{tiles}"
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ class RegisterFile:
         caches: the data caches of a core.
         prefetches: whether tiles prefetch panels.
         bfloat16_dots: whether one instruction adds two products of bfloat16 to a float32 sum.
+        amx_dtypes: the dtypes of matrices that are multiplied in tile registers (AMX).
     """
 
     vector_bytes: int
@@ -52,6 +53,7 @@ class RegisterFile:
     caches: CacheSizes = field(default_factory=CacheSizes)
     prefetches: bool = False
     bfloat16_dots: bool = False
+    amx_dtypes: frozenset[DType] = frozenset()
 
     @property
     def prefetch(self) -> Prefetch | None:

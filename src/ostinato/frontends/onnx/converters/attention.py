@@ -105,6 +105,8 @@ class _Rules:
     def _given(self) -> Value | None:
         """The mask operand; keys that it does not reach are not attended to."""
         mask = self.call.optional(3)
+        if mask is not None and not (mask.dtype.is_float or mask.dtype == BOOL):
+            self.call.malformed(f"its mask is {mask.type}, expected bools or floats")
         if mask is None or not provably_less(mask.shape[-1], self.keys) or mask.shape[-1] == 1:
             return mask
         missing = self.keys - mask.shape[-1]

@@ -14,6 +14,7 @@ import numpy as np
 
 from ostinato.errors import GraphError
 from ostinato.frontends.onnx.call import NotSupported
+from ostinato.frontends.onnx.data_sizes import follows_from_integers, open_count
 from ostinato.frontends.onnx.known import (
     Known,
     Missing,
@@ -174,7 +175,7 @@ def convert_loop(call: Call) -> Result:
         if unrolled is not None:
             return list(unrolled)
     try:
-        return _looped(call, body, carried, trips, started is not None)  # for its errors
+        return _looped(call, body, carried, trips, started is not None, open_=True)
     except (GraphError, NotSupported) as error:
         # Known, they would let it be unrolled.
         if isinstance(trips, Value):
@@ -208,11 +209,14 @@ def _looped(
     carried: Sequence[Tensor | None],
     trips: Dim | Value | None,
     started: bool,
+    *,
+    open_: bool = False,
 ) -> list[Tensor]:
     """The results of a loop.
 
     Args:
         started: whether the first iteration is known to begin.
+        open_: whether scan outputs may have as many parts as the data has iterations.
     """
     g = call.g
     initial = [call.value(2 + i) for i in range(len(carried))]
@@ -226,17 +230,20 @@ def _looped(
     conditional = not (started and always)
     results = [_value_in(call, nested, tensor) for tensor in rest]
     exact = not conditional and isinstance(trips, int | Expr)
+    bound: Dim | None = None
     if len(results) > len(carried) and not exact:
-        call.unsupported(
-            "its scan outputs have as many parts as there are iterations, which depends on data"
-        )
+        if not open_ or (isinstance(trips, Value) and follows_from_integers(trips)):
+            call.unsupported(
+                "its scan outputs have as many parts as there are iterations, which depends on data"
+            )
+        bound = min(open_count(part.type.size) for part in results[len(carried) :])
     condition: Any = None
     if conditional:
         results.insert(0, nested.reshape(_value_in(call, nested, going), ()))
         condition = g.reshape(call.value(1), ()) if call.has(1) else g.constant(np.array(True))
     elif trips is None:
         call.malformed("it has neither a trip count nor a condition, and would never end")
-    return list(g.end_loop(nested, results, initial, trips=trips, condition=condition))
+    return list(g.end_loop(nested, results, initial, trips=trips, condition=condition, bound=bound))
 
 
 def _unrolled(

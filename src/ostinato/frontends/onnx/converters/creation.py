@@ -81,6 +81,9 @@ def convert_constant_of_shape(call: Call) -> Result:
 
 
 def convert_range(call: Call) -> Result:
+    types = [call.type(i) for i in range(3)]
+    if len({type_.dtype for type_ in types}) > 1:
+        call.malformed(f"its operands {', '.join(map(str, types))} have different types")
     start, limit, delta = (call.known(i) for i in range(3))
     if start is None or limit is None or delta is None:
         return _counted_range(call)

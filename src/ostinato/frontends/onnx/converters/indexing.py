@@ -116,7 +116,10 @@ def convert_top_k(call: Call) -> Result:
         k: Dim = call.required("k")
     else:
         axis = normalize_axis(call.integer("axis", -1), call.rank(0))
-        (k,) = bound_sizes(call, 1, call.shape(0)[axis])
+        counts = bound_sizes(call, 1, call.shape(0)[axis])
+        if len(counts) != 1:
+            call.malformed(f"its k should be a single number, got {len(counts)}")
+        k = counts[0]
     axis = call.integer("axis", -1)
     largest = call.flag("largest", 1)
     return tuple(call.g.topk(call.value(0), k, axis=axis, largest=largest))

@@ -141,13 +141,17 @@ def _linear(call: Call, x: Value, rows: int) -> Value:
 def convert_svm_regressor(call: Call) -> Result:
     g, x, supports = call.g, floats(call, 0), call.integer("n_supports", 0)
     weights = np.asarray(call.real_list("coefficients", ()))
-    (rho,) = call.real_list("rho", ()) or (0.0,)
+    rho = call.real_list("rho", ()) or (0.0,)
+    if len(rho) != 1:
+        call.malformed(f"rho has {len(rho)} numbers, expected one")
     vectors = np.asarray(call.real_list("support_vectors", ()))
     if supports > 0:
+        if vectors.size % supports:
+            call.malformed(f"{vectors.size} numbers for {supports} support vectors")
         kernels = _kernels(call, x, vectors.reshape(supports, -1))
     else:
         kernels, weights = x, weights.reshape(-1)
-    scores = g.add(g.matmul(kernels, g.constant(weights.reshape(-1, 1), x.dtype)), rho)
+    scores = g.add(g.matmul(kernels, g.constant(weights.reshape(-1, 1), x.dtype)), rho[0])
     if call.flag("one_class", 0):
         scores = g.where(g.greater(scores, 0.0), 1.0, -1.0)
     return g.cast(_transformed(call, scores, _transform_name(call)), FLOAT32)

@@ -80,6 +80,11 @@ def _arguments(call: Call, per_direction: int) -> dict[str, Any]:
         call.malformed(f"unknown direction {direction!r}")
     clip = call.real("clip", None)
     hidden = call.integer("hidden_size", None)
+    for index in (1, 2):
+        if call.rank(index) != 3:
+            call.malformed(
+                f"operand {index} is {call.type(index)}, expected [directions,gates,features]"
+            )
     if hidden is not None and call.shape(2)[-1] != hidden:
         call.malformed(f"hidden_size {hidden} contradicts the weights {call.type(2)}")
     return {

@@ -120,7 +120,7 @@ def convert_extreme_position(call: Call) -> Result:
 def convert_scan(call: Call) -> Result:
     """CumSum and CumProd."""
     method = call.g.cumsum if call.op_type == "CumSum" else call.g.cumprod
-    (axis,) = call.integers(1, "axis")
+    axis = call.single(1, "axis")
     return method(
         call.value(0),
         axis=axis,

@@ -41,7 +41,7 @@ def convert_dft(call: Call) -> Result:
     inverse, onesided = call.flag("inverse", 0), call.flag("onesided", 0)
     length = x.shape[axis]
     if call.has(1):
-        (length,) = call.integers(1, "length")
+        length = call.single(1, "length")
     elif inverse and onesided:
         length = 2 * (length - 1)
     if not isinstance(length, int):

@@ -6,7 +6,6 @@ String inputs are given with ``constants=``; ONNX's backend interface does so by
 from __future__ import annotations
 
 import itertools
-import re
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT64
 from ostinato.frontends.onnx.known import Strings, as_known, boxed
+from ostinato.frontends.onnx.regular_expressions import Pattern, PatternError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,12 +44,12 @@ def convert_string_split(call: Call) -> Result:
 
 
 def convert_regex_full_match(call: Call) -> Result:
-    try:
-        pattern = re.compile(call.text("pattern", ""))
-    except re.error as error:
-        call.malformed(f"its pattern is no regular expression: {error}")
     texts = call.strings(0)
-    found = [pattern.fullmatch(text) is not None for text in texts.reshape(-1)]
+    try:
+        pattern = Pattern(call.text("pattern", ""))
+        found = [pattern.matches(text) for text in texts.reshape(-1)]
+    except PatternError as error:
+        call.malformed(f"its pattern cannot be matched: {error}")
     return as_known(np.array(found, np.bool_).reshape(texts.shape))
 
 

@@ -38,7 +38,7 @@ def _optimizer(step: Step, parts: int) -> Converter:
 
 
 def _rate(call: Call, x: Value) -> Value:
-    return call.g.cast(call.value(0), x.dtype)
+    return call.g.cast(call.floats(0), x.dtype)
 
 
 def _updates(call: Call, x: Value) -> Value:

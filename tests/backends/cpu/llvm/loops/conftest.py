@@ -12,7 +12,8 @@ import pytest
 
 from ostinato.backends.cpu.llvm.kernel import extent_symbol
 from ostinato.backends.cpu.llvm.loops import render
-from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module, link
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec, compile_module
+from ostinato.backends.cpu.loader.link import load
 from ostinato.backends.cpu.rules.kernel import CpuLoopNest
 from ostinato.errors import DeviceUnavailableError
 from ostinato.lower.loopir.nest import LoopNest
@@ -66,7 +67,7 @@ class CompiledNest:
         symbols = ["kernel"]
         if not isinstance(nest.extent, int):
             symbols.append(extent_symbol("kernel"))
-        self._code = link([(compile_module(render(nest, "kernel", target), target), symbols)])
+        self._code = load([(compile_module(render(nest, "kernel", target), target), symbols)])
 
     def __call__(self, *arrays: Array, **variables: int) -> list[Array]:
         results = [self._run(arrays, variables, at_end) for at_end in (True, False)]

@@ -1,0 +1,63 @@
+"""Matmuls of bfloat16 and of bytes in the tile registers of Intel AMX.
+
+A tile register has 16 rows of 64 bytes. One instruction multiplies 16 rows of the left operand, 64
+bytes of ``k`` each, with a tile of a panel: 16 rows of 16 columns, each with the positions of ``k``
+that make four bytes. The sums are 16 x 16 numbers of 32 bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cpu.rules.int_gemm import SteppedMatmul
+from ostinato.backends.cpu.rules.packing import PanelFormat
+from ostinato.lower.rules.matmul_spec import row_spec
+from ostinato.records import dataclass
+from ostinato.variables import bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
+    from ostinato.backends.cpu.rules.tiles import RegisterFile
+    from ostinato.ir.graph import Node
+
+__all__ = ["AmxMatmul", "amx_matmul"]
+
+_TILE_ROWS = _TILE_COLUMNS = 16
+"""Rows and 32-bit columns of a tile register."""
+
+_STEP_BYTES = 4
+"""Bytes of ``k`` that stand side by side in a row of a panel."""
+
+_FEWEST_ROWS = 8
+"""Rows that fill half a tile: fewer wait for panels rather than for arithmetic."""
+
+
+@dataclass(frozen=True, eq=False)
+class AmxMatmul(SteppedMatmul):
+    """A matmul whose sums are in tile registers."""
+
+    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
+        """Two by two tiles of sums, or one by four: each operand's tile serves several sums."""
+        rows = min(bounds(self.spec.m)[1], 2 * _TILE_ROWS)
+        most = 4 if rows <= _TILE_ROWS else 2
+        columns = max(bounds(matmul.spec.n)[1] for matmul in (self, *others))
+        return rows, min(most, max(1, -(-columns // _TILE_COLUMNS))) * _TILE_COLUMNS
+
+    def panel_format(self, registers: RegisterFile) -> PanelFormat:
+        dtype = self.spec.b.dtype
+        return PanelFormat(dtype, _STEP_BYTES // dtype.itemsize, tile_rows=_TILE_ROWS)
+
+
+def amx_matmul(node: Node, registers: RegisterFile) -> AmxMatmul | None:
+    """The matmul of a node in tiles, if it is enough rows times a matrix of known size."""
+    if node.op.name not in ("matmul", "integer_matmul"):
+        return None
+    a, b = node.inputs
+    if not {a.dtype, b.dtype} <= registers.amx_dtypes or a.dtype.is_float != b.dtype.is_float:
+        return None
+    if len(a.shape) < 2 or len(b.shape) != 2 or not all(isinstance(size, int) for size in b.shape):
+        return None
+    matmul = AmxMatmul(row_spec(node, a, b))
+    return matmul if bounds(matmul.spec.m)[1] >= _FEWEST_ROWS else None

@@ -1,0 +1,24 @@
+"""Pairs of instruction set levels and sizes, so that not every level compiles every size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+
+#: By the bytes of its vectors, each level of x86; the fixture ``level`` has them all.
+_LEVELS = {64: "avx512", 32: "avx2", 16: "sse2"}
+
+
+def across_levels(values: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Every value on this machine's widest level; on each other one every second, in turn.
+
+    For values that meet the same code on each level: sizes, whose edges differ by the vectors.
+    """
+    widest = _LEVELS.get(TargetSpec.host().vector_bytes, "sse2")
+    others = [level for level in _LEVELS.values() if level != widest]
+    pairs = [(widest, value) for value in values]
+    for start, level in enumerate(others):
+        pairs += [(level, value) for value in values[start % 2 :: 2]]
+    return pairs
