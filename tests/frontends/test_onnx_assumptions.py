@@ -363,3 +363,23 @@ def test_sizes_that_only_an_exporter_has_seen(session: ost.Session) -> None:
         with pytest.raises(ost.VariableError, match="whole"):
             compiled.run({"x": np.zeros(shape, np.float32)})
     np.testing.assert_array_equal(compiled.run({"x": x})[0], judge.run(None, {"x": x})[0])
+
+
+def test_a_batch_under_two_names(session: ost.Session) -> None:
+    """A mask in rows of another input's batch: both batches are taken for one."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+        helper.make_node("Concat", ["n", "open"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["mask", "shape"], ["rows"], name="rows"),
+        helper.make_node("Add", ["x", "rows"], ["y"], name="masked"),
+    ]
+    proto = model(nodes, {"x": ["n", "s"], "mask": ["m", "t"]}, open=np.array([-1]))
+    compiled = session.compile(ost.load_onnx(proto))
+    judge = onnxruntime_session(proto)
+    for shape in ((2, 5), (1, 7), (3, 4)):
+        x, mask = np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)
+        feeds = {"x": x, "mask": mask}
+        np.testing.assert_array_equal(compiled.run(feeds)[0], judge.run(None, feeds)[0])
+    assert len(compiled.specializations) == 1
+    odd = {"x": np.ones((2, 6), np.float32), "mask": np.ones((4, 3), np.float32)}
+    np.testing.assert_array_equal(compiled.run(odd)[0], judge.run(None, odd)[0])

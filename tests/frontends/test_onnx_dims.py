@@ -228,6 +228,18 @@ HALVES = {
         helper.make_node("Concat", ["q", "f"], ["both"], axis=0),
         helper.make_node("Add", ["both", "quarter"], ["y"]),
     ],
+    "mixed": [
+        helper.make_node("Concat", ["quarter", "f", "three"], ["q"], axis=0),
+        helper.make_node("Mul", ["q", "three"], ["m"]),
+        helper.make_node("Floor", ["m"], ["y"]),
+    ],
+    "whole": [
+        helper.make_node("Concat", ["f", "three"], ["q"], axis=0),
+        helper.make_node("Div", ["q", "three"], ["m"]),
+        helper.make_node("Ceil", ["m"], ["i"]),
+        helper.make_node("Cast", ["i"], ["k"], to=TensorProto.INT64),
+        helper.make_node("Cast", ["k"], ["y"], to=FLOAT),
+    ],
     "third": [
         helper.make_node("Mul", ["f", "third"], ["q"]),
         helper.make_node("Ceil", ["q"], ["y"]),

@@ -16,6 +16,7 @@ from ostinato.variables import (
     Dim,
     Expr,
     Requirement,
+    Symbol,
     bounds,
     ceil_div,
     data_symbols,
@@ -57,6 +58,9 @@ class Reshape(Op):
         shape = check_shape(self.name, attrs["shape"])
         size = prod(shape)
         if not data_symbols(size) | data_symbols(x.size):
+            if size != x.size and _is_variable(shape[:1]) and _is_variable(x.shape[:1]):
+                # Two names of one batch, most likely: with these equal, the rest may be too.
+                self.expect_equal(x.shape[0], shape[0], self._problem(x, shape))
             self.expect_equal(size, x.size, self._problem(x, shape))
         self.expect_facts(operands, attrs)
         return (TensorType(x.dtype, shape),)
@@ -76,6 +80,16 @@ class Reshape(Op):
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         return xp.reshape(operands[0], attrs["shape"])
+
+
+def _is_variable(dims: Sequence[Dim]) -> bool:
+    """Whether these are dims that begin with a Variable, not a number or an expression."""
+    if not dims or isinstance(dims[0], int):
+        return False
+    match dims[0].terms:
+        case (((Symbol(),), 1),):
+            return dims[0].const == 0
+    return False
 
 
 class PermuteDims(Op):

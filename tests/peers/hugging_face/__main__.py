@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _result(architecture: Architecture, exporter: str, folder: Path) -> str:
-    name = architecture.model_type
+    name = architecture.name
     path, report = folder / f"{name}-{exporter}.onnx", folder / f"{name}-{exporter}.txt"
     report.unlink(missing_ok=True)
     if not path.exists() and (problem := _process("exporting", name, exporter, path, report)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class Architecture:
         inputs: of its ``forward``.
         sizes: of the dynamic axes: at the export, then in two runs.
         head: the class that makes the model of a configuration.
+        cached: whether the last inputs are keys and values, of layer after layer, that the model
+            has computed before; with those of this call, they are outputs too.
     """
 
     model_type: str
@@ -66,6 +68,12 @@ class Architecture:
     inputs: tuple[Input, ...]
     sizes: tuple[Mapping[str, int], Mapping[str, int], Mapping[str, int]]
     head: str = "AutoModel"
+    cached: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in the table and in the file of results."""
+        return f"{self.model_type}-with-cache" if self.cached else self.model_type
 
     @property
     def exported_sizes(self) -> Mapping[str, int]:
@@ -155,6 +163,24 @@ def _decoder(model_type: str, config: Mapping[str, Any] = _WORDS, **more: Any) -
     return Architecture(model_type, config, _TEXT, _LENGTHS, "AutoModelForCausalLM")
 
 
+def _with_cache(decoder: Architecture, heads: int, head_dim: int = 8) -> Architecture:
+    """A decoder that goes on where it was, with its two layers' keys and values."""
+    past = tuple(
+        Input(f"past_{kind}_{layer}", "floats", ("batch", heads, "past", head_dim))
+        for layer in range(2)
+        for kind in ("keys", "values")
+    )
+    sizes = (
+        {"batch": 2, "length": 3, "past": 5, "total": 8},
+        {"batch": 1, "length": 1, "past": 7, "total": 8},
+        {"batch": 3, "length": 2, "past": 9, "total": 11},
+    )
+    mask = Input("attention_mask", "mask", ("batch", "total"))
+    config = {**decoder.config, "use_cache": True}
+    inputs = (_IDS, mask, *past)
+    return replace(decoder, config=config, inputs=inputs, sizes=sizes, cached=True)
+
+
 def _sequences(model_type: str, config: Mapping[str, Any] = _PAIR, **more: Any) -> Architecture:
     config = {**config, **more, "use_cache": False}
     return Architecture(model_type, config, (*_TEXT, *_TARGET), _TARGETS, "AutoModelForSeq2SeqLM")
@@ -193,8 +219,13 @@ def _text_and_image(model_type: str) -> Architecture:
     return Architecture(model_type, config, (_IDS, pixels, _MASK), _LENGTHS)
 
 
+_GPT2 = _decoder("gpt2", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4})
+_LLAMA = _decoder("llama", _GROUPED)
+_MISTRAL = _decoder("mistral", _GROUPED, sliding_window=4)
+_GEMMA2 = _decoder("gemma2", _GROUPED, head_dim=8, sliding_window=4)
+
 ARCHITECTURES = {
-    architecture.model_type: architecture
+    architecture.name: architecture
     for architecture in (
         # Text: encoders
         _encoder("bert"),
@@ -281,7 +312,8 @@ ARCHITECTURES = {
             _LENGTHS,
         ),
         # Text: decoders
-        _decoder("gpt2", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}),
+        _GPT2,
+        _with_cache(_GPT2, 4),
         _decoder(
             "gpt_neo",
             {
@@ -298,12 +330,15 @@ ARCHITECTURES = {
         _decoder("gptj", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}, rotary_dim=4),
         _decoder("opt", ffn_dim=48, word_embed_proj_dim=32),
         _decoder("bloom", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
-        _decoder("llama", _GROUPED),
-        _decoder("mistral", _GROUPED, sliding_window=4),
+        _LLAMA,
+        _with_cache(_LLAMA, 2),
+        _MISTRAL,
+        _with_cache(_MISTRAL, 2),
         _decoder("qwen2", _GROUPED),
         _decoder("qwen3", _GROUPED, head_dim=8),
         _decoder("gemma", _GROUPED, head_dim=8),
-        _decoder("gemma2", _GROUPED, head_dim=8, sliding_window=4),
+        _GEMMA2,
+        _with_cache(_GEMMA2, 2),
         _decoder("phi", _GROUPED, partial_rotary_factor=0.5),
         _decoder("phi3", _GROUPED, pad_token_id=0),
         _decoder("falcon", num_kv_heads=4, new_decoder_architecture=False),

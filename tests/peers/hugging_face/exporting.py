@@ -29,6 +29,20 @@ class _Positional(torch.nn.Module):
         return tuple(_floats(outputs))
 
 
+class _WithCache(_Positional):
+    """A decoder with positional inputs, the last of which are earlier keys and values."""
+
+    def forward(self, ids: Any, mask: Any, *past: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        cache = transformers.DynamicCache(config=self.model.config)
+        for layer in range(len(past) // 2):
+            cache.update(past[2 * layer], past[2 * layer + 1], layer)
+        outputs = self.model(
+            input_ids=ids, attention_mask=mask, past_key_values=cache, return_dict=True
+        )
+        layers = outputs.past_key_values.layers
+        return (outputs.logits, *(kept for layer in layers for kept in (layer.keys, layer.values)))
+
+
 def _floats(outputs: Any) -> list[torch.Tensor]:
     """The tensors of floats in a model's outputs; those of its parts too."""
     if isinstance(outputs, torch.Tensor):
@@ -53,7 +67,8 @@ def _random_model(architecture: Architecture) -> torch.nn.Module:
                 parameter.copy_(torch.randn_like(parameter) / fan_in**0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    return _Positional(model.eval(), architecture)
+    kind = _WithCache if architecture.cached else _Positional
+    return kind(model.eval(), architecture)
 
 
 def export(architecture: Architecture, exporter: str, path: Path) -> None:
@@ -74,7 +89,8 @@ def export(architecture: Architecture, exporter: str, path: Path) -> None:
     options: dict[str, Any]
     if exporter == "dynamo":
         shapes = tuple(dict.fromkeys(named, torch.export.Dim.DYNAMIC) for named in axes.values())
-        options = {"dynamo": True, "dynamic_shapes": (shapes,), "external_data": False}
+        given = (*shapes[:2], shapes[2:]) if architecture.cached else (shapes,)
+        options = {"dynamo": True, "dynamic_shapes": given, "external_data": False}
     else:
         options = {"dynamo": False, "dynamic_axes": axes}
     with torch.no_grad(), warnings.catch_warnings():

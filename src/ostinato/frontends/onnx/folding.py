@@ -198,8 +198,8 @@ def _rounded(
 ) -> tuple[Known, ...] | None:
     """Sizes and ratios of sizes, these rounded."""
     items = [
-        rounding(item.size, item.divisor) if isinstance(item, Ratio) else item
-        for item in known.array.reshape(-1)
+        rounding(item.size, item.divisor) if isinstance(item, Ratio) else _whole_item(item)
+        for item in known.dims()
     ]
     if not all(map(_manageable, items)):
         return None
@@ -243,11 +243,19 @@ def _whole_floats(call: Call) -> tuple[Known, ...] | None:
 def _whole(operand: Known) -> Known | None:
     """A float operand of whole numbers and sizes, as integers; ``None`` if there are others."""
     if operand.symbolic:
-        return None if any(isinstance(item, Ratio) for item in operand.dims()) else operand
+        items = [_whole_item(item) for item in operand.dims()]
+        return None if None in items else Known(boxed(items, operand.array.shape), INT64)
     array = operand.array
     if not (np.isfinite(array) & (array == np.floor(array)) & (abs(array) < _INEXACT)).all():
         return None
     return Known(array.astype(np.int64), INT64)
+
+
+def _whole_item(item: Any) -> Dim | None:
+    """A size or a number, as a dim; ``None`` for a number that is not whole, and a ratio."""
+    if isinstance(item, float):
+        return int(item) if item.is_integer() else None
+    return item if isinstance(item, int | Expr) else None
 
 
 def _power_of_two(factor: Known | None) -> Known | None:
