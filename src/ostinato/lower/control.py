@@ -99,6 +99,11 @@ class Control(Kernel):
         """No: it is never left out, though it writes nothing."""
         return False
 
+    @property
+    def decides(self) -> bool:
+        """Whether what runs next depends on the run; else it always is the same."""
+        return self.kind not in (ControlKind.ELSE, ControlKind.END_IF)
+
 
 def control_targets(calls: Sequence[Call]) -> dict[int, int]:
     """By the position of each call of a control kernel, that of the call that it may jump to."""

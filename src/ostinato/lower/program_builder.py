@@ -108,6 +108,18 @@ class ProgramBuilder:
         """The layout of ``value`` in memory; ``None``: C order, or not in memory."""
         return self.stored[value].layout if value in self.stored else None
 
+    def only_transpose(self, value: Value) -> Value:
+        """The transpose of ``value`` that is all that anything reads of it, else ``value``.
+
+        Stored in its place, it is in the order in which the next kernel goes over it.
+        """
+        readers = {node for node in self.nodes if value in node.inputs}
+        if len(readers) == 1 and value not in self.graph.results():
+            (reader,) = readers
+            if reader.op.name == "permute_dims":
+                return reader.outputs[0]
+        return value
+
     # -- sizes ---------------------------------------------------------------------------------
 
     def decided_facts(self) -> list[Fact]:

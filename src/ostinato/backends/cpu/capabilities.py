@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CAPABILITIES", "lowering_options"]
 
+#: Without rope: spelled out, its halves are loops over neighbours, which fill vectors.
+_OPS = {*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS} - {"rope"}
+
 CAPABILITIES = Capabilities(
-    ops=frozenset({*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS}),
+    ops=frozenset(_OPS),
     dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     padded_conv=False,
     experts_in_file=True,

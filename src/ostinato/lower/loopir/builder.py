@@ -33,7 +33,16 @@ from ostinato.lower.loopir.views import (
     source_index,
 )
 from ostinato.ops.base import Elementwise
-from ostinato.variables import Dim, Expr, Symbol, axis, bounds, symbols
+from ostinato.variables import (
+    Dim,
+    Expr,
+    Symbol,
+    axis,
+    bounds,
+    floor_div,
+    remainder,
+    symbols,
+)
 
 if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
@@ -326,6 +335,36 @@ def _dynamic_slice(build: KernelBuilder, node: Node, indices: Indices) -> Scalar
     return build.at(x, tuple(shifted))
 
 
+def _rope(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
+    """A feature, turned together with the other one of its pair."""
+    x, cos, sin = node.inputs
+    pairs, features, acc = cos.shape[-1], x.shape[-1], x.dtype.accumulator
+    if pairs == 0:
+        return build.at(x, indices)
+    *lead, j = indices
+    if node.attrs["interleaved"]:
+        pair, second = floor_div(j, 2), remainder(j, 2)
+        other = j + 1 - 2 * second
+    else:
+        pair, second = remainder(j, pairs), floor_div(j, pairs)
+        other = remainder(j + pairs, 2 * pairs)
+    first = Apply("equal", (IndexValue(second, INT64), Number(0, INT64)), BOOL)
+    angle = (*broadcast_index(cos.shape[:-1], tuple(lead)), pair)
+    by_cos, by_sin = (
+        Apply(
+            "multiply",
+            (cast(build.at(x, (*lead, at)), acc), cast(build.at(factor, angle), acc)),
+            acc,
+        )
+        for at, factor in ((j, cos), (other, sin))
+    )
+    apart, together = (Apply(name, (by_cos, by_sin), acc) for name in ("subtract", "add"))
+    turned = cast(Apply("where", (first, apart, together), acc), x.dtype)
+    if features == 2 * pairs:
+        return turned
+    return Guard((2 * pairs - 1 - j,), turned, build.at(x, indices), x.dtype)
+
+
 def _iota(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
     index = indices[node.attrs["axis"]]
     return IndexValue(index, node.outputs[0].dtype, build.bindings_of(index))
@@ -343,6 +382,7 @@ POINTWISE: dict[str, _Rule] = {
     "take": _take,
     "take_along_axis": _take_along_axis,
     "gather_nd": _gather_nd,
+    "rope": _rope,
 }
 
 #: Ops that are computed from indices alone, or only move them: no kernel ever stores their result

@@ -142,6 +142,12 @@ def test_rows_that_attend_to_nothing_give_zeros(lowered: Lowered, level: str) ->
     compare(lowered(g, level), g, arrays)
 
 
+def test_no_queries_give_no_results(lowered: Lowered, level: str) -> None:
+    g = attend((1, 2, 1, 0, 5, 8, 8), causal=True)
+    (got,) = lowered(g, level)(inputs_of(g))
+    assert got.size == 0
+
+
 def test_great_scores_later_correct_the_sums(lowered: Lowered, level: str) -> None:
     g = attend((1, 1, 1, 3, 900, 4, 4), scale=1.0)
     arrays = inputs_of(g)

@@ -82,8 +82,12 @@ class _Renderer:
         self.attention = attention
         self.kernel = kernel
         self.builder = kernel.builder
-        self.acc = attention.acc
-        read = [attention.k, attention.v, *([attention.mask] if attention.mask else [])]
+        self.acc = attention.spec.acc
+        read = [
+            attention.spec.k,
+            attention.spec.v,
+            *([attention.spec.mask] if attention.spec.mask else []),
+        ]
         self.scalars = expression_scalars(kernel, attention.args, read)
         self.indices = self.scalars.indices
         scores, values = attention.score_gemm, attention.value_gemm
@@ -108,7 +112,7 @@ class _Renderer:
         attention, b = self.attention, self.builder
         outermost = Scope(symbols=dict(self.kernel.variables))
         block = _only(axis("m.block", attention.blocks))
-        parallel_axes = [(symbol, extent_of(symbol)) for symbol in attention.batch]
+        parallel_axes = [(symbol, extent_of(symbol)) for symbol in attention.spec.batch]
         parallel_axes.append((block, attention.blocks))
 
         def item(step: ir.Value) -> None:
@@ -121,7 +125,7 @@ class _Renderer:
         attention, b = self.attention, self.builder
         rows = I64(attention.tiles.block)
         first = b.mul(scope.symbols[block], rows)
-        left = b.sub(self.indices.scalar(extent_of(attention.m), scope), first)
+        left = b.sub(self.indices.scalar(extent_of(attention.spec.m), scope), first)
         count = b.select(b.icmp_signed("<", left, rows), left, rows)
         item = _Item(scope, first, count, self._locate(scope, first, count))
         self._start(item)
@@ -167,7 +171,7 @@ class _Renderer:
         q, offsets = self.kernel.buffers[self.attention.q.buffer], self.scratch["offsets"]
 
         def offset(row: ir.Value) -> ir.Value:
-            inside = scope.child(symbols={self.attention.m: row})
+            inside = scope.child(symbols={self.attention.spec.m: row})
             return self.indices.scalar(product.row_offset, inside)
 
         if product.row_stride is not None:
@@ -203,10 +207,10 @@ class _Renderer:
         The first is rounded down to where keys are cut.
         """
         attention, b = self.attention, self.builder
-        end = self.indices.scalar(extent_of(attention.key), item.scope)
-        if not attention.causal and attention.window is None:
+        end = self.indices.scalar(extent_of(attention.spec.key), item.scope)
+        if not attention.spec.causal and attention.spec.window is None:
             return I64(0), end
-        length = self.indices.scalar(attention.length, item.scope)
+        length = self.indices.scalar(attention.spec.length, item.scope)
         last = b.sub(b.add(item.first, item.count), I64(1))
         # A block that goes over from one query head to the next may have any position.
         one_head = b.icmp_signed("==", b.udiv(item.first, length), b.udiv(last, length))
@@ -214,11 +218,11 @@ class _Renderer:
         low = b.add(before, b.select(one_head, b.urem(item.first, length), I64(0)))
         high = b.add(before, b.select(one_head, b.urem(last, length), b.sub(length, I64(1))))
         start: ir.Value = I64(0)
-        if attention.window is not None:
-            oldest = Lane(b, b.sub(low, I64(attention.window - 1)), INT64, 1)
+        if attention.spec.window is not None:
+            oldest = Lane(b, b.sub(low, I64(attention.spec.window - 1)), INT64, 1)
             oldest = where(oldest > 0, oldest, 0)
             start = b.sub(oldest.value, b.urem(oldest.value, I64(attention.tiles.keys)))
-        if attention.causal:
+        if attention.spec.causal:
             beyond = b.add(high, I64(1))
             end = b.select(b.icmp_signed("<", beyond, end), beyond, end)
         return start, end
@@ -276,7 +280,7 @@ class _Renderer:
         """
         b, attention = self.builder, self.attention
         panel = attention.tiles.scores[1]
-        scope = item.scope.child(symbols={attention.m: b.add(item.first, row)})
+        scope = item.scope.child(symbols={attention.spec.m: b.add(item.first, row)})
         greatest = self._get("greatest", row, self.score_lanes)
         for within, vector in self.key_panels.vectors(scope, b.add(keys.first, at), live):
             place = b.add(b.mul(row, I64(panel)), I64(within))
@@ -288,16 +292,16 @@ class _Renderer:
         self._put("greatest", row, greatest)
 
     def _scaled(self, product: Lane) -> Lane:
-        softcap = self.attention.softcap
-        score = product if self.attention.scale == 1.0 else product * self.attention.scale
+        softcap = self.attention.spec.softcap
+        score = product if self.attention.spec.scale == 1.0 else product * self.attention.spec.scale
         return score if softcap is None else _XP.tanh(score / softcap) * softcap
 
     def _masked(self, score: Lane, scope: Scope) -> Lane:
         """Minus infinity where a row does not attend to a key, or there is no key."""
         attention, b = self.attention, self.builder
         kept = [] if scope.mask is None else [Lane(b, scope.mask.value, BOOL, scope.width)]
-        if attention.mask is not None:
-            mask = self.scalars.value(attention.mask, scope)
+        if attention.spec.mask is not None:
+            mask = self.scalars.value(attention.spec.mask, scope)
             if mask.dtype.is_bool:
                 kept.append(mask)
             else:
@@ -313,11 +317,15 @@ class _Renderer:
     def _conditions(self) -> list[Dim]:
         """Expressions ``>= 0`` where ``causal`` and ``window`` let a row attend to a key."""
         attention = self.attention
-        key, m = _dim(attention.key), _dim(attention.m)
-        position = remainder(m, attention.length) + extent_of(attention.key) - attention.length
-        found = [position - key] if attention.causal else []
-        if attention.window is not None:
-            found.append(key - position + attention.window - 1)
+        key, m = _dim(attention.spec.key), _dim(attention.spec.m)
+        position = (
+            remainder(m, attention.spec.length)
+            + extent_of(attention.spec.key)
+            - attention.spec.length
+        )
+        found = [position - key] if attention.spec.causal else []
+        if attention.spec.window is not None:
+            found.append(key - position + attention.spec.window - 1)
         return [condition for condition in found if bounds(condition)[0] < 0]
 
     # -- weights ----------------------------------------------------------------------------
@@ -374,13 +382,13 @@ class _Renderer:
 
     def _value_panel(self, scope: Scope, keys: _Keys, number: int) -> ir.Value:
         """The address of a panel of features of all values at hand."""
-        attention, v = self.attention, self.attention.v
+        attention, v = self.attention, self.attention.spec.v
         if attention.value_pitch is None:
             self._pack_values(scope, keys, number)
             return self.scratch["values"]
         assert isinstance(v, Load)
         start = I64(number * attention.tiles.values[1])
-        inside = scope.child(symbols={attention.key: keys.first, attention.column: start})
+        inside = scope.child(symbols={attention.spec.key: keys.first, attention.spec.column: start})
         element = self.indices.scalar(v.index, inside)
         return address(self.builder, self.kernel.buffers[v.buffer], v.dtype, element)
 
@@ -390,13 +398,13 @@ class _Renderer:
         panel, width = attention.tiles.values[1], self.value_lanes
 
         def row(key: ir.Value) -> None:
-            inside = scope.child(symbols={attention.key: b.add(keys.first, key)})
+            inside = scope.child(symbols={attention.spec.key: b.add(keys.first, key)})
             start = b.mul(key, I64(panel))
             for within in range(0, panel, width):
                 lane = splat(b, 0.0, self.acc, width)
                 vector = self._feature_vector(inside, number * panel + within)
                 if vector is not None:
-                    lane = self.scalars.value(attention.v, vector).astype(self.acc)
+                    lane = self.scalars.value(attention.spec.v, vector).astype(self.acc)
                 place = b.add(start, I64(within))
                 store(b, self.scratch["values"], self.acc, place, broadcast(lane, width))
 
@@ -411,7 +419,9 @@ class _Renderer:
         mask = None
         if left < width:
             mask = Mask(first_lanes(self.builder, I64(left), width), nonempty=True)
-        return Scope((scope,), attention.column, width, mask, {attention.column: I64(start)})
+        return Scope(
+            (scope,), attention.spec.column, width, mask, {attention.spec.column: I64(start)}
+        )
 
     def _correct(self, row: ir.Value, number: int) -> None:
         """Adds the sums over the last keys to those before, made relative to the same shift."""
@@ -426,10 +436,10 @@ class _Renderer:
     def _finish(self, item: _Item) -> None:
         """Divides sums by the totals of the weights, and stores them."""
         attention, b = self.attention, self.builder
-        panel, dtype = attention.tiles.values[1], attention.args[attention.store.buffer].dtype
+        panel, dtype = attention.tiles.values[1], attention.args[attention.spec.store.buffer].dtype
 
         def row(number: ir.Value) -> None:
-            scope = item.scope.child(symbols={attention.m: b.add(item.first, number)})
+            scope = item.scope.child(symbols={attention.spec.m: b.add(item.first, number)})
             total = self._get("total", number, 1)
             factor = 1.0 / where(total == 0.0, 1.0, total)
             for start in range(0, attention.value_panels * panel, self.value_lanes):
@@ -437,7 +447,7 @@ class _Renderer:
                 if vector is not None:
                     place = b.add(b.mul(number, I64(panel)), I64(start % panel))
                     sums = load(b, self._sums(start // panel), self.acc, place, self.value_lanes)
-                    store_ = attention.store
+                    store_ = attention.spec.store
                     self.scalars.store(store_.buffer, dtype, store_.index, sums * factor, vector)
 
         self._for_rows(item, row)

@@ -43,7 +43,7 @@ class DotProducts:
         self.builder = panels.builder
         self.panels = panels
         self.scores = scores
-        depth = max_extent(attention.depth)
+        depth = max_extent(attention.spec.depth)
         self.width = max(panels.square, min(lanes, 1 << (depth - 1).bit_length()))
 
     def panel(
@@ -61,7 +61,7 @@ class DotProducts:
             left: keys from there on; what stands beyond them is no score.
             query: the address of a row's query.
         """
-        b, k, strides = self.builder, self.attention.k, self.attention.key_strides
+        b, k, strides = self.builder, self.attention.spec.k, self.attention.key_strides
         assert isinstance(k, Load)
         assert strides is not None
 
@@ -69,7 +69,7 @@ class DotProducts:
             def row(number: ir.Value) -> None:
                 products = self._products(query(number), addresses, k)
                 place = b.add(b.mul(number, I64(self.panels.size)), within)
-                store(b, self.scores, self.attention.acc, place, _totals(products))
+                store(b, self.scores, self.attention.spec.acc, place, _totals(products))
 
             counted_loop(b, I64(0), count, 1, row, name="row")
 
@@ -78,7 +78,7 @@ class DotProducts:
     def _products(self, query: ir.Value, keys: Sequence[ir.Value], k: Load) -> list[Lane]:
         """A vector of partial sums for each key."""
         b, attention, width = self.builder, self.attention, self.width
-        acc, depth = attention.acc, max_extent(attention.depth)
+        acc, depth = attention.spec.acc, max_extent(attention.spec.depth)
         kind = register_type(acc, width)
         slots = [stack_slot(b, kind) for _ in keys]
         zero = splat(b, 0.0, acc, width)

@@ -75,7 +75,7 @@ class KeyPanels:
         Args:
             live: how many keys there are; ``None`` for as many as the panel has.
         """
-        b, key = self.builder, self.attention.key
+        b, key = self.builder, self.attention.spec.key
         for within in range(0, self.size, self.width):
             mask = None
             if live is not None:
@@ -90,7 +90,7 @@ class KeyPanels:
 
         Lanes beyond the last key are left with whatever numbers.
         """
-        k, strides = self.attention.k, self.attention.key_strides
+        k, strides = self.attention.spec.k, self.attention.key_strides
         if isinstance(k, Load) and strides is not None:
             self._pack_squares(k, strides, scope, first, left)
             return
@@ -103,24 +103,24 @@ class KeyPanels:
         b, attention = self.builder, self.attention
 
         def feature(number: ir.Value) -> None:
-            inside = scope.child(symbols={attention.depth: number})
+            inside = scope.child(symbols={attention.spec.depth: number})
             for within, vector in self.vectors(inside, first, live):
-                lane = self.scalars.value(attention.k, vector).astype(attention.acc)
+                lane = self.scalars.value(attention.spec.k, vector).astype(attention.spec.acc)
                 self._store(number, I64(within), broadcast(lane, self.width))
 
-        counted_loop(b, I64(0), I64(max_extent(attention.depth)), 1, feature, name="d")
+        counted_loop(b, I64(0), I64(max_extent(attention.spec.depth)), 1, feature, name="d")
 
     def _store(self, depth: ir.Value, within: ir.Value, lane: Lane) -> None:
         b = self.builder
         place = b.add(b.mul(depth, I64(self.size)), within)
-        store(b, self.target, self.attention.acc, place, lane)
+        store(b, self.target, self.attention.spec.acc, place, lane)
 
     def _pack_squares(
         self, k: Load, strides: tuple[Dim, Dim], scope: Scope, first: ir.Value, left: ir.Value
     ) -> None:
         """Transposes squares of keys by features."""
-        b, acc = self.builder, self.attention.acc
-        depth = max_extent(self.attention.depth)
+        b, acc = self.builder, self.attention.spec.acc
+        depth = max_extent(self.attention.spec.depth)
 
         def square(rows: list[ir.Value], within: ir.Value, at: ir.Value, features: int) -> None:
             size = len(rows)

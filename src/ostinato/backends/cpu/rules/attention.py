@@ -6,18 +6,19 @@ values are brought into panels once for all of them. A work item is one block of
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.backends.cpu.rules.tiles import RegisterFile, tile_choices, tile_for
-from ostinato.lower.loopir.builder import Outputs, cast, symbols_of
-from ostinato.lower.loopir.dependences import accesses_of_scalars, accesses_of_statements
-from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Store, extent_of, max_extent
-from ostinato.lower.loopir.views import Indices, broadcast_index, linear_index, unravel
-from ostinato.lower.rules.matmul_spec import separable
+from ostinato.lower.loopir.builder import symbols_of
+from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
+from ostinato.lower.rules.attention_spec import (
+    AttentionSpec,
+    Queries,
+    attention_spec,
+)
 from ostinato.records import dataclass
 from ostinato.variables import (
     Dim,
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ostinato.dtypes import DType
-    from ostinato.ir.graph import Node, Value
+    from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
-    from ostinato.lower.loopir.builder import KernelBuilder
     from ostinato.lower.loopir.kernel import Access
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
@@ -83,108 +83,73 @@ class AttentionTiles:
 
 @dataclass(frozen=True, eq=False)
 class AttentionKernel(CpuKernel):
-    """``softmax(masked(scale · q kᵀ)) v``.
+    """The kernel of attention.
 
     Attributes:
         args: the buffers, in the order of the kernel's ``buffers``.
-        batch: outer axes, outermost first: of the batch, of the key heads.
-        m: the axis of query rows: every query head of the group, one below the other.
-        key: the axis of keys.
-        depth: the axis that scores sum over.
-        column: the axis of the values' features.
-        q: the element of the queries at ``batch``, ``m`` and ``depth``: affine in ``depth``.
-        k: the element of the keys at ``batch``, ``key`` and ``depth``.
-        v: the element of the values at ``batch``, ``key`` and ``column``.
-        mask: at ``batch``, ``m`` and ``key``, true where a row attends to a key, or a number to
-            add to the score; ``None`` where there is none.
-        scale: a factor on the scores.
-        softcap: see the op.
-        length: positions of a query head: row ``m`` stands at ``m % length``.
-        causal, window: see the op.
-        store: over ``batch``, ``m`` and ``column``; ``Accumulator`` is the result.
+        spec: its algebra; the queries are in memory, affine in the axis that scores sum over.
         tiles: the tile sizes of the two matmuls.
-        acc: the dtype of scores, weights and sums.
         variables: the graph's Variables in the order of ``vars``.
     """
 
     args: tuple[Arg, ...]
-    batch: tuple[Symbol, ...]
-    m: Symbol
-    key: Symbol
-    depth: Symbol
-    column: Symbol
-    q: Load
-    k: Scalar
-    v: Scalar
-    mask: Scalar | None
-    scale: float
-    softcap: float | None
-    length: Dim
-    causal: bool
-    window: int | None
-    store: Store
+    spec: AttentionSpec
     tiles: AttentionTiles
-    acc: DType
     variables: tuple[Symbol, ...] = ()
 
     renderer: ClassVar[str] = "attention"
+
+    @property
+    def q(self) -> Load:
+        """The element of the queries."""
+        assert isinstance(self.spec.q, Load)
+        return self.spec.q
 
     # -- text and accesses --------------------------------------------------------------------
 
     def describe(self, text: KernelText) -> None:
         text.line(0, "attention")
         text.head(self.args)
-        for symbol in self.batch:
-            text.line(1, f"for {text.axis(symbol)}")
-        text.line(1, f"rows {text.axis(self.m)}, heads of {text.dim(self.length)}")
-        text.line(1, f"keys {text.axis(self.key)}")
-        text.line(1, f"sum over {text.axis(self.depth)}")
-        text.line(1, f"columns {text.axis(self.column)}")
+        self.spec.describe_axes(text)
         text.line(1, f"{self.tiles}")
-        text.named("q", [self.q])
-        text.named("k", [self.k])
-        text.named("v", [self.v])
-        if self.mask is not None:
-            text.named("mask", [self.mask])
-        text.line(1, f"accumulate {self.acc.short}, scale={self.scale!r}")
-        options = f"softcap={self.softcap!r}, causal={self.causal}, window={self.window}"
-        text.line(1, options)
-        text.statement(self.store)
+        self.spec.describe_elements(text)
 
     def accesses(self) -> Iterator[Access]:
-        operands = (self.q, self.k, self.v, self.mask)
-        yield from accesses_of_scalars(scalar for scalar in operands if scalar is not None)
-        yield from accesses_of_statements((self.store,))
+        return self.spec.accesses()
 
     @property
     def row_axis(self) -> Symbol | None:
-        known = all(isinstance(extent_of(symbol), int) for symbol in self.batch)
-        return self.batch[0] if self.batch and known and isinstance(self.extent, int) else None
+        known = all(isinstance(extent_of(symbol), int) for symbol in self.spec.batch)
+        return (
+            self.spec.batch[0]
+            if self.spec.batch and known and isinstance(self.extent, int)
+            else None
+        )
 
     # -- how the work is cut ------------------------------------------------------------------
 
     @property
     def blocks(self) -> Dim:
         """Blocks of rows of one batch point."""
-        return ceil_div(extent_of(self.m), self.tiles.block)
+        return ceil_div(extent_of(self.spec.m), self.tiles.block)
 
     @property
     def extent(self) -> Dim:
         """The parallel range: batch points x blocks of rows."""
-        return prod(extent_of(symbol) for symbol in self.batch) * self.blocks
+        return prod(extent_of(symbol) for symbol in self.spec.batch) * self.blocks
 
     @property
     def grain(self) -> int:
         """The number of consecutive items that are worth handing out together."""
-        features = max_extent(self.depth) + max_extent(self.column)
-        rows = min(self.tiles.block, max_extent(self.m))
-        return max(1, _CHUNK_FLOPS // max(1, 2 * rows * max_extent(self.key) * features))
+        features = max_extent(self.spec.depth) + max_extent(self.spec.column)
+        rows = min(self.tiles.block, max_extent(self.spec.m))
+        return max(1, _CHUNK_FLOPS // max(1, 2 * rows * max_extent(self.spec.key) * features))
 
     @cached_property
     def score_gemm(self) -> Gemm:
         """The GEMM of query rows and one panel of keys, for its register tiles."""
         rows, panel = self.tiles.scores
-        return self._gemm(self.m, self.depth, self.q.dtype, self.q.index, rows, panel)
+        return self._gemm(self.spec.m, self.spec.depth, self.q.dtype, self.q.index, rows, panel)
 
     @cached_property
     def value_gemm(self) -> Gemm:
@@ -193,13 +158,13 @@ class AttentionKernel(CpuKernel):
         row, key = axis("row", self.tiles.block), axis("k", self.key_count)
         row_symbol, key_symbol = symbols_of((row, key))
         index = row * self.weight_pitch + key
-        return self._gemm(row_symbol, key_symbol, self.acc, index, rows, panel)
+        return self._gemm(row_symbol, key_symbol, self.spec.acc, index, rows, panel)
 
     @cached_property
     def key_count(self) -> Dim:
         """Keys whose scores are held at a time: a number, or a symbol for what the code knows."""
-        keys = extent_of(self.key)
-        if isinstance(keys, int) and not self.causal and self.window is None:
+        keys = extent_of(self.spec.key)
+        if isinstance(keys, int) and not self.spec.causal and self.spec.window is None:
             if keys <= self.tiles.keys:
                 return keys
             if keys % self.tiles.keys == 0:
@@ -209,20 +174,20 @@ class AttentionKernel(CpuKernel):
     @property
     def single(self) -> bool:
         """Whether the scores of all keys are held at once: nothing is corrected later."""
-        return max_extent(self.key) <= self.tiles.keys
+        return max_extent(self.spec.key) <= self.tiles.keys
 
     @cached_property
     def key_strides(self) -> tuple[Dim, Dim] | None:
         """The offset of key 0 and the stride from key to key, if features are side by side."""
-        if not isinstance(self.k, Load) or self.k.bindings:
+        if not isinstance(self.spec.k, Load) or self.spec.k.bindings:
             return None
-        by_depth = coefficient(self.k.index, self.depth)
+        by_depth = coefficient(self.spec.k.index, self.spec.depth)
         if by_depth is None or by_depth[0] != 1:
             return None
-        by_key = coefficient(by_depth[1], self.key)
+        by_key = coefficient(by_depth[1], self.spec.key)
         if by_key is None or by_key[0] == 1:
             return None
-        axes = {self.key, self.depth, *self.batch}
+        axes = {self.spec.key, self.spec.depth, *self.spec.batch}
         return None if symbols(by_key[0]) & axes else (by_key[1], by_key[0])
 
     @property
@@ -231,7 +196,7 @@ class AttentionKernel(CpuKernel):
 
         For a few rows at a time, as when tokens are generated, packing would cost more.
         """
-        side_by_side = coefficient(self.q.index, self.depth)
+        side_by_side = coefficient(self.q.index, self.spec.depth)
         few = self.tiles.block <= _FEW_ROWS and self.key_strides is not None
         return few and side_by_side is not None and side_by_side[0] == 1
 
@@ -243,11 +208,17 @@ class AttentionKernel(CpuKernel):
         go over them once or twice gain nothing by that.
         """
         rows, panel = self.tiles.values
-        if not isinstance(self.v, Load) or self.v.bindings or self.v.dtype != self.acc:
+        if (
+            not isinstance(self.spec.v, Load)
+            or self.spec.v.bindings
+            or self.spec.v.dtype != self.spec.acc
+        ):
             return None
         if self.features % panel or self.tiles.block > 2 * rows:
             return None
-        by_column, by_key = (coefficient(self.v.index, axis_) for axis_ in (self.column, self.key))
+        by_column, by_key = (
+            coefficient(self.spec.v.index, axis_) for axis_ in (self.spec.column, self.spec.key)
+        )
         if by_column is None or by_key is None or by_column[0] != 1:
             return None
         return by_key[0] if isinstance(by_key[0], int) and by_key[0] > 0 else None
@@ -257,7 +228,7 @@ class AttentionKernel(CpuKernel):
 
         Two of one height cover any number of rows between it and the next.
         """
-        m = extent_of(self.m)
+        m = extent_of(self.spec.m)
         if isinstance(m, int):
             counts = {min(m, self.tiles.block), m % self.tiles.block}
             found = {min(count, rows) for count in counts}
@@ -272,7 +243,7 @@ class AttentionKernel(CpuKernel):
             args=(),
             batch=(),
             m=row,
-            n=self.column,
+            n=self.spec.column,
             k=(inner,),
             a=0,
             a_dtype=dtype,
@@ -281,7 +252,7 @@ class AttentionKernel(CpuKernel):
             b_group=0,
             panel=panel,
             rows=rows,
-            acc=self.acc,
+            acc=self.spec.acc,
             epilogue=(),
         )
 
@@ -295,7 +266,7 @@ class AttentionKernel(CpuKernel):
     @property
     def features(self) -> int:
         """The values' features."""
-        extent = extent_of(self.column)
+        extent = extent_of(self.spec.column)
         assert isinstance(extent, int)
         return extent
 
@@ -314,14 +285,14 @@ class AttentionKernel(CpuKernel):
         ``scores``, the ``weights`` of all keys at hand, a packed panel of ``values``, the ``sums``
         of each panel, and those of the ``last`` keys.
         """
-        tiles, item = self.tiles, self.acc.itemsize
+        tiles, item = self.tiles, self.spec.acc.itemsize
         parts = {
             "offsets": tiles.block * 8,
             "greatest": tiles.block * 64,
             "shift": tiles.block * item,
             "total": tiles.block * item,
             "correction": tiles.block * item,
-            "keys": max_extent(self.depth) * tiles.scores[1] * item,
+            "keys": max_extent(self.spec.depth) * tiles.scores[1] * item,
             "scores": tiles.block * tiles.scores[1] * item,
             "weights": tiles.block * self.weight_pitch * item,
             "values": tiles.keys * tiles.values[1] * item,
@@ -365,115 +336,16 @@ def _value_tile(registers: RegisterFile, acc: DType, rows: Dim, features: Dim) -
     return next(even, choices[0])
 
 
-class _Queries:
-    """The axes of an ``attention`` node's kernel, and how it reads the queries."""
-
-    def __init__(self, build: KernelBuilder, node: Node) -> None:
-        q, k = node.inputs[:2]
-        self.group = floor_div(q.shape[1], k.shape[1])
-        self.length = q.shape[2]
-        self.batch = build.axes((q.shape[0], k.shape[1]))
-        self.m, self.depth = axis("m", self.group * self.length), axis("d", q.shape[3])
-        self.element = build.at(q, (*self.place, self.depth))
-
-    @property
-    def place(self) -> Indices:
-        """The batch, the query head and the position of a row."""
-        image, key_head = self.batch
-        head, position = unravel((self.group, self.length), self.m)
-        return image, key_head * self.group + head, position
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the queries are in memory in a form that the kernel can walk."""
-        element = self.element
-        if not isinstance(element, Load) or element.bindings:
-            return False
-        return separable(element.index, symbols_of([self.depth]))
-
-
-def _attention_kernel(
-    build: KernelBuilder,
-    node: Node,
-    tiles: AttentionTiles,
-    outputs: Outputs,
-    variables: tuple[Symbol, ...],
-) -> AttentionKernel:
-    """The kernel of an ``attention`` node whose queries are :attr:`_Queries.in_place`.
-
-    Args:
-        outputs: what to store: the node's result, or a transpose of it.
-    """
-    q, k, v, *mask = node.inputs
-    acc, attrs = q.dtype.accumulator, node.attrs
-    queries = _Queries(build, node)
-    element = queries.element
-    assert isinstance(element, Load)
-    key, column = axis("key", k.shape[2]), axis("n", v.shape[3])
-    ((result, buffer),) = outputs
-    at: Indices = (*queries.place, column)
-    if result.node is not node:
-        at = tuple(at[axis_] for axis_ in result.node.attrs["axes"])
-    target = build.argument(buffer, writes=True)
-    m_symbol, key_symbol, depth_symbol, column_symbol = symbols_of(
-        (queries.m, key, queries.depth, column)
-    )
-    depth = q.shape[3]
-    assert isinstance(depth, int)
-    scale = 1.0 / math.sqrt(depth) if attrs["scale"] is None else float(attrs["scale"])
-    k_element = build.at(k, (*queries.batch, key, queries.depth))
-    v_element = build.at(v, (*queries.batch, key, column))
-    mask_element = _mask(build, mask[0], (*queries.place, key), acc) if mask else None
-    return AttentionKernel(
-        build.args,
-        symbols_of(queries.batch),
-        m_symbol,
-        key_symbol,
-        depth_symbol,
-        column_symbol,
-        element,
-        k_element,
-        v_element,
-        mask_element,
-        scale,
-        attrs["softcap"],
-        queries.length,
-        attrs["causal"],
-        attrs["window"],
-        Store(target, linear_index(result.shape, at), Accumulator(acc)),
-        tiles,
-        acc,
-        variables,
-    )
-
-
-def _mask(build: KernelBuilder, mask: Value, at: Indices, acc: DType) -> Scalar:
-    element = build.at(mask, broadcast_index(mask.shape, at))
-    return element if mask.dtype.is_bool else cast(element, acc)
-
-
 def lower_attention(
     lowering: ProgramBuilder, region: Region, root: Node, registers: RegisterFile
 ) -> None:
     """Lower a region around an ``attention`` node."""
-    if not _Queries(lowering.builder(region), root).in_place:
+    if not Queries(lowering.builder(region), root).in_place:
         lowering.copy(root.inputs[0])
-    tiles = _attention_tiles(root, registers)
     build = lowering.builder(region)
-    result = _only_view(lowering, root.outputs[0])
+    result = lowering.only_transpose(root.outputs[0])
     outputs = [(result, lowering.placement.target(result))]
-    kernel = _attention_kernel(build, root, tiles, outputs, lowering.variables)
+    spec = attention_spec(build, root, outputs)
+    tiles = _attention_tiles(root, registers)
+    kernel = AttentionKernel(build.args, spec, tiles, lowering.variables)
     lowering.call(region, build, kernel, outputs)
-
-
-def _only_view(lowering: ProgramBuilder, value: Value) -> Value:
-    """The transpose of ``value`` that is all that anything reads of it, else ``value``.
-
-    Stored in its place, it is in the order in which the next kernel goes over it.
-    """
-    readers = {node for node in lowering.nodes if value in node.inputs}
-    if len(readers) == 1 and value not in lowering.graph.results():
-        (reader,) = readers
-        if reader.op.name == "permute_dims":
-            return reader.outputs[0]
-    return value
