@@ -11,6 +11,8 @@ from typing import Any
 __all__ = [
     "CaptureError",
     "CircularBuildError",
+    "DeviceError",
+    "DeviceMemoryError",
     "DeviceUnavailableError",
     "GraphError",
     "InputError",
@@ -72,6 +74,14 @@ class UnsupportedOpError(OstinatoError, NotImplementedError):
 
 class DeviceUnavailableError(OstinatoError):
     """The device is not present here, or the packages that drive it are not installed."""
+
+
+class DeviceError(OstinatoError):
+    """A device failed while it was in use; the message says whether it can be used again."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """A device has not enough free memory. Nothing has run."""
 
 
 class CaptureError(OstinatoError):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.experts import ExpertLayer, ExpertsInFile, ExpertTransfers
 from ostinato.backends.common.host_context import HostContext
+from ostinato.errors import InputError
 from ostinato.plan.order import Accesses
 from ostinato.records import dataclass
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import ParamSource
+    from ostinato.plan.device_array import DeviceArray
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompiledSizes, CompileReport
 
@@ -158,6 +160,29 @@ class Executable(ABC):
             ValueError: as :meth:`run`.
         """
 
+    # -- arrays on the device; by default, all are the host's --------------------------------------
+
+    def adopt(self, array: Any) -> DeviceArray:
+        """An array in CUDA memory, which has ``__dlpack__``, as one that runs take.
+
+        Raises:
+            InputError: this device cannot use that memory.
+        """
+        raise InputError(
+            f"a {type(array).__name__} is in the memory of a GPU, which this device does not read; "
+            "copy it to the host"
+        )
+
+    def resident(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A checked array of which there is no other user, where the device keeps handles."""
+        return array
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """A new array, where the device keeps handles."""
+        import numpy as np
+
+        return np.empty(shape, dtype)
+
     @abstractmethod
     def read_state(self, name: str) -> np.ndarray[Any, Any]:
         """A copy of the state's contents between two runs."""
@@ -269,7 +294,10 @@ class Executable(ABC):
     @property
     @abstractmethod
     def arena(self) -> memoryview:
-        """The memory of intermediate buffers, writable; at its end, of results not returned."""
+        """The memory of intermediate buffers, writable; at its end, of results not returned.
+
+        A device with memory of its own has results only, in memory of the host.
+        """
 
     @property
     @abstractmethod

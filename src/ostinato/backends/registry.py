@@ -21,7 +21,10 @@ else:
 
 __all__ = ["available_devices", "is_available", "open_backend"]
 
-_BUILT_IN = {"CPU": ("ostinato.backends.cpu.backend", "CpuBackend")}
+_BUILT_IN = {
+    "CPU": ("ostinato.backends.cpu.backend", "CpuBackend"),
+    "CUDA": ("ostinato.backends.cuda.backend", "CudaBackend"),
+}
 
 _GROUP = "ostinato.backends"
 
@@ -46,7 +49,12 @@ def open_backend(device: Device | str, threads: int | None = None, **settings: o
     backend = _backend_class(wanted.kind)
     if backend is None:
         raise DeviceUnavailableError(_missing(wanted))
-    count = _count(wanted.kind, backend)
+    try:
+        count = _count(wanted.kind, backend)
+    except DeviceUnavailableError as error:
+        raise DeviceUnavailableError(
+            f"{wanted} is not available: {error}; available here: {_listed()}"
+        ) from error
     if not 0 <= wanted.index < count:
         present = f"the only one is {wanted.kind}:0" if count == 1 else f"there are {count}"
         raise DeviceUnavailableError(f"{wanted} is not present: of this kind, {present}")
@@ -123,13 +131,20 @@ def _count(kind: str, backend: type[Backend]) -> int:
     """
     try:
         return backend.count()
+    except DeviceUnavailableError:
+        raise  # it says why
     except Exception as error:  # another package's code may fail in any way
         raise DeviceUnavailableError(f"looking for {kind} devices failed: {error!r}") from error
 
 
+def _listed() -> str:
+    """The devices that are available, for messages."""
+    return ", ".join(map(str, available_devices()))
+
+
 def _missing(device: Device) -> str:
     """The error message for a device without a backend, with what to do."""
-    here = ", ".join(map(str, available_devices()))
+    here = _listed()
     if device.kind not in KINDS:
         names = ", ".join(kind.lower() for kind in KINDS)
         return f"unknown device {device}: the names are {names}; available here: {here}"

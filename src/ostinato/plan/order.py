@@ -18,6 +18,7 @@ import numpy as np
 
 from ostinato.plan import _order
 from ostinato.plan._order import Accesses, Submission
+from ostinato.plan.device_array import DeviceArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -86,13 +87,15 @@ ORDER = MemoryOrder()
 
 
 def arrays_touched(read: Iterable[Any], written: Iterable[Any] = ()) -> Accesses:
-    """The memory of NumPy arrays; what is no array is left out."""
+    """The memory of arrays of the host or a device; what is no array is left out."""
     ranges = [span for array in read if (span := _span(array, False)) is not None]
     ranges += [span for array in written if (span := _span(array, True)) is not None]
     return Accesses(ranges) if ranges else NOTHING
 
 
 def _span(array: Any, written: bool) -> tuple[int, int, bool] | None:
+    if isinstance(array, DeviceArray):
+        return (array.address, array.nbytes, written) if array.nbytes else None
     if not isinstance(array, np.ndarray) or not array.size:
         return None
     start: int = array.__array_interface__["data"][0]

@@ -11,6 +11,7 @@ from ostinato.conversion import convert
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError, InputError
 from ostinato.ir.leaves import as_array
+from ostinato.plan.device_array import DeviceArray
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -73,10 +74,14 @@ def checked_array(kind: str, spec: TensorSpec, given: object, *, cast: bool = Fa
     Raises:
         InputError: it is no array, or its dtype or shape differs.
     """
-    try:
-        array = as_array(given)
-    except GraphError as error:
-        raise InputError(f"{kind} {spec.name!r} is {spec.type}: {error}") from None
+    if isinstance(given, DeviceArray):
+        array: Any = given
+        cast = False  # a conversion would take place on the host
+    else:
+        try:
+            array = as_array(given)
+        except GraphError as error:
+            raise InputError(f"{kind} {spec.name!r} is {spec.type}: {error}") from None
     if array.dtype != spec.dtype.numpy and not (cast and _is_known(array.dtype)):
         advice = "" if cast else "; convert the array, or compile with cast_inputs=True"
         raise InputError(f"{kind} {spec.name!r} is {spec.dtype}, got {_named(array)}{advice}")
@@ -88,7 +93,8 @@ def checked_array(kind: str, spec: TensorSpec, given: object, *, cast: bool = Fa
         raise InputError(
             f"{kind} {spec.name!r} has shape {shape_text(spec.shape)}, got {array.shape}"
         )
-    return array
+    found: Array = array
+    return found
 
 
 def converted(spec: TensorSpec, array: Array) -> Array:
@@ -96,6 +102,12 @@ def converted(spec: TensorSpec, array: Array) -> Array:
 
     It is converted as the op ``cast`` would, and copied only where it has to be.
     """
+    if isinstance(array, DeviceArray):
+        if not array.flags.c_contiguous:
+            raise InputError(
+                f"{spec.name!r}: an array on {array.device} must be C-contiguous; make it so there"
+            )
+        return array
     if array.dtype != spec.dtype.numpy:
         return convert(array, spec.dtype)
     return array if array.flags.c_contiguous else array.copy(order="C")
@@ -114,18 +126,23 @@ def in_place(kind: str, spec: TensorSpec, given: object) -> Array:
             f"{kind} {spec.name!r}: a {type(given).__name__} has no memory that could be bound; "
             "give an array"
         )
-    try:
-        array = as_array(given)
-    except GraphError as error:
-        raise InputError(f"{kind} {spec.name!r} is {spec.type}: {error}") from None
+    if isinstance(given, DeviceArray):
+        array: Any = given
+    else:
+        try:
+            array = as_array(given)
+        except GraphError as error:
+            raise InputError(f"{kind} {spec.name!r} is {spec.type}: {error}") from None
     if array.dtype != spec.dtype.numpy:
         raise InputError(f"{kind} {spec.name!r} is {spec.dtype}, got {_named(array)}")
     if not array.flags.c_contiguous:
         raise InputError(
             f"{kind} {spec.name!r} is used in place and must be C-contiguous, got strides "
-            f"{array.strides} for shape {array.shape}; give np.ascontiguousarray of it"
+            f"{getattr(array, 'strides', 'unknown')} for shape {array.shape}; give "
+            "np.ascontiguousarray of it"
         )
-    return array
+    found: Array = array
+    return found
 
 
 def shape_text(shape: Sequence[Dim]) -> str:

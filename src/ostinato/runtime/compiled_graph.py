@@ -10,6 +10,7 @@ import numpy as np
 
 from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError
+from ostinato.plan.device_array import on_host
 from ostinato.plan.order import arrays_touched
 from ostinato.runtime.active_extent import ActiveExtents
 from ostinato.runtime.arrays import checked_mapping
@@ -360,7 +361,7 @@ class CompiledGraph:
             last = self._execution.executable.last
             if not 0 <= position < len(last):
                 return None
-            array = last[position]
+            array = on_host(last[position])
             if inner is not None:
                 if inner < 1 or array.size % inner:
                     raise InputError(

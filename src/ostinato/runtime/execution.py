@@ -9,6 +9,7 @@ import numpy as np
 
 from ostinato.errors import CaptureError, InputError, VariableError
 from ostinato.ir.binding import variable_values
+from ostinato.plan.device_array import CUDA, device_of, on_host
 from ostinato.plan.order import ORDER, Accesses, Submission, arrays_touched
 from ostinato.records import dataclass
 from ostinato.runtime.signature import NO_VALUES
@@ -134,6 +135,7 @@ class Execution:
             name: the call's, for messages.
         """
         given = self.values(variables)
+        inputs, out = self.adopted(inputs), self.adopted(out)
 
         def choose(live: Live) -> Sequence[Array | None]:
             if out is not None:
@@ -183,18 +185,20 @@ class Execution:
     def run_raw(self, inputs: object, variables: object) -> list[Array]:
         """A run by the long path; see :meth:`CompiledGraph.run_raw`."""
         given = self.values(variables)
+        inputs = self.adopted(inputs)
         with self.in_order("run_raw reads its results back", arrays_touched(listed(inputs))):
             outputs = self.perform(inputs, nothing, variables=given)
             results = self._arena_outputs
             assert results is not None
             return [
-                view.view() if array is own else read_only(array)
+                view.view() if array is own else read_only(on_host(array))
                 for array, own, view in zip(outputs, results.arrays, results.views, strict=True)
             ]
 
     def run_slots(self, inputs: Mapping[str, Array], variables: object) -> list[tuple[int, int]]:
         """A run by the long path; see :meth:`CompiledGraph.run_slots`."""
         given = self.values(variables)
+        inputs = self.adopted(inputs)
         touched = arrays_touched(inputs.values())
         with self.in_order("run_slots reads its results back", touched):
             outputs = self.perform(inputs, self.results_in_arena, variables=given)
@@ -204,6 +208,7 @@ class Execution:
     def bind(self, inputs: object, outputs: object, variables: object) -> Callable[[], None]:
         """See :meth:`CompiledGraph.bind`."""
         given = self.values(variables)
+        inputs, outputs = self.adopted(inputs), self.adopted(outputs)
         block = self.block(given)
         arrays, live = self.checked(inputs, bound=True, block=block, variables=given)
         return self.bound_call(arrays, self.signature.check_outputs(outputs, live, block), live)
@@ -287,7 +292,7 @@ class Execution:
         for position, buffer in taken.items():
             wanted = chosen[position]
             if wanted is not None:
-                np.copyto(wanted, buffer)
+                np.copyto(wanted, on_host(buffer))
                 results[position] = wanted
         return results
 
@@ -330,6 +335,26 @@ class Execution:
             views = [*map(read_only, arrays)]
             results = self._arena_outputs = ArenaOutputs(live, arrays, views, slots)
         return results
+
+    def adopted(self, arrays: Any) -> Any:
+        """Arrays as a caller gives them; those on a device become the executable's.
+
+        Raises:
+            InputError: the executable cannot use the memory of that device.
+        """
+        if not any(map(_is_on_device, listed(arrays))):
+            return arrays
+        if isinstance(arrays, Mapping):
+            return {name: self._adopted(name, array) for name, array in arrays.items()}
+        return [self._adopted(number, array) for number, array in enumerate(arrays)]
+
+    def _adopted(self, name: object, array: Any) -> Any:
+        if not _is_on_device(array):
+            return array
+        try:
+            return self.executable.adopt(array)
+        except InputError as error:
+            raise InputError(f"{name!r}: {error}") from None
 
     def values(self, variables: object) -> Mapping[str, int]:
         """Values of Variables as a caller gives them, by name.
@@ -394,6 +419,11 @@ class ArenaOutputs:
     arrays: list[Array]
     views: list[Array]
     slots: list[tuple[int, int]]
+
+
+def _is_on_device(array: object) -> bool:
+    """Whether it is an array in CUDA memory."""
+    return type(array) is not np.ndarray and device_of(array) == CUDA
 
 
 def listed(arrays: object) -> Iterable[Any]:

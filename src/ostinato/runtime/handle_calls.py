@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.plan.device_array import DeviceArray, on_host
 from ostinato.plan.order import ORDER, Submission, arrays_touched
 
 if TYPE_CHECKING:
@@ -43,13 +44,14 @@ class HandleCalls:
             self._handles.spec(name)
         if not self._capabilities().handles:
             return False
+        array = self._execution.adopted([array])[0]
         touched = arrays_touched([array])
         with self._execution.in_order("bind_handle allocates and writes memory", touched):
             resident = self._signature.check_resident(name, array, cast=self._execution.cast)
             if self._is_state(name):
-                self._executable.write_state(name, resident)
+                self._executable.write_state(name, on_host(resident))
             else:
-                self._let_go(self._handles.bind(name, resident))
+                self._let_go(self._handles.bind(name, self._executable.resident(resident)))
         return True
 
     def has(self, name: str) -> bool:
@@ -63,7 +65,9 @@ class HandleCalls:
             if self._is_state(name):
                 return self._executable.read_state(name)
             bound = self._handles.bound.get(self._handles.spec(name).name)
-            return None if bound is None else bound.copy()
+            if bound is None:
+                return None
+            return bound.numpy() if isinstance(bound, DeviceArray) else bound.copy()
 
     def unbind(self, name: str) -> None:
         """See :meth:`CompiledGraph.unbind_handle`."""

@@ -13,7 +13,7 @@ from ostinato.errors import InputError
 from ostinato.runtime.arrays import checked_mapping, shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ostinato.runtime.arrays import Array, TensorSpec
     from ostinato.runtime.signature import Live, Signature
@@ -31,12 +31,21 @@ class Handles:
     read from then on; when the handle has taken the next output, the buffer is free for the one
     after that. Two buffers so take turns, and nothing is ever copied.
 
+    Args:
+        signature: the graph's inputs and outputs.
+        empty: returns a new array, where the device keeps handles.
+
     Attributes:
         bound: by input, the buffer that stands in for it.
         feeds: by input, the output that its handle takes after each run.
     """
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        empty: Callable[[tuple[int, ...], np.dtype[Any]], Array] = np.empty,
+    ) -> None:
+        self._empty = empty
         self._inputs = signature.inputs
         self._outputs = list(signature.outputs.values())
         self._free: list[Array] = []
@@ -151,7 +160,7 @@ class Handles:
         for i, buffer in enumerate(self._free):
             if buffer.shape == shape and buffer.dtype == dtype:
                 return self._free.pop(i)
-        return np.empty(shape, dtype)
+        return self._empty(shape, dtype)
 
 
 def output_index(index: object, count: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from ostinato.backends.common.queue import Queue
 from ostinato.errors import CaptureError, GraphError, InputError
 from ostinato.ir.leaves import as_array
+from ostinato.plan.device_array import DeviceArray
 from ostinato.plan.order import Submission, arrays_touched
 from ostinato.runtime.execution import nothing
 from ostinato.variables import symbols
@@ -48,6 +49,7 @@ class QueuedCalls:
     def commit(self, inputs: Mapping[str, Any] | None, variables: object) -> None:
         """See :meth:`CompiledGraph.commit_no_wait`."""
         recording = self._context.capturing  # by this thread: nothing else begins or ends it
+        inputs = self._execution.adopted(inputs)
         given = inputs if recording else _copied(inputs)
         self._context.enqueue(
             self._queue,
@@ -176,5 +178,6 @@ def _copied(inputs: object) -> object:
     copies: dict[Any, Any] = dict(inputs)
     for name, given in copies.items():
         with suppress(GraphError):
-            copies[name] = as_array(given).copy()
+            array = given if isinstance(given, DeviceArray) else as_array(given)
+            copies[name] = array.copy()
     return copies

@@ -137,7 +137,7 @@ class Session:
         self, signature: Signature, executable: Executable, options: CompileOptions
     ) -> CompiledGraph:
         backend = self._backend
-        handles, cast = Handles(signature), options.cast_inputs
+        handles, cast = Handles(signature, executable.empty), options.cast_inputs
         execution = Execution(signature, executable, self.context, handles, cast=cast)
         return CompiledGraph(execution, lambda: backend.capabilities)
 

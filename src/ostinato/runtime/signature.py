@@ -18,6 +18,7 @@ from ostinato.ir.facts import check_facts
 from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.record import Interface
 from ostinato.lazy import LazyModule
+from ostinato.plan.device_array import may_share_memory
 from ostinato.records import dataclass, field
 from ostinato.runtime.arrays import (
     Array,
@@ -415,7 +416,7 @@ class Signature:
         arrays = [*inputs, *outputs]
         for i in range(len(inputs), len(arrays)):
             for j in range(i):
-                if np.may_share_memory(arrays[i], arrays[j]):
+                if may_share_memory(arrays[i], arrays[j]):
                     return f"{names[i]} overlaps {names[j]} in memory; give it an array of its own"
         return ""
 

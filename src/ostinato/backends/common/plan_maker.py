@@ -92,6 +92,7 @@ def make_plan(
     lent: Mapping[Slot | str, Storage],
     context: Context,
     facts: Sequence[Fact],
+    block: Callable[[Storage], Any] | None = None,
 ) -> ExecutionPlan:
     """A plan that runs an executable, on buffers of its own for inputs and outputs.
 
@@ -102,6 +103,8 @@ def make_plan(
         lent: see :func:`lent_storages`.
         context: the device's command queue; takes the memory of inputs and outputs.
         facts: the conditions of the graph on values of its Variables.
+        block: returns the memory of a storage, as the device's programs take it; by default, they
+            run on memory of the host.
     """
     program, layout = lowered.program, lowered.layout
     sizes = {v.name: v.max for v in program.variables}
@@ -126,6 +129,7 @@ def make_plan(
             discard=executable.discard,
             close=executable.close,
             live_sizes=lambda: executable.live_sizes,
+            block=block,
         ),
         inputs={name: buffers[b] for name, b in program.inputs.items()},
         outputs={name: buffers[b] for name, b in program.outputs.items()},

@@ -26,14 +26,14 @@ class RunnableProgram(Protocol):
         """The memory that every run touches, besides the blocks that it is given."""
 
     def run(self, blocks: Sequence[Any], variables: Sequence[int], /) -> None:
-        """Run on inputs, then outputs: objects that export their memory."""
+        """Run on inputs, then outputs: memory as the device takes it."""
 
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int], /) -> Sequence[float]:
         """Run; return the seconds of each step."""
 
 
 class ProgramRunner:
-    """A plan's :class:`~ostinato.plan.execution_plan.Runner` of a program on host memory.
+    """A plan's :class:`~ostinato.plan.execution_plan.Runner` of a program.
 
     Args:
         program: the program.
@@ -42,6 +42,7 @@ class ProgramRunner:
         discard: gives back the memory of intermediate buffers.
         close: stops the program and gives back all memory.
         live_sizes: returns the values of data-dependent Variables.
+        block: returns the memory of a storage, as the program takes it.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ProgramRunner:
         discard: Callable[[], None],
         close: Callable[[], None],
         live_sizes: Callable[[], Mapping[str, int]],
+        block: Callable[[Storage], Any] | None = None,
     ) -> None:
         self._program = program
         self._storages = tuple(storages)
@@ -60,6 +62,7 @@ class ProgramRunner:
         self.discard = discard
         self.close = close
         self._live_sizes = live_sizes
+        self._block = block or host_block
 
     @property
     def accesses(self) -> Accesses:
@@ -77,7 +80,7 @@ class ProgramRunner:
         return self._live_sizes()
 
     def _blocks(self) -> list[Any]:
-        return [host_block(storage) for storage in self._storages]
+        return [self._block(storage) for storage in self._storages]
 
 
 def host_block(storage: Storage, *, written: bool = False) -> Any:
