@@ -1,0 +1,79 @@
+"""The differences between languages like C: types, literals, operators and function names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ostinato.dtypes import DType
+
+__all__ = ["Dialect"]
+
+
+class Dialect(ABC):
+    """A language that kernels are rendered in; its methods return text.
+
+    *Register* types are those of local variables and expressions: float for all floats of 16 bits
+    and less, the language's bool, bytes for narrow integers. *Memory* types are those of arrays.
+    """
+
+    @abstractmethod
+    def register_type(self, dtype: DType) -> str:
+        """The type of a local variable that holds a ``dtype``."""
+
+    @abstractmethod
+    def memory_type(self, dtype: DType) -> str:
+        """The type of an array's elements."""
+
+    @abstractmethod
+    def index_type(self, wide: bool) -> str:
+        """The type of an index expression: of 64 bits if ``wide``, else of 32."""
+
+    @abstractmethod
+    def index_literal(self, value: int, wide: bool) -> str:
+        """An integer of an index type."""
+
+    @abstractmethod
+    def resize_index(self, index: str, wide: bool) -> str:
+        """An index of the other width that has the same value."""
+
+    @abstractmethod
+    def literal(self, dtype: DType, value: bool | int | float) -> str:
+        """A constant of the register type; integers wrap, floats round to the register's format."""
+
+    @abstractmethod
+    def call(self, function: str, *operands: str) -> str:
+        """A call of a function of the dialect's library: ``floor_divide``, ``exp``, …"""
+
+    @abstractmethod
+    def operator(self, operator: str, left: str, right: str) -> str:
+        """An infix operator whose result is of the operands' type: a comparison, or bits."""
+
+    @abstractmethod
+    def select(self, condition: str, chosen: str, otherwise: str) -> str:
+        """One of two values that are computed already."""
+
+    @abstractmethod
+    def declare(self, type_: str, name: str, value: str | None = None) -> str:
+        """A local variable; one with a value is never assigned to again."""
+
+    @abstractmethod
+    def convert(self, value: str, source: DType, target: DType) -> str:
+        """``value`` as ``target``, by the rule of the op ``cast``."""
+
+    @abstractmethod
+    def round(self, value: str, dtype: DType) -> str:
+        """A register's float rounded to ``dtype``; other dtypes are untouched."""
+
+    @abstractmethod
+    def from_memory(self, value: str, dtype: DType) -> str:
+        """An array's element in the form that registers have."""
+
+    @abstractmethod
+    def to_memory(self, value: str, dtype: DType) -> str:
+        """A register in the form that arrays have, floats rounded to nearest even."""
+
+    @abstractmethod
+    def bitcast(self, value: str, source: DType, target: DType) -> str:
+        """The same bits in memory, read as a dtype of the same width."""
