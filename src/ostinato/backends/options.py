@@ -35,6 +35,7 @@ class CompileOptions:
             same; for bfloat16, products at even and at odd positions are summed apart, and
             subnormal numbers count as zero. Off unless wanted.
         streaming_stores: write results that no cache can hold past the caches.
+        segments: on GPUs, run small kernels that follow one another as one kernel.
         cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
             instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a slot of its own, so
@@ -52,6 +53,7 @@ class CompileOptions:
             ``"never"``: raise instead.
         max_specializations: the most sizes that a graph is compiled for at a time; beyond, the
             least recently used one is dropped, and compiled again when it is needed.
+        launch_graphs: on a GPU, launch the kernels of a run as one graph; off, one by one.
         target: ``"host"``, or an x86 level: ``"avx512"``, ``"avx2"``, ``"sse2"``.
     """
 
@@ -69,6 +71,7 @@ class CompileOptions:
     bfloat16_dots: bool = False
     amx: bool = False
     streaming_stores: bool = True
+    segments: bool = True
     cast_inputs: bool = False
     keep_intermediates: bool = False
     verify: bool = False
@@ -77,4 +80,5 @@ class CompileOptions:
     stored_programs: bool = True
     specialize: Literal["auto", "always", "never"] = "auto"
     max_specializations: int = 16
+    launch_graphs: bool = True
     target: str = "host"

@@ -1,0 +1,79 @@
+"""The binary interface of CUDA kernels: signature, variable block and launch.
+
+The signature of every kernel is
+
+    extern "C" __global__ void NAME(T0* b0, const T1* b1, ..., const long long* vars)
+
+with a pointer for each entry of ``args``, in order, ``const`` where the kernel only reads, and the
+*variable block* in device memory: an int64 for each entry of ``variables``, in order. Kernels of
+loop bodies have more Variables than those around them, so the words of the run itself precede the
+first Variable:
+
+    vars[FAILED]      0, or the code of the first step of the run that failed
+    vars[FOUND]       the number that was out of bounds there
+    vars[GOES_ON]     the decision of the last control kernel: 0 or 1
+    vars[ARRIVED]     blocks that have arrived at barriers of the grid; 0 between kernels
+
+A kernel of a program with sizes that depend on data (one that is ``guarded``) does nothing where
+``vars[FAILED]`` is not 0: the run has ended. A step that gives a Variable its value takes
+``long long* vars``.
+
+In memory, a bool is an ``unsigned char`` (any other than 0 is true, 1 is written), a float16 or
+bfloat16 an ``unsigned short``, a narrow type an ``unsigned char``, an int64 a ``long long``. Every
+pointer is a multiple of 16.
+
+A launch is known while compiling: grids are sized for the largest value of every Variable, and
+kernels compute the extent of a run from ``vars``. A source is host C++, too, once the CUDA
+built-ins are declared: what only a GPU has stands under ``#ifdef __CUDA_ARCH__``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ostinato.variables import Symbol
+
+__all__ = ["ARRIVED", "FAILED", "FOUND", "GOES_ON", "HEADER_WORDS", "Launch", "is_guarded"]
+
+HEADER_WORDS = 4
+"""int64 words of the variable block before the Variables, which so are aligned to 32 bytes."""
+
+FAILED = -1
+FOUND = -2
+GOES_ON = -3
+ARRIVED = -4
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The shape of a kernel's launch; all of it is known while compiling.
+
+    Attributes:
+        grid: the number of blocks.
+        block: threads of a block.
+        shared_bytes: bytes of dynamic shared memory of a block.
+        cooperative: whether all blocks have to be resident at the same time.
+        programmatic: whether it may start before the kernel in front of it has ended. Such a kernel
+            waits itself, by ``griddepcontrol.wait``, before it reads or writes anything that others
+            write; so all kernels in front of it have ended where it goes on.
+    """
+
+    grid: int
+    block: int
+    shared_bytes: int = 0
+    cooperative: bool = False
+    programmatic: bool = False
+
+
+def is_guarded(variables: Iterable[Symbol]) -> bool:
+    """Whether a kernel with these Variables does nothing once a size of the run was refused.
+
+    That ends the run: nothing may be written any more, neither by kernels that read that size nor
+    to states.
+    """
+    return any(variable.bound is not None for variable in variables)

@@ -1,0 +1,121 @@
+"""Compilation of a graph: passes, lowering and memory, which are shared, and code generation."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.image_builder import build_image
+from ostinato.backends.common.lowered_graph import lower_graph
+from ostinato.backends.common.program_image import ObjectCode, Slot
+from ostinato.backends.common.report_notes import note_kernels
+from ostinato.backends.cuda.capabilities import CAPABILITIES, lowering_options
+from ostinato.backends.cuda.code import CudaCode
+from ostinato.backends.cuda.image import Image, Step
+from ostinato.backends.cuda.kernel import CudaSizeStep
+from ostinato.backends.cuda.rules.table import lower_for_cuda
+from ostinato.cache.objects import process_cache
+from ostinato.lower.control import Control, control_targets
+from ostinato.records import dataclass, replace
+
+if TYPE_CHECKING:
+    from ostinato.backends.base import Progress
+    from ostinato.backends.common.lowered_graph import LoweredGraph
+    from ostinato.backends.cuda.toolchain import Toolchain
+    from ostinato.backends.device import Device
+    from ostinato.backends.options import CompileOptions
+    from ostinato.ir.graph import BaseGraph
+    from ostinato.lower.program import Call, Program
+    from ostinato.variables import Dim
+
+__all__ = ["Compilation", "compile_graph"]
+
+
+@dataclass(frozen=True, eq=False)
+class Compilation:
+    """A graph, compiled.
+
+    Attributes:
+        lowered: kernels, buffers and their memory.
+        code: of the kernels.
+    """
+
+    lowered: LoweredGraph[Program]
+    code: CudaCode
+
+    @cached_property
+    def image(self) -> Image:
+        """The compiled program: all that a run needs.
+
+        Its arena has intermediate values only; results that are not returned have memory of the
+        host, where their offsets begin at 0.
+        """
+        objects = self.code.objects.items()
+        image = build_image(
+            Image,
+            self.lowered,
+            self._step,
+            objects=(ObjectCode(key, tuple(symbols)) for key, (_, symbols) in objects),
+            size_symbol=_size_text,
+        )
+        arena = image.intermediate_bytes
+        sizes = list(image.sizes)
+        sizes[Slot.ARENA] = arena
+        return image._replace(
+            sizes=tuple(sizes), results=tuple(offset - arena for offset in image.results)
+        )
+
+    @cached_property
+    def _targets(self) -> dict[Call, int]:
+        """The steps that decisions may jump to."""
+        calls = self.lowered.program.calls
+        return {calls[i]: target for i, target in control_targets(calls).items()}
+
+    def _step(self, call: Call) -> Step:
+        kernel, code = call.kernel, self.code.code(call.kernel)
+        step = Step(
+            "" if code.kernel is None else code.name,
+            tuple(map(self.lowered.place, call.buffers)),
+            code.shape,
+        )
+        if isinstance(kernel, CudaSizeStep):
+            return step._replace(failure=kernel.code, problem=kernel.problem)
+        if isinstance(kernel, Control):
+            return step._replace(control=int(kernel.kind), target=self._targets[call])
+        return step
+
+
+def _size_text(size: Dim) -> str:
+    """A size that depends on Variables, as text."""
+    return "" if isinstance(size, int) else str(size)
+
+
+def compile_graph(
+    graph: BaseGraph,
+    options: CompileOptions,
+    toolchain: Toolchain,
+    device: Device,
+    progress: Progress | None = None,
+    *,
+    built: BaseGraph | None = None,
+) -> Compilation:
+    """Compile ``graph``.
+
+    Args:
+        graph, options, progress: see :meth:`ostinato.backends.base.Backend.compile`.
+        toolchain: compiles kernels.
+        device: for the report.
+        built: the user's graph, if that is another object than ``graph``.
+    """
+    lower = partial(lower_for_cuda, settings=lowering_options(options))
+    lowered = lower_graph(graph, options, device, CAPABILITIES, lower, built=built)
+    report, program = lowered.report, lowered.program
+    before = replace(process_cache().counters)
+    with report.timed("code"):
+        kernels = [call.kernel for call in (*program.prepare, *program.calls)]
+        code = CudaCode(kernels, program.variables, toolchain, progress)
+    after = process_cache().counters
+    report.compiled = after.misses - before.misses
+    report.cached = after.disk_hits + after.hits - before.disk_hits - before.hits
+    note_kernels(report, program, lambda call: code.code(call.kernel).name)
+    return Compilation(lowered, code)

@@ -1,0 +1,223 @@
+"""An opened GPU: its primary context, its code, and what has become of it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.mutex import Mutex
+from ostinato.backends.cuda.driver import DriverFailure
+from ostinato.backends.cuda.target import CudaTarget
+from ostinato.errors import DeviceError, DeviceMemoryError
+from ostinato.plan.dlpack import LEGACY_STREAM
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ostinato.backends.cuda.driver import DeviceProperties, Driver
+    from ostinato.backends.device import Device
+
+__all__ = ["CurrentContext", "Gpu", "Library", "Stream"]
+
+
+class Gpu:
+    """A GPU that this process uses, through its primary context.
+
+    Args:
+        driver: the driver.
+        device: its name.
+
+    Attributes:
+        driver, device: see above.
+    """
+
+    def __init__(self, driver: Driver, device: Device) -> None:
+        self.driver = driver
+        self.device = device
+        self._process = os.getpid()
+        self._context = driver.retain(device.index)
+        self._current = CurrentContext(self, self._context)
+        self._lost = ""
+        self._guard = Mutex()
+        self._libraries: weakref.WeakValueDictionary[str, Library] = weakref.WeakValueDictionary()
+
+    @cached_property
+    def properties(self) -> DeviceProperties:
+        """The properties that decide how code is made."""
+        return self.driver.properties(self.device.index)
+
+    @cached_property
+    def target(self) -> CudaTarget:
+        """The GPU as the compiler sees it."""
+        found = self.properties
+        return CudaTarget(
+            found.arch,
+            found.multiprocessors,
+            found.shared_bytes_per_block,
+            found.threads_per_multiprocessor,
+        )
+
+    @cached_property
+    def memory_stream(self) -> Stream:
+        """The stream that memory is taken and given back on; nothing else, so it never records."""
+        return Stream(self)
+
+    def current(self) -> CurrentContext:
+        """Make its context the calling thread's current one, for the length of a ``with``.
+
+        Raises:
+            DeviceError: (within the ``with``) the device was lost, by this or an earlier call; or
+                the process was forked.
+        """
+        return self._current
+
+    def check(self) -> None:
+        """Check that the device can be used.
+
+        Raises:
+            DeviceError: it was lost, or the process was forked.
+        """
+        if self._lost:
+            raise DeviceError(self._lost)
+        if self._process != os.getpid():
+            raise DeviceError(
+                f"{self.device} was opened before os.fork, and CUDA does not work in the child: "
+                "open sessions in the child, or start it with the method 'spawn'"
+            )
+
+    def explain(self, error: DriverFailure) -> DeviceError:
+        """The error for a call of the driver that failed; the device may be lost from now on."""
+        if not error.sticky:
+            return DeviceError(f"{self.device}: {error}")
+        self._lost = (
+            f"{self.device} was lost and cannot be used again in this process: {error}; a kernel "
+            "has failed, which CompileOptions(launch_graphs=False) and compute-sanitizer narrow "
+            "down"
+        )
+        return DeviceError(self._lost)
+
+    def allocate(self, nbytes: int, purpose: str) -> int:
+        """Zeroed memory of the device.
+
+        Raises:
+            DeviceMemoryError: there is not enough of it.
+        """
+        stream = self.memory_stream.handle
+        with self.current() as driver:
+            try:
+                address = driver.allocate(max(nbytes, 1), stream)
+            except DriverFailure as error:
+                if not error.out_of_memory:
+                    raise
+                free, total = driver.memory_info()
+                raise DeviceMemoryError(
+                    f"{self.device} has no {nbytes:,} bytes for {purpose}: {free:,} of its "
+                    f"{total:,} bytes are free; close other graphs, or bound sizes more tightly"
+                ) from None
+            driver.fill(address, 0, max(nbytes, 1), stream)
+            driver.synchronize(stream)
+        return address
+
+    def wait_for_legacy_stream(self) -> None:
+        """Wait for the legacy default stream, on which producers hand arrays over."""
+        with self.current() as driver:
+            driver.synchronize(LEGACY_STREAM)
+
+    def library(self, key: str, image: bytes) -> Library:
+        """The library of an image of code, loaded once."""
+        with self._guard:
+            found = self._libraries.get(key)
+            if found is None:
+                with self.current() as driver:
+                    found = Library(self, driver.load(image))
+                self._libraries[key] = found
+            return found
+
+    def release(self, call: str, *arguments: int) -> None:
+        """Call the driver to give something back; nothing is left to be done where that fails.
+
+        Finalisers come here, on any thread, and as late as at the end of the process.
+        """
+        if self._lost or self._process != os.getpid():
+            return
+        try:
+            self.driver.push(self._context)
+            try:
+                getattr(self.driver, call)(*arguments)
+            finally:
+                self.driver.pop()
+        except Exception:  # even modules may be gone by then
+            return
+
+
+class CurrentContext:
+    """See :meth:`Gpu.current`; used by all threads, since it has nothing of its own."""
+
+    __slots__ = ("_context", "_driver", "_gpu")
+
+    def __init__(self, gpu: Gpu, context: int) -> None:
+        self._gpu = gpu
+        self._driver = gpu.driver
+        self._context = context
+
+    def __enter__(self) -> Driver:
+        self._gpu.check()
+        self._driver.push(self._context)
+        return self._driver
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._driver.pop()
+        except DriverFailure as failure:
+            if error is None:
+                raise self._gpu.explain(failure) from failure
+        if isinstance(error, DriverFailure):
+            raise self._gpu.explain(error) from error
+
+
+class Library:
+    """Compiled kernels on a GPU, unloaded with the last reference.
+
+    Args:
+        gpu: the GPU.
+        handle: the driver's.
+    """
+
+    def __init__(self, gpu: Gpu, handle: int) -> None:
+        self._gpu = gpu
+        self._handle = handle
+        self._functions: dict[tuple[str, int], int] = {}
+        weakref.finalize(self, gpu.release, "unload", handle).atexit = False
+
+    def function(self, name: str, shared_bytes: int) -> int:
+        """A kernel that may be launched with as much dynamic shared memory."""
+        key = name, shared_bytes
+        if key not in self._functions:
+            with self._gpu.current() as driver:
+                self._functions[key] = driver.function(self._handle, name, shared_bytes)
+        return self._functions[key]
+
+
+class Stream:
+    """A stream of a GPU.
+
+    Attributes:
+        gpu: the GPU.
+        handle: the driver's.
+        guard: to be held from the first work of a run until it is done: a graph that is recorded
+            must not hold work of others.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.guard = Mutex()
+        with gpu.current() as driver:
+            self.handle = driver.create_stream()
+        weakref.finalize(self, gpu.release, "destroy_stream", self.handle).atexit = False

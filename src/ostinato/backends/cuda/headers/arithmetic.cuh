@@ -1,0 +1,195 @@
+// Arithmetic with every case defined, as in NumPy: integers wrap, division by zero gives 0, and
+// what is shifted out is gone (a negative integer shifted right becomes -1).
+#pragma once
+#include "base.cuh"
+
+namespace ost {
+
+template <class T>
+inline T add(T x, T y) {
+    typedef typename number<T>::wide U;
+    return (T)((U)x + (U)y);
+}
+
+template <class T>
+inline T subtract(T x, T y) {
+    typedef typename number<T>::wide U;
+    return (T)((U)x - (U)y);
+}
+
+template <class T>
+inline T multiply(T x, T y) {
+    typedef typename number<T>::wide U;
+    return (T)((U)x * (U)y);
+}
+
+inline float add(float x, float y) { return x + y; }
+inline double add(double x, double y) { return x + y; }
+inline bool add(bool x, bool y) { return x | y; }
+inline float subtract(float x, float y) { return x - y; }
+inline double subtract(double x, double y) { return x - y; }
+inline bool subtract(bool x, bool y) { return x ^ y; }
+inline float multiply(float x, float y) { return x * y; }
+inline double multiply(double x, double y) { return x * y; }
+inline bool multiply(bool x, bool y) { return x & y; }
+
+template <class T>
+inline T negate(T x) {
+    return subtract((T)0, x);
+}
+
+inline float negate(float x) { return -x; }
+inline double negate(double x) { return -x; }
+
+template <class T>
+inline T absolute(T x) {
+    return x < (T)0 ? negate(x) : x;
+}
+
+inline float absolute(float x) { return ::fabsf(x); }
+inline double absolute(double x) { return ::fabs(x); }
+
+// A product and a sum, rounded once.
+inline float multiply_add(float x, float y, float z) { return ::fmaf(x, y, z); }
+inline double multiply_add(double x, double y, double z) { return ::fma(x, y, z); }
+
+template <class T>
+inline T multiply_add(T x, T y, T z) {
+    return add(multiply(x, y), z);
+}
+
+// Division ----------------------------------------------------------------------------------------
+
+// The divisor, or 1 where dividing by it has no result.
+template <class T>
+inline T safe_divisor(T x, T y) {
+    bool undefined = y == (T)0;
+    if (number<T>::is_signed) undefined |= x == number<T>::least() && y == (T)-1;
+    return undefined ? (T)1 : y;
+}
+
+template <class T>
+inline T divide_truncated(T x, T y) {
+    T quotient = (T)(x / safe_divisor(x, y));
+    return y == (T)0 ? (T)0 : quotient;
+}
+
+template <class T>
+inline T remainder_truncated(T x, T y) {
+    T remainder = (T)(x % safe_divisor(x, y));
+    return y == (T)0 ? (T)0 : remainder;
+}
+
+template <class T>
+inline T floor_divide(T x, T y) {
+    T divisor = safe_divisor(x, y);
+    T quotient = (T)(x / divisor), remainder = (T)(x % divisor);
+    if (number<T>::is_signed && remainder != (T)0 && (remainder < (T)0) != (divisor < (T)0))
+        quotient = (T)(quotient - (T)1);
+    return y == (T)0 ? (T)0 : quotient;
+}
+
+template <class T>
+inline T floor_remainder(T x, T y) {
+    T divisor = safe_divisor(x, y);
+    T remainder = (T)(x % divisor);
+    if (number<T>::is_signed && remainder != (T)0 && (remainder < (T)0) != (divisor < (T)0))
+        remainder = (T)(remainder + divisor);
+    return y == (T)0 ? (T)0 : remainder;
+}
+
+// The quotient and remainder of indices that are not negative.
+inline int index_divide(int x, int y) { return (int)((unsigned)x / (unsigned)y); }
+inline int index_remainder(int x, int y) { return (int)((unsigned)x % (unsigned)y); }
+inline long long index_divide(long long x, long long y) {
+    return (long long)((unsigned long long)x / (unsigned long long)y);
+}
+inline long long index_remainder(long long x, long long y) {
+    return (long long)((unsigned long long)x % (unsigned long long)y);
+}
+
+inline float remainder_of(float x, float y) { return ::fmodf(x, y); }
+inline double remainder_of(double x, double y) { return ::fmod(x, y); }
+inline float floor_of(float x) { return ::floorf(x); }
+inline double floor_of(double x) { return ::floor(x); }
+inline float with_sign(float x, float y) { return ::copysignf(x, y); }
+inline double with_sign(double x, double y) { return ::copysign(x, y); }
+
+template <class T>
+inline T float_floor_divide(T x, T y) {
+    if (y == (T)0) return x / y;
+    T remainder = remainder_of(x, y);
+    T quotient = (x - remainder) / y;
+    if (remainder != (T)0 && (y < (T)0) != (remainder < (T)0)) quotient = quotient - (T)1;
+    // The quotient is an integer but for rounding; one just below it must not be floored away.
+    T floored = floor_of(quotient);
+    if (quotient - floored > (T)0.5) floored = floored + (T)1;
+    return quotient == (T)0 ? with_sign((T)0, x / y) : floored;
+}
+
+template <class T>
+inline T float_floor_remainder(T x, T y) {
+    T remainder = remainder_of(x, y);
+    if (y == (T)0) return remainder;
+    if (remainder == (T)0) return with_sign((T)0, y);
+    return (y < (T)0) != (remainder < (T)0) ? remainder + y : remainder;
+}
+
+inline float floor_divide(float x, float y) { return float_floor_divide(x, y); }
+inline double floor_divide(double x, double y) { return float_floor_divide(x, y); }
+inline float floor_remainder(float x, float y) { return float_floor_remainder(x, y); }
+inline double floor_remainder(double x, double y) { return float_floor_remainder(x, y); }
+inline float remainder_truncated(float x, float y) { return ::fmodf(x, y); }
+inline double remainder_truncated(double x, double y) { return ::fmod(x, y); }
+
+// Shifts and powers -------------------------------------------------------------------------------
+
+template <class T>
+inline T shift_left(T x, T count) {
+    typedef typename number<T>::bits B;
+    typedef typename number<T>::wide U;
+    return (B)count < (B)number<T>::width ? (T)((U)x << (int)(B)count) : (T)0;
+}
+
+template <class T>
+inline T shift_right(T x, T count) {
+    typedef typename number<T>::bits B;
+    bool defined = (B)count < (B)number<T>::width;
+    if (number<T>::is_signed) return (T)(x >> (defined ? (int)(B)count : number<T>::width - 1));
+    return defined ? (T)(x >> (int)(B)count) : (T)0;
+}
+
+// x ** y by repeated squaring. A negative exponent gives the exact result where that is an integer
+// (bases 1 and -1), and 0 elsewhere.
+template <class T>
+inline T power(T x, T y) {
+    if (y < (T)0) {
+        if (x == (T)1) return (T)1;
+        if (number<T>::is_signed && x == (T)-1) return y & (T)1 ? (T)-1 : (T)1;
+        return (T)0;
+    }
+    T result = (T)1;
+    for (T base = x; y != (T)0; y = (T)(y >> 1), base = multiply(base, base))
+        if (y & (T)1) result = multiply(result, base);
+    return result;
+}
+
+// Extremes ----------------------------------------------------------------------------------------
+
+// NaN where either is NaN.
+template <class T>
+inline T maximum(T x, T y) {
+    return x != x ? x : (x < y || y != y ? y : x);
+}
+
+template <class T>
+inline T minimum(T x, T y) {
+    return x != x ? x : (x > y || y != y ? y : x);
+}
+
+template <class T>
+inline T sign(T x) {
+    return x > (T)0 ? (T)1 : x < (T)0 ? (T)-1 : x == (T)0 ? (T)0 : x;  // -0 becomes 0, NaN stays
+}
+
+}  // namespace ost

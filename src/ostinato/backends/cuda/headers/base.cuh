@@ -1,0 +1,84 @@
+// Building blocks of all headers: bit patterns, fixed-width types, extremes of element types.
+#pragma once
+
+#ifndef __CUDA_ARCH__
+#include <math.h>
+#include <string.h>
+#endif
+
+namespace ost {
+
+template <class To, class From>
+inline To bits_as(From value) {
+    static_assert(sizeof(To) == sizeof(From), "a bit pattern keeps its width");
+    To result;
+    memcpy(&result, &value, sizeof result);
+    return result;
+}
+
+inline float float_of(unsigned bits) { return bits_as<float>(bits); }
+inline double float_of(unsigned long long bits) { return bits_as<double>(bits); }
+
+// Traits of the types in registers. `wide` is the unsigned type in which arithmetic wraps.
+template <class T>
+struct number;
+
+template <>
+struct number<bool> {
+    typedef unsigned bits;
+    typedef unsigned wide;
+    static constexpr bool is_float = false, is_signed = false;
+    static constexpr bool least() { return false; }
+    static constexpr bool greatest() { return true; }
+};
+
+#define OST_INTEGER(TYPE, BITS, WIDE, SIGNED)                                       \
+    template <>                                                                     \
+    struct number<TYPE> {                                                           \
+        typedef BITS bits;                                                          \
+        typedef WIDE wide;                                                          \
+        static constexpr bool is_float = false, is_signed = SIGNED;                 \
+        static constexpr int width = 8 * sizeof(TYPE);                              \
+        static constexpr TYPE greatest() { return (TYPE)((BITS)(~(BITS)0) >> SIGNED); } \
+        static constexpr TYPE least() { return (TYPE)(SIGNED ? -greatest() - 1 : 0); } \
+    };
+
+OST_INTEGER(signed char, unsigned char, unsigned, true)
+OST_INTEGER(unsigned char, unsigned char, unsigned, false)
+OST_INTEGER(short, unsigned short, unsigned, true)
+OST_INTEGER(unsigned short, unsigned short, unsigned, false)
+OST_INTEGER(int, unsigned, unsigned, true)
+OST_INTEGER(unsigned, unsigned, unsigned, false)
+OST_INTEGER(long long, unsigned long long, unsigned long long, true)
+OST_INTEGER(unsigned long long, unsigned long long, unsigned long long, false)
+#undef OST_INTEGER
+
+template <>
+struct number<float> {
+    typedef unsigned bits;
+    static constexpr bool is_float = true, is_signed = true;
+    static float least() { return float_of(0xFF800000u); }
+    static float greatest() { return float_of(0x7F800000u); }
+};
+
+template <>
+struct number<double> {
+    typedef unsigned long long bits;
+    static constexpr bool is_float = true, is_signed = true;
+    static double least() { return float_of(0xFFF0000000000000ULL); }
+    static double greatest() { return float_of(0x7FF0000000000000ULL); }
+};
+
+// Waits until all kernels in front of this one have ended, where it may start before.
+inline void wait_for_earlier_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <class T>
+inline bool is_nan(T x) {
+    return x != x;
+}
+
+}  // namespace ost

@@ -1,0 +1,48 @@
+// Neighbouring elements that are loaded and stored together.
+#pragma once
+#include "base.cuh"
+
+namespace ost {
+
+template <int Bytes>
+struct word;
+template <>
+struct word<4> {
+    typedef unsigned type;
+};
+template <>
+struct word<8> {
+    typedef uint2 type;
+};
+template <>
+struct word<16> {
+    typedef uint4 type;
+};
+
+// `Count` elements, which take 4, 8 or a multiple of 16 bytes; their address is as aligned.
+template <class T, int Count>
+struct pack {
+    static constexpr int bytes = Count * sizeof(T);
+    typedef typename word<(bytes < 16 ? bytes : 16)>::type part;
+    static constexpr int parts = bytes / sizeof(part);
+
+    T at[Count];
+
+    static pack load(const T* from) {
+        part words[parts];
+#pragma unroll
+        for (int i = 0; i < parts; ++i) words[i] = reinterpret_cast<const part*>(from)[i];
+        pack result;
+        memcpy(result.at, words, sizeof words);
+        return result;
+    }
+
+    void store(T* to) const {
+        part words[parts];
+        memcpy(words, at, sizeof words);
+#pragma unroll
+        for (int i = 0; i < parts; ++i) reinterpret_cast<part*>(to)[i] = words[i];
+    }
+};
+
+}  // namespace ost

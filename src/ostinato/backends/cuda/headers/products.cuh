@@ -1,0 +1,157 @@
+// Products of matrices: vectors of elements, asynchronous copies, tensor cores.
+#pragma once
+#include "conversion.cuh"
+
+namespace ost {
+
+// Consecutive elements, loaded and stored at once.
+template <class T, int N>
+struct alignas(sizeof(T) * N) vector {
+    T at[N];
+};
+
+// Sums --------------------------------------------------------------------------------------------
+
+inline float add_product(float x, float y, float sum) { return fmaf(x, y, sum); }
+inline double add_product(double x, double y, double sum) { return fma(x, y, sum); }
+inline unsigned add_product(unsigned x, unsigned y, unsigned sum) { return x * y + sum; }
+inline unsigned long long add_product(
+    unsigned long long x, unsigned long long y, unsigned long long sum
+) {
+    return x * y + sum;
+}
+
+// The sum of a value over the lanes of a warp, in a fixed order; every lane gets it.
+template <class T>
+inline T sum_of_warp(T value) {
+    for (int step = 16; step > 0; step /= 2)
+        value += __shfl_xor_sync(0xFFFFFFFFu, value, step);
+    return value;
+}
+
+// Copies of 16 bytes into shared memory that run while the thread goes on ----------------------------
+
+// Zeros instead where `inside` is false; the source is not read then.
+inline void copy_async(void* shared, const void* source, bool inside) {
+#ifdef __CUDA_ARCH__
+    unsigned target = (unsigned)__cvta_generic_to_shared(shared);
+    int bytes = inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes)
+                 : "memory");
+#else
+    vector<unsigned, 4> none = {};
+    *(vector<unsigned, 4>*)shared = inside ? *(const vector<unsigned, 4>*)source : none;
+#endif
+}
+
+// Ends a group of copies.
+inline void copy_commit() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most N groups of copies are under way.
+template <int N>
+inline void copy_wait() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// Tensor cores ------------------------------------------------------------------------------------
+
+// Four matrices of 8 by 8 elements of 16 bits; lane i has the address of row i % 8 of matrix i / 8.
+// Of each matrix a lane gets the elements 2 (lane % 4) and the next of row lane / 4.
+inline void load_matrices(unsigned (&found)[4], const unsigned short* row) {
+#ifdef __CUDA_ARCH__
+    unsigned address = (unsigned)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
+                 : "r"(address)
+                 : "memory");
+#else
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; i++) {
+        unsigned long long from =
+            __shfl_sync(0xFFFFFFFFu, (unsigned long long)row, i * 8 + lane / 4);
+        const unsigned short* elements = (const unsigned short*)from + lane % 4 * 2;
+        found[i] = elements[0] | (unsigned)elements[1] << 16;
+    }
+#endif
+}
+
+// The same of the transposed matrices.
+inline void load_transposed(unsigned (&found)[4], const unsigned short* row) {
+#ifdef __CUDA_ARCH__
+    unsigned address = (unsigned)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
+                 : "r"(address)
+                 : "memory");
+#else
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; i++) {
+        unsigned pair = 0;
+        for (int half = 0; half < 2; half++) {
+            unsigned long long from = __shfl_sync(
+                0xFFFFFFFFu, (unsigned long long)row, i * 8 + lane % 4 * 2 + half
+            );
+            pair |= (unsigned)((const unsigned short*)from)[lane / 4] << 16 * half;
+        }
+        found[i] = pair;
+    }
+#endif
+}
+
+struct float16_format {
+    static float value(unsigned bits) { return from_float16((unsigned short)bits); }
+};
+struct bfloat16_format {
+    static float value(unsigned bits) { return from_bfloat16((unsigned short)bits); }
+};
+
+#ifdef __CUDA_ARCH__
+#define OST_MULTIPLY(FORMAT, NAME)                                                              \
+    inline void multiply_tiles(                                                                 \
+        float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, FORMAT              \
+    ) {                                                                                         \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 "                      \
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                   \
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                        \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                    \
+    }
+OST_MULTIPLY(float16_format, "f16")
+OST_MULTIPLY(bfloat16_format, "bf16")
+#undef OST_MULTIPLY
+#else
+// A tile of 16 by 8 sums: adds the product of 16 by 16 elements `a` and 16 by 8 elements `b`. With
+// g = lane / 4 and t = lane % 4, a lane holds sums (g, 2t), (g, 2t + 1) and the same of row g + 8;
+// of `a`, pairs of elements from column 2t of row g, then of g + 8, then both again from 2t + 8; of
+// `b`, pairs of rows from 2t of column g, then from 2t + 8.
+template <class Format>
+inline void multiply_tiles(
+    float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Format
+) {
+    int lane = threadIdx.x % 32;
+    for (int half = 0; half < 2; half++) {
+        for (int t = 0; t < 4; t++) {
+            unsigned rows[2], columns[2];
+            for (int i = 0; i < 2; i++) {
+                rows[i] = __shfl_sync(0xFFFFFFFFu, a[2 * half + i], lane / 4 * 4 + t);
+                int column = lane % 4 * 2 + i;
+                columns[i] = __shfl_sync(0xFFFFFFFFu, half ? b1 : b0, column * 4 + t);
+            }
+            for (int i = 0; i < 4; i++) {
+                for (int shift = 0; shift < 32; shift += 16) {
+                    float x = Format::value(rows[i / 2] >> shift & 0xFFFFu);
+                    float y = Format::value(columns[i % 2] >> shift & 0xFFFFu);
+                    sums[i] = fmaf(x, y, sums[i]);
+                }
+            }
+        }
+    }
+}
+#endif
+
+}  // namespace ost

@@ -1,0 +1,50 @@
+// Kernels that are parts of a larger one: their places in its grid, and barriers of the whole grid.
+#pragma once
+#include "base.cuh"
+
+// Of a function: called, however short it is.
+#ifdef __CUDA_ARCH__
+#define OST_APART __noinline__
+#else
+#define OST_APART __attribute__((noinline))
+#endif
+
+namespace ost {
+
+// What a part takes for blockIdx, or for gridDim.
+struct place {
+    unsigned x;
+};
+
+// The number of this block, counted from another one.
+inline unsigned turned(unsigned first) {
+    unsigned from = first % gridDim.x;
+    return blockIdx.x >= from ? blockIdx.x - from : blockIdx.x + gridDim.x - from;
+}
+
+// Waits until as many blocks have arrived as are awaited. What any block wrote before it arrived is
+// seen by every block that waited for it.
+static OST_APART void arrive_and_wait(unsigned* arrived, unsigned awaited) {
+    __syncthreads();
+#ifdef __CUDA_ARCH__
+    if (threadIdx.x == 0) {
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+        unsigned found = 0, polls = 0;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(arrived) : "memory");
+            if (++polls == 1u << 30) __trap();  // a block that will never come
+        } while (found < awaited);
+    }
+#endif
+    __syncthreads();
+}
+
+// The last block to arrive leaves the count at 0, for the next kernel.
+static OST_APART void arrive_last(unsigned* arrived, unsigned awaited) {
+#ifdef __CUDA_ARCH__
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(arrived, 1u) == awaited - 1) *arrived = 0;
+#endif
+}
+
+}  // namespace ost

@@ -1,0 +1,148 @@
+"""The kernels of the CUDA device: the interface of all kernels, plus a launch and CUDA C++."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.backends.cuda.abi import Launch, is_guarded
+from ostinato.dtypes import UINT8
+from ostinato.lazy import LazyModule
+from ostinato.lower.loopir.kernel import Kernel
+from ostinato.lower.loopir.nest import LoopNest
+from ostinato.lower.loopir.nodes import Arg, Stage
+from ostinato.lower.loopir.rewrite import Rewriter
+from ostinato.lower.loopir.text import digest
+from ostinato.lower.rules.sizes import SizeStep
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from ostinato.backends.cuda.render import mapping, nests, sizes
+    from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.lower.loopir.text import KernelText
+else:
+    mapping = LazyModule("ostinato.backends.cuda.render.mapping")
+    nests = LazyModule("ostinato.backends.cuda.render.nests")
+    sizes = LazyModule("ostinato.backends.cuda.render.sizes")
+
+__all__ = ["CudaKernel", "CudaLoopNest", "CudaSizeStep"]
+
+
+class CudaKernel(Kernel):
+    """A kernel that runs on an NVIDIA GPU; :mod:`ostinato.backends.cuda.abi` has its signature.
+
+    Attributes:
+        prefix: the first part of its name.
+    """
+
+    prefix: ClassVar[str] = "kernel"
+
+    @cached_property
+    def name(self) -> str:
+        """The symbol of its code, the same for kernels with the same description."""
+        return f"{self.prefix}{'_guarded' * self.guarded}_{digest(self)[:20]}"
+
+    @property
+    def guarded(self) -> bool:
+        """See :func:`~ostinato.backends.cuda.abi.is_guarded`."""
+        return is_guarded(self.variables)
+
+    @abstractmethod
+    def launch(self, target: CudaTarget) -> Launch:
+        """The launch on a GPU."""
+
+    @abstractmethod
+    def source(self, target: CudaTarget) -> str:
+        """CUDA C++ with the function :attr:`name`.
+
+        It may ``#include`` the headers of :mod:`ostinato.backends.cuda.headers`, which are all that
+        there are. Everything else that it defines has a name of its own, beginning with
+        :attr:`name`: sources are compiled together. As part of a segment it is rewritten: it takes
+        its place in the grid from ``blockIdx.x`` and ``gridDim.x`` alone, and declares shared
+        arrays as ``__shared__ type name[size];``, or behind ``extern`` where the launch sizes them.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class CudaLoopNest(LoopNest, CudaKernel):
+    """A loop nest, its points mapped to the threads of a grid.
+
+    Attributes:
+        scratch_groups: the groups of threads that have memory for their temps in the last
+            argument; 0: temps are in shared memory, and the arguments are the nest's alone.
+    """
+
+    scratch_groups: int = 0
+
+    prefix: ClassVar[str] = "loops"
+
+    @staticmethod
+    def of(nest: LoopNest) -> CudaLoopNest:
+        """``nest`` as a GPU runs it."""
+        args, stages = nest.args, nest.stages
+        groups = mapping.scratch_groups(nest)
+        if groups:
+            stages = tuple(_renumbered(stage, len(args)) for stage in stages)
+            args = (*args, Arg(UINT8, reads=True, writes=True))
+        return CudaLoopNest(
+            args,
+            nest.axes,
+            stages,
+            nest.temps,
+            nest.inner_axis,
+            nest.block,
+            nest.variables,
+            nest.parallel,
+            groups,
+        )
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the last argument; 0 if it is no memory for temps."""
+        return self.scratch_groups * mapping.temp_bytes(self.temps)
+
+    def describe(self, text: KernelText) -> None:
+        super().describe(text)
+        if self.scratch_groups:
+            text.line(1, f"temps of {self.scratch_groups} groups in b{len(self.args) - 1}")
+
+    def launch(self, target: CudaTarget) -> Launch:
+        return nests.launch(self, target, self.scratch_groups)
+
+    def source(self, target: CudaTarget) -> str:
+        return nests.source(self, self.name, target, self.scratch_groups)
+
+
+def _renumbered(stage: Stage, first: int) -> Stage:
+    """A stage whose temps are numbered after one more argument."""
+    rewriter = Rewriter(buffer=lambda number: number + (number >= first))
+    return Stage(stage.axes, tuple(map(rewriter.statement, stage.statements)))
+
+
+@dataclass(frozen=True, eq=False)
+class CudaSizeStep(SizeStep, CudaKernel):
+    """A kernel that binds or checks a size that depends on data.
+
+    It writes the variable block: the Variable, or, where a number is out of bounds, the status
+    words.
+    """
+
+    prefix: ClassVar[str] = "size"
+
+    @staticmethod
+    def of(step: SizeStep) -> CudaSizeStep:
+        """``step`` as a GPU runs it."""
+        return CudaSizeStep(step.args, step.variables, step.symbol, step.limit, step.problem)
+
+    @cached_property
+    def code(self) -> int:
+        """The number in the variable block that stands for this step's failure: not 0."""
+        return int(hashlib.sha256(self.problem.encode()).hexdigest()[:15], 16) | 1
+
+    def launch(self, target: CudaTarget) -> Launch:
+        return Launch(1, 1)
+
+    def source(self, target: CudaTarget) -> str:
+        return sizes.source(self, self.name, self.code)

@@ -1,0 +1,188 @@
+"""Memory of the GPU and page-locked memory of the host."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ostinato.backends.common.mutex import Mutex
+from ostinato.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ostinato.backends.cuda.gpu import Gpu
+    from ostinato.plan.buffer import Storage
+
+__all__ = ["Blocks", "DeviceBlock", "ForeignBlock", "HostBlock", "device_block", "host_address"]
+
+
+class DeviceBlock:
+    """A block of device memory, zeroed, taken at its first use: a plan's ``Memory``.
+
+    It is given back with the last reference.
+
+    Args:
+        gpu: the GPU.
+        nbytes: its size.
+        purpose: its use, for messages.
+    """
+
+    def __init__(self, gpu: Gpu, nbytes: int, purpose: str) -> None:
+        self.gpu = gpu
+        self.nbytes = nbytes
+        self._purpose = purpose
+        self._guard = Mutex()
+        self._address = 0
+        self._give_back: Callable[[], object] | None = None
+
+    @property
+    def address(self) -> int:
+        """The address of the first byte, on the device.
+
+        Raises:
+            DeviceMemoryError: the device has not enough memory.
+        """
+        if not self._address:
+            with self._guard:
+                if not self._address:
+                    self._take()
+        return self._address
+
+    def _take(self) -> None:
+        gpu = self.gpu
+        address = gpu.allocate(self.nbytes, self._purpose)
+        finalizer = weakref.finalize(self, gpu.release, "free", address, gpu.memory_stream.handle)
+        finalizer.atexit = False
+        self._give_back = finalizer
+        self._address = address
+
+    def discard(self) -> None:
+        """Give the memory back, until the next use; it is zero then. Nothing is using it."""
+        with self._guard:
+            give_back, self._give_back, self._address = self._give_back, None, 0
+        if give_back is not None:
+            give_back()
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Copy bytes of the host into the block, and wait."""
+        self._transfer(offset, data, write=True)
+
+    def read(self, offset: int, data: memoryview) -> None:
+        """Copy bytes of the block to the host, and wait."""
+        self._transfer(offset, data, write=False)
+
+    def copy_from(self, other: DeviceBlock) -> None:
+        """Copy another block of the same device and size, and wait."""
+        if self.nbytes:
+            self._copy(self.address, other.address, self.nbytes)
+
+    def copy(self) -> DeviceBlock:
+        """A copy of the block."""
+        twin = DeviceBlock(self.gpu, self.nbytes, self._purpose)
+        twin.copy_from(self)
+        return twin
+
+    def _transfer(self, offset: int, data: memoryview, *, write: bool) -> None:
+        if not data.nbytes:
+            return
+        there, here = self.address + offset, host_address(data)
+        target, source = (there, here) if write else (here, there)
+        self._copy(target, source, data.nbytes)
+
+    def _copy(self, target: int, source: int, nbytes: int) -> None:
+        stream = self.gpu.memory_stream.handle
+        with self.gpu.current() as driver:
+            driver.copy(target, source, nbytes, stream)
+            driver.synchronize(stream)
+
+
+class ForeignBlock(DeviceBlock):
+    """A block of device memory that another library owns.
+
+    Args:
+        gpu: the GPU.
+        address: of the first byte.
+        nbytes: its size.
+        owner: keeps the memory alive.
+    """
+
+    def __init__(self, gpu: Gpu, address: int, nbytes: int, owner: object) -> None:
+        super().__init__(gpu, nbytes, "an array")
+        self._address = address
+        self._owner = owner
+
+
+class HostBlock:
+    """Zeroed, page-locked memory of the host, which the device reads and writes at its own address.
+
+    Args:
+        gpu: the GPU.
+        nbytes: its size.
+
+    Attributes:
+        address: of the first byte, the same for both.
+        nbytes: its size.
+        view: its bytes, writable.
+    """
+
+    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+        self.nbytes = nbytes
+        with gpu.current() as driver:
+            self.address = driver.allocate_host(max(nbytes, 1))
+        block = (ctypes.c_char * nbytes).from_address(self.address)
+        ctypes.memset(self.address, 0, nbytes)
+        # Views keep the ctypes array alive, and that the memory.
+        release = partial(gpu.release, "free_host", self.address)
+        weakref.finalize(block, release).atexit = False
+        self.view = memoryview(block).cast("B")
+
+
+class Blocks:
+    """See :class:`~ostinato.backends.common.program_memory.BlockKind`.
+
+    Args:
+        gpu: the GPU.
+        purpose: their use, for messages.
+    """
+
+    def __init__(self, gpu: Gpu, purpose: str) -> None:
+        self._gpu = gpu
+        self._purpose = purpose
+
+    def allocate(self, nbytes: int) -> DeviceBlock:
+        return DeviceBlock(self._gpu, nbytes, self._purpose)
+
+    def duplicate(self, block: DeviceBlock) -> DeviceBlock:
+        twin = self.allocate(block.nbytes)
+        twin.copy_from(block)
+        return twin
+
+    def memory(self, block: DeviceBlock) -> DeviceBlock:
+        return block
+
+
+def host_address(data: object) -> int:
+    """The address of the first byte of an array, or of another contiguous buffer of the host."""
+    octets = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)  # type: ignore[call-overload]
+    address: int = octets.__array_interface__["data"][0]
+    return address
+
+
+def device_block(storage: Storage) -> DeviceBlock:
+    """The block that a storage is, for programs that run on device memory.
+
+    Raises:
+        PlanError: it is no memory of a GPU, or smaller than the storage.
+    """
+    memory = storage.memory
+    if not isinstance(memory, DeviceBlock):
+        kind = type(memory).__name__
+        raise PlanError(f"{storage.device} cannot run on memory of the kind {kind}")
+    if memory.nbytes < storage.nbytes:
+        raise PlanError(f"a storage of {storage.nbytes} bytes was given only {memory.nbytes}")
+    return memory

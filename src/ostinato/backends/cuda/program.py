@@ -1,0 +1,369 @@
+"""Programs: the steps of an image on a stream, as CUDA graphs or kernel by kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from ostinato.backends.cuda.graphs import Graphs
+from ostinato.backends.cuda.memory import DeviceBlock, host_address
+from ostinato.backends.cuda.staging import Staging
+from ostinato.errors import VariableError
+from ostinato.lower.control import ControlKind
+from ostinato.plan.device_array import DeviceArray
+from ostinato.plan.order import Accesses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ostinato.backends.common.program_image import External
+    from ostinato.backends.cuda.driver import Driver
+    from ostinato.backends.cuda.gpu import Gpu, Library, Stream
+    from ostinato.backends.cuda.image import Step
+    from ostinato.backends.cuda.sizes import LiveSizes
+
+    #: Addresses by slot.
+    _Slots: TypeAlias = Sequence[int] | Mapping[int, int]
+
+__all__ = ["CudaProgram", "Places"]
+
+#: Kernels take inputs and outputs to be aligned by this, so that they can load several elements.
+_ALIGNMENT = 256
+
+#: Graphs of a program that are kept, for the addresses that it ran on last.
+_MOST_GRAPHS = 8
+
+
+class _Transfer(NamedTuple):
+    """A copy between a host array and the memory that a run uses in its place."""
+
+    outside: int
+    inside: int
+    nbytes: int
+
+
+class Places(NamedTuple):
+    """The memory of a run.
+
+    Attributes:
+        fixed: the addresses of the fixed slots.
+        slots: the address of each slot.
+        before, after: copies between arrays and page-locked memory, by the processor.
+        copied_in, copied_out: copies between arrays and the device.
+    """
+
+    fixed: list[int]
+    slots: list[int]
+    before: list[_Transfer]
+    after: list[_Transfer]
+    copied_in: list[_Transfer]
+    copied_out: list[_Transfer]
+
+
+class CudaProgram:
+    """See :class:`~ostinato.backends.common.program_runner.RunnableProgram`.
+
+    A run is one launch of a CUDA graph, from the second run on the same addresses on; the first is
+    launched kernel by kernel. Where control flow decides which steps come next, every stretch of
+    steps between two decisions is a graph.
+
+    Args:
+        stream: takes the work.
+        steps: of a run.
+        code: the libraries of the kernels, by symbol.
+        sizes: the Variables, and the sizes of inputs and outputs.
+        externals: inputs, then outputs; their slots follow the fixed ones.
+        fixed: returns the present blocks of the fixed slots.
+        graphs: whether to launch graphs.
+        touches: further accesses of every run.
+
+    Attributes:
+        sizes: see above.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        steps: Sequence[Step],
+        code: Mapping[str, Library],
+        sizes: LiveSizes,
+        externals: Sequence[External],
+        fixed: Callable[[], Sequence[DeviceBlock]],
+        *,
+        graphs: bool = True,
+        touches: Sequence[tuple[int, int, bool]] = (),
+    ) -> None:
+        self._code = code  # functions are gone with the last reference to their library
+        self.sizes = sizes
+        self._touches = tuple(touches)
+        self._gpu: Gpu = stream.gpu
+        self._stream = stream
+        self._steps = tuple(steps)
+        self._functions = [_function(step, code) for step in steps]
+        self._externals = tuple(externals)
+        self._fixed = fixed
+        self._decides = any(step.control for step in steps)
+        self._problems = {step.failure: step.problem for step in steps if step.failure}
+        loops = sum(step.control == ControlKind.LOOP for step in steps)
+        self._words = len(sizes.variables) + loops
+        self._staging = Staging(self._gpu, externals, self._words)
+        decisions = sum(step.control != 0 for step in steps)
+        self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
+
+    def discard(self) -> None:
+        """Give back the memory of its own, until the next run."""
+        self._staging.discard()
+        if self._graphs is not None:
+            self._graphs.clear()
+
+    @property
+    def accesses(self) -> Accesses:
+        return Accesses([(id(self), 1, True), *self._touches])
+
+    @property
+    def externals(self) -> Sequence[External]:
+        """Inputs, then outputs."""
+        return self._externals
+
+    @property
+    def inputs(self) -> int:
+        """The number of inputs; the other externals are outputs."""
+        return sum(not external.written for external in self._externals)
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def run(self, blocks: Sequence[Any], variables: Sequence[int]) -> None:
+        """Run on inputs, then outputs: arrays of the host, or blocks of the device.
+
+        Raises:
+            VariableError: a size that depends on data is out of bounds.
+        """
+        self.run_at(self.places(blocks, variables), variables)
+
+    def run_at(self, places: Places, variables: Sequence[int]) -> None:
+        """Run on memory that was found by :meth:`places`; see :meth:`run`."""
+        self._carry_out(places, variables, self._decide if self._decides else self._launch_all)
+
+    def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
+        """Run; return the seconds of each step."""
+        seconds = [0.0] * len(self._steps)
+
+        def launch(driver: Driver, slots: list[int]) -> None:
+            self._staging.copy_in(driver, self._stream.handle)
+            for start, end in self._stretches(driver, slots, seconds):
+                for position, elapsed in enumerate(self._timed(driver, start, end, slots), start):
+                    seconds[position] += elapsed
+            self._copy_out(driver)
+
+        self._carry_out(self.places(blocks, variables), variables, launch)
+        return seconds
+
+    def perform(
+        self, steps: Sequence[Step], code: Mapping[str, Library], slots: Mapping[int, int]
+    ) -> None:
+        """Run other steps once, on the given addresses of slots, and wait."""
+        stream = self._stream.handle
+        with self._stream.guard, self._gpu.current() as driver:
+            self._staging.write_variables(())
+            self._staging.copy_in(driver, stream)
+            for step in steps:
+                self._launch(driver, step, _function(step, code), slots)
+            driver.synchronize(stream)
+
+    def places(self, blocks: Sequence[Any], variables: Sequence[int]) -> Places:
+        """The memory of a run on these inputs and outputs."""
+        fixed = self.fixed_addresses()
+        places = Places(fixed, [*fixed], [], [], [], [])
+        for number, (external, block) in enumerate(zip(self._externals, blocks, strict=True)):
+            if isinstance(block, DeviceBlock | DeviceArray) and block.address % _ALIGNMENT == 0:
+                places.slots.append(block.address)
+                continue
+            inside = self._staging.address(number)
+            places.slots.append(inside)
+            nbytes = min(byte_count(block), self.sizes.nbytes(number, variables))
+            if nbytes == 0:
+                continue
+            if isinstance(block, DeviceBlock | DeviceArray):
+                transfer = _Transfer(block.address, inside, nbytes)
+                (places.copied_out if external.written else places.copied_in).append(transfer)
+                continue
+            staged = self._staging.host_address(number)
+            transfer = _Transfer(host_address(block), staged or inside, nbytes)
+            if external.written:
+                (places.after if staged else places.copied_out).append(transfer)
+            else:
+                (places.before if staged else places.copied_in).append(transfer)
+        return places
+
+    def _carry_out(
+        self, places: Places, variables: Sequence[int], work: Callable[[Driver, list[int]], None]
+    ) -> None:
+        """A run: ``work`` launches its steps, between the copies of its inputs and outputs."""
+        staging, stream = self._staging, self._stream.handle
+        staging.write_variables(variables)
+        for outside, inside, nbytes in places.before:
+            ctypes.memmove(inside, outside, nbytes)
+        with self._stream.guard, self._gpu.current() as driver:
+            try:
+                for outside, inside, nbytes in places.copied_in:
+                    driver.copy(inside, outside, nbytes, stream)
+                work(driver, places.slots)
+                if self._problems:  # first: results of a run that failed are not copied
+                    driver.synchronize(stream)
+                    self._check()
+                for outside, inside, nbytes in places.copied_out:
+                    driver.copy(outside, inside, nbytes, stream)
+            finally:  # else work in flight might use memory that is given back
+                driver.synchronize(stream)
+        for outside, inside, nbytes in places.after:
+            ctypes.memmove(outside, inside, nbytes)
+
+    def _check(self) -> None:
+        """Raise the failure of a size that depends on data, if there was one."""
+        code, found = self._staging.failure
+        if code:
+            raise VariableError(f"{self._problems[code]}, got {found}")
+
+    # -- launches ----------------------------------------------------------------------------------
+
+    def _launch_all(self, driver: Driver, slots: list[int]) -> None:
+        """All steps of a program without control flow, with the copies of staged memory."""
+
+        def launch() -> None:
+            self._staging.copy_in(driver, self._stream.handle)
+            self._launch_steps(driver, 0, len(self._steps), slots)
+            self._copy_out(driver)
+
+        self._launch_graph(driver, (0, *slots), launch)
+
+    def _launch_graph(
+        self, driver: Driver, key: tuple[int, ...], launch: Callable[[], None]
+    ) -> None:
+        """Launch work as one graph, unless graphs are off; see :meth:`Graphs.launch`."""
+        if self._graphs is None:
+            launch()
+        else:
+            self._graphs.launch(driver, key, launch)
+
+    def _decide(self, driver: Driver, slots: list[int]) -> None:
+        """The steps of a program with control flow, a stretch at a time."""
+        self._staging.copy_in(driver, self._stream.handle)
+        for start, end in self._stretches(driver, slots):
+            if end > start:
+
+                def launch(start: int = start, end: int = end) -> None:
+                    self._launch_steps(driver, start, end, slots)
+
+                self._launch_graph(driver, (start, *slots), launch)
+        self._copy_out(driver)
+
+    def _stretches(
+        self, driver: Driver, slots: Sequence[int], seconds: list[float] | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """The stretches of steps between decisions, in the order in which they run."""
+        position = 0
+        while position < len(self._steps):
+            end = position
+            while end < len(self._steps) and not self._steps[end].control:
+                end += 1
+            yield position, end
+            if end == len(self._steps):
+                return
+            step, goes_on = self._steps[end], True
+            if step.code:
+                if seconds is None:
+                    self._launch(driver, step, self._functions[end], slots)
+                else:
+                    seconds[end] += sum(self._timed(driver, end, end + 1, slots))
+                self._staging.copy_status(driver, self._stream.handle)
+                driver.synchronize(self._stream.handle)
+                self._check()
+                goes_on = self._staging.goes_on
+            position = step.following(end, goes_on)
+
+    def _copy_out(self, driver: Driver) -> None:
+        self._staging.copy_out(driver, self._stream.handle, status=bool(self._problems))
+
+    def _launch_steps(self, driver: Driver, start: int, end: int, slots: Sequence[int]) -> None:
+        for position in range(start, end):
+            self._launch(driver, self._steps[position], self._functions[position], slots)
+
+    def _launch(self, driver: Driver, step: Step, function: int, slots: _Slots) -> None:
+        _launch(driver, step, function, slots, self._staging.variables, self._stream.handle)
+
+    def _timed(self, driver: Driver, start: int, end: int, slots: Sequence[int]) -> list[float]:
+        """Launch steps, and wait; the seconds that each took."""
+        events = [driver.create_event(timed=True) for _ in range(end - start + 1)]
+
+        def launch() -> None:
+            driver.record(events[0], self._stream.handle)
+            for position, event in enumerate(events[1:], start):
+                self._launch(driver, self._steps[position], self._functions[position], slots)
+                driver.record(event, self._stream.handle)
+
+        graphs = Graphs(self._stream, 1, after=0)
+        try:
+            if self._graphs is None:
+                launch()
+            else:  # at once, so that the time between two launches does not count
+                graphs.launch(driver, (), launch)
+            driver.synchronize(self._stream.handle)
+            return [driver.elapsed(a, b) for a, b in pairwise(events)]
+        finally:
+            for event in events:
+                driver.destroy_event(event)
+
+    # -- as part of other work ---------------------------------------------------------------------
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether it may be a part of a graph with others.
+
+        Not if the host decides which steps run, or has to end the run where a size is refused.
+        """
+        return not self._decides and not self._problems and self._graphs is not None
+
+    @property
+    def words(self) -> int:
+        """The number of its Variables, iterations of loops included."""
+        return self._words
+
+    def fixed_addresses(self) -> list[int]:
+        """The addresses of the fixed slots."""
+        return [block.address for block in self._fixed()]
+
+    def launch_on(self, driver: Driver, slots: Sequence[int], variables: int, stream: int) -> None:
+        """Launch all steps of a program that is mergeable.
+
+        Args:
+            driver: the driver.
+            slots: the addresses of all slots.
+            variables: the address of the first Variable.
+            stream: takes the work.
+        """
+        for step, function in zip(self._steps, self._functions, strict=True):
+            _launch(driver, step, function, slots, variables, stream)
+
+
+def _launch(
+    driver: Driver, step: Step, function: int, slots: _Slots, variables: int, stream: int
+) -> None:
+    """Launch a step: a kernel, or a copy."""
+    addresses = [slots[slot] + offset for slot, offset in step.arguments]
+    if function:
+        driver.launch(function, step.launch, [*addresses, variables], stream)
+    elif step.nbytes:
+        target, source = addresses
+        driver.copy(target, source, step.nbytes, stream)
+
+
+def _function(step: Step, code: Mapping[str, Library]) -> int:
+    """The kernel of a step; 0 for one without."""
+    return code[step.code].function(step.code, step.launch.shared_bytes) if step.code else 0
+
+
+def byte_count(block: Any) -> int:
+    """The size of an array, or of another buffer of the host."""
+    nbytes: int = block.nbytes if hasattr(block, "nbytes") else memoryview(block).nbytes
+    return nbytes

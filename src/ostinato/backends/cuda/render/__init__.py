@@ -1,0 +1,1 @@
+"""The renderer of loop nests and size steps as CUDA C++."""

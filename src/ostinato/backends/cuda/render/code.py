@@ -1,0 +1,150 @@
+"""The code of a loop nest under construction: its signature, its points, its statements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.clike.indices import is_wide
+from ostinato.backends.common.clike.namespace import CNamespace
+from ostinato.backends.common.clike.scalars import Scalars
+from ostinato.backends.common.clike.scopes import Index, Scope
+from ostinato.backends.common.clike.values import Code
+from ostinato.backends.common.clike.writer import Writer
+from ostinato.backends.cuda.abi import FAILED, is_guarded
+from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.lower.loopir.dependences import Dependences, reached, roots
+from ostinato.lower.loopir.nodes import Apply, Load, Reduce, extent_of
+from ostinato.lower.loopir.rewrite import index_expressions
+from ostinato.lower.loopir.views import unravel
+from ostinato.variables import Dim, Expr, Symbol, axis, bounds, prod, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ostinato.backends.cuda.abi import Launch
+    from ostinato.lower.loopir.nest import LoopNest
+    from ostinato.lower.loopir.nodes import Scalar, Stage, Statement
+
+__all__ = ["NestCode", "evaluated", "interleaves"]
+
+_INT32_MAX = (1 << 31) - 1
+
+
+class NestCode:
+    """The function of one nest.
+
+    Args:
+        nest: the loops.
+        name: of the function.
+        launch: of the kernel.
+
+    Attributes:
+        writer: the function's body.
+        scalars: writes expressions and accesses.
+        dtypes: the element types of the arguments, then of the temps.
+        outermost: the scope of the body, which has the Variables.
+    """
+
+    def __init__(self, nest: LoopNest, name: str, launch: Launch) -> None:
+        self.nest = nest
+        self.name = name
+        self.launch = launch
+        self.dialect = CudaDialect()
+        self.writer = Writer(1)
+        self.code = Code(self.writer, self.dialect)
+        self.dependences = Dependences(nest.stages)
+        self.dtypes = [arg.dtype for arg in nest.args] + [temp.dtype for temp in nest.temps]
+        names = [f"b{number}" for number in range(len(self.dtypes))]
+        self.scalars = Scalars(self.code, CNamespace(), names, self.dependences)
+        self.outermost = Scope()
+        if launch.programmatic:
+            self.writer.line("ost::wait_for_earlier_kernels();")
+        self._read_variables()
+
+    def source(self) -> str:
+        """The whole text."""
+        parameters = [
+            f"{'' if arg.writes else 'const '}{self.dialect.memory_type(arg.dtype)}* b{number}"
+            for number, arg in enumerate(self.nest.args)
+        ]
+        head = ", ".join([*parameters, "const long long* vars"])
+        bound = f"__launch_bounds__({self.launch.block})"
+        return (
+            '#include "kernel.cuh"\n\n'
+            f'extern "C" __global__ void {bound} {self.name}({head}) {{\n{self.writer.text}}}\n'
+        )
+
+    def _read_variables(self) -> None:
+        nest = self.nest
+        if is_guarded(nest.variables):
+            self.writer.line(f"if (vars[{FAILED}] != 0) return;")
+        used: set[Symbol] = set()
+        dims = [extent_of(axis) for axis in nest.outer_axes]
+        for stage in nest.stages:
+            dims += [extent_of(axis) for axis in stage.axes]
+            dims += index_expressions(stage.statements)
+        for dim in dims:
+            used |= symbols(dim)
+        for position, variable in enumerate(nest.variables):
+            if variable in used:
+                wide = is_wide(Expr({(variable,): 1}, 0))
+                type_ = self.dialect.index_type(wide)
+                name = self.writer.fresh("n")
+                self.writer.line(f"const {type_} {name} = ({type_})vars[{position}];")
+                self.outermost.symbols[variable] = Index(name, wide)
+
+    # -- loops ------------------------------------------------------------------------------
+
+    def size(self, dim: Dim, scope: Scope, beyond: int = 0) -> Index:
+        """A number of points, of 32 bits where loops that step by up to ``beyond`` fit in them."""
+        index = self.scalars.indices.value(dim, scope)
+        if not index.wide and bounds(dim)[1] + beyond > _INT32_MAX:
+            return Index(self.dialect.resize_index(index.text, True), True)
+        return index
+
+    def enter(self, axes: Sequence[Symbol], number: Index, scope: Scope) -> Scope:
+        """The scope of the point with this number of those that ``axes`` run over, in C order."""
+        extents = [extent_of(axis) for axis in axes]
+        point = axis(self.writer.fresh("p"), prod(extents))
+        inside = scope.child(dict.fromkeys(symbols(point), number))
+        for symbol, position in zip(axes, unravel(extents, point), strict=True):
+            index = self.scalars.indices.value(position, inside)
+            inside.symbols[symbol] = index
+        return inside
+
+    # -- statements -------------------------------------------------------------------------
+
+    def evaluate(self, statements: Sequence[Statement], scope: Scope) -> None:
+        """Everything that the statements read, if none reads what one before it writes."""
+        if not interleaves(statements):
+            for statement in statements:
+                for root in evaluated(statement):
+                    self.scalars.value(root, scope)
+
+
+def evaluated(statement: Statement) -> Iterator[Scalar]:
+    """The expressions that are computed before a statement takes effect."""
+    if isinstance(statement, Reduce) and statement.fused:
+        assert isinstance(statement.value, Apply)
+        yield from statement.value.operands
+    else:
+        yield from roots(statement)
+
+
+def interleaves(statements: Sequence[Statement]) -> bool:
+    """Whether a statement reads a buffer that one before it writes."""
+    written: set[int] = set()
+    for statement in statements:
+        read = {n.buffer for n in reached(roots(statement)) if isinstance(n, Load)}
+        if read & written:
+            return True
+        if not isinstance(statement, Reduce):
+            written.add(statement.buffer)
+    return False
+
+
+def stage_buffers(stage: Stage) -> tuple[set[int], set[int]]:
+    """The numbers of the buffers that a stage reads, and that it writes."""
+    read = {n.buffer for s in stage.statements for n in reached(roots(s)) if isinstance(n, Load)}
+    written = {s.buffer for s in stage.statements if not isinstance(s, Reduce)}
+    return read, written

@@ -1,0 +1,282 @@
+"""The frame of a kernel that is written by hand, and the parts of it that the loop IR defines.
+
+Such a kernel is a template: text with places for sizes, for elements of its operands and for the
+stores of its results. A :class:`Frame` writes these, each at the point where it stands.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.clike.indices import is_wide
+from ostinato.backends.common.clike.namespace import CNamespace
+from ostinato.backends.common.clike.scalars import Scalars
+from ostinato.backends.common.clike.scopes import Index, Scope
+from ostinato.backends.common.clike.values import Code, CValue
+from ostinato.backends.common.clike.writer import Writer
+from ostinato.backends.cuda.abi import FAILED
+from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.lower.loopir.dependences import Dependences, reached, roots
+from ostinato.lower.loopir.nodes import Accumulator, Reduce, Stage, extent_of
+from ostinato.records import dataclass, replace
+from ostinato.variables import Expr, prod
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ostinato.backends.cuda.kernel import CudaKernel
+    from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.dtypes import DType
+    from ostinato.lower.loopir.nodes import Load, Scalar, Store
+    from ostinato.variables import Dim, Symbol
+
+__all__ = ["Frame", "Point", "function", "grid_of"]
+
+_HEADERS = ("arithmetic", "conversion", "groups", "math", "products")
+_INCLUDES = "".join(f'#include "{header}.cuh"\n' for header in _HEADERS)
+
+#: Blocks of a grid, at most, for each multiprocessor.
+_MOST_BLOCKS = 16
+
+
+def grid_of(blocks: int, target: CudaTarget) -> int:
+    """The grid for so many blocks: a few waves, whose blocks go on to others, or fewer."""
+    return max(1, min(blocks, _MOST_BLOCKS * target.multiprocessors))
+
+
+def function(
+    kernel: CudaKernel,
+    body: str,
+    sizes: Mapping[str, Dim],
+    threads: int,
+    types: Mapping[int, str] | None = None,
+    before: str = "",
+    resident: int = 1,
+) -> str:
+    """The source of a kernel.
+
+    Args:
+        kernel: its arguments become ``b0``, ``b1``, ...
+        body: statements, which may mention the sizes.
+        sizes: by name, the numbers that are computed first.
+        threads: of a block.
+        types: the element types of arguments that the kernel takes for something else.
+        before: functions that the body calls.
+        resident: blocks that a multiprocessor is to run at a time.
+    """
+    dialect, given = CudaDialect(), {} if types is None else types
+    parameters = [
+        f"{'' if arg.writes else 'const '}{given.get(i) or dialect.memory_type(arg.dtype)}* b{i}"
+        for i, arg in enumerate(kernel.args)
+    ]
+    head = ", ".join([*parameters, "const long long* vars"])
+    bounds = f"__launch_bounds__({threads}, {resident})"
+    lines = [f'extern "C" __global__ void {bounds} {kernel.name}({head}) {{']
+    if kernel.guarded:
+        lines += [f"    if (vars[{FAILED}] != 0)", "        return;"]
+    first = "\n".join([*lines, Frame(kernel).sizes(sizes)])
+    return f"{_INCLUDES}\n{before}{first}\n{body}}}\n"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a kernel at which axes have values.
+
+    Attributes:
+        writer: writes the statements that stand there.
+        scalars: writes scalar expressions.
+        scope: the values that are known.
+        kernel: the kernel.
+    """
+
+    writer: Writer
+    scalars: Scalars
+    scope: Scope
+    kernel: CudaKernel
+
+    @property
+    def text(self) -> str:
+        """The statements so far."""
+        return self.writer.text.rstrip("\n")
+
+    def index(self, dim: Dim) -> str:
+        """The value of an index expression."""
+        return self.scalars.indices.value(dim, self.scope).text
+
+    def value(self, scalar: Scalar, dtype: DType) -> CValue:
+        """A scalar expression, converted to ``dtype``."""
+        return self.scalars.value(scalar, self.scope).astype(dtype)
+
+    def store(self, store: Store, *totals: CValue) -> None:
+        """Store a result.
+
+        Args:
+            store: the statement.
+            totals: the values that ``Accumulator`` stands for in it, by number.
+        """
+        for scalar in reached(roots(store)):
+            if isinstance(scalar, Accumulator):
+                self.scope.values[id(scalar)] = totals[scalar.number]
+        self.scalars.store(store, self.kernel.args[store.buffer].dtype, self.scope)
+
+
+class Frame:
+    """Writes the parts of a kernel that scalar expressions define.
+
+    Args:
+        kernel: the kernel.
+        operands: the expressions of elements.
+        stores: what becomes of the results.
+    """
+
+    def __init__(
+        self, kernel: CudaKernel, operands: Sequence[Scalar] = (), stores: Sequence[Store] = ()
+    ) -> None:
+        self._kernel = kernel
+        read = [Reduce("", "sum", scalar, scalar.dtype) for scalar in operands]
+        self._dependences = Dependences([Stage((), (*read, *stores))])
+
+    def sizes(self, sizes: Mapping[str, Dim]) -> str:
+        """Declarations of numbers that follow from Variables."""
+        point = self.point(1, {})
+        for name, dim in sizes.items():
+            index = point.index(dim)
+            point.writer.line(f"const long long {name} = {index};")
+        return point.text
+
+    def element(
+        self, scalar: Scalar, dtype: DType, depth: int, names: Mapping[Symbol, str], target: str
+    ) -> str:
+        """Statements that assign an element.
+
+        Args:
+            scalar: the element.
+            dtype: the dtype that it is converted to.
+            depth: of the statements, in blocks.
+            names: by axis, the variable that has its value.
+            target: the variable that is assigned to.
+        """
+        point = self.point(depth, names)
+        value = point.value(scalar, dtype)
+        point.writer.line(f"{target} = {value.text};")
+        return point.text
+
+    def elements(
+        self,
+        scalar: Scalar,
+        axis: Symbol,
+        count: int,
+        dtype: DType,
+        depth: int,
+        names: Mapping[Symbol, str],
+        target: str,
+    ) -> str:
+        """Statements that assign ``count`` elements along an axis to an array, one by one."""
+        lines = []
+        for i in range(count):
+            at = {**names, axis: f"({names[axis]} + {i})"}
+            lines.append(self.element(scalar, dtype, depth, at, f"{target}[{i}]"))
+        return "\n".join(lines)
+
+    def vector(
+        self,
+        scalar: Scalar,
+        load: Load,
+        count: int,
+        dtype: DType,
+        depth: int,
+        names: Mapping[Symbol, str],
+        target: str,
+    ) -> str:
+        """Statements that assign elements that are next to one another, loaded at once.
+
+        Args:
+            scalar: the element, computed from ``load`` alone.
+            load: the first one, at a multiple of ``count``.
+            count: of elements.
+            dtype: the dtype that they are converted to.
+            depth: of the statements, in blocks.
+            names: by axis, the variable that has its value.
+            target: the array that is assigned to.
+        """
+        point = self.point(depth, names)
+        writer, code = point.writer, point.scalars.code
+        type_ = f"ost::vector<{code.dialect.memory_type(load.dtype)}, {count}>"
+        index, name = point.index(load.index), writer.fresh("v")
+        writer.line(f"const {type_} {name} = *(const {type_}*)(b{load.buffer} + {index});")
+        for i in range(count):
+            inside = replace(point, scope=point.scope.child())
+            element = code.dialect.from_memory(f"{name}.at[{i}]", load.dtype)
+            inside.scope.values[id(load)] = code.keep(load.dtype, element)
+            writer.line(f"{target}[{i}] = {inside.value(scalar, dtype).text};")
+        return point.text
+
+    def stores(
+        self,
+        stores: Sequence[Store],
+        acc: DType,
+        depth: int,
+        names: Mapping[Symbol, str],
+        *totals: str,
+    ) -> str:
+        """Statements that store results.
+
+        Args:
+            stores: in which ``Accumulator`` stands for a sum.
+            acc: the dtype of sums.
+            depth: of the statements, in blocks.
+            names: by axis, the variable that has its value.
+            totals: the variables that have the sums, by number.
+        """
+        point = self.point(depth, names)
+        for store in stores:
+            point.store(store, *(CValue(point.scalars.code, total, acc) for total in totals))
+        return point.text
+
+    def unravel(
+        self, axes: Sequence[Symbol], number: str, depth: int
+    ) -> tuple[str, dict[Symbol, str]]:
+        """Declarations of the values of axes at a point, and their names.
+
+        Args:
+            axes: outermost first.
+            number: the variable that has the number of the point, in C order.
+            depth: of the statements, in blocks.
+        """
+        if len(axes) == 1:
+            return "", {axes[0]: number}
+        point = self.point(depth, {})
+        wide = is_wide(prod(map(extent_of, axes)))
+        type_, rest = ("long long", number) if wide else ("int", f"(int){number}")
+        names = {}
+        for position, axis in enumerate(reversed(axes[1:])):
+            extent = point.index(extent_of(axis))
+            names[axis], following = f"{number}_{position}", f"{number}_before_{position}"
+            point.writer.line(f"const {type_} {names[axis]} = {rest} % {extent};")
+            point.writer.line(f"const {type_} {following} = {rest} / {extent};")
+            rest = following
+        return point.text, names | dict.fromkeys(axes[:1], rest)
+
+    def point(self, depth: int, names: Mapping[Symbol, str]) -> Point:
+        """A point of the kernel at which axes have values.
+
+        Args:
+            depth: of the statements there, in blocks.
+            names: by axis, the variable that has its value.
+        """
+        kernel, writer = self._kernel, Writer(depth)
+        code = Code(writer, CudaDialect())
+        buffers = [f"b{i}" for i in range(len(kernel.args))]
+        scalars = Scalars(code, CNamespace(), buffers, self._dependences)
+        scope = Scope()
+        for i, variable in enumerate(kernel.variables):
+            scope.symbols[variable] = _index(variable, f"vars[{i}]")
+        for symbol, name in names.items():
+            scope.symbols[symbol] = _index(symbol, name)
+        return Point(writer, scalars, scope, kernel)
+
+
+def _index(symbol: Symbol, name: str) -> Index:
+    """An axis or Variable whose variable has 64 bits."""
+    wide = is_wide(Expr({(symbol,): 1}, 0))
+    return Index(name if wide else f"(int){name}", wide)

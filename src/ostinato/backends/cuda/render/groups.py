@@ -1,0 +1,289 @@
+"""Nests whose outer points are shared by groups of threads: rows, and columns of few points.
+
+All threads of a block stay together, so that they may exchange values: a group that has no point
+left repeats the last one, and stores nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.clike.scopes import Index, Scope
+from ostinato.backends.common.clike.values import CValue, function
+from ostinato.backends.cuda.render.code import stage_buffers
+from ostinato.backends.cuda.render.mapping import Shape, temp_bytes
+from ostinato.backends.cuda.render.packs import packed_body
+from ostinato.backends.cuda.render.reductions import OPERATORS, RunningReduction
+from ostinato.backends.cuda.target import WARP
+from ostinato.lower.loopir.dependences import roots, written_buffers
+from ostinato.lower.loopir.nodes import Reduce, Scan, Store, extent_of
+from ostinato.records import dataclass
+from ostinato.variables import prod, provably_less
+
+if TYPE_CHECKING:
+    from ostinato.backends.cuda.render.code import NestCode
+    from ostinato.backends.cuda.render.mapping import Mapping
+    from ostinato.lower.loopir.nodes import Stage, Statement
+
+__all__ = ["group_per_point"]
+
+
+def group_per_point(code: NestCode, mapping: Mapping, *, scratch: bool) -> None:
+    """A group of threads runs all stages at each of its points.
+
+    Args:
+        code: the function.
+        mapping: of its points.
+        scratch: whether the last argument has the memory of temps.
+    """
+    _Groups(code, mapping, scratch).render()
+
+
+@dataclass(eq=False)
+class _Touched:
+    """The buffers that the stages since the last barrier read, and that they wrote."""
+
+    read: set[int]
+    written: set[int]
+
+    def conflicts(self, read: set[int], written: set[int]) -> bool:
+        """Whether a stage may not start before all threads have finished those before it."""
+        return bool(self.written & (read | written) or self.read & written)
+
+
+class _Groups:
+    def __init__(self, code: NestCode, mapping: Mapping, scratch: bool) -> None:
+        self.code = code
+        self.mapping = mapping
+        self.scratch = scratch
+        self.writer = code.writer
+        self.scalars = code.scalars
+        self.members, self.points = mapping.members, mapping.points
+        self.block = mapping.launch.block
+        self.member = Index("member", False)
+        self.shared: dict[str, str] = {}
+        count = prod(map(extent_of, code.nest.outer_axes))
+        #: whether a group may have no point left while others of its block have
+        self.partial = self.points > 1 and not (isinstance(count, int) and count % self.points == 0)
+
+    def render(self) -> None:
+        code, writer = self.code, self.writer
+        if self.mapping.shape is Shape.COLUMNS:
+            slot, member = f"threadIdx.x % {self.points}", f"threadIdx.x / {self.points}"
+        else:
+            slot, member = f"threadIdx.x / {self.members}", f"threadIdx.x % {self.members}"
+        writer.line(f"const int slot = {slot}, member = {member};")
+        self._declare_memory()
+        axes = code.nest.outer_axes
+        step = self.mapping.launch.grid * self.points
+        points = code.size(prod(map(extent_of, axes)), code.outermost, step)
+        type_, base = code.dialect.index_type(points.wide), writer.fresh("p")
+        head = (
+            f"for ({type_} {base} = ({type_})blockIdx.x * {self.points}; {base} < {points.text}; "
+            f"{base} += ({type_})gridDim.x * {self.points})"
+        )
+        with writer.block(head):
+            point = writer.fresh("p")
+            if self.partial:
+                writer.line(f"const bool active = {base} + slot < {points.text};")
+                writer.line(f"const {type_} {point} = active ? {base} + slot : {points.text} - 1;")
+            else:
+                writer.line(f"const {type_} {point} = {base} + slot;")
+            scope = code.enter(axes, Index(point, points.wide), code.outermost)
+            touched = _Touched(set(), set())
+            for number, stage in enumerate(code.nest.stages):
+                lanes = self.mapping.lanes[number] if self.mapping.shape is Shape.ROWS else 1
+                touched = self._stage(stage, lanes, scope, touched)
+            if code.nest.temps:
+                self._barrier()  # the next point's rows are written where this one's are read
+
+    def _declare_memory(self) -> None:
+        """The exchange memory of reductions, and the temps of a group."""
+        code, nest = self.code, self.code.nest
+        if self.mapping.shape is Shape.COLUMNS or self.members > WARP:
+            size = self.block if self.mapping.shape is Shape.COLUMNS else self.block // WARP
+            for stage in nest.stages:
+                for statement in stage.statements:
+                    if isinstance(statement, Reduce):
+                        type_ = RunningReduction(code, statement, "").type
+                        if type_ not in self.shared:
+                            name = self.shared[type_] = self.writer.fresh("shared")
+                            self.writer.line(f"__shared__ {type_} {name}[{size}];")
+        if not nest.temps:
+            return
+        row = temp_bytes(nest.temps)
+        if self.scratch:
+            memory = f"b{len(nest.args) - 1}"
+            start = f"{memory} + (long long)(blockIdx.x * {self.points} + slot) * {row}"
+        else:
+            memory = f"{code.name}_temps"
+            self.writer.line(f"extern __shared__ __align__(16) long long {memory}[];")
+            start = f"(unsigned char*){memory} + slot * {row}"
+        self.writer.line(f"unsigned char* const temps = {start};")
+        offset = 0
+        for number, temp in enumerate(nest.temps, len(nest.args)):
+            type_ = code.dialect.memory_type(temp.dtype)
+            self.writer.line(f"{type_}* const b{number} = ({type_}*)(temps + {offset});")
+            offset += -(-temp.elements * temp.dtype.itemsize // 16) * 16
+
+    # -- stages -----------------------------------------------------------------------------
+
+    def _stage(self, stage: Stage, lanes: int, scope: Scope, touched: _Touched) -> _Touched:
+        read, written = stage_buffers(stage)
+        if touched.conflicts(read, written):
+            self._barrier()
+            touched = _Touched(set(), set())
+        running = [
+            RunningReduction.start(self.code, s) for s in stage.statements if isinstance(s, Reduce)
+        ]
+        scan = next((s for s in stage.statements if isinstance(s, Scan)), None)
+        if not stage.axes:
+            self._once(stage, scope, running)
+        elif scan is not None:
+            self._scan_loop(stage, scope, running)
+        else:
+            self._member_loop(stage, lanes, scope, running)
+        for reduction in running:
+            if stage.axes:
+                self._across_members(reduction)
+            reduction.result(scope)
+        return _Touched(touched.read | read, touched.written | written)
+
+    def _once(self, stage: Stage, scope: Scope, running: list[RunningReduction]) -> None:
+        """A stage of a single point: all members know its reductions, one stores."""
+        others = [s for s in stage.statements if not isinstance(s, Reduce)]
+        for reduction in running:
+            reduction.add(scope)
+        if others:
+            conditions = ["member == 0"] if self.members > 1 else []
+            conditions += ["active"] if self.partial else []
+            head = f"if ({' && '.join(conditions)})" if conditions else ""
+            with self.writer.block(head):
+                inside = scope.child()
+                self.code.evaluate(others, inside)
+                for statement in others:
+                    self._effect(statement, inside)
+
+    def _member_loop(
+        self, stage: Stage, lanes: int, scope: Scope, running: list[RunningReduction]
+    ) -> None:
+        """A stage over axes, its points dealt out to the members of a group."""
+        code, writer = self.code, self.writer
+        extent = prod(map(extent_of, stage.axes))
+        if provably_less(0, extent):
+            starts = [root for s in stage.statements for root in roots(s)]
+            blocked = frozenset(stage.axes) | written_buffers(stage)
+            self.scalars.hoist(starts, scope, blocked)
+        step = self.members * lanes
+        stop = code.size(extent, scope, step)
+        type_, name = code.dialect.index_type(stop.wide), writer.fresh("j")
+        start = f"member * {lanes}" if lanes > 1 else "member"
+        head = f"for ({type_} {name} = {start}; {name} < {stop.text}; {name} += {step})"
+        with writer.block(head):
+            number = Index(name, stop.wide)
+            if lanes > 1:
+                states = {state.reduction: state for state in running}
+                (axis,) = stage.axes
+                packed_body(code, stage, axis, lanes, scope, number, states, self._stores_if)
+                return
+            inside = code.enter(stage.axes, number, scope)
+            code.evaluate(stage.statements, inside)
+            remaining = iter(running)
+            for statement in stage.statements:
+                if isinstance(statement, Reduce):
+                    next(remaining).add(inside)
+                else:
+                    self._guarded(statement, inside)
+
+    def _stores_if(self, store: Store) -> str:
+        """The condition under which a group stores."""
+        return "active" if self.partial and not self._is_private(store) else ""
+
+    def _guarded(self, statement: Statement, scope: Scope) -> None:
+        if not self.partial or self._is_private(statement):
+            self._effect(statement, scope)
+            return
+        with self.writer.block("if (active)"):
+            self._effect(statement, scope.child())
+
+    def _is_private(self, statement: Statement) -> bool:
+        """Whether a statement writes a temp, of which each group has its own."""
+        return not isinstance(statement, Reduce) and statement.buffer >= len(self.code.nest.args)
+
+    def _effect(self, statement: Statement, scope: Scope) -> None:
+        assert isinstance(statement, Store)
+        self.scalars.store(statement, self.code.dtypes[statement.buffer], scope)
+
+    # -- exchange ---------------------------------------------------------------------------
+
+    def _across_members(self, reduction: RunningReduction) -> None:
+        name, operator = reduction.name, reduction.operator
+        if self.mapping.shape is Shape.COLUMNS:
+            shared = self.shared[reduction.type]
+            call = f"reduce_columns<{self.points}, {self.members}>({name}, {operator}, {shared})"
+        elif self.members > WARP:
+            shared = self.shared[reduction.type]
+            call = f"reduce_warps<{self.members}>({name}, {operator}, {shared})"
+        elif self.members > 1:
+            call = f"reduce_warp<{self.members}>({name}, {operator})"
+        else:
+            return
+        self.writer.line(f"{name} = ost::{call};")
+
+    def _barrier(self) -> None:
+        if self.members > WARP or self.mapping.shape is Shape.COLUMNS:
+            self.writer.line("__syncthreads();")
+        elif self.members > 1:
+            self.writer.line("__syncwarp();")
+
+    # -- scans ------------------------------------------------------------------------------
+
+    def _scan_loop(self, stage: Stage, scope: Scope, running: list[RunningReduction]) -> None:
+        """A stage of one axis with running sums: a group takes as many points as it has members."""
+        code, writer, (axis,) = self.code, self.writer, stage.axes
+        assert not running
+        scans = [s for s in stage.statements if isinstance(s, Scan)]
+        assert len(scans) == len(stage.statements)
+        stop = code.size(extent_of(axis), scope, self.members)
+        carries = {scan: self._start_scan(scan) for scan in scans}
+        type_, base, name = code.dialect.index_type(stop.wide), writer.fresh("j"), writer.fresh("j")
+        with writer.block(
+            f"for ({type_} {base} = 0; {base} < {stop.text}; {base} += {self.members})"
+        ):
+            writer.line(f"const {type_} {name} = {base} + member;")
+            for scan in scans:
+                self._scan(scan, scope.child({axis: Index(name, stop.wide)}), carries[scan], stop)
+
+    def _start_scan(self, scan: Scan) -> str:
+        name = self.writer.fresh("s")
+        type_ = self.code.dialect.register_type(scan.dtype)
+        self.writer.line(f"{type_} {name} = {self._neutral(scan)};")
+        return name
+
+    def _neutral(self, scan: Scan) -> str:
+        return self.code.dialect.literal(scan.dtype, int(scan.op == "prod"))
+
+    def _scan(self, scan: Scan, scope: Scope, carry: str, stop: Index) -> None:
+        code, writer = self.code, self.writer
+        (index,) = scope.symbols.values()
+        type_, value = code.dialect.register_type(scan.dtype), writer.fresh("v")
+        writer.line(f"{type_} {value} = {self._neutral(scan)};")
+        with writer.block(f"if ({index.text} < {stop.text})"):
+            writer.line(f"{value} = {self.scalars.value(scan.value, scope.child()).text};")
+        operator = OPERATORS[scan.op]
+        writer.line(f"{value} = ost::scan_warp<{self.members}>({value}, {operator});")
+        last = code.code.keep(scan.dtype, f"ost::last_of_warp<{self.members}>({value})")
+        shifted = value
+        if scan.exclusive:
+            first = self._neutral(scan)
+            shifted = writer.fresh("v")
+            call = f"ost::shift_warp<{self.members}>({value}, {first})"
+            writer.line(f"const {type_} {shifted} = {call};")
+        combine = "add" if scan.op == "sum" else "multiply"
+        total = CValue(code.code, carry, scan.dtype)
+        written = function(combine, total, CValue(code.code, shifted, scan.dtype))
+        guard = f"{index.text} < {stop.text}" + (" && active" if self.partial else "")
+        with writer.block(f"if ({guard})"):
+            dtype = code.dtypes[scan.buffer]
+            self.scalars.put(scan.buffer, dtype, scan.index, written, scope.child())
+        writer.line(f"{carry} = {function(combine, total, last).text};")

@@ -1,0 +1,240 @@
+"""Mappings of a nest's points to the threads of a grid, chosen from the largest extents."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.independence import have_any_order, is_concurrent
+from ostinato.backends.cuda.render.packs import widest_pack
+from ostinato.backends.cuda.render.transposes import TILE, TILE_THREADS, tile_axis
+from ostinato.backends.cuda.target import WARP
+from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.nodes import Scan, max_extent
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.lower.loopir.nest import LoopNest
+    from ostinato.lower.loopir.nodes import Temp
+    from ostinato.variables import Symbol
+
+__all__ = ["Mapping", "Shape", "mapping_of", "scratch_groups", "temp_bytes"]
+
+_BLOCK = 256
+_LARGEST_BLOCK = 1024
+
+#: Blocks of a grid for each that can be resident: more would only queue.
+_OVERSUBSCRIPTION = 4
+
+#: Points of a row for each thread of the group that shares it, where there are rows enough.
+_POINTS_PER_THREAD = 4
+
+#: Points for which tiles in shared memory are worth their barriers.
+_MANY_POINTS = 1 << 12
+
+#: Rows this short are one thread's.
+_SHORT = 8
+
+#: Shared memory of a block for temps, which all GPUs have.
+_MOST_SHARED = 64 << 10
+
+#: Groups of threads, and bytes of their temps, where temps are not in shared memory.
+_MOST_GROUPS = 256
+_MOST_SCRATCH = 64 << 20
+
+#: Shared memory for temps that leaves room for a second block on the multiprocessor.
+_MODERATE_SHARED = 48 << 10
+
+
+class Shape(enum.Enum):
+    """The kinds of mappings."""
+
+    STAGES = "a thread for each point of each stage; stages in any order"
+    POINTS = "a thread for each outer point"
+    TILES = "a block for a tile of two axes"
+    ROWS = "a group of neighbouring threads for each outer point"
+    COLUMNS = "a group for each outer point, neighbours in neighbouring points"
+    ORDERED = "points in order, threads over what is independent"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A mapping and its launch.
+
+    Attributes:
+        shape: the kind.
+        launch: of the kernel.
+        members: threads of an outer point.
+        points: outer points that a block has at a time.
+        lanes: neighbouring points of the innermost axis that a thread takes at once; by stage
+            where the points of an outer one are shared.
+    """
+
+    shape: Shape
+    launch: Launch
+    members: int = 1
+    points: int = 1
+    lanes: tuple[int, ...] = (1,)
+
+
+def mapping_of(nest: LoopNest, target: CudaTarget, groups: int = 0) -> Mapping:
+    """The mapping of a nest.
+
+    Args:
+        nest: the loops.
+        target: the GPU.
+        groups: those of threads that have memory for their temps outside of shared memory; 0:
+            temps are in shared memory.
+    """
+    points = _points(nest.outer_axes)
+    if not nest.parallel:
+        return _ordered(target)
+    longest = max((_points(stage.axes) for stage in nest.stages), default=1)
+    if longest > 1 and have_any_order(nest.stages):
+        return Mapping(Shape.STAGES, _launch(target, points * longest, _BLOCK))
+    members = _members(nest, target, points, longest)
+    if nest.temps or (nest.inner_axis is None and members > 1):
+        return _rows(nest, target, points, members, groups)
+    if members > 1:
+        return _columns(target, points, members)
+    other = tile_axis(nest) if target.tiled_transposes else None
+    if other is not None and points >= _MANY_POINTS:
+        return Mapping(Shape.TILES, _tile_launch(nest, target, other))
+    lanes = _point_lanes(nest, target, points)
+    return Mapping(Shape.POINTS, _thread_launch(target, points // lanes), lanes=(lanes,))
+
+
+def temp_bytes(temps: Sequence[Temp]) -> int:
+    """Bytes of the temps of an outer point, each starting at a multiple of 16."""
+    return sum(-(-t.elements * t.dtype.itemsize // 16) * 16 for t in temps)
+
+
+def scratch_groups(nest: LoopNest) -> int:
+    """The groups of threads that run at once where temps are too large for shared memory; else 0.
+
+    Every GPU has as much shared memory for a block as is asked for here.
+    """
+    row = temp_bytes(nest.temps)
+    if row <= _MOST_SHARED:
+        return 0
+    return max(1, min(_points(nest.outer_axes), _MOST_GROUPS, _MOST_SCRATCH // row))
+
+
+def _points(axes: Iterable[Symbol]) -> int:
+    return math.prod(map(max_extent, axes))
+
+
+def _point_lanes(nest: LoopNest, target: CudaTarget, points: int) -> int:
+    """Points that a thread takes at once, while there are enough for all multiprocessors."""
+    if not target.vector_accesses or len(nest.stages) != 1 or nest.stages[0].axes:
+        return 1
+    if not nest.outer_axes:
+        return 1
+    dtypes = [arg.dtype for arg in nest.args]
+    lanes = widest_pack(nest.stages[0], nest.outer_axes[-1], dtypes, Dependences(nest.stages))
+    few = points < lanes * _BLOCK * target.multiprocessors // 2
+    return 1 if few else lanes
+
+
+def _stage_lanes(nest: LoopNest, target: CudaTarget) -> tuple[int, ...]:
+    """By stage, points that a member of a group takes at once."""
+    dtypes = [arg.dtype for arg in nest.args] + [temp.dtype for temp in nest.temps]
+    dependences = Dependences(nest.stages)
+    return tuple(
+        widest_pack(stage, stage.axes[0], dtypes, dependences)
+        if target.vector_accesses and len(stage.axes) == 1
+        else 1
+        for stage in nest.stages
+    )
+
+
+def _members(nest: LoopNest, target: CudaTarget, points: int, longest: int) -> int:
+    """The threads that share an outer point: a power of two."""
+    if longest <= _SHORT or not _shares_points(nest):
+        return 1
+    resident = target.multiprocessors * target.threads_per_multiprocessor
+    if nest.inner_axis is not None and not nest.temps:
+        wanted = min(resident // 2 // max(points, 1), longest // 2, WARP * WARP)
+        return _power_below(max(wanted, 1))
+    lanes = max(_stage_lanes(nest, target))
+    wanted = longest // max(_POINTS_PER_THREAD, lanes)
+    if points * wanted < resident // 2:
+        wanted = longest // lanes
+    limit = _LARGEST_BLOCK if points <= 2 * target.multiprocessors else _BLOCK
+    limit = target.block or limit
+    if any(isinstance(s, Scan) for stage in nest.stages for s in stage.statements):
+        limit = WARP
+    return _power_below(max(min(wanted, limit), 1))
+
+
+def _shares_points(nest: LoopNest) -> bool:
+    """Whether threads may share the points of every stage."""
+    dependences = Dependences(nest.stages)
+    for stage in nest.stages:
+        scans = [isinstance(s, Scan) for s in stage.statements]
+        alone = all(scans) and len(stage.axes) == 1 and nest.inner_axis is None
+        if any(scans) and not alone:
+            return False
+        if not is_concurrent(stage, dependences):
+            return False
+    return True
+
+
+def _power_below(number: int) -> int:
+    """The greatest power of two that is not above ``number``."""
+    return 1 << (number.bit_length() - 1)
+
+
+def _launch(target: CudaTarget, threads: int, block: int) -> Launch:
+    resident = target.threads_per_multiprocessor // block * target.multiprocessors
+    return Launch(max(min(-(-threads // block), resident * _OVERSUBSCRIPTION), 1), block)
+
+
+def _thread_launch(target: CudaTarget, points: int) -> Launch:
+    """A launch of a thread for each point, in blocks that are small while points are few."""
+    block = target.block or _BLOCK
+    while not target.block and block > 2 * WARP and points < block * target.multiprocessors:
+        block //= 2
+    return _launch(target, points, block)
+
+
+def _tile_launch(nest: LoopNest, target: CudaTarget, other: Symbol) -> Launch:
+    """A block for each tile."""
+    last = nest.outer_axes[-1]
+    tiles = -(-max_extent(last) // TILE) * -(-max_extent(other) // TILE)
+    tiles *= _points(axis for axis in nest.outer_axes if axis not in (last, other))
+    return _launch(target, tiles * TILE_THREADS, TILE_THREADS)
+
+
+def _columns(target: CudaTarget, points: int, members: int) -> Mapping:
+    width = min(WARP, 1 << max(points - 1, 0).bit_length())
+    members = min(members, _LARGEST_BLOCK // width)
+    block = target.block or max(width * members, WARP)
+    members = block // width
+    launch = _launch(target, points * members, block)
+    return Mapping(Shape.COLUMNS, launch, members, width)
+
+
+def _rows(nest: LoopNest, target: CudaTarget, points: int, members: int, groups: int) -> Mapping:
+    lanes = _stage_lanes(nest, target)
+    if groups:
+        return Mapping(Shape.ROWS, Launch(groups, members), members, 1, lanes)
+    block = max(members, WARP if nest.temps or members * points < _BLOCK else _BLOCK // 2)
+    block = target.block or block
+    row = temp_bytes(nest.temps)
+    limit = max(_MODERATE_SHARED, row)
+    while block > members and block // members * row > limit:
+        block //= 2
+    launch = _launch(target, points * members, block)
+    side_by_side = block // members
+    shared = Launch(launch.grid, block, side_by_side * row)
+    return Mapping(Shape.ROWS, shared, members, side_by_side, lanes)
+
+
+def _ordered(target: CudaTarget) -> Mapping:
+    return Mapping(Shape.ORDERED, Launch(target.multiprocessors, _BLOCK))

@@ -1,0 +1,66 @@
+"""Loop nests as CUDA C++: a mapping of points to threads, and the code of each kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.render.code import NestCode
+from ostinato.backends.cuda.render.groups import group_per_point
+from ostinato.backends.cuda.render.mapping import Mapping, Shape, mapping_of
+from ostinato.backends.cuda.render.ordered import in_order
+from ostinato.backends.cuda.render.points import every_stage, thread_per_point
+from ostinato.backends.cuda.render.transposes import tile_axis, tile_per_block
+from ostinato.lower.loopir.nodes import max_extent
+from ostinato.records import replace
+
+if TYPE_CHECKING:
+    from ostinato.backends.cuda.abi import Launch
+    from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.lower.loopir.nest import LoopNest
+
+__all__ = ["launch", "source"]
+
+
+def launch(nest: LoopNest, target: CudaTarget, scratch_groups: int = 0) -> Launch:
+    """The launch of a nest's kernel.
+
+    Args:
+        nest: the loops.
+        target: the GPU.
+        scratch_groups: groups of threads that the nest's last argument has temps for; 0: temps are
+            in shared memory.
+    """
+    return _mapping(nest, target, scratch_groups).launch
+
+
+def source(nest: LoopNest, name: str, target: CudaTarget, scratch_groups: int = 0) -> str:
+    """CUDA C++ with the kernel ``name``; its arguments are those of :func:`launch`.
+
+    Raises:
+        OstinatoError: the nest refers to something that it does not define: a bug of lowering.
+    """
+    mapping = _mapping(nest, target, scratch_groups)
+    code = NestCode(nest, name, mapping.launch)
+    if any(max_extent(axis) == 0 for axis in nest.outer_axes):
+        return code.source()
+    match mapping.shape:
+        case Shape.STAGES:
+            every_stage(code)
+        case Shape.POINTS:
+            thread_per_point(code, mapping.lanes[0])
+        case Shape.TILES:
+            other = tile_axis(nest)
+            assert other is not None
+            tile_per_block(code, other)
+        case Shape.ORDERED:
+            in_order(code)
+        case Shape.ROWS | Shape.COLUMNS:
+            group_per_point(code, mapping, scratch=scratch_groups > 0)
+    return code.source()
+
+
+def _mapping(nest: LoopNest, target: CudaTarget, scratch_groups: int) -> Mapping:
+    """The mapping of a nest, whose kernel starts early where the GPU can have it do so."""
+    mapping = mapping_of(nest, target, scratch_groups)
+    early = replace(mapping.launch, programmatic=target.starts_kernels_early)
+    return replace(mapping, launch=early)

@@ -1,0 +1,171 @@
+"""Accesses of several neighbouring elements at once, in the innermost loops of a stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.clike.scopes import Index
+from ostinato.backends.cuda.render.code import interleaves
+from ostinato.backends.cuda.render.independence import reads_its_writes
+from ostinato.lower.loopir.dependences import roots
+from ostinato.lower.loopir.nodes import (
+    Guard,
+    Load,
+    Reduce,
+    Scalar,
+    Scan,
+    Store,
+    extent_of,
+    operands,
+)
+from ostinato.variables import Dim, Expr, Symbol, coefficient, remainder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ostinato.backends.common.clike.scopes import Scope
+    from ostinato.backends.cuda.render.code import NestCode
+    from ostinato.backends.cuda.render.reductions import RunningReduction
+    from ostinato.dtypes import DType
+    from ostinato.lower.loopir.dependences import Dependences
+    from ostinato.lower.loopir.nodes import Stage, Statement
+
+__all__ = ["packed_body", "widest_pack"]
+
+#: Bytes of the widest access, and of the narrowest that is worth the trouble.
+_WIDEST, _NARROWEST = 16, 4
+
+#: Elements that a thread has at a time, at most.
+_MOST_LANES = 8
+
+
+def widest_pack(
+    stage: Stage, axis: Symbol, dtypes: Sequence[DType], dependences: Dependences
+) -> int:
+    """The neighbours along ``axis`` that a thread may take at once; 1 where it may not.
+
+    All elements that differ along the axis have to be neighbours that begin at an aligned place.
+    """
+    statements = stage.statements
+    if interleaves(statements) or reads_its_writes(statements):
+        return 1
+    stores = [s for s in statements if isinstance(s, Store)]
+    plain = all(s.update == "set" and not s.conditions and not s.bindings for s in stores)
+    if not plain or len({s.buffer for s in stores}) < len(stores):
+        return 1
+    loads = _loads(statements, axis, dependences)
+    if loads is None or any(isinstance(s, Scan) for s in statements) or not (loads or stores):
+        return 1
+    accesses = [(load.index, dtypes[load.buffer]) for load in loads]
+    accesses += [(store.index, dtypes[store.buffer]) for store in stores]
+    sizes = [dtype.itemsize for _, dtype in accesses]
+    lanes = min(_WIDEST // min(sizes), _MOST_LANES)
+    while lanes > 1 and not (
+        remainder(extent_of(axis), lanes) == 0
+        and all(_begins_aligned(index, axis, lanes) for index, _ in accesses)
+    ):
+        lanes //= 2
+    return lanes if lanes * min(sizes) >= _NARROWEST else 1
+
+
+def packed_body(
+    code: NestCode,
+    stage: Stage,
+    axis: Symbol,
+    lanes: int,
+    scope: Scope,
+    first: Index,
+    running: Mapping[Reduce, RunningReduction],
+    stores_if: Callable[[Store], str] = lambda _: "",
+) -> None:
+    """The statements of a stage at ``lanes`` neighbouring points of an axis.
+
+    Args:
+        code: the function.
+        stage: the statements.
+        axis: whose points are taken together.
+        lanes: the number of points.
+        scope: around them.
+        first: the value of ``axis`` at the first one.
+        running: the states of the stage's reductions.
+        stores_if: a condition for a store, or nothing.
+    """
+    writer, scalars, dependences = code.writer, code.scalars, code.dependences
+    base = scope.child({axis: first})
+    loads = _loads(stage.statements, axis, dependences)
+    stores = [s for s in stage.statements if isinstance(s, Store)]
+    assert loads is not None
+    starts = [root for statement in stage.statements for root in roots(statement)]
+    scalars.hoist(starts, base, frozenset((axis,)))
+    packs: list[tuple[Load, str]] = []
+    for load in loads:
+        pack, name = _type(code, load.buffer, lanes), writer.fresh("w")
+        element = scalars.indices.value(load.index, base).text
+        writer.line(f"const {pack} {name} = {pack}::load(b{load.buffer} + {element});")
+        packs.append((load, name))
+    results = [writer.fresh("w") for _ in stores]
+    for store, name in zip(stores, results, strict=True):
+        writer.line(f"{_type(code, store.buffer, lanes)} {name};")
+    lane, position = writer.fresh("l"), writer.fresh("i")
+    writer.line("#pragma unroll")
+    with writer.block(f"for (int {lane} = 0; {lane} < {lanes}; ++{lane})"):
+        type_ = code.dialect.index_type(first.wide)
+        writer.line(code.dialect.declare(type_, position, f"{first.text} + {lane}"))
+        # Not inside of the scope of the first lane: its indices are that lane's alone.
+        inside = scope.child({axis: Index(position, first.wide)})
+        inside.values.update(base.values)
+        for load, name in packs:
+            element = code.dialect.from_memory(f"{name}.at[{lane}]", load.dtype)
+            inside.values[id(load)] = code.code.keep(load.dtype, element)
+        code.evaluate(stage.statements, inside)
+        names = iter(results)
+        for statement in stage.statements:
+            if isinstance(statement, Reduce):
+                running[statement].add(inside)
+                continue
+            dtype = code.dtypes[statement.buffer]
+            value = scalars.value(statement.value, inside).astype(dtype)
+            stored = code.dialect.to_memory(value.text, dtype)
+            writer.line(f"{next(names)}.at[{lane}] = {stored};")
+    for store, name in zip(stores, results, strict=True):
+        condition = stores_if(store)
+        element = scalars.indices.value(store.index, base).text
+        head = f"if ({condition}) " if condition else ""
+        writer.line(f"{head}{name}.store(b{store.buffer} + {element});")
+
+
+def _type(code: NestCode, buffer: int, lanes: int) -> str:
+    return f"ost::pack<{code.dialect.memory_type(code.dtypes[buffer])}, {lanes}>"
+
+
+def _loads(
+    statements: Iterable[Statement], axis: Symbol, dependences: Dependences
+) -> list[Load] | None:
+    """The loads that differ along ``axis``; ``None`` if one stands under a guard."""
+    seen: dict[tuple[Scalar, bool], None] = {}
+    waiting = [(root, False) for statement in statements for root in roots(statement)]
+    while waiting:
+        scalar, guarded = waiting.pop()
+        if axis not in dependences.of(scalar) or (scalar, guarded) in seen:
+            continue
+        seen[scalar, guarded] = None
+        if isinstance(scalar, Load) and (guarded or scalar.bindings):
+            return None
+        inner = guarded or isinstance(scalar, Guard)
+        waiting.extend((operand, inner) for operand in operands(scalar))
+    return [scalar for scalar, _ in seen if isinstance(scalar, Load)]
+
+
+def _begins_aligned(index: Dim, axis: Symbol, lanes: int) -> bool:
+    """Whether elements at an index are neighbours along ``axis``, from a multiple of ``lanes`` on.
+
+    The axis itself begins at a multiple of ``lanes``.
+    """
+    found = coefficient(index, axis)
+    if found is None or found[0] != 1:
+        return False
+    rest = found[1]
+    if isinstance(rest, int):
+        return rest % lanes == 0
+    assert isinstance(rest, Expr)
+    return rest.const % lanes == 0 and all(factor % lanes == 0 for _, factor in rest.terms)

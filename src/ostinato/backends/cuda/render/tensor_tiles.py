@@ -1,0 +1,477 @@
+"""Rendering a matmul of 16-bit floats for tensor cores.
+
+A block computes a tile of the result, warp by warp, from slices of both operands that pass through
+shared memory. Several slices are on their way while one is multiplied: copies of 16 bytes run
+asynchronously where elements are next to one another in memory; other elements are computed and
+stored one by one. As with register tiles, the finished sums go through shared memory to the
+epilogue.
+"""
+
+from __future__ import annotations
+
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.sums import matmul_sizes, runs_along, stores_along_rows
+from ostinato.backends.cuda.render.vectors import run_of
+from ostinato.dtypes import BFLOAT16, FLOAT16
+from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
+from ostinato.records import dataclass
+from ostinato.variables import bounds, coefficient
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.backends.cuda.rules.product import Matmul
+    from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.dtypes import DType
+    from ostinato.lower.loopir.nodes import Scalar
+    from ostinato.variables import Symbol
+
+__all__ = ["fits", "launch", "multiplies", "source"]
+
+#: The first architecture with these instructions.
+_CAPABILITY = 80
+
+#: Elements of 16 bytes, and those that pad a row of shared memory against bank conflicts.
+_CHUNK = 8
+
+#: Tiles side by side whose rows are gone over together, so that what they share stays in caches.
+_BAND = 8
+
+#: The least number that an int does not hold, and places of a tile past the end of the result.
+_INT32, _PAST = 1 << 31, 256
+
+#: Elements whose epilogues a thread computes together.
+_UNROLL = 8
+
+#: Products between two barriers.
+_SLICE = 64
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A tile of the result.
+
+    Attributes:
+        warps: of a block, along rows and along columns.
+        products: tiles of 16 rows, and tiles of 8 columns, that a warp computes.
+        resident: blocks that a multiprocessor runs at a time.
+        stages: slices in shared memory, at most: what hides the latency of memory.
+        filling: tiles for each multiprocessor from which a smaller tile gains nothing.
+    """
+
+    warps: tuple[int, int]
+    products: tuple[int, int]
+    resident: int
+    stages: int
+    filling: float
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps[0] * self.warps[1]
+
+    @property
+    def rows(self) -> int:
+        return self.warps[0] * self.products[0] * 16
+
+    @property
+    def columns(self) -> int:
+        return self.warps[1] * self.products[1] * 8
+
+
+#: The tiles that there are, largest first.
+_TILES = (
+    _Tile((2, 4), (4, 8), 1, 4, 0.75),
+    _Tile((2, 4), (4, 4), 2, 4, 0.75),
+    _Tile((2, 2), (2, 4), 2, 6, 0.5),
+    _Tile((2, 2), (1, 2), 4, 8, 0.0),
+)
+
+#: Slices in shared memory, at least: one is multiplied while another is on its way.
+_FEWEST_STAGES = 2
+
+_BODY = Template("""\
+    extern __shared__ __align__(16) unsigned char ${name}_memory[];
+    unsigned short* const stages = (unsigned short*)${name}_memory;
+    float* const finished = (float*)${name}_memory;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp_row = warp / $warps * $warp_rows, warp_column = warp % $warps * $warp_columns;
+    const long long row_tiles = (rows + $tile_rows - 1) / $tile_rows;
+    const long long column_tiles = (columns + $tile_columns - 1) / $tile_columns;
+    const int slices = (int)((depth + $slice - 1) / $slice);
+    for (long long tile = blockIdx.x; tile < points * row_tiles * column_tiles;
+         tile += gridDim.x) {
+        [[maybe_unused]] const long long point = tile / row_tiles / column_tiles;
+        const int place = (int)(tile - point * row_tiles * column_tiles);
+        const int band = place / ((int)row_tiles * $band) * $band;
+        const int left_over = (int)column_tiles - band;
+        const int across = left_over < $band ? left_over : $band;
+        const int within = place - band * (int)row_tiles;
+        const long long first_row = (long long)(within / across) * $tile_rows;
+        const long long first_column = (long long)(band + within % across) * $tile_columns;
+$batch
+$left_sources
+$right_sources
+        auto load = [&](int number) {
+            unsigned short* const left = stages + number % $stages * $stage;
+            unsigned short* const right = left + $left_elements;
+            const long long start = (long long)number * $slice;
+$load_left
+$load_right
+        };
+        float sums[$row_products][$column_products][4] = {};
+        for (int number = 0; number < $stages - 1; number++) {
+            if (number < slices)
+                load(number);
+            ost::copy_commit();
+        }
+        for (int number = 0; number < slices; number++) {
+            ost::copy_wait<$stages - 2>();
+            __syncthreads();
+            if (number + $stages - 1 < slices)
+                load(number + $stages - 1);
+            ost::copy_commit();
+            const unsigned short* const left = stages + number % $stages * $stage;
+            const unsigned short* const right = left + $left_elements;
+            unsigned a[2][$row_products][4], b[2][$column_products / 2][4];
+            auto fetch = [&](unsigned (&rows_of)[$row_products][4],
+                             unsigned (&columns_of)[$column_products / 2][4], int d) {
+#pragma unroll
+                for (int i = 0; i < $row_products; i++)
+                    ost::load_matrices(
+                        rows_of[i],
+                        left + (warp_row + i * 16 + lane % 16) * $left_pitch + d + lane / 16 * 8
+                    );
+#pragma unroll
+                for (int j = 0; j < $column_products / 2; j++)
+                    $load_b
+            };
+            fetch(a[0], b[0], 0);
+#pragma unroll
+            for (int d = 0; d < $slice; d += 16) {
+                const int now = d / 16 % 2;
+                if (d + 16 < $slice)
+                    fetch(a[1 - now], b[1 - now], d + 16);
+#pragma unroll
+                for (int i = 0; i < $row_products; i++) {
+#pragma unroll
+                    for (int j = 0; j < $column_products; j++)
+                        ost::multiply_tiles(
+                            sums[i][j], a[now][i], b[now][j / 2][j % 2 * 2],
+                            b[now][j / 2][j % 2 * 2 + 1], ost::${format}_format()
+                        );
+                }
+            }
+        }
+        ost::copy_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < $row_products; i++) {
+#pragma unroll
+            for (int j = 0; j < $column_products; j++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int at = warp_row + i * 16 + lane / 4 + e / 2 * 8;
+                    const int beside = warp_column + j * 8 + lane % 4 * 2 + e % 2;
+                    finished[at * $finished_pitch + beside] = sums[i][j][e];
+                }
+            }
+        }
+        __syncthreads();
+#pragma unroll $unroll
+        for (int j = 0; j < $tile_rows * $tile_columns / $threads; j++) {
+            const unsigned i = threadIdx.x + j * $threads, at = $store_row, beside = $store_column;
+            const float total = finished[at * $finished_pitch + beside];
+            const $index m = ($index)first_row + at, n = ($index)first_column + beside;
+            if (m < ($index)rows && n < ($index)columns) {
+$store
+            }
+        }
+        __syncthreads();
+    }
+""")
+
+#: Two tiles of the right operand: stored by columns, and stored by rows.
+_BY_COLUMNS = Template("""\
+ost::load_matrices(
+                        columns_of[j],
+                        right + (warp_column + j * 16 + lane / 16 * 8 + lane % 8) * $pitch + d
+                            + lane / 8 % 2 * 8
+                    );""")
+_BY_ROWS = Template("""\
+ost::load_transposed(
+                        columns_of[j],
+                        right + (d + lane % 16) * $pitch + warp_column + j * 16 + lane / 16 * 8
+                    );""")
+
+_SOURCES = Template("""\
+        const unsigned short* ${target}_from[$count];
+#pragma unroll
+        for (int i = 0; i < $count; i++) {
+            const int chunk = threadIdx.x + i * $threads;
+            const int line = chunk / ($length / $chunk);
+            const int place = chunk % ($length / $chunk) * $chunk;
+            const long long $across = $across_start + line, $along = $along_start + place;
+            ${target}_from[i] = nullptr;
+            if (chunk < $lines * $length / $chunk && $outer < $outer_end) {
+$place
+            }
+        }""")
+
+_CHUNKS = Template("""\
+#pragma unroll
+            for (int i = 0; i < $count; i++) {
+                const int chunk = threadIdx.x + i * $threads;
+                const int line = chunk / ($length / $chunk);
+                const int place = chunk % ($length / $chunk) * $chunk;
+                const bool inside = ${target}_from[i] != nullptr && start + $k_place < depth;
+                if ($whole || chunk < $lines * $length / $chunk)
+                    ost::copy_async(
+                        $target + line * $pitch + place, ${target}_from[i] + number * $step, inside
+                    );
+            }""")
+
+_WANDERING_CHUNKS = Template("""\
+#pragma unroll
+            for (int i = threadIdx.x; i < $lines * $length / $chunk; i += $threads) {
+                const int line = i / ($length / $chunk), place = i % ($length / $chunk) * $chunk;
+                const long long $across = $across_first + line, $along = $along_first + place;
+                const bool inside = $across < $across_end && $along < $along_end;
+                const unsigned short* source = b$buffer;
+                if (inside) {
+$place
+                }
+                ost::copy_async($target + line * $pitch + place, source, inside);
+            }""")
+
+_ELEMENTS = Template("""\
+            for (int i = threadIdx.x; i < $lines * $length; i += $threads) {
+                const int line = $line, place = $place_in_line;
+                const long long $across = $across_first + line, $along = $along_first + place;
+                unsigned short bits = 0;
+                if ($across < $across_end && $along < $along_end) {
+$place
+                }
+                $target[line * $pitch + place] = bits;
+            }""")
+
+
+def fits(matmul: Matmul, target: CudaTarget) -> bool:
+    """Whether tensor cores multiply what a matmul does."""
+    return matmul.b.dtype == matmul.a.dtype and multiplies(matmul.a.dtype, target)
+
+
+def multiplies(dtype: DType, target: CudaTarget) -> bool:
+    """Whether tensor cores multiply a dtype."""
+    return dtype in (FLOAT16, BFLOAT16) and target.capability >= _CAPABILITY
+
+
+def launch(matmul: Matmul, target: CudaTarget) -> Launch:
+    """The launch of a kernel: a block for each tile of the greatest result, or a few waves."""
+    renderer = _Renderer(matmul, target)
+    tile = renderer.tile
+    return Launch(grid_of(_tiles(matmul, tile), target), tile.threads, renderer.shared_bytes)
+
+
+def source(matmul: Matmul, target: CudaTarget) -> str:
+    """CUDA C++ with the kernel of a matmul."""
+    return _Renderer(matmul, target).source()
+
+
+def _tiles(matmul: Matmul, tile: _Tile) -> int:
+    """Tiles of the greatest result."""
+    row_tiles = -(-max_extent(matmul.m) // tile.rows)
+    return bounds(matmul.points)[1] * row_tiles * -(-max_extent(matmul.n) // tile.columns)
+
+
+class _Renderer:
+    def __init__(self, matmul: Matmul, target: CudaTarget) -> None:
+        self.matmul = matmul
+        self.frame = Frame(matmul, (matmul.a, matmul.b), matmul.stores)
+        self.shared_limit = target.shared_bytes_per_block
+        self.left_run = self._chunks(matmul.a, matmul.k[-1])
+        self.right_run = self._chunks(matmul.b, matmul.k[-1])
+        self.by_rows = self.right_run is None
+        if self.by_rows:
+            self.right_run = self._chunks(matmul.b, matmul.n)
+        for tile in _TILES:
+            self.tile = tile
+            fits = self._bytes(_FEWEST_STAGES) <= self.shared_limit
+            if fits and _tiles(matmul, tile) >= tile.filling * target.multiprocessors:
+                break
+
+    @staticmethod
+    def _chunks(scalar: Scalar, axis: Symbol) -> Load | None:
+        """The element that chunks along ``axis`` begin with; ``None``: they are no chunks."""
+        run = run_of(scalar, axis, extent_of(axis))
+        return run.load if run is not None and run.count == _CHUNK and run.load is scalar else None
+
+    # -- shared memory ----------------------------------------------------------------------
+
+    @property
+    def left_pitch(self) -> int:
+        return _SLICE + _CHUNK
+
+    @property
+    def right_pitch(self) -> int:
+        return (self.tile.columns if self.by_rows else _SLICE) + _CHUNK
+
+    @property
+    def left_elements(self) -> int:
+        return self.tile.rows * self.left_pitch
+
+    @property
+    def stage(self) -> int:
+        """Elements of a stage."""
+        lines = _SLICE if self.by_rows else self.tile.columns
+        return self.left_elements + lines * self.right_pitch
+
+    @property
+    def finished_pitch(self) -> int:
+        return self.tile.columns + 1
+
+    @property
+    def stages(self) -> int:
+        """Slices in shared memory: as many as leave room for the resident blocks."""
+        count = self.tile.stages
+        while (
+            count > _FEWEST_STAGES and self._bytes(count) * self.tile.resident > self.shared_limit
+        ):
+            count -= 1
+        return count
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a block."""
+        return self._bytes(self.stages)
+
+    def _bytes(self, stages: int) -> int:
+        """Bytes of so many stages, or of the finished sums that take their place."""
+        return max(stages * self.stage * 2, self.tile.rows * self.finished_pitch * 4)
+
+    # -- text -------------------------------------------------------------------------------
+
+    def source(self) -> str:
+        matmul, tile, frame = self.matmul, self.tile, self.frame
+        batch, names = frame.unravel(matmul.batch, "point", 2)
+        names |= {matmul.m: "m", matmul.n: "n"}
+        b_template = _BY_ROWS if self.by_rows else _BY_COLUMNS
+        row_wise = stores_along_rows(matmul)
+        by_row = (f"i % {tile.rows}", f"i / {tile.rows}")
+        by_column = (f"i / {tile.columns}", f"i % {tile.columns}")
+        store_row, store_column = by_row if row_wise else by_column
+        left_sources, load_left = self._operand(False, names)
+        right_sources, load_right = self._operand(True, names)
+        places = (max_extent(axis) + _PAST for axis in (matmul.m, matmul.n))
+        body = _BODY.substitute(
+            name=matmul.name,
+            warps=tile.warps[1],
+            warp_rows=tile.products[0] * 16,
+            warp_columns=tile.products[1] * 8,
+            tile_rows=tile.rows,
+            tile_columns=tile.columns,
+            slice=_SLICE,
+            band=_BAND,
+            unroll=_UNROLL,
+            index="long long" if max(places) >= _INT32 else "int",
+            stages=self.stages,
+            stage=self.stage,
+            left_elements=self.left_elements,
+            left_pitch=self.left_pitch,
+            finished_pitch=self.finished_pitch,
+            row_products=tile.products[0],
+            column_products=tile.products[1],
+            format=matmul.a.dtype.name,
+            threads=tile.threads,
+            batch=batch,
+            left_sources=left_sources,
+            load_left=load_left,
+            right_sources=right_sources,
+            load_right=load_right,
+            load_b=b_template.substitute(pitch=self.right_pitch),
+            store_row=store_row,
+            store_column=store_column,
+            store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
+        )
+        return function(matmul, body, matmul_sizes(matmul), tile.threads, resident=tile.resident)
+
+    def _operand(self, right: bool, names: Mapping[Symbol, str]) -> tuple[str, str]:
+        """Statements that find where chunks come from, and that load a slice of an operand.
+
+        Args:
+            right: the right operand, else the left one.
+            names: by axis, the variable that has its value.
+        """
+        matmul = self.matmul
+        scalar, run = (matmul.b, self.right_run) if right else (matmul.a, self.left_run)
+        outer = ("n", "first_column", "columns") if right else ("m", "first_row", "rows")
+        axes, by_rows = [outer, ("k", "start", "depth")], right and self.by_rows
+        lines, length = (self.tile.columns if right else self.tile.rows), _SLICE
+        if by_rows:
+            axes.reverse()
+            lines, length = length, lines
+        values: dict[str, object] = {
+            "target": "right" if right else "left",
+            "threads": self.tile.threads,
+            "lines": lines,
+            "length": length,
+            "pitch": self.right_pitch if right else self.left_pitch,
+            "chunk": _CHUNK,
+        }
+        for role, (name, first, end) in zip(("across", "along"), axes, strict=True):
+            values |= {role: name, f"{role}_first": first, f"{role}_end": end}
+        if run is None:
+            return "", self._elements(scalar, values, names, by_rows)
+        step = coefficient(run.index, matmul.k[-1])
+        if len(matmul.k) > 1 or step is None:
+            return "", self._wandering(run, values, names)
+        count = -(-lines * length // _CHUNK // self.tile.threads)
+        values |= {
+            "count": count,
+            "outer": outer[0],
+            "outer_end": outer[2],
+            "across_start": "0" if by_rows else outer[1],
+            "along_start": outer[1] if by_rows else "0",
+            "k_place": "line" if by_rows else "place",
+            "whole": str(lines * length // _CHUNK % self.tile.threads == 0).lower(),
+        }
+        point = self.frame.point(4, {**names, matmul.k[0]: "k"})
+        offset = point.index(run.index)
+        point.writer.line(f"{values['target']}_from[i] = b{run.buffer} + {offset};")
+        sources = _SOURCES.substitute(values, place=point.text)
+        point = self.frame.point(2, names)
+        name = f"{values['target']}_step"
+        point.writer.line(f"const long long {name} = {point.index(step[0] * _SLICE)};")
+        return f"{point.text}\n{sources}", _CHUNKS.substitute(values, step=name)
+
+    def _wandering(
+        self, run: Load, values: Mapping[str, object], names: Mapping[Symbol, str]
+    ) -> str:
+        """Statements that load chunks whose addresses no step leads to."""
+        unraveled, inner = self.frame.unravel(self.matmul.k, "k", 5)
+        point = self.frame.point(5, {**names, **inner})
+        point.writer.line(f"source += {point.index(run.index)};")
+        place = "\n".join([*filter(None, [unraveled]), point.text])
+        return _WANDERING_CHUNKS.substitute(values, buffer=run.buffer, place=place)
+
+    def _elements(
+        self,
+        scalar: Scalar,
+        values: Mapping[str, Any],
+        names: Mapping[Symbol, str],
+        by_rows: bool,
+    ) -> str:
+        """Statements that compute the elements of a slice, one by one."""
+        unraveled, inner = self.frame.unravel(self.matmul.k, "k", 5)
+        point = self.frame.point(5, {**names, **inner})
+        value = point.value(scalar, scalar.dtype).text
+        bits = point.scalars.code.dialect.to_memory(value, scalar.dtype)
+        point.writer.line(f"bits = {bits};")
+        lines, length = values["lines"], values["length"]
+        along = by_rows or runs_along(scalar, self.matmul.k[-1])
+        at = (f"i / {length}", f"i % {length}") if along else (f"i % {lines}", f"i / {lines}")
+        place = "\n".join([*filter(None, [unraveled]), point.text])
+        return _ELEMENTS.substitute(values, line=at[0], place_in_line=at[1], place=place)

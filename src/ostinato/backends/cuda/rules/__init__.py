@@ -1,0 +1,1 @@
+"""The CUDA device's rules: matmuls, attention, recurrence, top-k, selection."""

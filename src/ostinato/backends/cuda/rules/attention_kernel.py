@@ -1,0 +1,104 @@
+"""Attention as kernels of the device have it, whichever way it is computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.lower.loopir.nodes import extent_of, max_extent
+from ostinato.records import dataclass
+from ostinato.variables import prod
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ostinato.dtypes import DType
+    from ostinato.lower.loopir.kernel import Access
+    from ostinato.lower.loopir.nodes import Arg, Store
+    from ostinato.lower.loopir.text import KernelText
+    from ostinato.lower.rules.attention_spec import AttentionSpec
+    from ostinato.variables import Dim, Symbol
+
+__all__ = ["AttentionKernel", "PartsKernel"]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionKernel(CudaKernel):
+    """Attention, or a part of the keys' share in it.
+
+    Attributes:
+        args: the buffers, in the order of the kernel's ``buffers``.
+        spec: its algebra; the store is made where there is one part.
+        splits: parts that the keys are divided into.
+        scratch: the argument with the results of parts, if there are several: by row and part,
+            sums for every column, then the greatest score and the total of the weights.
+        variables: the graph's Variables in the order of ``vars``.
+    """
+
+    args: tuple[Arg, ...]
+    spec: AttentionSpec
+    splits: int = 1
+    scratch: int | None = None
+    variables: tuple[Symbol, ...] = ()
+
+    prefix: ClassVar[str] = "attention"
+
+    def describe(self, text: KernelText) -> None:
+        text.line(0, f"{type(self).__name__}, {self.splits} parts, scratch {self.scratch}")
+        text.head(self.args)
+        self.spec.describe_axes(text)
+        self.spec.describe_elements(text)
+
+    def accesses(self) -> Iterator[Access]:
+        return iter(()) if self.scratch is not None else self.spec.accesses()
+
+    @property
+    def points(self) -> Dim:
+        """Key heads of all batches."""
+        return prod(map(extent_of, self.spec.batch))
+
+    @property
+    def features(self) -> int:
+        """The values' features."""
+        return max_extent(self.spec.column)
+
+
+@dataclass(frozen=True, eq=False)
+class PartsKernel(CudaKernel):
+    """The sum of the results of all parts of the keys, each weighted by its scores.
+
+    Attributes:
+        args: the buffers, in the order of the kernel's ``buffers``.
+        batch: outer axes, outermost first.
+        m: the axis of rows.
+        column: the axis of features.
+        store: over ``batch``, ``m`` and ``column``; ``Accumulator`` is the result.
+        acc: the dtype of sums.
+        splits: the number of parts.
+        scratch: the argument that has them; see :class:`AttentionKernel`.
+        variables: the graph's Variables in the order of ``vars``.
+    """
+
+    args: tuple[Arg, ...]
+    batch: tuple[Symbol, ...]
+    m: Symbol
+    column: Symbol
+    store: Store
+    acc: DType
+    splits: int
+    scratch: int
+    variables: tuple[Symbol, ...] = ()
+
+    prefix: ClassVar[str] = "attention_parts"
+
+    def describe(self, text: KernelText) -> None:
+        text.line(0, f"{self.splits} parts of attention in b{self.scratch}")
+        text.head(self.args)
+        for symbol in (*self.batch, self.m, self.column):
+            text.line(1, f"for {text.axis(symbol)}")
+        text.statement(self.store)
+
+    @property
+    def points(self) -> Dim:
+        """Key heads of all batches."""
+        return prod(map(extent_of, self.batch))

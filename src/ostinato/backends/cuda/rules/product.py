@@ -1,0 +1,86 @@
+"""A matmul as a kernel of the device has it, whichever way it is computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.lower.loopir.dependences import accesses_of_scalars, accesses_of_statements
+from ostinato.lower.loopir.nodes import Reduce, extent_of
+from ostinato.lower.loopir.rewrite import index_expressions
+from ostinato.records import dataclass
+from ostinato.variables import prod, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ostinato.dtypes import DType
+    from ostinato.lower.loopir.kernel import Access
+    from ostinato.lower.loopir.nodes import Arg, Scalar, Store
+    from ostinato.lower.loopir.text import KernelText
+    from ostinato.variables import Dim, Symbol
+
+__all__ = ["Matmul"]
+
+
+@dataclass(frozen=True, eq=False)
+class Matmul(CudaKernel):
+    """A matmul or convolution.
+
+    Attributes:
+        args: the buffers, in the order of the kernel's ``buffers``.
+        batch: the axes of independent matmuls, outermost first.
+        m, n: the axes of rows and columns.
+        k: the axes summed over, outermost first.
+        a: the left operand's element at ``batch``, ``m`` and ``k``.
+        b: the right operand's element at ``batch``, ``k`` and ``n``.
+        acc: the dtype of sums.
+        stores: over ``batch``, ``m`` and ``n``; ``Accumulator`` is the sum.
+        variables: the graph's Variables in the order of ``vars``.
+    """
+
+    args: tuple[Arg, ...]
+    batch: tuple[Symbol, ...]
+    m: Symbol
+    n: Symbol
+    k: tuple[Symbol, ...]
+    a: Scalar
+    b: Scalar
+    acc: DType
+    stores: tuple[Store, ...]
+    variables: tuple[Symbol, ...] = ()
+
+    prefix: ClassVar[str] = "matmul"
+
+    def describe(self, text: KernelText) -> None:
+        text.line(0, f"{type(self).__name__}, sums of {self.acc.short}")
+        text.head(self.args)
+        for name, axes in (("batch", self.batch), ("m", [self.m]), ("n", [self.n]), ("k", self.k)):
+            for symbol in axes:
+                text.line(1, f"{name} {text.axis(symbol)}")
+        text.named("a", [self.a])
+        text.named("b", [self.b])
+        for store in self.stores:
+            text.statement(store)
+
+    def accesses(self) -> Iterator[Access]:
+        yield from accesses_of_scalars((self.a, self.b))
+        yield from accesses_of_statements(self.stores)
+
+    def variable_free(self) -> bool:
+        known = set(self.variables)
+        axes = (*self.batch, self.m, self.n, *self.k)
+        dims = [extent_of(symbol) for symbol in axes]
+        operands = tuple(Reduce("", "sum", scalar, self.acc) for scalar in (self.a, self.b))
+        dims += index_expressions((*operands, *self.stores))
+        return not any(symbols(dim) & known for dim in dims)
+
+    @property
+    def depth(self) -> Dim:
+        """The number of products in a sum."""
+        return prod(map(extent_of, self.k))
+
+    @property
+    def points(self) -> Dim:
+        """The number of independent matmuls."""
+        return prod(map(extent_of, self.batch))

@@ -1,0 +1,176 @@
+"""The CUDA device's rule table, and the way of a graph through it.
+
+``dispatch -> lower -> finalise``: the table sends each region to a rule; the shared driver lowers;
+then loop nests and size steps become the device's kernels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.kernel import CudaLoopNest, CudaSizeStep
+from ostinato.backends.cuda.rules.split_reductions import split_reduction
+from ostinato.dtypes import UINT8
+from ostinato.ir.types import TensorType
+from ostinato.lazy import LazyModule
+from ostinato.lower.control import CONTROL_OPS
+from ostinato.lower.loopir.nest import LoopNest
+from ostinato.lower.lowering import LoweringOptions, lower
+from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.rules.sizes import SizeStep
+from ostinato.lower.rules.table import SHARED_RULES, RuleTable
+from ostinato.records import dataclass, field, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cuda.rules import (
+        attention,
+        experts,
+        matmul,
+        recurrent,
+        segments,
+        selection,
+        sums_of_products,
+        topk,
+    )
+    from ostinato.ir.facts import Fact
+    from ostinato.ir.graph import BaseGraph, Node
+    from ostinato.lower.fusion.regions import Refusal, Region
+    from ostinato.lower.program import Call, Program
+    from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules.table import Rule
+    from ostinato.variables import Symbol
+else:
+    attention = LazyModule("ostinato.backends.cuda.rules.attention")
+    experts = LazyModule("ostinato.backends.cuda.rules.experts")
+    matmul = LazyModule("ostinato.backends.cuda.rules.matmul")
+    recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
+    segments = LazyModule("ostinato.backends.cuda.rules.segments")
+    selection = LazyModule("ostinato.backends.cuda.rules.selection")
+    sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
+    topk = LazyModule("ostinato.backends.cuda.rules.topk")
+
+__all__ = ["LOWERED_OPS", "CudaLowering", "lower_for_cuda"]
+
+
+@dataclass(frozen=True)
+class CudaLowering:
+    """The settings of a graph's lowering for a GPU.
+
+    Attributes:
+        shared: the optimisations that are not the device's alone.
+        templates: multiply with tiles and vector loads; without, by plain loop nests.
+        segments: run small kernels that follow one another as one.
+        split_reductions: reduce many elements to few results by two kernels.
+    """
+
+    shared: LoweringOptions = field(default_factory=LoweringOptions)
+    templates: bool = True
+    segments: bool = False
+    split_reductions: bool = True
+
+
+def lower_for_cuda(
+    graph: BaseGraph,
+    settings: CudaLowering,
+    variables: Sequence[Symbol] | None = None,
+    facts: Sequence[Fact] | None = None,
+) -> tuple[Program, list[Refusal]]:
+    """The kernels of ``graph`` on a GPU, and the fusions that were refused.
+
+    Args:
+        graph: has only ops of the device.
+        settings: the optimisations that are on.
+        variables, facts: see :func:`~ostinato.lower.lowering.lower`.
+
+    Raises:
+        UnsupportedOpError: nodes for which no kernel exists, every one listed.
+    """
+    rules = _RULES
+    if settings.templates:
+        products = matmul.MatmulRules()
+        rules = rules | {
+            **dict.fromkeys(("matmul", "integer_matmul"), products.matmul),
+            **dict.fromkeys(("conv", "integer_conv"), products.convolution),
+        }
+    table = RuleTable(_DEVICE, rules)
+    program, refused = lower(graph, table, settings.shared, variables, facts)
+    calls = [done for call in program.calls for done in _finalised(call, settings, Role.TEMP)]
+    prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
+    if settings.segments:
+        calls = segments.form_segments(calls)
+    return replace(program, calls=calls, prepare=prepare), refused
+
+
+def _finalised(call: Call, settings: CudaLowering, helper: Role) -> list[Call]:
+    """The call with a kernel of the device, or two; memory that they need has the role given."""
+    if isinstance(call.kernel, LoopNest):
+        calls = split_reduction(call, helper) if settings.split_reductions else [call]
+        return [_on_gpu(part, helper) for part in calls]
+    if isinstance(call.kernel, SizeStep):
+        return [replace(call, kernel=CudaSizeStep.of(call.kernel))]
+    return [call]
+
+
+def _on_gpu(call: Call, scratch: Role) -> Call:
+    """The call of a loop nest, with memory for temps that are too long for shared memory."""
+    assert isinstance(call.kernel, LoopNest)
+    kernel, buffers = CudaLoopNest.of(call.kernel), call.buffers
+    if kernel.scratch_bytes:
+        type_ = TensorType(UINT8, (kernel.scratch_bytes,))
+        buffers = (*buffers, LoweredBuffer(type_, scratch, f"temps of {call.title}"))
+    return replace(call, kernel=kernel, buffers=buffers)
+
+
+# -- the rules, whose modules are loaded by the first graph that needs them ------------------------
+
+
+def _attention(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    attention.lower_attention(lowering, region, root)
+
+
+def _topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    topk.lower_topk(lowering, region, root)
+
+
+def _flat_nonzero(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    selection.lower_flat_nonzero(lowering, region, root)
+
+
+def _suppression(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    selection.lower_suppression(lowering, region, root)
+
+
+def _recurrent(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    recurrent.lower_recurrent(lowering, region, root)
+
+
+def _grouped_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    sums_of_products.lower_grouped_matmul(lowering, region, root)
+
+
+def _expert_mlp(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    experts.lower_expert_mlp(lowering, region, root)
+
+
+def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    sums_of_products.lower_blockwise_matmul(lowering, region, root)
+
+
+_DEVICE = "the CUDA device"
+
+#: The rules that every graph needs: there is no other way to compute these.
+_RULES: dict[str, Rule] = {
+    "attention": _attention,
+    "topk": _topk,
+    "flat_nonzero": _flat_nonzero,
+    "non_max_suppression": _suppression,
+    "recurrent_scan": _recurrent,
+    "expert_mlp": _expert_mlp,
+    "grouped_matmul": _grouped_matmul,
+    "blockwise_matmul": _blockwise_matmul,
+}
+
+#: Ops with rules of their own.
+LOWERED_OPS = frozenset({*SHARED_RULES, *_RULES, *CONTROL_OPS})

@@ -1,0 +1,305 @@
+"""The kernel of ``topk``: the greatest or least elements of every row, in order.
+
+Elements are compared as sort keys: unsigned integers in the order of the elements, NaN above all.
+Two ways lead to the same result. Few elements are chosen one after the other by a block per row, in
+long rows of candidates that blocks have chosen from slices before; for many, every element counts
+the better ones of its row, which is its rank.
+"""
+
+from __future__ import annotations
+
+from string import Template
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.backends.cuda.render.frame import function
+from ostinato.backends.cuda.rules.whole_operands import lower_whole, whole
+from ostinato.dtypes import INT64
+from ostinato.ir.types import TensorType
+from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.records import dataclass
+from ostinato.variables import bounds, prod
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.backends.cuda.rules.whole_operands import Places
+    from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.dtypes import DType
+    from ostinato.ir.graph import Node
+    from ostinato.lower.fusion.regions import Region
+    from ostinato.lower.loopir.nodes import Arg
+    from ostinato.lower.loopir.text import KernelText
+    from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.variables import Dim, Symbol
+
+__all__ = ["TopK", "lower_topk"]
+
+#: Elements up to which they are chosen one after the other.
+_FEW = 64
+
+#: Elements of a row from which a block of its own pays.
+_LONG_ROW = 256
+
+_THREADS = 256
+
+#: Rows up to which slices of them are chosen from apart, at most so many of about such a length.
+_FEW_ROWS, _MOST_SLICES, _SLICE_LENGTH = 16, 64, 2048
+
+#: By bytes, the type of an element's bits.
+_BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+
+_KEY = Template("""\
+static __device__ inline $word ${name}_key($word bits) {
+$ordered
+    return $direction;
+}
+""")
+
+#: The bits of an element in the order of elements, by kind.
+_UNSIGNED = ""
+_SIGNED = Template("    bits ^= $sign;")
+_FLOAT = Template("""\
+    const $word magnitude = bits & ~($word)$sign;
+    if (magnitude > $infinity)
+        bits = ~($word)0 >> $unused;
+    else if (magnitude == 0)
+        bits = $sign;
+    else
+        bits = bits & $sign ? ~bits & ~($word)0 >> $unused : bits | $sign;""")
+
+_CHOOSE = Template("""\
+    __shared__ $word best_keys[$threads];
+    __shared__ long long best_places[$threads];
+    for (long long item = blockIdx.x; item < rows * $slices; item += gridDim.x) {
+        const long long row = item / $slices;
+        const long long start = row / inner * n * inner + row % inner;
+$range
+        $word last = 0;
+        long long last_place = -1;
+        bool exhausted = false;
+        for (long long rank = 0; rank < k; rank++) {
+            $word key = 0;
+            long long place = -1;
+            for (long long i = first + threadIdx.x; i < end; i += $threads) {
+                const long long at = $place;
+                if (at < 0)
+                    continue;
+                $word candidate = ${name}_key($x[start + at * inner]);
+                bool behind = candidate < last || (candidate == last && at > last_place);
+                bool left = !exhausted && (rank == 0 || behind);
+                bool better = place < 0 || candidate > key || (candidate == key && at < place);
+                if (left && better) {
+                    key = candidate;
+                    place = at;
+                }
+            }
+            best_keys[threadIdx.x] = key;
+            best_places[threadIdx.x] = place;
+            __syncthreads();
+            for (int step = $threads / 2; step > 0; step /= 2) {
+                if (threadIdx.x < step) {
+                    $word other = best_keys[threadIdx.x + step];
+                    long long at = best_places[threadIdx.x + step];
+                    long long mine = best_places[threadIdx.x];
+                    bool better = other > best_keys[threadIdx.x]
+                        || (other == best_keys[threadIdx.x] && at < mine);
+                    if (at >= 0 && (mine < 0 || better)) {
+                        best_keys[threadIdx.x] = other;
+                        best_places[threadIdx.x] = at;
+                    }
+                }
+                __syncthreads();
+            }
+            last = best_keys[0];
+            last_place = best_places[0];
+            exhausted = last_place < 0;
+            if (threadIdx.x == 0) {
+$store
+            }
+            __syncthreads();
+        }
+    }
+""")
+
+#: The places that a block looks at: all of a row, candidates of a row, or a slice of it.
+_ROW = """\
+        const long long first = 0, end = n;"""
+_CANDIDATES = Template("""\
+        const long long first = item * $candidates * k, end = first + $candidates * k;""")
+_SLICE = Template("""\
+        const long long length = (n + $slices - 1) / $slices, first = item % $slices * length;
+        const long long end = first + length < n ? first + length : n;""")
+
+#: Stores what is chosen: a result, or a candidate, if there is one.
+_RESULT = Template("""\
+                const long long target = row / inner * k * inner + rank * inner + row % inner;
+                $values[target] = $x[start + last_place * inner];
+                $positions[target] = last_place;""")
+_CANDIDATE = Template("""\
+                $positions[item * k + rank] = last_place;""")
+
+_COUNT = Template("""\
+    const long long stride = (long long)gridDim.x * $threads;
+    for (long long item = (long long)blockIdx.x * $threads + threadIdx.x; item < rows * n;
+         item += stride) {
+        const long long row = item / n, place = item % n;
+        const long long start = row / inner * n * inner + row % inner;
+        const $element x = $x[start + place * inner];
+        const $word key = ${name}_key(x);
+        long long rank = 0;
+        for (long long i = 0; i < n; i++) {
+            $word other = ${name}_key($x[start + i * inner]);
+            rank += other > key || (other == key && i < place);
+        }
+        if (rank < k) {
+            const long long target = row / inner * k * inner + rank * inner + row % inner;
+            $values[target] = x;
+            $positions[target] = place;
+        }
+    }
+""")
+
+#: By dtype, the bits of infinity.
+_INFINITY = {
+    "float16": "0x7c00u",
+    "bfloat16": "0x7f80u",
+    "float32": "0x7f800000u",
+    "float64": "0x7ff0000000000000ull",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class TopK(CudaKernel):
+    """Chooses elements of every row by rank.
+
+    NaN ranks as the greatest; of equal elements the one at the lower position comes first. The
+    operand is ``[outer, n, inner]``, the results are ``[outer, k, inner]``, all in C order.
+
+    Attributes:
+        args: the operand, the values and the positions.
+        x, values, positions: their places among the arguments.
+        rows: rows there are, ``outer * inner``.
+        inner: elements from one of a row to the next.
+        n: elements of a row.
+        k: elements chosen of each.
+        largest: whether the greatest element is the best.
+        slices: parts of a row that are chosen from apart: positions are candidates then, ``k`` for
+            each slice, -1 where there are no more; 1: the row is whole.
+        candidates: the place of such candidates among the arguments, and the slices that they are
+            from; ``None``: elements are chosen from the row, or from slices of it.
+        variables: the graph's Variables in the order of ``vars``.
+    """
+
+    args: tuple[Arg, ...]
+    x: int
+    values: int
+    positions: int
+    rows: Dim
+    inner: Dim
+    n: Dim
+    k: Dim
+    largest: bool
+    slices: int = 1
+    candidates: tuple[int, int] | None = None
+    variables: tuple[Symbol, ...] = ()
+
+    prefix: ClassVar[str] = "topk"
+
+    def describe(self, text: KernelText) -> None:
+        text.line(0, f"topk, {'greatest' if self.largest else 'least'} first")
+        text.head(self.args)
+        sizes = (self.rows, self.inner, self.n, self.k)
+        text.line(1, f"rows, inner, n, k = {', '.join(map(text.dim, sizes))}")
+        text.line(1, f"of b{self.x} to b{self.values} and b{self.positions}")
+        text.line(1, f"slices {self.slices}, candidates {self.candidates}")
+
+    def variable_free(self) -> bool:
+        return all(isinstance(dim, int) for dim in (self.rows, self.inner, self.n, self.k))
+
+    @property
+    def _one_by_one(self) -> bool:
+        return bounds(self.k)[1] <= _FEW and bounds(self.n)[1] >= _LONG_ROW
+
+    def launch(self, target: CudaTarget) -> Launch:
+        rows, n = bounds(self.rows)[1], bounds(self.n)[1]
+        blocks = rows * self.slices if self._one_by_one else -(-rows * n // _THREADS)
+        most = target.multiprocessors * target.threads_per_multiprocessor // _THREADS
+        return Launch(max(1, min(blocks, most)), _THREADS)
+
+    def source(self, target: CudaTarget) -> str:
+        dtype = self.args[self.x].dtype
+        names = {
+            "name": self.name,
+            "element": _BITS[dtype.itemsize],
+            "word": "unsigned long long" if dtype.itemsize > 4 else "unsigned int",
+            "threads": str(_THREADS),
+            "x": f"b{self.x}",
+            "values": f"b{self.values}",
+            "positions": f"b{self.positions}",
+        }
+        key = _KEY.substitute(
+            names, ordered=_ordered(dtype, names), direction="bits" if self.largest else "~bits"
+        )
+        body = self._choose(names) if self._one_by_one else _COUNT.substitute(names)
+        sizes = {"rows": self.rows, "inner": self.inner, "n": self.n, "k": self.k}
+        types = {self.x: names["element"]}
+        if self.slices == 1:
+            types[self.values] = names["element"]
+        return function(self, body, sizes, _THREADS, types, key)
+
+    def _choose(self, names: Mapping[str, str]) -> str:
+        """Statements that choose elements one after the other."""
+        slices, place, places, result = str(self.slices), "i", _ROW, _RESULT.substitute(names)
+        if self.candidates is not None:
+            found, count = self.candidates
+            place, places = f"b{found}[i]", _CANDIDATES.substitute(candidates=count)
+        elif self.slices > 1:
+            places, result = _SLICE.substitute(slices=slices), _CANDIDATE.substitute(names)
+        return _CHOOSE.substitute(names, slices=slices, place=place, range=places, store=result)
+
+
+def _ordered(dtype: DType, names: Mapping[str, str]) -> str:
+    """Statements that turn the bits of an element into its sort key."""
+    sign = f"{1 << (dtype.bits - 1):#x}u{'ll' * (dtype.itemsize > 4)}"
+    if dtype.is_float:
+        unused = max(32, dtype.bits) - dtype.bits
+        return _FLOAT.substitute(names, sign=sign, infinity=_INFINITY[dtype.name], unused=unused)
+    return _SIGNED.substitute(sign=sign) if dtype.is_signed else _UNSIGNED
+
+
+def lower_topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    """Lower a region around a ``topk`` node."""
+    (x,) = root.inputs
+    axis: int = root.attrs["axis"]
+    inner = prod(x.shape[axis + 1 :])
+    rows, n, k = prod(x.shape[:axis]) * inner, x.shape[axis], root.attrs["k"]
+    slices, largest, variables = _slices(rows, n, k), root.attrs["largest"], lowering.variables
+    scratch: list[LoweredBuffer] = []
+    if slices > 1:
+        type_ = TensorType(INT64, (rows, slices, k))
+        scratch = [LoweredBuffer(type_, Role.TEMP, f"{root.label}.candidates")]
+        build = lowering.helper_builder()
+        source = build.argument(whole(lowering, x), reads=True)
+        found = build.argument(scratch[0], writes=True)
+        sizes = (rows, inner, n, k)
+        chosen = TopK(build.args, source, found, found, *sizes, largest, slices, None, variables)
+        lowering.helper_call(root, "topk of slices", build, chosen)
+
+    def make(places: Places) -> TopK:
+        (source,), (values, positions) = places.operands, places.results
+        candidates = (places.scratch[0], slices) if slices > 1 else None
+        sizes = (rows, inner, n, k)
+        return TopK(
+            places.args, source, values, positions, *sizes, largest, 1, candidates, variables
+        )
+
+    lower_whole(lowering, region, root, make, scratch)
+
+
+def _slices(rows: Dim, n: Dim, k: Dim) -> int:
+    """The slices of a row that are chosen from apart, where rows are few and long."""
+    if bounds(rows)[1] > _FEW_ROWS or not 0 < bounds(k)[1] <= _FEW:
+        return 1
+    return max(1, min(_MOST_SLICES, bounds(n)[1] // _SLICE_LENGTH))

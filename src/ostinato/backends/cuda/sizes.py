@@ -1,0 +1,54 @@
+"""The sizes that inputs and outputs have in a run."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ostinato.ir.syntax import Cursor
+from ostinato.variables import Variable, evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.common.program_image import External
+    from ostinato.variables import Dim
+
+__all__ = ["LiveSizes"]
+
+
+class LiveSizes:
+    """The sizes of a program's inputs and outputs, by the values of its Variables.
+
+    Args:
+        variables: name and bounds of the Variables.
+        externals: inputs, then outputs; those whose sizes follow from Variables have them as text.
+
+    Attributes:
+        variables: see above.
+    """
+
+    def __init__(
+        self, variables: Sequence[tuple[str, int, int]], externals: Sequence[External] = ()
+    ) -> None:
+        self.variables = tuple(variables)
+        self._externals = tuple(externals)
+
+    @cached_property
+    def _symbolic(self) -> dict[int, Dim]:
+        """By number, the sizes that follow from Variables."""
+        known = {name: Variable(name, least, most) for name, least, most in self.variables}
+        texts = {i: external.size for i, external in enumerate(self._externals) if external.size}
+        return {number: Cursor(text, known).dim() for number, text in texts.items()}
+
+    def depends(self, number: int) -> bool:
+        """Whether the size of an input or output follows from Variables."""
+        return number in self._symbolic
+
+    def nbytes(self, number: int, values: Sequence[int]) -> int:
+        """The size of an input or output in a run, at most where it depends on data."""
+        size = self._symbolic.get(number)
+        if size is None:
+            return self._externals[number].nbytes
+        named = {n: v for (n, _, _), v in zip(self.variables, values, strict=True)}
+        return evaluate(size, named)

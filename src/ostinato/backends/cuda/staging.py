@@ -1,0 +1,160 @@
+"""Device memory of inputs and outputs that are given as arrays of the host, and of Variables.
+
+The block of Variables and small inputs and outputs lie side by side, in page-locked memory of the
+host and again on the device, so that one copy at a run's start and one at its end move all of them.
+Larger ones have blocks of their own, copied by their live sizes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.abi import FAILED, FOUND, GOES_ON, HEADER_WORDS
+from ostinato.backends.cuda.memory import DeviceBlock, HostBlock
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.common.program_image import External
+    from ostinato.backends.cuda.driver import Driver
+    from ostinato.backends.cuda.gpu import Gpu
+
+__all__ = ["Staging"]
+
+#: The most bytes of an input or an output that is copied together with others.
+_SMALL = 1 << 16
+
+#: Alignment of inputs and outputs, in bytes.
+_ALIGNMENT = 256
+
+
+_CLEAR = [0] * HEADER_WORDS
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The offsets of inputs and outputs.
+
+    Attributes:
+        offsets: of each input and output, behind the Variables; -1: in a block of its own.
+        inputs_end: the end of Variables and inputs.
+        outputs: the start of the outputs.
+        end: the end of all of it.
+    """
+
+    offsets: tuple[int, ...]
+    inputs_end: int
+    outputs: int
+    end: int
+
+    @staticmethod
+    def of(externals: Sequence[External], words: int) -> _Layout:
+        end = _aligned(8 * (HEADER_WORDS + words))
+        inputs_end = outputs = end
+        offsets = []
+        for external in externals:  # inputs come first
+            small = external.nbytes <= _SMALL
+            offsets.append(end if small else -1)
+            end += _aligned(max(external.nbytes, 1)) if small else 0
+            if not external.written:
+                inputs_end = outputs = end
+        return _Layout(tuple(offsets), inputs_end, outputs, end)
+
+
+class Staging:
+    """The memory of one program; it is taken at the first run.
+
+    Args:
+        gpu: the GPU.
+        externals: inputs, then outputs.
+        words: how many Variables there are, iterations of loops included.
+    """
+
+    def __init__(self, gpu: Gpu, externals: Sequence[External], words: int) -> None:
+        self._gpu = gpu
+        self._layout = _Layout.of(externals, words)
+        self._block = DeviceBlock(gpu, self._layout.end, "inputs and outputs of a run")
+        self._own = {
+            number: DeviceBlock(gpu, external.nbytes, f"{_kind(external)} {number} of a run")
+            for number, external in enumerate(externals)
+            if self._layout.offsets[number] < 0
+        }
+        self._words = words
+        self._written = False
+        self._host: HostBlock | None = None
+
+    def discard(self) -> None:
+        """Give the memory back, until the next run."""
+        for block in (self._block, *self._own.values()):
+            block.discard()
+        self._host = None
+
+    @property
+    def host(self) -> HostBlock:
+        """The page-locked memory."""
+        if self._host is None:
+            self._host = HostBlock(self._gpu, self._layout.end)
+        return self._host
+
+    @property
+    def variables(self) -> int:
+        """The address of the first Variable, on the device."""
+        return self._block.address + 8 * HEADER_WORDS
+
+    def address(self, number: int) -> int:
+        """The address of an input or output, on the device."""
+        offset = self._layout.offsets[number]
+        return self._own[number].address if offset < 0 else self._block.address + offset
+
+    def host_address(self, number: int) -> int:
+        """The address of a small input or output in the page-locked memory; 0 for a large one."""
+        offset = self._layout.offsets[number]
+        return 0 if offset < 0 else self.host.address + offset
+
+    def write_variables(self, values: Sequence[int]) -> None:
+        """Prepare the block of Variables of the next run."""
+        if not self._words and not self._written:
+            return  # zero from the start, and nothing copies words of a run back
+        words = (ctypes.c_int64 * (HEADER_WORDS + len(values))).from_address(self.host.address)
+        words[:] = [*_CLEAR, *values]
+
+    def copy_in(self, driver: Driver, stream: int) -> None:
+        """Copy Variables and small inputs to the device."""
+        driver.copy(self._block.address, self.host.address, self._layout.inputs_end, stream)
+
+    def copy_out(self, driver: Driver, stream: int, *, status: bool) -> None:
+        """Copy small outputs to the host, and the words of the run if ``status`` is wanted."""
+        start, end = self._layout.outputs, self._layout.end
+        if end > start:
+            driver.copy(self.host.address + start, self._block.address + start, end - start, stream)
+        if status:
+            self.copy_status(driver, stream)
+
+    def copy_status(self, driver: Driver, stream: int) -> None:
+        """Copy the words of the run to the host."""
+        self._written = True
+        driver.copy(self.host.address, self._block.address, 8 * HEADER_WORDS, stream)
+
+    @property
+    def failure(self) -> tuple[int, int]:
+        """The code of the step that failed, or 0, and the number that it found, as copied."""
+        return self._word(FAILED), self._word(FOUND)
+
+    @property
+    def goes_on(self) -> bool:
+        """The last decision of a control kernel, as copied."""
+        return bool(self._word(GOES_ON))
+
+    def _word(self, position: int) -> int:
+        address = self.host.address + 8 * (HEADER_WORDS + position)
+        return ctypes.c_int64.from_address(address).value
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _kind(external: External) -> str:
+    return "output" if external.written else "input"

@@ -1,0 +1,85 @@
+"""The GPU that kernels are rendered and compiled for: what code generation depends on."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from ostinato.errors import OstinatoError
+from ostinato.records import dataclass
+
+__all__ = ["SEGMENT_BLOCK", "CudaTarget"]
+
+WARP = 32
+"""Threads of a warp, the same on every NVIDIA GPU."""
+
+SEGMENT_BLOCK = 256
+"""Threads of every block of a segment."""
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """An NVIDIA GPU as the compiler sees it.
+
+    Attributes:
+        arch: the architecture that code is compiled for, in NVRTC's spelling: ``"sm_90"``.
+        multiprocessors: the number of streaming multiprocessors.
+        shared_bytes_per_block: the most shared memory that a block may ask for, in bytes.
+        threads_per_multiprocessor: the most resident threads of a multiprocessor.
+        vector_accesses: whether kernels load and store several elements at once where they can.
+        block: the threads of a block, where a kernel leaves the choice to its mapping; 0: any.
+        early_starts: whether kernels start before those in front of them have ended, and wait for
+            that themselves, where the GPU can.
+        tiled_transposes: whether elements that change places go by way of shared memory.
+    """
+
+    arch: str
+    multiprocessors: int
+    shared_bytes_per_block: int
+    threads_per_multiprocessor: int = 2048
+    vector_accesses: bool = True
+    block: int = 0
+    early_starts: bool = True
+    tiled_transposes: bool = True
+
+    @staticmethod
+    def of_arch(arch: str) -> CudaTarget:
+        """A typical GPU of an architecture, for compiling where there is none.
+
+        Raises:
+            OstinatoError: the architecture is not known.
+        """
+        if arch not in _TYPICAL:
+            known = ", ".join(sorted(_TYPICAL))
+            raise OstinatoError(f"CUDA architecture: expected one of {known}, got {arch!r}")
+        return CudaTarget(arch, *_TYPICAL[arch])
+
+    @property
+    def capability(self) -> int:
+        """The compute capability as one number: 90 for ``"sm_90"``."""
+        return int("".join(c for c in self.arch if c.isdigit()))
+
+    @property
+    def starts_kernels_early(self) -> bool:
+        """Whether kernels are launched so that they start early: GPUs can since Hopper."""
+        return self.early_starts and self.capability >= 90
+
+    @cached_property
+    def identity(self) -> str:
+        """Everything that generated code depends on."""
+        return (
+            f"{self.arch} {self.multiprocessors} {self.shared_bytes_per_block} "
+            f"{self.threads_per_multiprocessor} {self.vector_accesses} {self.early_starts} "
+            f"{self.tiled_transposes} {self.block}"
+        )
+
+
+#: By architecture: multiprocessors, shared bytes of a block, threads of a multiprocessor.
+_TYPICAL = {
+    "sm_75": (40, 64 << 10, 1024),
+    "sm_80": (108, 163 << 10, 2048),
+    "sm_86": (84, 99 << 10, 1536),
+    "sm_89": (128, 99 << 10, 1536),
+    "sm_90": (132, 227 << 10, 2048),
+    "sm_100": (148, 227 << 10, 2048),
+    "sm_120": (170, 99 << 10, 1536),
+}
