@@ -10,6 +10,7 @@ from typer.main import get_command
 
 from ostinato.frontends.onnx.converters import converters
 from ostinato.tools.cli import app
+from tests.device_tables import PAGE, page
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -60,6 +61,12 @@ def test_links_between_pages(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", text):
         if not target.startswith("https://"):
             assert (path.parent / target).is_file(), target
+
+
+def test_devices_are_as_the_tables_say() -> None:
+    """``python -m tests.device_tables`` writes them."""
+    text = PAGE.read_text()
+    assert page(text) == text
 
 
 def test_every_page_is_in_the_navigation() -> None:

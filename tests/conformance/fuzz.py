@@ -12,7 +12,8 @@ element may differ from the oracle's by a small multiple of that. Elements that 
 discontinuously (an index of a maximum, a comparison, a cast to an integer) or turn into NaN in one
 of those runs are decided by rounding, and are not compared.
 
-``python -m tests.conformance.fuzz FIRST LAST`` hunts over seeds and prints those that fail.
+``python -m tests.conformance.fuzz FIRST LAST [DEVICE]`` hunts over seeds and prints those that
+fail.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ostinato.ir.graph import Value
 from ostinato.ir.leaves import Leaf
 from ostinato.ops.base import Elementwise
 from ostinato.passes.pipeline import OPTIONAL_PASSES
+from tests.devices.registered import open_session
 
 from .draw import Draw
 from .motifs import MOTIFS
@@ -457,9 +459,9 @@ def random_ops(seed: int) -> list[str]:
     return [names[int(rng.integers(len(names)))] for names in listed]
 
 
-def main(first: int, last: int) -> int:
+def main(first: int, last: int, device: str = "cpu") -> int:
     """Hunt over seeds ``first..last - 1``; the number of those that failed."""
-    sessions = {threads: ost.Session("cpu", threads=threads) for threads in (1, 2)}
+    sessions = {threads: open_session(device, threads=threads) for threads in (1, 2)}
     failed = compared = total = 0
     for seed in range(first, last):
         print(f"seed {seed}", flush=True)
@@ -474,4 +476,4 @@ def main(first: int, last: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(1 if main(int(sys.argv[1]), int(sys.argv[2])) else 0)
+    sys.exit(1 if main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]) else 0)

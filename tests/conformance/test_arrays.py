@@ -53,9 +53,11 @@ def test_any_layout(layout: str, session: ost.Session) -> None:
     (expected,) = ost.reference.evaluate(graph, {"x": array})
     given = _layouts(array)[layout]
     kept = given.copy()
-    (actual,) = session.compile(graph).run({"x": given})
-    np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    np.testing.assert_array_equal(given, kept)
+    compiled = session.compile(graph)
+    for _ in range(2):  # sizes that were seen before take a shorter path
+        (actual,) = compiled.run({"x": given})
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+        np.testing.assert_array_equal(given, kept)
 
 
 def test_foreign_byte_order_is_another_dtype(session: ost.Session) -> None:

@@ -10,6 +10,7 @@ import pytest
 import ostinato as ost
 from tests.devices.registered import open_session
 
+from .build import BuildCases, Case
 from .compare import check_against_oracle
 from .draw import Draw
 from .motifs import MOTIFS
@@ -36,21 +37,15 @@ class OddDraw(Draw):
         return self.choice(fits) if fits else super().shape(low, high)
 
 
-@pytest.fixture(scope="module")
-def session(device: str) -> ost.Session:
-    return open_session(device, threads=2)
-
-
 #: Tables of gigabytes, and products beyond any float.
 _NOT_LONG = frozenset({"take", "cumprod"})
 
 
-@pytest.mark.parametrize("shapes", [LONG, DEEP, EMPTY, FLAT], ids=["long", "deep", "empty", "flat"])
-@pytest.mark.parametrize("name", RECIPES)
-def test_op(name: str, shapes: object, session: ost.Session) -> None:
-    recipe, dtypes = RECIPES[name]
+def make_case(name: str, shapes: object) -> Case | None:
+    """A graph that applies an op to operands of odd shapes, if they are not too large."""
     if shapes is LONG and name in _NOT_LONG:
-        pytest.skip("too large")
+        return None
+    recipe, dtypes = RECIPES[name]
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     graph = ost.Graph(name)
     draw = OddDraw(graph, rng, shapes)
@@ -59,4 +54,19 @@ def test_op(name: str, shapes: object, session: ost.Session) -> None:
     first, *second = (usual or dtypes)[:2]
     made = recipe(draw, first if shapes in (LONG, EMPTY) or not second else second[0])
     graph.set_outputs(made if isinstance(made, list | tuple) else [made])
-    check_against_oracle(graph, draw.arrays, [(session, ost.CompileOptions(verify=True))])
+    return Case(graph, draw.arrays, (ost.CompileOptions(verify=True),))
+
+
+@pytest.fixture(scope="module")
+def session(device: str, build_cases: BuildCases) -> ost.Session:
+    build_cases(make_case)
+    return open_session(device, threads=2)
+
+
+@pytest.mark.parametrize("shapes", [LONG, DEEP, EMPTY, FLAT], ids=["long", "deep", "empty", "flat"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_op(name: str, shapes: object, session: ost.Session) -> None:
+    case = make_case(name, shapes)
+    if case is None:
+        pytest.skip("too large")
+    check_against_oracle(case.graph, case.inputs, [(session, case.options[0])])

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.ir.graph import Value
 from ostinato.ops import OPS
 from tests.devices.registered import open_session
 
+from .build import BuildCases, Case
 from .compare import check_against_oracle
 from .draw import Draw
 from .recipes import recipes
@@ -28,8 +30,23 @@ def test_every_op_has_a_recipe() -> None:
     assert sorted({*RECIPES, "cond", "loop"}) == sorted(OPS)
 
 
+def make_case(name: str, dtype: str) -> Case:
+    """A graph that applies an op a few times."""
+    recipe, _ = RECIPES[name]
+    rng = np.random.default_rng(zlib.crc32(f"{name} {dtype}".encode()))
+    graph = ost.Graph(name)
+    draw = Draw(graph, rng)
+    outputs: list[Value] = []
+    for _ in range(DRAWS.get((name, dtype), 1)):
+        made = recipe(draw, dtype)
+        outputs += made if isinstance(made, list | tuple) else [made]
+    graph.set_outputs(outputs)
+    return Case(graph, draw.arrays, (OPTIMISED, UNOPTIMISED))
+
+
 @pytest.fixture(scope="module")
-def sessions(device: str) -> dict[int, ost.Session]:
+def sessions(device: str, build_cases: BuildCases) -> dict[int, ost.Session]:
+    build_cases(make_case)
     return {threads: open_session(device, threads=threads) for threads in (1, 2)}
 
 
@@ -37,13 +54,6 @@ def sessions(device: str) -> dict[int, ost.Session]:
     ("name", "dtype"), [(name, dtype) for name, (_, dtypes) in RECIPES.items() for dtype in dtypes]
 )
 def test_op(name: str, dtype: str, sessions: dict[int, ost.Session]) -> None:
-    recipe, _ = RECIPES[name]
-    rng = np.random.default_rng(zlib.crc32(f"{name} {dtype}".encode()))
-    graph = ost.Graph(name)
-    draw = Draw(graph, rng)
-    outputs = []
-    for _ in range(DRAWS.get((name, dtype), 1)):
-        made = recipe(draw, dtype)
-        outputs += made if isinstance(made, list | tuple) else [made]
-    graph.set_outputs(outputs)
-    check_against_oracle(graph, draw.arrays, [(sessions[2], OPTIMISED), (sessions[1], UNOPTIMISED)])
+    case = make_case(name, dtype)
+    configurations = [(sessions[2], OPTIMISED), (sessions[1], UNOPTIMISED)]
+    check_against_oracle(case.graph, case.inputs, configurations)

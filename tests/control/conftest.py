@@ -13,6 +13,7 @@ from ostinato import reference
 from ostinato.ir.text import graph_constants
 from ostinato.ir.verify import verify
 from ostinato.ops.parser import parse_graph
+from tests.devices.contract import PRESENT
 from tests.devices.registered import open_session
 
 Arrays = Mapping[str, Any]
@@ -21,7 +22,14 @@ Arrays = Mapping[str, Any]
 Check = Callable[..., None]
 
 
-@pytest.fixture(params=[("cpu", True), ("cpu", False), ("loops", True)], ids=str)
+#: On a GPU, where there is one; else in the emulator, which takes longer.
+CUDA = [
+    *((name, optimize) for name in PRESENT for optimize in (True, False)),
+    pytest.param(("cudaemu", True), marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(params=[("cpu", True), ("cpu", False), ("loops", True), *CUDA], ids=str)
 def check(request: pytest.FixtureRequest) -> Check:
     """Check a graph on a device, optimised or not."""
     device, optimize = request.param

@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import RECORDING
+from tests.devices.registered import open_session
+
+pytestmark = RECORDING
 
 Array = np.ndarray[Any, Any]
 
@@ -17,8 +21,8 @@ KV_LEN = ost.Variable("kv_len", 1, 16)
 
 
 @pytest.fixture
-def ex() -> Iterator[ost.GraphExecutor]:
-    executor = ost.GraphExecutor("cpu", threads=2)
+def ex(device: str) -> Iterator[ost.GraphExecutor]:
+    executor = ost.GraphExecutor(open_session(device, threads=2).context)
     yield executor
     assert not executor.context.capturing
 
@@ -96,8 +100,8 @@ def test_graphs_replayed_inside_are_recorded(ex: ost.GraphExecutor) -> None:
     assert (x.copyout() == 16).all()
 
 
-def test_sessions_and_compiled_graphs_in_one_recording() -> None:
-    session = ost.Session("cpu", threads=2)
+def test_sessions_and_compiled_graphs_in_one_recording(device: str) -> None:
+    session = open_session(device, threads=2)
     ex = ost.GraphExecutor(session.context)
     graph = ost.Graph()
     x = graph.input("x", (8,))
@@ -133,9 +137,9 @@ def test_released_memory_drops_the_recording(ex: ost.GraphExecutor) -> None:
     assert (y.copyout() == -1).all()
 
 
-def test_weights_that_moved_drop_the_recording() -> None:
+def test_weights_that_moved_drop_the_recording(device: str) -> None:
     """A write after a clone gives the graph memory of its own: what read the old one is stale."""
-    session = ost.Session("cpu", threads=1)
+    session = open_session(device, threads=1)
     graph = ost.Graph()
     w = graph.param("w", (4,))
     graph.set_outputs([graph.input("x", (4,)) * w])

@@ -13,14 +13,15 @@ import ostinato as ost
 from ostinato.eager.materialize import PlacementCache, materialize
 from ostinato.plan.buffer import Buffer, Storage
 from ostinato.plan.hazards import conflicts
+from tests.devices.registered import open_session
 
 Array = np.ndarray[Any, Any]
 Ops = Callable[[ost.GraphSession], object]
 
 
 @pytest.fixture(scope="module")
-def ex() -> ost.GraphExecutor:
-    return ost.GraphExecutor("cpu", threads=2)
+def ex(device: str) -> ost.GraphExecutor:
+    return ost.GraphExecutor(open_session(device, threads=2).context)
 
 
 def numbers(*shape: int, seed: int = 0) -> Array:

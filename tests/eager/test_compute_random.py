@@ -13,6 +13,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.plan.buffer import Buffer
+from tests.devices.registered import open_session
 
 Array = np.ndarray[Any, Any]
 
@@ -140,8 +141,8 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def ex() -> ost.GraphExecutor:
-    return ost.GraphExecutor("cpu", threads=1)
+def ex(device: str) -> ost.GraphExecutor:
+    return ost.GraphExecutor(open_session(device, threads=1).context)
 
 
 def one_by_one(ex: ost.GraphExecutor, calls: list[Call], seed: int) -> list[bytes]:

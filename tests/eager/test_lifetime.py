@@ -14,13 +14,14 @@ import ostinato as ost
 from ostinato.eager.allocation import Allocation
 from ostinato.eager.compute_node import ComputeNode
 from ostinato.plan.buffer import Storage
+from tests.devices.registered import open_session
 
 Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def ex() -> ost.GraphExecutor:
-    return ost.GraphExecutor("cpu", threads=2)
+def ex(device: str) -> ost.GraphExecutor:
+    return ost.GraphExecutor(open_session(device, threads=2).context)
 
 
 class Stop(Exception):
@@ -103,8 +104,8 @@ def test_a_session_dies_with_its_last_reference(ex: ost.GraphExecutor) -> None:
         gc.enable()
 
 
-def test_results_outlive_their_session_and_executor() -> None:
-    ex = ost.GraphExecutor("cpu", threads=1)
+def test_results_outlive_their_session_and_executor(device: str) -> None:
+    ex = ost.GraphExecutor(open_session(device, threads=1).context)
     with ex.begin() as s:
         h = s.exp(np.zeros(3, np.float32))
     del s, ex
@@ -140,9 +141,9 @@ def test_a_session_that_could_not_be_committed_can_be_given_up(ex: ost.GraphExec
     assert (y.copyout() == -1).all()
 
 
-def test_replays_follow_weights_that_moved(ex: ost.GraphExecutor) -> None:
+def test_replays_follow_weights_that_moved(ex: ost.GraphExecutor, device: str) -> None:
     """A write after a clone gives the graph memory of its own for them."""
-    session = ost.Session("cpu", threads=1)
+    session = open_session(device, threads=1)
     graph = ost.Graph()
     w = graph.param("w", (4,))
     graph.set_outputs([graph.input("x", (4,)) * w])

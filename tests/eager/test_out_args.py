@@ -10,13 +10,14 @@ import pytest
 
 import ostinato as ost
 from ostinato.plan.buffer import Buffer
+from tests.devices.registered import open_session
 
 Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def ex() -> ost.GraphExecutor:
-    return ost.GraphExecutor("cpu", threads=2)
+def ex(device: str) -> ost.GraphExecutor:
+    return ost.GraphExecutor(open_session(device, threads=2).context)
 
 
 def numbers(*shape: int, seed: int = 0) -> Array:
@@ -227,9 +228,9 @@ def test_methods_of_several_ops_write_the_last_one(ex: ost.GraphExecutor) -> Non
 # -- what does not fit -----------------------------------------------------------------------------
 
 
-def test_buffers_that_do_not_fit(ex: ost.GraphExecutor) -> None:
+def test_buffers_that_do_not_fit(ex: ost.GraphExecutor, device: str) -> None:
     x = ex.buffer(numbers(4))
-    session = ost.Session("cpu")
+    session = open_session(device)
     graph = ost.Graph()
     graph.set_outputs({"y": graph.input("x", (4,)) * graph.param("w", (4,), value=numbers(4))})
     plan = session.prepare(graph)

@@ -15,14 +15,16 @@ from ostinato.backends.cpu import op_compiler
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
 from ostinato.plan.buffer import Buffer, HostMemory, Storage
+from tests.devices.contract import CPU_ALONE
+from tests.devices.registered import open_session
 
 Array = np.ndarray[Any, Any]
 Begin = Callable[[], ost.GraphSession]
 
 
 @pytest.fixture(scope="module")
-def ex() -> ost.GraphExecutor:
-    return ost.GraphExecutor("cpu", threads=2)
+def ex(device: str) -> ost.GraphExecutor:
+    return ost.GraphExecutor(open_session(device, threads=2).context)
 
 
 @pytest.fixture(params=["begin", "begin_recorded"])
@@ -220,8 +222,8 @@ def test_every_shape_of_a_buffer(ex: ost.GraphExecutor) -> None:
     assert ex.empty((2,), "int8").dtype.name == "int8"
 
 
-def test_states_and_outputs_of_plans_are_operands(ex: ost.GraphExecutor) -> None:
-    session = ost.Session("cpu", threads=2)
+def test_states_and_outputs_of_plans_are_operands(ex: ost.GraphExecutor, device: str) -> None:
+    session = open_session(device, threads=2)
     graph = ost.Graph()
     x = graph.input("x", (4,))
     graph.set_outputs({"y": x * graph.param("w", (4,), value=numbers(4))})
@@ -236,8 +238,8 @@ def test_states_and_outputs_of_plans_are_operands(ex: ost.GraphExecutor) -> None
     np.testing.assert_array_equal(y.copyout(), -(numbers(4) * numbers(4, seed=1)))
 
 
-def test_buffers_of_another_context_are_waited_for(ex: ost.GraphExecutor) -> None:
-    other = ost.GraphExecutor("cpu", threads=1)
+def test_buffers_of_another_context_are_waited_for(ex: ost.GraphExecutor, device: str) -> None:
+    other = ost.GraphExecutor(open_session(device, threads=1).context)
     x = ex.buffer(numbers(200, 200))
     s = ex.begin()
     h = x
@@ -253,8 +255,9 @@ def test_buffers_of_another_context_are_waited_for(ex: ost.GraphExecutor) -> Non
 # -- compiled once ---------------------------------------------------------------------------------
 
 
-def test_the_same_op_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ex = ost.GraphExecutor("cpu", threads=1)
+@CPU_ALONE
+def test_the_same_op_is_compiled_once(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    ex = ost.GraphExecutor(open_session(device, threads=1).context)
     compiled: list[str] = []
     original = op_compiler.compile_op
     monkeypatch.setattr(
@@ -279,7 +282,7 @@ def test_the_same_op_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def foreign() -> Buffer:
-    storage = Storage(ost.Device.parse("cuda"), 16, lambda n: HostMemory(bytearray(n)))
+    storage = Storage(ost.Device.parse("tpu"), 16, lambda n: HostMemory(bytearray(n)))
     return Buffer(storage, 0, TensorType(FLOAT32, (4,)))
 
 
@@ -304,8 +307,8 @@ def test_mistakes_at_the_call_leave_the_session_as_it_was(
         (ost.GraphError, "exp", lambda s: s.exp(value)),
         (ost.GraphError, "exp", lambda s: s.exp(np.array([object()]))),
         (ost.GraphError, "arange", lambda s: s.arange(0, 5, 0)),
-        (ost.InputError, "CUDA", lambda s: s.exp(foreign())),
-        (ost.InputError, "CUDA", lambda s: s.exp(x, out=foreign())),
+        (ost.InputError, "TPU", lambda s: s.exp(foreign())),
+        (ost.InputError, "TPU", lambda s: s.exp(x, out=foreign())),
         (ost.PlanError, "released", lambda s: s.exp(released(ex))),
         (ost.PlanError, "released", lambda s: s.exp(x, out=released(ex))),
         (ost.VariableError, "'n'", lambda s: s.broadcast_to(ex.empty((1,)), (n,))),
@@ -361,11 +364,11 @@ def test_methods_show_their_arguments() -> None:
     assert ost.GraphSession.exp.__doc__ == ost.Graph.exp.__doc__
 
 
-def test_executors_refuse(ex: ost.GraphExecutor) -> None:
+def test_executors_refuse(ex: ost.GraphExecutor, device: str) -> None:
     with pytest.raises(ost.DeviceUnavailableError):
         ost.GraphExecutor("no such device")
     with pytest.raises(ost.InputError, match="threads"):
-        ost.GraphExecutor("cpu", threads=0)
+        ost.GraphExecutor(open_session(device, threads=0).context)
     with pytest.raises(ost.InputError, match="threads"):
         ost.GraphExecutor(ex.context, threads=2)
     with pytest.raises(ost.InputError):
@@ -377,8 +380,7 @@ def test_executors_refuse(ex: ost.GraphExecutor) -> None:
             ex.empty(shape)
     with pytest.raises(ost.GraphError):
         ex.empty((2,), "float7")
-    assert ex.device == ost.Device.CPU
-    assert ex.context.device == ost.Device.CPU
+    assert ex.device == ex.context.device == ost.Device.parse(device)
 
 
 def test_sessions_of_several_threads(ex: ost.GraphExecutor) -> None:

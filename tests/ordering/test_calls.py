@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import CPU_ALONE
+from tests.devices.registered import open_session
 
 from .graphs import beside, entry, filled, ledger_graph, recorded, rows_graph, single, total
 
 
 @pytest.fixture
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=1)
 
 
 @pytest.fixture
@@ -159,10 +161,10 @@ def test_a_copy_waits_for_what_is_queued(ledger):
     assert total(copy.copy(ledger)) == 8
 
 
-def test_a_clone_on_a_context_of_its_own(session, ledger):
+def test_a_clone_on_a_context_of_its_own(session, ledger, device):
     ledger.run(entry(2))
     ledger.bind_handle("h", filled(4))
-    elsewhere = ost.Session("cpu", threads=1)
+    elsewhere = open_session(device, threads=1)
     twin = ledger.clone(context=elsewhere.context)
     with recorded(session.context, 1):
         ledger.commit_no_wait(entry(1))
@@ -179,8 +181,8 @@ def test_a_clone_on_a_context_of_its_own(session, ledger):
     assert session.context.replay_graph(1)
 
 
-def test_a_clone_on_another_context_writes_its_own_weights(ledger):
-    twin = ledger.clone(context=ost.Session("cpu", threads=1).context)
+def test_a_clone_on_another_context_writes_its_own_weights(ledger, device):
+    twin = ledger.clone(context=open_session(device, threads=1).context)
     for _ in range(5):
         ledger.commit_no_wait(entry(1, heavy=True))
         twin.commit_no_wait(entry(1, heavy=True))
@@ -284,6 +286,7 @@ def moe_graph() -> ost.Graph:
     return g
 
 
+@CPU_ALONE
 def test_a_capture_of_experts_ends(session):
     compiled, x = session.compile(moe_graph()), {"x": np.ones((3, 8), np.float32)}
     assert compiled.enable_moe_topk_capture(4)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.registered import open_session
 
 from .graphs import beside, buffer_of, entry, filled, ledger_graph, recorded, single, total
 
 
 @pytest.fixture
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=1)
 
 
 @pytest.fixture
@@ -25,9 +26,9 @@ def ledger(session: ost.Session) -> ost.CompiledGraph:
 
 
 @pytest.fixture
-def elsewhere() -> ost.Session:
+def elsewhere(device: str) -> ost.Session:
     """Another session, and so another context."""
-    return ost.Session("cpu", threads=1)
+    return open_session(device, threads=1)
 
 
 @pytest.fixture

@@ -63,9 +63,9 @@ submissions = st.one_of(
 class Calls(RuleBasedStateMachine):
     """Makes each call on the world and on the model, and compares the outcomes."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
-        self.world, self.model = World(), Model()
+        self.world, self.model = World(device), Model()
 
     def do(self, name: str, *args: Any) -> Any:
         expected = self.model.call(name, *args)
@@ -381,9 +381,9 @@ class Calls(RuleBasedStateMachine):
             pending.wait()
 
 
-def check(sequences: int, *, derandomize: bool) -> None:
+def check(device: str, sequences: int, *, derandomize: bool) -> None:
     run_state_machine_as_test(
-        Calls,
+        lambda: Calls(device),
         settings=settings(
             max_examples=sequences,
             stateful_step_count=CALLS,
@@ -396,10 +396,10 @@ def check(sequences: int, *, derandomize: bool) -> None:
     )
 
 
-def test_calls_happen_one_after_the_other() -> None:
-    check(100, derandomize=True)
+def test_calls_happen_one_after_the_other(device: str) -> None:
+    check(device, 100, derandomize=True)
 
 
 @pytest.mark.slow
-def test_many_calls_happen_one_after_the_other() -> None:
-    check(5000, derandomize=False)
+def test_many_calls_happen_one_after_the_other(device: str) -> None:
+    check(device, 5000, derandomize=False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.registered import open_session
 
 from .graphs import (
     Array,
@@ -26,8 +27,8 @@ FLOAT = np.float32
 
 
 @pytest.fixture
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=1)
 
 
 @pytest.fixture
@@ -36,9 +37,9 @@ def ledger(session: ost.Session) -> ost.CompiledGraph:
 
 
 @pytest.fixture
-def other() -> ost.GraphExecutor:
+def other(device: str) -> ost.GraphExecutor:
     """Sessions on a context of their own."""
-    return ost.GraphExecutor("cpu", threads=1)
+    return ost.GraphExecutor(open_session(device, threads=1).context)
 
 
 # -- behind what is queued -------------------------------------------------------------------------

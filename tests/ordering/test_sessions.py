@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.registered import open_session
 
 from .graphs import Array, buffer_of, entry, filled, ledger_graph, recorded, single, total
 
@@ -15,8 +16,8 @@ COMMITS = 20
 
 
 @pytest.fixture
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=1)
 
 
 @pytest.fixture
@@ -25,9 +26,15 @@ def ledger(session: ost.Session) -> ost.CompiledGraph:
 
 
 @pytest.fixture(params=["the same context", "another context"])
-def executor(request: pytest.FixtureRequest, session: ost.Session) -> ost.GraphExecutor:
+def executor(
+    request: pytest.FixtureRequest, session: ost.Session, device: str
+) -> ost.GraphExecutor:
     same = request.param == "the same context"
-    return ost.GraphExecutor(session.context) if same else ost.GraphExecutor("cpu", threads=1)
+    return (
+        ost.GraphExecutor(session.context)
+        if same
+        else ost.GraphExecutor(open_session(device, threads=1).context)
+    )
 
 
 def finish(executor: ost.GraphExecutor, s: ost.GraphSession) -> None:
@@ -114,8 +121,8 @@ def test_a_buffer_is_read_and_written_in_order(executor):
     assert single(buffer.copyout()) == 2
 
 
-def test_sessions_of_two_contexts_that_share_a_buffer_alternate():
-    left, right = (ost.GraphExecutor("cpu", threads=1) for _ in range(2))
+def test_sessions_of_two_contexts_that_share_a_buffer_alternate(device):
+    left, right = (ost.GraphExecutor(open_session(device, threads=1).context) for _ in range(2))
     buffer = left.buffer(filled(0))
     for _ in range(10):
         for number, executor in enumerate((left, right)):

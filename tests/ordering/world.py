@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import ostinato as ost
+from tests.devices.registered import open_session
 
 from .graphs import Array, buffer_of, entry, filled, ledger_graph, rows_graph
 from .model import BUFFERS, CONTEXTS, NUMBERS, ROWS, Feed, Step, home, rows_of
@@ -22,8 +23,8 @@ SQUARE = np.zeros((256, 256), np.float32)
 class World:
     """A ledger on the first context, rows on the second one, and buffers on both."""
 
-    def __init__(self) -> None:
-        self.opened = [ost.Session("cpu", threads=1) for _ in range(CONTEXTS)]
+    def __init__(self, device: str = "cpu") -> None:
+        self.opened = [open_session(device, threads=1) for _ in range(CONTEXTS)]
         self.contexts = [session.context for session in self.opened]
         self.executors = [ost.GraphExecutor(context) for context in self.contexts]
         builders = (ledger_graph, rows_graph)

@@ -14,13 +14,17 @@ from ostinato.backends.cpu.context import CpuContext
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
 from ostinato.plan.buffer import Buffer
+from tests.devices.contract import device
+from tests.devices.registered import open_session
+
+__all__ = ["Layers", "context", "counter", "device", "layers", "new_buffer", "numbers", "session"]
 
 Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="session")
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=2)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=2)
 
 
 @pytest.fixture(scope="session")

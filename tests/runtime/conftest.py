@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import device
+from tests.devices.registered import open_session
 
 from .graphs import B, W, sized_graph, tiny_graph
 
+__all__ = ["compiled", "device", "own", "session", "sized"]
+
 
 @pytest.fixture(scope="session")
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=2)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=2)
 
 
 @pytest.fixture(scope="session")

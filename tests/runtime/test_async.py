@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import CPU_ALONE
 
 from .graphs import FED, W, X, sized_inputs, tiny
 
@@ -312,6 +313,7 @@ def test_no_run_comes_between_pipelined_ones(counter):
 # ---- threads and processes -----------------------------------------------------------------------
 
 
+@CPU_ALONE  # a GPU is done before the other thread has begun
 def test_other_threads_run_meanwhile(slow):
     """The GIL is free while a queued run computes."""
     slow.run(EYE)
@@ -380,6 +382,7 @@ def _in_child(compiled: ost.CompiledGraph, send: Any) -> None:
     send.send(total(compiled) + compiled.run(ONES)[0][0])
 
 
+@CPU_ALONE  # CUDA does not work in a forked child
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_has_an_empty_queue_and_free_locks(session):
@@ -406,19 +409,20 @@ def test_a_forked_child_has_an_empty_queue_and_free_locks(session):
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "raise SystemExit", "del compiled"])
-def test_the_interpreter_ends_with_runs_in_the_queue(ending):
+def test_the_interpreter_ends_with_runs_in_the_queue(ending, device):
     script = textwrap.dedent(
         f"""
         import sys
         import numpy as np
         import ostinato as ost
+        from tests.devices.registered import open_session
         g = ost.Graph("g")
         x = g.input("x", (128, 128))
         value = x
         for _ in range(20):
             value = g.matmul(value, x)
         g.set_outputs([value])
-        compiled = ost.Session("cpu", threads=2).compile(g)
+        compiled = open_session({device!r}, threads=2).compile(g)
         for _ in range(20):
             compiled.commit_no_wait({{"x": np.eye(128, dtype=np.float32)}})
         print("queued", flush=True)

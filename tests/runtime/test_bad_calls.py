@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.registered import open_session
 
 Array = np.ndarray[Any, Any]
 
@@ -98,12 +99,12 @@ def wrong_names() -> Iterator[tuple[str, Callable[[Array], Any]]]:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> ost.CompiledGraph:
+def compiled(device: str) -> ost.CompiledGraph:
     g = ost.Graph("good")
     x = g.input("x", (2, 4))
     w, b = g.param("w", (4, 3)), g.param("b", (3,))
     g.set_outputs({"out": g.gelu(g.matmul(x, w) + b)})
-    return ost.Session("cpu").compile(g, params=PARAMS)
+    return open_session(device).compile(g, params=PARAMS)
 
 
 RNG = np.random.default_rng(0)
@@ -220,11 +221,11 @@ def test_wrong_output(compiled: ost.CompiledGraph, what: str, make: Callable[[],
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_output_over_input_is_refused() -> None:
+def test_output_over_input_is_refused(device: str) -> None:
     g = ost.Graph("same")
     x = g.input("x", (8,))
     g.set_outputs([g.flip(x), g.exp(x)])
-    compiled = ost.Session("cpu").compile(g)
+    compiled = open_session(device).compile(g)
     memory = np.arange(16, dtype=np.float32)
     for first, second in (
         (memory[:8], memory[8:]),
@@ -271,12 +272,12 @@ WRONG_SIZES = ((0, 4), (9, 4), (1 << 33, 4), (3, 5), (3,), (3, 4, 1))
 
 
 @pytest.mark.parametrize("shape", WRONG_SIZES, ids=str)
-def test_wrong_sizes_of_a_variable(shape: tuple[int, ...]) -> None:
+def test_wrong_sizes_of_a_variable(shape: tuple[int, ...], device: str) -> None:
     g = ost.Graph("symbolic")
     n = ost.Variable("n", 1, 8)
     x, y = g.input("x", (n, 4)), g.input("y", (n,))
     g.set_outputs([g.sum(x, axis=1) + y])
-    compiled = ost.Session("cpu").compile(g)
+    compiled = open_session(device).compile(g)
     good = {"x": np.ones((3, 4), np.float32), "y": np.ones(3, np.float32)}
     before = compiled.run(good)[0].tobytes()
     size = shape[0]

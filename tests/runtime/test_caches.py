@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.registered import open_session
 
 LADDER = [(1, 9), (9, 17), (17, 33), (33, 65)]
 
 
 @pytest.fixture(scope="module")
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=1)
 
 
 def doubled(upper: int) -> ost.Graph:

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import RECORDING
+from tests.devices.registered import open_session
 
 from .capture import ONES, SENTINEL, chain_graph, recorded, scaled_graph, sentinels, total
 
+pytestmark = RECORDING
+
 
 @pytest.fixture
-def session() -> ost.Session:
+def session(device: str) -> ost.Session:
     """One for each test: recordings belong to a session's context."""
-    return ost.Session("cpu", threads=2)
+    return open_session(device, threads=2)
 
 
 @pytest.fixture
@@ -273,10 +277,10 @@ def test_reset_of_one_key_leaves_the_others(session, compiled):
     assert total(compiled) == 2
 
 
-def test_two_models_and_shuffled_keys_never_cross():
+def test_two_models_and_shuffled_keys_never_cross(device):
     """Two sessions with the same keys, each for several graphs, replayed in a random order."""
     rng = np.random.default_rng(3)
-    sessions = [ost.Session("cpu", threads=1) for _ in range(2)]
+    sessions = [open_session(device, threads=1) for _ in range(2)]
     results, expected = {}, {}
     for number, session in enumerate(sessions):
         for key in rng.permutation(6).tolist():
@@ -339,8 +343,8 @@ def test_calls_of_other_threads_run_meanwhile(session, compiled):
     assert total(compiled) == 4
 
 
-def test_other_sessions_run_meanwhile(session, compiled):
-    other = ost.Session("cpu", threads=1).compile(scaled_graph())
+def test_other_sessions_run_meanwhile(session, compiled, device):
+    other = open_session(device, threads=1).compile(scaled_graph())
     with recorded(session.context, 1):
         assert (other.run({"x": ONES})[0] == 2).all()
     assert total(other) == 1
@@ -374,6 +378,10 @@ def test_recordings_of_many_threads_are_all_kept(session, compiled):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking beside threads
 def test_a_child_has_the_recordings_of_its_parent(session, compiled):
+    if session.device != ost.Device.CPU:
+        pytest.skip("CUDA does not work in a forked child")
+    if session.device != ost.Device.CPU:
+        pytest.skip("a GPU does not outlive a fork")
     for _ in range(3):
         compiled.commit_no_wait({"x": ONES})
     with recorded(session.context, 1):

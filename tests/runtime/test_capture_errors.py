@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.common.host_context import HostContext
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
+from tests.devices.contract import RECORDING
+from tests.devices.registered import open_session
 
 from .capture import ONES, SENTINEL, chain_graph, recorded, scaled_graph, sentinels, total
+
+pytestmark = RECORDING
 
 FED = {"x": ONES}
 
 
 @pytest.fixture
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=1)
 
 
 @pytest.fixture
@@ -215,7 +217,7 @@ def test_questions_may_be_asked_while_recording(session, compiled):
     session.context.begin_graph_capture()
     assert compiled.has_handle("total")
     assert not compiled.has_handle("x")
-    assert compiled.device == ost.Device.CPU
+    assert compiled.device == session.device
     assert compiled.plan.num_outputs == 1
     assert "kernel" in compiled.explain()
     assert compiled.arena_ptr()
@@ -242,25 +244,3 @@ def test_contexts_can_be_patched(session, compiled, monkeypatch):
 
 
 # -- devices without capture -----------------------------------------------------------------------
-
-
-def test_a_device_without_capture():
-    context = HostContext(ost.Device.parse("cuda:7"))
-    assert not context.supports_capture
-    with pytest.raises(ost.CaptureError, match="CUDA:7 cannot record"):
-        context.begin_graph_capture()
-    with pytest.raises(ost.CaptureError, match="without a begin"):
-        context.end_graph_capture(1)
-    assert context.replay_graph(1) is False
-    context.reset_graph(1)
-    context.reset_all_graphs()
-    context.cancel_graph_capture()
-    context.set_decode_state(3, 4)
-    assert context.decode_state == {"token": 3, "position": 4, "kv_len": 5}
-    context.set_dev_state_mode(False)
-    with pytest.raises(ost.CaptureError):
-        context.set_dev_state_mode(True)
-    with pytest.raises(ost.PlanError, match="compiled graphs only"):
-        context.encode([])
-    buffer = context.upload(np.arange(3))
-    np.testing.assert_array_equal(buffer.copyout(), np.arange(3))

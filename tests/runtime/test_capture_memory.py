@@ -15,8 +15,12 @@ from ostinato.ir.types import TensorType
 from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.prepared import Copy
 from tests.allocations import blocks_gathered
+from tests.devices.contract import RECORDING
+from tests.devices.registered import open_session
 
 from .capture import ONES, SENTINEL, chain_graph, recorded, scaled_graph, sentinels, total
+
+pytestmark = RECORDING
 
 FED = {"x": ONES}
 VECTOR = TensorType(FLOAT32, (4,))
@@ -26,8 +30,8 @@ NO_ASAN = pytest.mark.skipif(
 
 
 @pytest.fixture
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=1)
 
 
 @pytest.fixture
@@ -92,8 +96,8 @@ def test_recordings_that_are_gone_keep_nothing(session, compiled, way):
     assert gone() is None
 
 
-def test_a_session_goes_with_its_recordings():
-    session = ost.Session("cpu", threads=1)
+def test_a_session_goes_with_its_recordings(device):
+    session = open_session(device, threads=1)
     compiled = session.compile(scaled_graph())
     with recorded(session.context, 1):
         compiled.commit_no_wait(FED)  # the context has the graph, which has the context

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import CPU_ALONE
 
 from .graphs import FED, B, W, tiny, tiny_graph
 
@@ -167,6 +168,7 @@ def large(session: ost.Session) -> tuple[ost.CompiledGraph, dict[str, np.ndarray
     return session.compile(g, {"w": w}), {"x": np.ones((1, size), np.float32)}
 
 
+@CPU_ALONE
 def test_weights_take_memory_once_until_they_are_written(session):
     compiled, feed = large(session)
     compiled.run(feed)
@@ -349,6 +351,7 @@ def rows(n: int) -> dict[str, np.ndarray]:
     return {"x": np.ones((n, 256), np.float32)}
 
 
+@CPU_ALONE  # the long run takes a GPU less than a sleep
 def test_a_clone_does_not_wait_for_the_original(session):
     """A short run on a clone ends while a long one on the original goes on."""
     compiled = busy(session)

@@ -10,6 +10,7 @@ import pytest
 
 import ostinato as ost
 from ostinato import reference
+from tests.devices.contract import RECORDING
 
 Array = np.ndarray[Any, Any]
 
@@ -105,6 +106,7 @@ def test_batches_and_queued_runs(compiled):
     assert compiled.read_output_row(0, 4) is None
 
 
+@RECORDING
 def test_bound_calls_and_recordings(compiled, session):
     g = chosen_graph()
     x = feed(0)["x"].copy()
@@ -122,6 +124,7 @@ def test_bound_calls_and_recordings(compiled, session):
             check([out[0][:size], out[1][:size], *out[2:]], g, feed(positive))
 
 
+@RECORDING
 def test_recorded_runs_leave_results_of_the_right_size(compiled, session):
     x = feed(3)["x"].copy()
     session.context.begin_graph_capture()

@@ -11,8 +11,12 @@ import pytest
 import ostinato as ost
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
+from tests.devices.contract import RECORDING
+from tests.devices.registered import open_session
 
 from .capture import SENTINEL, recorded, sentinels
+
+pytestmark = RECORDING
 
 Array = np.ndarray[Any, Any]
 LENGTH, WIDTH = 8, 3
@@ -50,8 +54,8 @@ def row(value: float) -> dict[str, Array]:
 
 
 @pytest.fixture
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=1)
 
 
 @pytest.fixture
@@ -89,8 +93,8 @@ def test_wrong_states_change_nothing(session, wrong):
     assert session.context.decode_state == {"token": 5, "position": 6, "kv_len": 7}
 
 
-def test_contexts_have_blocks_of_their_own(session):
-    other = ost.Session("cpu", threads=1)
+def test_contexts_have_blocks_of_their_own(session, device):
+    other = open_session(device, threads=1)
     other.context.set_decode_state(1, 2)
     other.context.set_dev_state_mode(True)
     assert session.context.decode_state["position"] == 0

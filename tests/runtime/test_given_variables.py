@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import RECORDING
+from tests.devices.registered import open_session
 
 LENGTH = 6
 
@@ -30,8 +32,8 @@ def row(number: float) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=1)
 
 
 @pytest.fixture
@@ -146,6 +148,7 @@ def test_bound_calls_keep_their_values(compiled):
     assert rows(compiled) == [0, 2, 0, 0, 1, 0]
 
 
+@RECORDING
 def test_recorded_runs_keep_their_values(session, compiled):
     feed = row(1)
     session.context.begin_graph_capture()
@@ -158,6 +161,7 @@ def test_recorded_runs_keep_their_values(session, compiled):
     assert rows(compiled) == [0, 0, 8, 0, 0, 0]
 
 
+@RECORDING
 def test_the_variable_block_comes_first(session):
     compiled = session.compile(history_graph("position"))
     compiled.run(row(1), variables={"position": 4})

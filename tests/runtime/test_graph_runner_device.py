@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import RECORDING
+from tests.devices.registered import open_session
+
+pytestmark = RECORDING
 
 
 @pytest.fixture
-def session() -> ost.Session:
-    return ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    return open_session(device, threads=1)
 
 
 @pytest.fixture(autouse=True)

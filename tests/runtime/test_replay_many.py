@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import RECORDING
+from tests.devices.registered import open_session
+
+pytestmark = RECORDING
 
 COUNT = 500
 
 
 @pytest.fixture
-def executor() -> ost.GraphExecutor:
-    return ost.GraphExecutor("cpu", threads=1)
+def executor(device: str) -> ost.GraphExecutor:
+    return ost.GraphExecutor(open_session(device, threads=1).context)
 
 
 @pytest.mark.parametrize("way", ["graph.replay", "replay_graph"])

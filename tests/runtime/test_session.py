@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import CPU_ALONE
 
 from .graphs import FED, B, W, tiny, tiny_graph
 
 
+@CPU_ALONE
 def test_what_a_compiled_graph_says_of_itself(session):
     g = ost.Graph()
     n = ost.Variable("n", 1, 8)
@@ -73,6 +75,7 @@ def test_options_change_no_results(session, options):
         np.testing.assert_allclose(compiled.run(FED)[0], tiny(), rtol=1e-5, atol=1e-6)
 
 
+@CPU_ALONE
 def test_progress_is_told(session):
     calls: list[tuple[int, int]] = []
     session.compile(tiny_graph(), progress=lambda done, total: calls.append((done, total)))
@@ -116,6 +119,7 @@ def no_outputs() -> ost.Graph:
     return g
 
 
+@CPU_ALONE
 @pytest.mark.parametrize(
     ("graph", "kwargs", "error", "parts"),
     [

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.contract import CPU_ALONE
 
 from .graphs import X, refused, sized_inputs, tiny
 
@@ -88,6 +89,7 @@ def test_chosen_outputs_never_change_later(many):
     assert as_bytes(kept) == before
 
 
+@CPU_ALONE
 def test_outputs_not_read_take_no_memory(session):
     """64 MB that are not read are not allocated; they go to the arena, again and again."""
     g = ost.Graph("wide")

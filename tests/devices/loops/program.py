@@ -25,7 +25,7 @@ from ostinato.variables import Dim, Symbol, evaluate
 from .interpreter import run_nest
 from .rules import LibraryCall
 
-__all__ = ["LoopsCode", "LoopsProgram", "Step", "octets"]
+__all__ = ["Compute", "LoopsCode", "LoopsProgram", "Step", "octets"]
 
 Array = np.ndarray[Any, Any]
 
@@ -54,20 +54,22 @@ class Step(NamedTuple):
     target: int = 0
 
     @staticmethod
-    def of(kernel: Kernel, places: Sequence[tuple[int, int]], sizes: Sequence[Dim]) -> Step:
-        """The step that runs a kernel: a library call, or a loop nest that is interpreted."""
-        compute: Compute
-        if isinstance(kernel, LibraryCall):
-            compute = kernel.run
-        elif isinstance(kernel, SizeStep):
-            compute = partial(run_size_step, kernel)
-        else:
-            assert isinstance(kernel, LoopNest)
-            compute = partial(run_nest, kernel)
+    def of(
+        kernel: Kernel,
+        places: Sequence[tuple[int, int]],
+        sizes: Sequence[Dim],
+        compute_of: Callable[[Kernel], Compute] | None = None,
+    ) -> Step:
+        """The step that runs a kernel; by default, one of this device."""
+        compute = (compute_of or computation)(kernel)
         return Step(compute, tuple(arg.dtype for arg in kernel.args), places, sizes)
 
     @staticmethod
-    def of_call(lowered: LoweredGraph[Program], call: Call) -> Step:
+    def of_call(
+        lowered: LoweredGraph[Program],
+        call: Call,
+        compute_of: Callable[[Kernel], Compute] | None = None,
+    ) -> Step:
         """The step of a call of a lowered graph."""
         sizes = [buffer.type.size for buffer in call.buffers]
         if isinstance(call.kernel, Control):
@@ -76,12 +78,22 @@ class Step(NamedTuple):
             dtypes = tuple(arg.dtype for arg in call.kernel.args)
             places = [*map(lowered.place, call.buffers)]
             return Step(_nothing, dtypes, places, sizes, call.kernel, target)
-        return Step.of(call.kernel, [*map(lowered.place, call.buffers)], sizes)
+        return Step.of(call.kernel, [*map(lowered.place, call.buffers)], sizes, compute_of)
 
     @staticmethod
     def copy(target: tuple[int, int], source: tuple[int, int], nbytes: int) -> Step:
         """The step that copies bytes."""
         return Step(_copy, (UINT8, UINT8), (target, source), (nbytes, nbytes))
+
+
+def computation(kernel: Kernel) -> Compute:
+    """Runs a kernel: a library call, or a loop nest that is interpreted."""
+    if isinstance(kernel, LibraryCall):
+        return kernel.run
+    if isinstance(kernel, SizeStep):
+        return partial(run_size_step, kernel)
+    assert isinstance(kernel, LoopNest)
+    return partial(run_nest, kernel)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,83 @@
+"""Attention of the CUDA device, in the emulator, against the oracle."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from tests.conformance.compare import check_against_oracle
+from tests.conformance.draw import Draw
+from tests.devices.registered import open_session
+
+#: Batch, query heads, key heads, queries, keys, head size, features.
+SHAPES = {
+    "one": (1, 1, 1, 1, 1, 1, 1),
+    "heads": (2, 4, 2, 5, 7, 8, 8),
+    "one query": (1, 8, 2, 1, 37, 16, 16),
+    "tiles": (1, 2, 1, 70, 70, 16, 16),
+    "wide": (1, 1, 1, 20, 33, 80, 96),
+    "odd": (2, 3, 3, 17, 19, 5, 7),
+    "many features": (1, 1, 1, 3, 9, 4, 300),
+    "parts": (1, 2, 1, 3, 600, 8, 8),
+    "parts of tiles": (2, 4, 2, 1, 300, 16, 32),
+    "tiles of few rows": (1, 8, 1, 2, 50, 32, 16),
+    "no queries": (1, 2, 2, 0, 5, 8, 8),
+    "no keys": (1, 2, 2, 5, 0, 8, 8),
+}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": 3},
+    "band": {"window": 2},
+    "softcap": {"softcap": 1.5, "scale": -0.7},
+    "bool mask": {"mask": "bool"},
+    "added mask": {"mask": "float32", "causal": True},
+}
+
+
+@pytest.fixture(scope="module")
+def session() -> ost.Session:
+    return open_session("cudaemu")
+
+
+def check(session: ost.Session, shape: str, dtype: str, **options: Any) -> None:
+    batch, heads, key_heads, queries, keys, size, features = SHAPES[shape]
+    name = f"{shape} {dtype} {options}"
+    draw = Draw(ost.Graph("attention"), np.random.default_rng(zlib.crc32(name.encode())))
+    q = draw.of((batch, heads, queries, size), dtype)
+    k = draw.of((batch, key_heads, keys, size), dtype)
+    v = draw.of((batch, key_heads, keys, features), dtype)
+    mask = options.pop("mask", None)
+    if mask is not None:
+        mask = draw.of((1, heads, queries, keys), mask)
+        mask = mask if mask.dtype.is_bool else draw.g.cast(mask, dtype)
+    draw.g.set_outputs([draw.g.attention(q, k, v, mask=mask, **options)])
+    check_against_oracle(draw.g, draw.arrays, [(session, ost.CompileOptions(verify=True))])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes(session: ost.Session, shape: str, dtype: str) -> None:
+    check(session, shape, dtype, causal=shape != "odd")
+
+
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("shape", ["heads", "tiles"])
+def test_options(session: ost.Session, shape: str, option: str, dtype: str) -> None:
+    check(session, shape, dtype, **OPTIONS[option])
+
+
+def test_a_query_that_attends_to_nothing_gives_zeros(session: ost.Session) -> None:
+    g = ost.Graph("nothing")
+    q, k = g.input("q", (1, 1, 20, 16), "float16"), g.input("k", (1, 1, 70, 16), "float16")
+    mask = g.constant(np.zeros((1, 1, 20, 70), bool))
+    g.set_outputs([g.attention(q, k, k, mask=mask)])
+    ones = np.ones((1, 1, 70, 16), np.float16)
+    (result,) = session.compile(g).run({"q": ones[:, :, :20], "k": ones})
+    assert not np.asarray(result).any()

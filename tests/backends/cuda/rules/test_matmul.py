@@ -1,0 +1,141 @@
+"""Matmuls and convolutions of the CUDA device, in the emulator, against the oracle."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.ir.graph import Value
+from tests.conformance.compare import assert_close, check_against_oracle
+from tests.conformance.draw import Draw
+from tests.devices.registered import open_session
+
+#: Tiles in registers, tiles for tensor cores, and sums that wrap; the others take longer.
+DTYPES = (
+    "float32",
+    "bfloat16",
+    "int8",
+    *(
+        pytest.param(dtype, marks=pytest.mark.slow)
+        for dtype in ("float64", "float16", "uint16", "int32", "int64")
+    ),
+)
+
+#: Shapes of both operands: few rows, tiles with and without tails, batches that broadcast.
+SHAPES = {
+    "vectors": ((7,), (7,)),
+    "one row": ((1, 64), (64, 48)),
+    "few rows": ((3, 33), (33, 17)),
+    "sixteen rows": ((16, 40), (40, 24)),
+    "no rows": ((0, 8), (8, 8)),
+    "no depth": ((5, 0), (0, 3)),
+    "no columns": ((5, 3), (3, 0)),
+    "tile": ((64, 16), (16, 64)),
+    "tails": ((67, 35), (35, 70)),
+    "a column": ((37, 20), (20, 1)),
+    "batch": ((3, 1, 20, 9), (2, 9, 21)),
+    "batch of few rows": ((2, 2, 16), (2, 16, 8)),
+    "rows of batches": ((2, 5, 7, 11), (11, 13)),
+}
+
+
+@pytest.fixture(scope="module")
+def session() -> ost.Session:
+    return open_session("cudaemu")
+
+
+def check(session: ost.Session, draw: Draw, *outputs: Value) -> None:
+    draw.g.set_outputs(list(outputs))
+    check_against_oracle(draw.g, draw.arrays, [(session, ost.CompileOptions(verify=True))])
+
+
+def drawn(name: str) -> Draw:
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    return Draw(ost.Graph("matmul"), rng)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_matmul(session: ost.Session, dtype: str, shape: str) -> None:
+    d = drawn(f"{shape} {dtype}")
+    left, right = (d.of(size, dtype) for size in SHAPES[shape])
+    check(session, d, d.g.matmul(left, right))
+
+
+#: Sizes of rows, depth and columns for operands that are stored otherwise.
+STORED = ((1, 64, 40), (9, 48, 24), (5, 33, 7), (66, 40, 72))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("size", STORED)
+def test_operands_stored_otherwise(
+    session: ost.Session, dtype: str, size: tuple[int, int, int]
+) -> None:
+    m, k, n = size
+    d = drawn(f"{size} {dtype}")
+    left = d.g.permute_dims(d.of((k, m), dtype), (1, 0))
+    right = d.g.permute_dims(d.of((n, k), dtype), (1, 0))
+    strided = d.of((2 * k, n), dtype)[::2]
+    check(session, d, d.g.matmul(left, right), d.g.matmul(left, d.g.flip(strided, (1,))))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", STORED)
+def test_epilogues(session: ost.Session, dtype: str, size: tuple[int, int, int]) -> None:
+    m, k, n = size
+    d = drawn(f"epilogue {size} {dtype}")
+    product = d.g.matmul(d.of((m, k), dtype), d.of((k, n), dtype))
+    row = d.g.gelu(product + d.of((n,), dtype)) * d.of((m, 1), dtype)
+    check(session, d, d.g.cast(row, "float32"), d.g.permute_dims(product, (1, 0)))
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_weights_that_are_converted_on_the_way(session: ost.Session, rows: int) -> None:
+    d = drawn(f"converted {rows}")
+    weights, scales = d.of((32, 24), "int8"), d.of((24,), "float32")
+    wide = d.g.cast(weights, "float32") * scales
+    check(session, d, d.g.matmul(d.of((rows, 32), "float32"), wide))
+
+
+def test_8_bit_integers(session: ost.Session) -> None:
+    d = drawn("bytes")
+    left, right = d.of((20, 33), "uint8"), d.of((33, 9), "int8")
+    check(session, d, d.g.integer_matmul(left, right), d.g.integer_matmul(left[:2], right))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_convolutions(session: ost.Session, dtype: str, groups: int) -> None:
+    d = drawn(f"convolution {dtype} {groups}")
+    x = d.of((2, 6, 9, 11), dtype)
+    w, bias = d.of((12, 6 // groups, 3, 2), dtype), d.of((12,), dtype)
+    plain = d.g.conv(x, w, bias, groups=groups)
+    wide = d.g.conv(x, w, groups=groups, stride=2, padding=1, dilation=2)
+    check(session, d, d.g.relu(plain), wide)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("most", [8, 100])
+def test_open_sizes(session: ost.Session, dtype: str, most: int) -> None:
+    g = ost.Graph("open")
+    rows = ost.Variable("rows", 0, most)
+    left, right = g.input("a", (rows, 24), dtype), g.input("b", (24, 40), dtype)
+    g.set_outputs([g.relu(g.matmul(left, right)), g.matmul(left, g.permute_dims(left, (1, 0)))])
+    compiled = session.compile(g)
+    rng = np.random.default_rng(most)
+    for size in (0, 1, 7, most):
+        arrays = {"a": rng.normal(size=(size, 24)), "b": rng.normal(size=(24, 40))}
+        inputs = {name: array.astype(left.dtype.numpy) for name, array in arrays.items()}
+        expected = ost.reference.evaluate(g, inputs)
+        for mine, truth in zip(compiled.run(inputs), expected, strict=True):
+            assert_close(np.asarray(mine), truth, f"{size} rows")
+
+
+def test_without_templates(session: ost.Session) -> None:
+    """Plain loop nests give the same results."""
+    d = drawn("plain")
+    d.g.set_outputs([d.g.matmul(d.of((20, 9), "float32"), d.of((9, 13), "float32"))])
+    check_against_oracle(d.g, d.arrays, [(session, ost.CompileOptions(optimize=False))])

@@ -1,0 +1,85 @@
+"""Segments: small kernels as parts of one, in the emulator, against the oracle."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.backends.cuda.rules.segments import Segment
+from ostinato.backends.cuda.target import CudaTarget
+from tests.conformance.compare import check_against_oracle
+from tests.conformance.draw import Draw
+from tests.devices.registered import registered
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+BACKEND = "tests.devices.cuda_emulation.backend:CudaSegmentsBackend"
+
+
+@pytest.fixture(scope="module")
+def session() -> ost.Session:
+    with registered(cudasegments=BACKEND):
+        return ost.Session("cudasegments")
+
+
+def segments_of(compiled: ost.CompiledGraph) -> list[Segment]:
+    kernels = [op.kernel.kernel for op in compiled.plan.prepared_ops]
+    return [kernel for kernel in kernels if isinstance(kernel, Segment)]
+
+
+def test_levels_follow_what_is_read_and_written(session: ost.Session) -> None:
+    g = ost.Graph("levels")
+    x = g.input("x", (3, 40))
+    left, right = g.matmul(x, g.input("a", (40, 8))), g.matmul(x, g.input("b", (40, 8)))
+    g.set_outputs([g.softmax(g.matmul(left, g.permute_dims(right, (1, 0)))), left, right])
+    compiled = session.compile(g)
+    (segment,) = segments_of(compiled)
+    levels = [part.level for part in segment.parts]
+    assert levels == sorted(levels)
+    assert levels[:2] == [0, 0]  # neither product waits for the other
+    assert levels[2] == 1
+    text = segment.source(CudaTarget.of_arch("sm_90"))
+    assert text.count("ost::arrive_and_wait(") == levels[-1]
+
+
+def test_results_are_those_of_the_kernels_alone(session: ost.Session) -> None:
+    d = Draw(ost.Graph("segment"), np.random.default_rng(1))
+    x, w, v = (d.of(shape, "float32") for shape in ((5, 33), (33, 70), (70, 33)))
+    g = d.g
+    y = g.rms_norm(x, d.of((33,), "float32"))
+    for _ in range(3):
+        y = g.rms_norm(g.add(y, g.matmul(g.silu(g.matmul(y, w)), v)), d.of((33,), "float32"))
+    g.set_outputs([y, g.argmax(y, axis=1), g.sum(y, axis=0)])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    assert segments_of(session.compile(g))
+    plain = ost.CompileOptions(optimize=False)
+    check_against_oracle(g, d.arrays, [(session, plain)])
+
+
+def test_a_decoding_step_is_one_kernel(session: ost.Session, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    model = importlib.import_module("tiny_llama")
+    monkeypatch.setitem(sys.modules, "tiny_llama", model)
+    config = model.Config(vocabulary=64, width=32, heads=2, key_heads=1, head_dim=16, hidden=48)
+    graph = model.decoder_graph(config, model.random_weights(config))
+    compiled = session.compile(graph)
+    assert len(compiled.plan.kernels) == 1
+    expected = ost.Session("cpu").compile(graph)
+    token = 1
+    for position in range(6):
+        values = {"token": token, "position": position, "kv_len": position + 1}
+        (found,) = compiled.run({}, variables=values)
+        (wanted,) = expected.run({}, variables=values)
+        assert found[0] == wanted[0]
+        token = int(found[0])
+
+
+def test_large_kernels_stand_alone(session: ost.Session) -> None:
+    g = ost.Graph("large")
+    x = g.input("x", (64, 64))
+    g.set_outputs([g.softmax(g.matmul(x, x))])
+    assert not segments_of(session.compile(g))

@@ -1,0 +1,174 @@
+"""Runs: kernel by kernel at first, then as one graph; copies, failures and sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from tests.devices.cuda_host.backend import HostToolchain
+from tests.devices.cuda_host.driver import HostDriver
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def adder(session: ost.Session, **options: bool) -> ost.CompiledGraph:
+    g = ost.Graph("adder")
+    x, w = g.input("x", (3, 4)), g.param("w", (4,))
+    g.set_outputs([g.exp(x * 0.1) + w, g.sum(x, axis=1)])
+    return session.compile(g, {"w": np.ones(4, np.float32)}, options=ost.CompileOptions(**options))
+
+
+def expected(x: np.ndarray) -> list[np.ndarray]:
+    return [np.exp(x * np.float32(0.1)) + 1, x.sum(1)]
+
+
+def check(actual: list[np.ndarray], x: np.ndarray) -> None:
+    for found, wanted in zip(actual, expected(x), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_the_second_run_makes_a_graph_and_later_ones_launch_it(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    compiled = adder(session)
+    compiled.run({"x": X})
+    launched = driver.count_of("launch")
+    assert launched == len(compiled.plan.kernels)
+    assert driver.count_of("launch_graph") == 0
+    for step in range(3):
+        check(compiled.run({"x": X + step}), X + step)
+    assert driver.count_of("launch_graph") == 3
+    assert driver.count_of("end_capture") == 1
+    assert driver.count_of("launch") == 2 * launched
+
+
+def test_without_graphs_kernels_are_launched_one_by_one(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    compiled = adder(session, launch_graphs=False)
+    for _ in range(3):
+        check(compiled.run({"x": X}), X)
+    assert driver.count_of("launch_graph") == 0
+    assert driver.count_of("launch") == 3 * len(compiled.plan.kernels)
+
+
+def test_arrays_with_gaps_are_copied_first(session: ost.Session) -> None:
+    compiled = adder(session)
+    compiled.run({"x": X})  # so that the short way knows these sizes
+    for x in (np.asfortranarray(X), X[:, ::-1], np.repeat(X, 2, axis=1)[:, ::2]):
+        assert not x.flags.c_contiguous
+        check(compiled.run({"x": x}), x)
+
+
+def test_small_arrays_are_copied_together(session: ost.Session, driver: HostDriver) -> None:
+    compiled = adder(session)
+    compiled.run({"x": X})
+    before = driver.count_of("copy")
+    compiled.run({"x": X})
+    assert driver.count_of("copy") - before == 2  # recorded once: all inputs, all outputs
+
+
+def test_large_arrays_are_copied_by_their_live_sizes(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    n = ost.Variable("n", 1, 1 << 18)
+    g = ost.Graph("large")
+    g.set_outputs([g.neg(g.input("x", (n,)))])
+    compiled = session.compile(g)
+    x = np.arange(100, dtype=np.float32)
+    for _ in range(2):
+        np.testing.assert_array_equal(compiled.run({"x": x})[0], -x)
+    assert ("copy", x.nbytes) in driver.events
+    assert ("copy", 4 << 18) not in driver.events
+
+
+def test_a_profile_has_a_time_for_each_kernel(session: ost.Session) -> None:
+    plan = adder(session).plan
+    plan.inputs["x"].copyin(X)
+    for _ in range(2):
+        assert all(record.elapsed > 0 for record in plan.execute_profiled())
+    check([buffer.copyout() for buffer in plan.outputs.values()], X)
+
+
+def test_plans_run_on_their_buffers_in_place(session: ost.Session, driver: HostDriver) -> None:
+    plan = adder(session).plan
+    plan.inputs["x"].copyin(X)
+    plan.execute()
+    plan.execute()
+    copied = driver.count_of("copy")
+    plan.execute()
+    assert driver.count_of("copy") == copied  # a launch of the graph is all
+    check([buffer.copyout() for buffer in plan.outputs.values()], X)
+
+
+def test_intermediate_memory_is_given_back_until_the_next_run(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    g = ost.Graph("chain")
+    x = g.input("x", (64, 64))
+    g.set_outputs([g.matmul(g.softmax(x, axis=1), x)])
+    compiled = session.compile(g)
+    y = np.linspace(0, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    first = compiled.run({"x": y})[0]
+    compiled.plan.allocate()
+    held = driver.allocated
+    compiled.plan.release_intermediate_buffers()
+    assert driver.allocated < held
+    for _ in range(3):
+        np.testing.assert_array_equal(compiled.run({"x": y})[0], first)
+    assert driver.allocated == held
+
+
+def test_all_memory_is_given_back(session: ost.Session, driver: HostDriver) -> None:
+    held = driver.allocated
+    compiled = adder(session)
+    compiled.run({"x": X})
+    assert driver.allocated > held
+    compiled.plan.release_all_buffers()
+    assert driver.allocated == held
+    with pytest.raises(ost.PlanError, match="released"):
+        compiled.run({"x": X})
+
+
+def test_a_size_that_is_refused_ends_the_run(session: ost.Session) -> None:
+    g = ost.Graph("counted")
+    count = g.input("count", (), "int64")
+    size = g.size_from(count, 4, "k")
+    total = g.state("total", (1,), "int64")
+    g.assign(total, g.dynamic_update_slice(total, g.reshape(count, (1,)), (0,)))
+    g.set_outputs({"line": g.iota((size,))})
+    compiled = session.compile(g)
+    for _ in range(3):
+        assert compiled.run({"count": np.array(3)})[0].tolist() == [0, 1, 2]
+        with pytest.raises(ost.VariableError, match="at most 4, got 5"):
+            compiled.run({"count": np.array(5)})
+        assert compiled.read_handle("total").tolist() == [3]
+
+
+def test_a_stored_program_is_loaded_without_the_compiler(
+    session: ost.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = ost.Graph("stored")
+    g.set_outputs([g.tanh(g.input("x", (3, 4))) * 1.625])
+    first = session.compile(g).run({"x": X})[0]
+
+    def compile_again(self: object, kernels: object, progress: object = None) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(HostToolchain, "compile", compile_again)
+    np.testing.assert_array_equal(session.compile(g).run({"x": X})[0], first)
+
+
+def test_control_flow_is_decided_between_graphs(session: ost.Session, driver: HostDriver) -> None:
+    g = ost.Graph("sums")
+    x, count = g.input("x", (3,)), g.input("count", (), "int64")
+
+    (result,) = g.while_loop(lambda b, i, y: b.add(y, x), [x], trips=count)
+    g.set_outputs([result])
+    compiled = session.compile(g)
+    x0 = np.arange(3, dtype=np.float32)
+    for trips in (0, 1, 5, 5):
+        found = compiled.run({"x": x0, "count": np.array(trips)})[0]
+        np.testing.assert_array_equal(found, x0 * (trips + 1))
+    assert driver.count_of("launch_graph") > 5

@@ -1,0 +1,31 @@
+"""A plugin of pytest: the outcome of each test as a line of JSON, at once, in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+__all__ = ["pytest_addoption", "pytest_configure"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--outcomes", type=Path, help="the file that gets a line for each test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("outcomes")
+    if path is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(_Outcomes(path))
+
+
+class _Outcomes:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            with self._path.open("a") as file:
+                print(json.dumps([report.nodeid, report.outcome]), file=file)

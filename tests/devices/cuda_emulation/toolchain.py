@@ -1,0 +1,131 @@
+"""The text of CUDA kernels, compiled as host C++ into shared objects that are kept by content."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["COMPILER", "CompileError", "engine", "kernel_objects"]
+
+_HERE = Path(__file__).parent
+_CACHE = Path(__file__).parents[3] / "build" / "cuda-emulation"
+
+#: The compilers; without both, nothing is emulated.
+COMPILER = shutil.which("g++") if shutil.which("gcc") else None
+
+#: Accesses are checked by the calls that -fsanitize=thread puts before them: see engine.c.
+_FLAGS = (
+    *(
+        "-x",
+        "c++",
+        "-std=gnu++20",
+        "-O1",
+        "-g1",
+        "-gdwarf-4",
+        "-w",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+    ),
+    *("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"),
+    *("-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti"),
+    *("-ftrivial-auto-var-init=pattern", "-nostdlib", "-nostdinc++"),
+)
+
+#: A declaration of dynamic shared memory, which has a fixed address here.
+_DYNAMIC = re.compile(
+    r"extern\s+__shared__\s+(?:(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*)?"
+    r"([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;"
+)
+
+_IMAGE = """
+extern "C" {
+extern char __ehdr_start[], _end[] __attribute__((visibility("hidden")));
+extern char __start_emu_shared[], __stop_emu_shared[] __attribute__((visibility("hidden")));
+static char emu_no_shared[16] __attribute__((section("emu_shared"), used));
+__attribute__((visibility("default"))) char *emu_image[] = {
+    __ehdr_start, _end, __start_emu_shared, __stop_emu_shared};
+}
+"""
+
+
+class CompileError(Exception):
+    """The text of kernels is no C++; the message has the compiler's."""
+
+
+@functools.cache
+def engine() -> ctypes.CDLL:
+    """The engine, built once; kernels find its symbols."""
+    sources = [_HERE / "engine.h", _HERE / "engine.c"]
+    path = _CACHE / f"engine-{_digest(*(source.read_text() for source in sources))}.so"
+    if not path.exists():
+        flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden"]
+        with tempfile.TemporaryDirectory(dir=_folder()) as folder:
+            made = Path(folder) / "engine.so"
+            subprocess.run(["gcc", *flags, sources[1], "-o", made], check=True)
+            made.replace(path)
+    return ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+
+
+def kernel_objects(sources: Mapping[str, str], headers: Path | None = None) -> dict[str, Path]:
+    """By name of a kernel, a shared object with ``NAME_call``, and perhaps others.
+
+    Args:
+        sources: by name, its text. What has no object yet is compiled by one call of the compiler.
+        headers: the folder of the headers that the texts include.
+
+    Raises:
+        CompileError: a text is no C++.
+    """
+    shared = _shared_text(headers)
+    paths = {name: _CACHE / f"{_digest(shared, text)}.so" for name, text in sources.items()}
+    missing = [name for name, path in paths.items() if not path.exists()]
+    if missing:
+        parts = ['#include "prelude.h"\n']
+        for name in missing:
+            text = _DYNAMIC.sub(r"\1* const \2 = (\1*)emu_dynamic_shared;", sources[name])
+            parts.append(f'#line 1 "{name}.cu"\n{text}\nEMU_ENTRY({name})\n')
+        with tempfile.TemporaryDirectory(dir=_folder()) as folder:
+            made = Path(folder) / "kernels.so"
+            _compile("".join([*parts, _IMAGE]), made, headers)
+            for name in missing:
+                link = Path(folder) / f"{name}.link"
+                link.hardlink_to(made)
+                link.replace(paths[name])
+    return paths
+
+
+def _compile(text: str, target: Path, headers: Path | None) -> None:
+    assert COMPILER is not None
+    source = target.with_suffix(".cpp")
+    source.write_text(text)
+    include = [f"-I{folder}" for folder in (_HERE, headers) if folder is not None]
+    command = [COMPILER, *_FLAGS, *include, source, "-o", target, "-lm", "-lc", "-lgcc"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise CompileError(ran.stderr[:8000])
+
+
+@functools.cache
+def _shared_text(headers: Path | None) -> str:
+    """All that objects depend on besides the texts of their kernels."""
+    files = [_HERE / "prelude.h", _HERE / "engine.h"]
+    files += [] if headers is None else sorted(headers.glob("*.cuh"))
+    return "\0".join([*_FLAGS, _IMAGE, *(file.read_text("utf-8") for file in files)])
+
+
+def _folder() -> Path:
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    return _CACHE
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
