@@ -1,0 +1,302 @@
+"""The CUDA device's kernels of matmuls and attention next to PyTorch's: errors and times.
+
+    python bench/cuda_products.py [--json FILE]
+
+Each case is a kernel or two, launched by themselves; times are medians between events, over buffers
+that together exceed the second-level cache. Needs a GPU, PyTorch and cuda-bindings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from cuda.bindings import driver, nvrtc
+
+import ostinato as ost
+from ostinato.backends.cuda.headers import headers
+from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
+from ostinato.backends.cuda.target import CudaTarget
+from ostinato.lower.program import Call, Role
+
+_REPEATS = 15
+_CACHE_BYTES = 200 << 20
+
+
+class Case(NamedTuple):
+    """A matmul: rows, columns, depth, dtype, and whether the weight is stored by columns."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    transposed: bool
+
+    def __str__(self) -> str:
+        order = "^T" if self.transposed else ""
+        return f"{self.m}x{self.k} @ {self.k}x{self.n}{order} {self.dtype}"
+
+
+CASES = [
+    *(
+        Case(m, n, k, dtype, transposed)
+        for m in (1, 4, 16)
+        for n, k in ((2048, 2048), (8192, 2048), (2048, 8192))
+        for dtype in ("bfloat16", "float32")
+        for transposed in (False, True)
+    ),
+    *(
+        Case(m, n, k, "bfloat16", transposed)
+        for m, n, k in ((128, 768, 768), (128, 3072, 768), (1024, 3072, 768), (4096, 4096, 4096))
+        for transposed in (False, True)
+    ),
+    *(Case(m, m, m, "float16", False) for m in (512, 1024, 2048)),
+    *(Case(m, n, k, "float32", False) for m, n, k in ((128, 768, 768), (2048, 2048, 2048))),
+    Case(1000, 1001, 999, "bfloat16", False),
+    Case(1000, 1001, 999, "float32", True),
+    Case(33, 65, 77, "float64", False),
+    Case(2048, 2048, 2048, "float64", False),
+]
+
+
+class Heads(NamedTuple):
+    """Attention: batch, heads, key heads, queries, keys, head size, and whether it is causal."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    size: int
+    causal: bool
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self[:-1]))
+        return f"attention {sizes}{' causal' if self.causal else ''} bfloat16"
+
+
+HEADS = [
+    Heads(1, 12, 12, 128, 128, 64, False),
+    Heads(8, 12, 12, 512, 512, 64, False),
+    Heads(1, 32, 8, 2048, 2048, 128, True),
+    Heads(1, 32, 8, 1, 512, 64, False),
+    Heads(1, 32, 8, 1, 4096, 128, False),
+    Heads(16, 32, 8, 1, 1024, 128, False),
+]
+
+
+def calls_of(case: Case | Heads) -> list[Call]:
+    """The calls that the device makes of a case; its buffers are ``a``, ``b``, ... and ``out``."""
+    graph = ost.Graph("case")
+    if isinstance(case, Heads):
+        shape = (case.batch, case.key_heads, case.keys, case.size)
+        q = graph.input("a", (case.batch, case.heads, case.queries, case.size), "bfloat16")
+        k, v = (graph.input(name, shape, "bfloat16") for name in "bc")
+        graph.set_outputs({"out": graph.attention(q, k, v, causal=case.causal)})
+    else:
+        left = graph.input("a", (case.m, case.k), case.dtype)
+        shape = (case.n, case.k) if case.transposed else (case.k, case.n)
+        right = graph.input("b", shape, case.dtype)
+        if case.transposed:
+            right = graph.permute_dims(right, (1, 0))
+        graph.set_outputs({"out": graph.matmul(left, right)})
+    program, _ = lower_for_cuda(graph, CudaLowering())
+    return program.calls
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """The value of a call of the driver or of NVRTC."""
+    code, *values = result
+    if int(code) != 0:
+        raise RuntimeError(f"{type(code).__name__}: {code.name}")
+    return values[0] if len(values) == 1 else values
+
+
+def compiled(text: str, target: CudaTarget) -> bytes:
+    """A cubin."""
+    files = headers()
+    program = check(
+        nvrtc.nvrtcCreateProgram(
+            text.encode(),
+            b"kernel.cu",
+            len(files),
+            [content.encode() for content in files.values()],
+            [name.encode() for name in files],
+        )
+    )
+    options = [
+        f"--gpu-architecture={target.arch}".encode(),
+        b"--std=c++17",
+        b"-fmad=false",
+        b"-default-device",
+    ]
+    (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if int(code) != 0:
+        log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(log.decode())
+    cubin = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
+    check(nvrtc.nvrtcGetCUBIN(program, cubin))
+    return cubin
+
+
+def launcher(
+    call: Call, target: CudaTarget, scratch: dict[str, torch.Tensor]
+) -> Callable[[Mapping[str, torch.Tensor]], None]:
+    """Launches a kernel on tensors by name, in PyTorch's stream.
+
+    Args:
+        call: the kernel and its buffers.
+        target: the GPU.
+        scratch: memory between the kernels of a case, by name.
+    """
+    kernel = call.kernel
+    assert isinstance(kernel, CudaKernel)
+    module = check(driver.cuModuleLoadData(compiled(kernel.source(target), target)))
+    function = check(driver.cuModuleGetFunction(module, kernel.name.encode()))
+    launch = kernel.launch(target)
+    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    check(driver.cuFuncSetAttribute(function, most, launch.shared_bytes))
+    block = torch.zeros(16, dtype=torch.int64, device="cuda")
+    names = [buffer.name for buffer in call.buffers]
+    for buffer in call.buffers:
+        if buffer.role is Role.TEMP and buffer.name not in scratch:
+            scratch[buffer.name] = torch.empty(buffer.nbytes, dtype=torch.uint8, device="cuda")
+
+    def run(tensors: Mapping[str, torch.Tensor]) -> None:
+        held = {**scratch, **tensors}
+        addresses = [held[name].data_ptr() for name in names] + [block.data_ptr() + 32]
+        stream = torch.cuda.current_stream().cuda_stream
+        shape = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
+        arguments = (tuple(addresses), (ctypes.c_void_p,) * len(addresses))
+        check(driver.cuLaunchKernel(function, *shape, stream, arguments, 0))
+
+    return run
+
+
+def times(call: Callable[[int], object], sets: int) -> float:
+    """Microseconds of a call: the median of repeats, each over all sets of buffers."""
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for number in range(sets):
+            call(number)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            for number in range(sets):
+                call(number)
+    found = []
+    for _ in range(_REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(end) * 1000 / sets)
+    return statistics.median(found)
+
+
+def measure(case: Case | Heads, target: CudaTarget) -> dict[str, object]:
+    """The error and the times of a case."""
+    calls = calls_of(case)
+    scratch: dict[str, torch.Tensor] = {}
+    runs = [launcher(call, target, scratch) for call in calls]
+
+    def make(*size: int, dtype: str = "bfloat16") -> torch.Tensor:
+        made = torch.randn(*size, device="cuda", dtype=torch.float32)
+        return made.to(getattr(torch, dtype))
+
+    if isinstance(case, Heads):
+        shape = (case.batch, case.key_heads, case.keys, case.size)
+        sizes = [(case.batch, case.heads, case.queries, case.size), shape, shape]
+        sizes.append(sizes[0])
+        flops = 4 * case.batch * case.heads * case.queries * case.keys * case.size
+        flops //= 2 if case.causal else 1
+        dtype = "bfloat16"
+    else:
+        weight = (case.n, case.k) if case.transposed else (case.k, case.n)
+        sizes = [(case.m, case.k), weight, (case.m, case.n)]
+        flops = 2 * case.m * case.n * case.k
+        dtype = case.dtype
+    elements = sum(math.prod(size) for size in sizes)
+    nbytes = elements * make(1, dtype=dtype).element_size()
+    sets = max(4, min(64, -(-_CACHE_BYTES // nbytes)))
+    names = [*"abc"[: len(sizes) - 1], "out"]
+    data = [
+        {name: make(*size, dtype=dtype) for name, size in zip(names, sizes, strict=True)}
+        for _ in range(sets)
+    ]
+
+    def ours(number: int) -> None:
+        for run in runs:
+            run(data[number])
+
+    def theirs(number: int) -> torch.Tensor:
+        return by_torch(case, *(data[number][name] for name in names[:-1]))
+
+    ours(0)
+    torch.cuda.synchronize()
+    expected = by_torch(case, *(data[0][name].double() for name in names[:-1]))
+    error = (data[0]["out"].double() - expected).abs().max() / expected.abs().max()
+    ours_us, theirs_us = times(ours, sets), times(theirs, sets)
+    return {
+        "case": str(case),
+        "kernel": "+".join(type(call.kernel).__name__ for call in calls),
+        "error": error.item(),
+        "us": ours_us,
+        "torch_us": theirs_us,
+        "tflops": flops / ours_us / 1e6,
+        "tb_per_s": nbytes / ours_us / 1e6,
+    }
+
+
+def by_torch(case: Case | Heads, *operands: torch.Tensor) -> torch.Tensor:
+    """The result of a case by PyTorch."""
+    if isinstance(case, Heads):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(*operands, is_causal=case.causal, enable_gqa=case.heads != case.key_heads)
+    left, right = operands
+    return torch.matmul(left, right.T if case.transposed else right)
+
+
+def main() -> None:
+    """Measure all cases and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    properties = torch.cuda.get_device_properties(0)
+    torch.zeros(1, device="cuda")
+    target = CudaTarget(
+        f"sm_{properties.major}{properties.minor}",
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin,
+    )
+    rows = []
+    for case in (*CASES, *HEADS):
+        try:
+            row = measure(case, target)
+        except Exception as problem:  # a broken kernel must not hide the others' numbers
+            print(f"{case!s:45} {type(problem).__name__}: {str(problem)[:300]}", flush=True)
+            continue
+        rows.append(row)
+        print(
+            f"{row['case']:45} {row['kernel']:22} error {row['error']:.1e}  "
+            f"{row['us']:9.1f} us  torch {row['torch_us']:9.1f} us  "
+            f"{row['tflops']:7.1f} TFLOP/s {row['tb_per_s']:6.2f} TB/s",
+            flush=True,
+        )
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"gpu": properties.name, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
