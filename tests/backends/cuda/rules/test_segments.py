@@ -12,6 +12,7 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cuda.rules.segments import Segment
 from ostinato.backends.cuda.target import CudaTarget
+from ostinato.plan.prepared import KernelCall
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import registered
@@ -83,3 +84,40 @@ def test_large_kernels_stand_alone(session: ost.Session) -> None:
     x = g.input("x", (64, 64))
     g.set_outputs([g.softmax(g.matmul(x, x))])
     assert not segments_of(session.compile(g))
+
+
+@pytest.mark.parametrize("kind", ["decoder", "state"])
+def test_parts_of_a_level_have_nothing_in_common(session: ost.Session, monkeypatch, kind) -> None:
+    """No part writes what another one of its level touches, in whichever buffer it lies."""
+    if kind == "decoder":
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        model = importlib.import_module("tiny_llama")
+        config = model.Config(vocabulary=64, width=32, heads=2, key_heads=1, head_dim=16, hidden=48)
+        graph = model.decoder_graph(config, model.random_weights(config))
+    else:
+        graph = ost.Graph("state")
+        x, state = graph.input("x", (3, 40)), graph.state("s", (3, 40))
+        before = graph.matmul(state, graph.input("a", (40, 8)))
+        graph.assign(state, x)  # read by one part, and overwritten by one that reads no result
+        graph.set_outputs([before, graph.softmax(x)])
+    plan = session.compile(graph).plan
+    segments = 0
+    for op in plan.prepared_ops:
+        segment = op.kernel.kernel if isinstance(op, KernelCall) else None
+        if not isinstance(segment, Segment):
+            continue
+        segments += 1
+        spans = [
+            (id(b.storage), b.offset, b.offset + b.nbytes) if b.nbytes else None for b in op.buffers
+        ]
+        touched: dict[int, list[tuple[tuple[int, int, int], bool, int]]] = {}
+        for number, part in enumerate(segment.parts):
+            for arg, position in zip(part.kernel.args, part.arguments, strict=True):
+                span = spans[position]
+                if span is None:
+                    continue
+                for (storage, start, end), writes, other in touched.get(part.level, ()):
+                    apart = storage != span[0] or end <= span[1] or span[2] <= start
+                    assert apart or other == number or not (writes or arg.writes)
+                touched.setdefault(part.level, []).append((span, arg.writes, number))
+    assert segments
