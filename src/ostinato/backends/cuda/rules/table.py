@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.rules import (
         attention,
         experts,
+        library,
         matmul,
         recurrent,
         segments,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         sums_of_products,
         topk,
     )
+    from ostinato.backends.cuda.rules.library import LibrarySettings
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Refusal, Region
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 else:
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
     experts = LazyModule("ostinato.backends.cuda.rules.experts")
+    library = LazyModule("ostinato.backends.cuda.rules.library")
     matmul = LazyModule("ostinato.backends.cuda.rules.matmul")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
@@ -63,12 +66,14 @@ class CudaLowering:
         templates: multiply with tiles and vector loads; without, by plain loop nests.
         segments: run small kernels that follow one another as one.
         split_reductions: reduce many elements to few results by two kernels.
+        library: the use of a library for large products; ``None``: none.
     """
 
     shared: LoweringOptions = field(default_factory=LoweringOptions)
     templates: bool = True
     segments: bool = False
     split_reductions: bool = True
+    library: LibrarySettings | None = None
 
 
 def lower_for_cuda(
@@ -95,12 +100,29 @@ def lower_for_cuda(
             **dict.fromkeys(("conv", "integer_conv"), products.convolution),
         }
     table = RuleTable(_DEVICE, rules)
+    if settings.library is not None:
+        table = _with_library(table, settings)
     program, refused = lower(graph, table, settings.shared, variables, facts)
     calls = [done for call in program.calls for done in _finalised(call, settings, Role.TEMP)]
     prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
     if settings.segments:
         calls = segments.form_segments(calls)
     return replace(program, calls=calls, prepare=prepare), refused
+
+
+def _with_library(table: RuleTable, settings: CudaLowering) -> RuleTable:
+    """The rule table with a library for the products that suit it."""
+    assert settings.library is not None
+    otherwise = table.find("matmul")
+    assert otherwise is not None
+    products = library.LibraryRules(settings.library, otherwise)
+    rules = {**table.rules, **dict.fromkeys(("matmul", "integer_matmul"), products.matmul)}
+    return replace(
+        table,
+        rules=rules,
+        multi_root=products.horizontally if settings.shared.in_place else None,
+        by_library=library.suits,
+    )
 
 
 def _finalised(call: Call, settings: CudaLowering, helper: Role) -> list[Call]:
