@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cuda.rules.matmul import TiledMatmul
+from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
+from ostinato.backends.cuda.target import CudaTarget
 from ostinato.ir.graph import Value
+from ostinato.lower.lowering import LoweringOptions
 from tests.conformance.compare import assert_close, check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import open_session
@@ -115,6 +119,34 @@ def test_convolutions(session: ost.Session, dtype: str, groups: int) -> None:
     plain = d.g.conv(x, w, bias, groups=groups)
     wide = d.g.conv(x, w, groups=groups, stride=2, padding=1, dilation=2)
     check(session, d, d.g.relu(plain), wide)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_of_images_with_their_channels_last(
+    session: ost.Session, dtype: str, groups: int
+) -> None:
+    d = drawn(f"channels last {dtype} {groups}")
+    x = d.of((3, 16, 7, 9), dtype)
+    first, bias = d.of((32, 16, 3, 3), dtype), d.of((32,), dtype)
+    second, third = d.of((16, 32 // groups, 3, 2), dtype), d.of((24, 16, 1, 1), dtype)
+    inner = d.g.relu(d.g.conv(x, first, bias, padding=1))
+    inner = d.g.add(d.g.conv(inner, second, stride=2, groups=groups), d.of((1, 16, 1, 1), dtype))
+    check(session, d, d.g.conv(d.g.max_pool(inner, 2), third, padding=1))
+
+
+def test_a_convolution_reads_chunks_of_channels() -> None:
+    g = ost.Graph("chunks")
+    x, w = g.input("x", (2, 16, 20, 20), "float16"), g.param("w", (32, 16, 3, 3), "float16")
+    v = g.param("v", (16, 32, 3, 3), "float16")
+    g.set_outputs({"y": g.conv(g.relu(g.conv(x, w)), v)})
+    program, _ = lower_for_cuda(g, CudaLowering())
+    *_, last = [call.kernel for call in program.calls if isinstance(call.kernel, TiledMatmul)]
+    text = last.source(CudaTarget.of_arch("sm_90"))
+    assert all(f"{side}_from[i] + {side}_offset" in text for side in ("left", "right"))
+    without = CudaLowering(LoweringOptions(channels_last=False))
+    (*_, last) = lower_for_cuda(g, without)[0].calls
+    assert "left_offset" not in last.kernel.source(CudaTarget.of_arch("sm_90"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -19,7 +19,7 @@ from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.dtypes import BFLOAT16, FLOAT16
 from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
 from ostinato.records import dataclass
-from ostinato.variables import bounds, coefficient
+from ostinato.variables import Expr, bounds, coefficient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.nodes import Scalar
-    from ostinato.variables import Symbol
+    from ostinato.variables import Dim, Symbol
 
 __all__ = ["fits", "launch", "multiplies", "source"]
 
@@ -222,7 +222,7 @@ $place
         }""")
 
 _CHUNKS = Template("""\
-#pragma unroll
+${before}#pragma unroll
             for (int i = 0; i < $count; i++) {
                 const int chunk = threadIdx.x + i * $threads;
                 const int line = chunk / ($length / $chunk);
@@ -230,12 +230,12 @@ _CHUNKS = Template("""\
                 const bool inside = ${target}_from[i] != nullptr && start + $k_place < depth;
                 if ($whole || chunk < $lines * $length / $chunk)
                     ost::copy_async(
-                        $target + line * $pitch + place, ${target}_from[i] + number * $step, inside
+                        $target + line * $pitch + place, ${target}_from[i] + $offset, inside
                     );
             }""")
 
 _WANDERING_CHUNKS = Template("""\
-#pragma unroll
+${before}#pragma unroll
             for (int i = threadIdx.x; i < $lines * $length / $chunk; i += $threads) {
                 const int line = i / ($length / $chunk), place = i % ($length / $chunk) * $chunk;
                 const long long $across = $across_first + line, $along = $along_first + place;
@@ -425,8 +425,9 @@ class _Renderer:
             values |= {role: name, f"{role}_first": first, f"{role}_end": end}
         if run is None:
             return "", self._elements(scalar, values, names, by_rows)
-        step = coefficient(run.index, matmul.k[-1])
-        if len(matmul.k) > 1 or step is None:
+        steps = [coefficient(run.index, axis) for axis in matmul.k]
+        even = all(step is not None and isinstance(step[0], int) for step in steps)
+        if len(matmul.k) > 1 and (by_rows or not even):
             return "", self._wandering(run, values, names)
         count = -(-lines * length // _CHUNK // self.tile.threads)
         values |= {
@@ -438,14 +439,38 @@ class _Renderer:
             "k_place": "line" if by_rows else "place",
             "whole": str(lines * length // _CHUNK % self.tile.threads == 0).lower(),
         }
-        point = self.frame.point(4, {**names, matmul.k[0]: "k"})
-        offset = point.index(run.index)
-        point.writer.line(f"{values['target']}_from[i] = b{run.buffer} + {offset};")
+        start = {matmul.k[0]: "k"} if len(matmul.k) == 1 else dict.fromkeys(matmul.k, "0")
+        point = self.frame.point(4, {**names, **start})
+        point.writer.line(f"{values['target']}_from[i] = b{run.buffer} + {point.index(run.index)};")
         sources = _SOURCES.substitute(values, place=point.text)
+        if len(matmul.k) > 1:
+            before, offset = self._offset(run, str(values["target"]))
+            return sources, _CHUNKS.substitute(values, before=before, offset=offset)
+        (step,) = steps
+        assert step is not None
         point = self.frame.point(2, names)
         name = f"{values['target']}_step"
         point.writer.line(f"const long long {name} = {point.index(step[0] * _SLICE)};")
-        return f"{point.text}\n{sources}", _CHUNKS.substitute(values, step=name)
+        chunks = _CHUNKS.substitute(values, before="", offset=f"number * {name}")
+        return f"{point.text}\n{sources}", chunks
+
+    def _offset(self, run: Load, target: str) -> tuple[str, str]:
+        """Statements for the way of a thread's chunks from where sums begin, and its name.
+
+        All chunks that a thread loads of a slice begin at the same place of the sums.
+        """
+        index: Dim = 0
+        for axis in self.matmul.k:
+            step = coefficient(run.index, axis)
+            assert step is not None
+            index = index + step[0] * Expr({(axis,): 1}, 0)
+        place, offset = f"{target}_place", f"{target}_offset"
+        unraveled, inner = self.frame.unravel(self.matmul.k, place, 3)
+        point = self.frame.point(3, inner)
+        point.writer.line(f"const long long {offset} = {point.index(index)};")
+        first = f"start + threadIdx.x % {_SLICE // _CHUNK} * {_CHUNK}"
+        lines = [f"            const long long {place} = {first};", unraveled, point.text, ""]
+        return "\n".join(lines), offset
 
     def _wandering(
         self, run: Load, values: Mapping[str, object], names: Mapping[Symbol, str]
