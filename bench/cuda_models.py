@@ -280,7 +280,7 @@ def by_us(
     }
     g.set_outputs({"out": model.graph(g, params, x)})
     compiled = ost.Session("cuda").compile(g, options=options)
-    return compiled, lambda: compiled.run({"x": model.x}, out=[out])
+    return compiled, compiled.bind({"x": model.x}, [out])
 
 
 def in_cuda_graph(network: Network, weights: Weights, x: torch.Tensor) -> Callable[[], object]:

@@ -329,10 +329,11 @@ def launch(attention: AttentionKernel, target: CudaTarget) -> Launch:
     block = _block(attention)
     row_blocks = -(-max_extent(attention.spec.m) // block.rows)
     blocks = bounds(attention.points)[1] * row_blocks
-    return Launch(grid_of(blocks, target), block.threads, 2 * 2 * _KEYS * sum(_pitches(attention)))
+    shared, early = 2 * 2 * _KEYS * sum(_pitches(attention)), target.starts_kernels_early
+    return Launch(grid_of(blocks, target), block.threads, shared, programmatic=early)
 
 
-def source(attention: AttentionKernel) -> str:
+def source(attention: AttentionKernel, target: CudaTarget) -> str:
     """CUDA C++ with the kernel."""
     spec, block = attention.spec, _block(attention)
     frame = Frame(attention, spec.operands, [spec.store])
@@ -382,7 +383,8 @@ def source(attention: AttentionKernel) -> str:
         "keys": extent_of(spec.key),
         "length": spec.length,
     }
-    return function(attention, body, sizes, block.threads)
+    early = target.starts_kernels_early
+    return function(attention, body, sizes, block.threads, early=early)
 
 
 _MINUS_INFINITY = "ost::number<float>::least()"

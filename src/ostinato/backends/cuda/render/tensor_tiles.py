@@ -273,7 +273,8 @@ def launch(matmul: Matmul, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for each tile of the greatest result, or a few waves."""
     renderer = _Renderer(matmul, target)
     tile = renderer.tile
-    return Launch(grid_of(_tiles(matmul, tile), target), tile.threads, renderer.shared_bytes)
+    grid, early = grid_of(_tiles(matmul, tile), target), target.starts_kernels_early
+    return Launch(grid, tile.threads, renderer.shared_bytes, programmatic=early)
 
 
 def source(matmul: Matmul, target: CudaTarget) -> str:
@@ -292,6 +293,7 @@ class _Renderer:
         self.matmul = matmul
         self.frame = Frame(matmul, (matmul.a, matmul.b), matmul.stores)
         self.shared_limit = target.shared_bytes_per_block
+        self.early = target.starts_kernels_early
         self.left_run = self._chunks(matmul.a, matmul.k[-1])
         self.right_run = self._chunks(matmul.b, matmul.k[-1])
         self.by_rows = self.right_run is None
@@ -396,7 +398,14 @@ class _Renderer:
             store_column=store_column,
             store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
         )
-        return function(matmul, body, matmul_sizes(matmul), tile.threads, resident=tile.resident)
+        return function(
+            matmul,
+            body,
+            matmul_sizes(matmul),
+            tile.threads,
+            resident=tile.resident,
+            early=self.early,
+        )
 
     def _operand(self, right: bool, names: Mapping[Symbol, str]) -> tuple[str, str]:
         """Statements that find where chunks come from, and that load a slice of an operand.

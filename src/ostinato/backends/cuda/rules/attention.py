@@ -61,7 +61,7 @@ class Attention(AttentionKernel):
     def source(self, target: CudaTarget) -> str:
         match self._way(target):
             case "blocks":
-                return attention_blocks.source(self)
+                return attention_blocks.source(self, target)
             case "tiles":
                 return attention_tiles.source(self)
         return attention_rows.source(self)
