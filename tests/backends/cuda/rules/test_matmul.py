@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.rules.matmul import TiledMatmul
 from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
 from ostinato.backends.cuda.target import CudaTarget
@@ -144,6 +145,7 @@ def test_a_convolution_reads_chunks_of_channels() -> None:
     *_, last = [call.kernel for call in program.calls if isinstance(call.kernel, TiledMatmul)]
     text = last.source(CudaTarget.of_arch("sm_90"))
     assert all(f"{side}_from[i] + {side}_offset" in text for side in ("left", "right"))
+    compile_text(text, "sm_90")
     without = CudaLowering(LoweringOptions(channels_last=False))
     (*_, last) = lower_for_cuda(g, without)[0].calls
     assert "left_offset" not in last.kernel.source(CudaTarget.of_arch("sm_90"))

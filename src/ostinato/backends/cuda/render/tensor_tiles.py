@@ -474,11 +474,19 @@ class _Renderer:
             assert step is not None
             index = index + step[0] * Expr({(axis,): 1}, 0)
         place, offset = f"{target}_place", f"{target}_offset"
-        unraveled, inner = self.frame.unravel(self.matmul.k, place, 3)
-        point = self.frame.point(3, inner)
-        point.writer.line(f"const long long {offset} = {point.index(index)};")
+        unraveled, inner = self.frame.unravel(self.matmul.k, place, 4)
+        point = self.frame.point(4, inner)
+        point.writer.line(f"{offset} = {point.index(index)};")
         first = f"start + threadIdx.x % {_SLICE // _CHUNK} * {_CHUNK}"
-        lines = [f"            const long long {place} = {first};", unraveled, point.text, ""]
+        lines = [
+            f"            long long {offset};",
+            "            {",
+            f"                const long long {place} = {first};",
+            unraveled,
+            point.text,
+            "            }",
+            "",
+        ]
         return "\n".join(lines), offset
 
     def _wandering(
