@@ -77,8 +77,7 @@ _BODY = Template("""\
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const long long row_blocks = (rows + $block - 1) / $block;
     for (long long item = blockIdx.x; item < points * row_blocks; item += gridDim.x) {
-        [[maybe_unused]] const long long point = item / row_blocks;
-        const long long first_row = (row_blocks - 1 - item % row_blocks) * $block;
+$order
 $batch
         const long long last_row = first_row + $block < rows ? first_row + $block - 1 : rows - 1;
         long long low = 0, high = keys;
@@ -167,13 +166,11 @@ $score
                     float most = greatest[r][half];
 #pragma unroll
                     for (int j = 0; j < $keys / 4; j++) {
-                        const float score = scores[r][j / 2][2 * half + j % 2];
-                        most = score > most ? score : most;
+                        most = ::fmaxf(most, scores[r][j / 2][2 * half + j % 2]);
                     }
 #pragma unroll
                     for (int step = 1; step < 4; step *= 2) {
-                        const float other = __shfl_xor_sync(0xFFFFFFFFu, most, step);
-                        most = other > most ? other : most;
+                        most = ::fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
                     }
                     const float shift = most == $minus_infinity ? 0 : -most * $exponent;
                     const float fall = (greatest[r][half] - most) * $exponent;
@@ -247,6 +244,22 @@ $store
         __syncthreads();
     }
 """)
+
+#: The rows of a block, where all have as many keys.
+_IN_ORDER = Template("""\
+        [[maybe_unused]] const long long point = item / row_blocks;
+        const long long first_row = item % row_blocks * $block;""")
+
+#: The same where later queries have more keys: blocks with the last queries of every head come
+#: first, so that none of those that take longest begins when all others are done.
+_LONGEST_FIRST = Template("""\
+        const long long head_blocks = length / $block, heads = rows / length;
+        const bool apart = length % $block == 0;
+        const long long number = apart ? item % (points * heads) : item / row_blocks;
+        [[maybe_unused]] const long long point = apart ? number / heads : number;
+        const long long first_row = apart
+            ? number % heads * length + (head_blocks - 1 - item / (points * heads)) * $block
+            : (row_blocks - 1 - item % row_blocks) * $block;""")
 
 #: Leaves out the keys that a row does not attend to, of products that are scores.
 _PLAIN = Template("""\
@@ -360,6 +373,7 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         depth=max_extent(spec.depth),
         features=attention.features,
         batch=batch,
+        order=(_LONGEST_FIRST if spec.causal else _IN_ORDER).substitute(block=block.rows),
         range=key_range(attention),
         certain=_certain(attention),
         unsure="0" if spec.causal or spec.window is not None else "keys",
