@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Frame", "Point", "function", "grid_of"]
 
-_HEADERS = ("arithmetic", "conversion", "groups", "math", "products")
+_HEADERS = ("arithmetic", "conversion", "groups", "math", "packs", "products")
 _INCLUDES = "".join(f'#include "{header}.cuh"\n' for header in _HEADERS)
 
 #: Blocks of a grid, at most, for each multiprocessor.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.dependences import Dependences
     from ostinato.lower.loopir.nodes import Stage, Statement
 
-__all__ = ["packed_body", "widest_pack"]
+__all__ = ["loads_along", "packed_body", "widest_pack"]
 
 #: Bytes of the widest access, and of the narrowest that is worth the trouble.
 _WIDEST, _NARROWEST = 16, 4
@@ -53,7 +53,7 @@ def widest_pack(
     plain = all(s.update == "set" and not s.conditions and not s.bindings for s in stores)
     if not plain or len({s.buffer for s in stores}) < len(stores):
         return 1
-    loads = _loads(statements, axis, dependences)
+    loads = loads_along(statements, axis, dependences)
     if loads is None or any(isinstance(s, Scan) for s in statements) or not (loads or stores):
         return 1
     accesses = [(load.index, dtypes[load.buffer]) for load in loads]
@@ -92,7 +92,7 @@ def packed_body(
     """
     writer, scalars, dependences = code.writer, code.scalars, code.dependences
     base = scope.child({axis: first})
-    loads = _loads(stage.statements, axis, dependences)
+    loads = loads_along(stage.statements, axis, dependences)
     stores = [s for s in stage.statements if isinstance(s, Store)]
     assert loads is not None
     starts = [root for statement in stage.statements for root in roots(statement)]
@@ -138,7 +138,7 @@ def _type(code: NestCode, buffer: int, lanes: int) -> str:
     return f"ost::pack<{code.dialect.memory_type(code.dtypes[buffer])}, {lanes}>"
 
 
-def _loads(
+def loads_along(
     statements: Iterable[Statement], axis: Symbol, dependences: Dependences
 ) -> list[Load] | None:
     """The loads that differ along ``axis``; ``None`` if one stands under a guard."""

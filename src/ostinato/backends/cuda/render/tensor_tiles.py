@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.packed_stores import packed_stores, store_lanes
 from ostinato.backends.cuda.render.sums import matmul_sizes, runs_along, stores_along_rows
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.dtypes import BFLOAT16, FLOAT16
@@ -44,6 +45,9 @@ _BAND = 8
 #: The least number that an int does not hold, and places of a tile past the end of the result.
 _INT32, _PAST = 1 << 31, 256
 
+#: Floats of shared memory that an access of several begins at a multiple of.
+_ALIGNED = 4
+
 #: Elements whose epilogues a thread computes together.
 _UNROLL = 8
 
@@ -61,6 +65,7 @@ class _Tile:
         resident: blocks that a multiprocessor runs at a time.
         stages: slices in shared memory, at most: what hides the latency of memory.
         filling: tiles for each multiprocessor from which a smaller tile gains nothing.
+        slices: of a sum, at least, for which the tile's registers are worth having one block.
     """
 
     warps: tuple[int, int]
@@ -68,6 +73,7 @@ class _Tile:
     resident: int
     stages: int
     filling: float
+    slices: int = 1
 
     @property
     def threads(self) -> int:
@@ -84,8 +90,9 @@ class _Tile:
 
 #: The tiles that there are, largest first.
 _TILES = (
-    _Tile((2, 4), (4, 8), 1, 4, 0.75),
-    _Tile((2, 4), (4, 4), 2, 4, 0.75),
+    _Tile((2, 4), (4, 8), 1, 4, 0.7, 5),
+    _Tile((2, 4), (4, 4), 2, 4, 0.7),
+    _Tile((4, 2), (2, 4), 2, 4, 0.7),
     _Tile((2, 2), (2, 4), 2, 6, 0.5),
     _Tile((2, 2), (1, 2), 4, 8, 0.0),
 )
@@ -181,6 +188,13 @@ $load_right
             }
         }
         __syncthreads();
+$finish
+        __syncthreads();
+    }
+""")
+
+#: Stores the sums of a tile one by one, and several neighbours at once.
+_SINGLE = Template("""\
 #pragma unroll $unroll
         for (int j = 0; j < $tile_rows * $tile_columns / $threads; j++) {
             const unsigned i = threadIdx.x + j * $threads, at = $store_row, beside = $store_column;
@@ -189,10 +203,19 @@ $load_right
             if (m < ($index)rows && n < ($index)columns) {
 $store
             }
-        }
-        __syncthreads();
-    }
-""")
+        }""")
+_PACKED = Template("""\
+#pragma unroll
+        for (int j = 0; j < $tile_rows * $tile_columns / $lanes / $threads; j++) {
+            const unsigned i = threadIdx.x + j * $threads, at = i / ($tile_columns / $lanes);
+            const unsigned beside = i % ($tile_columns / $lanes) * $lanes;
+            const $index m = ($index)first_row + at, n = ($index)first_column + beside;
+            if (m < ($index)rows && n < ($index)columns) {
+                const ost::pack<float, $lanes> totals =
+                    ost::pack<float, $lanes>::load(finished + at * $finished_pitch + beside);
+$store
+            }
+        }""")
 
 #: Two tiles of the right operand: stored by columns, and stored by rows.
 _BY_COLUMNS = Template("""\
@@ -293,6 +316,7 @@ class _Renderer:
         self.matmul = matmul
         self.frame = Frame(matmul, (matmul.a, matmul.b), matmul.stores)
         self.shared_limit = target.shared_bytes_per_block
+        self.lanes = 1 if stores_along_rows(matmul) else store_lanes(matmul)
         self.early = target.starts_kernels_early
         self.left_run = self._chunks(matmul.a, matmul.k[-1])
         self.right_run = self._chunks(matmul.b, matmul.k[-1])
@@ -302,7 +326,9 @@ class _Renderer:
         for tile in _TILES:
             self.tile = tile
             fits = self._bytes(_FEWEST_STAGES) <= self.shared_limit
-            if fits and _tiles(matmul, tile) >= tile.filling * target.multiprocessors:
+            used = tile.columns < 2 * max_extent(matmul.n) and self.slices >= tile.slices
+            filled = _tiles(matmul, tile) >= tile.filling * target.multiprocessors
+            if fits and used and filled:
                 break
 
     @staticmethod
@@ -312,6 +338,11 @@ class _Renderer:
         return run.load if run is not None and run.count == _CHUNK and run.load is scalar else None
 
     # -- shared memory ----------------------------------------------------------------------
+
+    @property
+    def slices(self) -> int:
+        """Slices of the longest sum."""
+        return -(-bounds(self.matmul.depth)[1] // _SLICE)
 
     @property
     def left_pitch(self) -> int:
@@ -333,12 +364,12 @@ class _Renderer:
 
     @property
     def finished_pitch(self) -> int:
-        return self.tile.columns + 1
+        return self.tile.columns + (1 if self.lanes == 1 else _ALIGNED)
 
     @property
     def stages(self) -> int:
         """Slices in shared memory: as many as leave room for the resident blocks."""
-        count = self.tile.stages
+        count = min(self.tile.stages, max(self.slices, _FEWEST_STAGES))
         while (
             count > _FEWEST_STAGES and self._bytes(count) * self.tile.resident > self.shared_limit
         ):
@@ -361,13 +392,8 @@ class _Renderer:
         batch, names = frame.unravel(matmul.batch, "point", 2)
         names |= {matmul.m: "m", matmul.n: "n"}
         b_template = _BY_ROWS if self.by_rows else _BY_COLUMNS
-        row_wise = stores_along_rows(matmul)
-        by_row = (f"i % {tile.rows}", f"i / {tile.rows}")
-        by_column = (f"i / {tile.columns}", f"i % {tile.columns}")
-        store_row, store_column = by_row if row_wise else by_column
         left_sources, load_left = self._operand(False, names)
         right_sources, load_right = self._operand(True, names)
-        places = (max_extent(axis) + _PAST for axis in (matmul.m, matmul.n))
         body = _BODY.substitute(
             name=matmul.name,
             warps=tile.warps[1],
@@ -377,8 +403,6 @@ class _Renderer:
             tile_columns=tile.columns,
             slice=_SLICE,
             band=_BAND,
-            unroll=_UNROLL,
-            index="long long" if max(places) >= _INT32 else "int",
             stages=self.stages,
             stage=self.stage,
             left_elements=self.left_elements,
@@ -394,9 +418,7 @@ class _Renderer:
             right_sources=right_sources,
             load_right=load_right,
             load_b=b_template.substitute(pitch=self.right_pitch),
-            store_row=store_row,
-            store_column=store_column,
-            store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
+            finish=self._finish(names),
         )
         return function(
             matmul,
@@ -405,6 +427,31 @@ class _Renderer:
             tile.threads,
             resident=tile.resident,
             early=self.early,
+        )
+
+    def _finish(self, names: Mapping[Symbol, str]) -> str:
+        """Statements that store the finished sums of a tile."""
+        matmul, tile, frame = self.matmul, self.tile, self.frame
+        places = (max_extent(axis) + _PAST for axis in (matmul.m, matmul.n))
+        values: dict[str, object] = {
+            "tile_rows": tile.rows,
+            "tile_columns": tile.columns,
+            "threads": tile.threads,
+            "finished_pitch": self.finished_pitch,
+            "index": "long long" if max(places) >= _INT32 else "int",
+        }
+        if self.lanes > 1:
+            store = packed_stores(frame, matmul, self.lanes, 4, names, "totals")
+            return _PACKED.substitute(values, lanes=self.lanes, store=store)
+        by_row = (f"i % {tile.rows}", f"i / {tile.rows}")
+        by_column = (f"i / {tile.columns}", f"i % {tile.columns}")
+        store_row, store_column = by_row if stores_along_rows(matmul) else by_column
+        return _SINGLE.substitute(
+            values,
+            unroll=_UNROLL,
+            store_row=store_row,
+            store_column=store_column,
+            store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
         )
 
     def _operand(self, right: bool, names: Mapping[Symbol, str]) -> tuple[str, str]:

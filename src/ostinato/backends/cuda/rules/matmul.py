@@ -89,7 +89,7 @@ class MatmulRules:
     def convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a convolution, as an implicit matmul."""
         layout = lowering.layout(root.inputs[0])
-        spec = _positions_of_all_images(conv_spec(root, layout))
+        spec = _simplified(conv_spec(root, layout))
         instead = None
         if layout is not None and layout.order[-1] == 1:
             instead = self._channels_last(lowering, spec.b)
@@ -169,29 +169,41 @@ def _is_fixed(lowering: ProgramBuilder, value: Value) -> bool:
     return value.node.op in (PARAM, CONSTANT) or value.node in lowering.fixed
 
 
-def _positions_of_all_images(spec: MatmulSpec) -> MatmulSpec:
-    """A convolution whose rows are the positions of all images: more rows than those of one."""
-    images, groups = spec.batch
-    if images == 1:
-        return spec
-    positions = spec.m
+def _simplified(spec: MatmulSpec) -> MatmulSpec:
+    """A convolution with fewer axes, of which more than one value each is left.
 
-    def split(row: Dim) -> tuple[Dim, Dim]:
-        return floor_div(row, positions), remainder(row, positions)
+    Its rows are the positions of all images: more than those of one. Sums go over no axis of a
+    filter that has one position.
+    """
+    images, groups = spec.batch
+    positions, summed = spec.m, [i for i, size in enumerate(spec.k) if size != 1]
+
+    def split(at: Indices, row: Dim) -> tuple[Indices, Dim]:
+        if images == 1:
+            return (0, *at), row
+        return (floor_div(row, positions), *at), remainder(row, positions)
+
+    def whole(k: Indices) -> Indices:
+        if not summed:
+            return k
+        given = dict(zip(summed, k, strict=True))
+        return tuple(given.get(i, 0) for i in range(len(spec.k)))
 
     def a_at(at: Indices, row: Dim, k: Indices) -> Indices:
-        image, place = split(row)
-        return spec.a_at((image, *at), place, k)
+        lead, place = split(at, row)
+        return spec.a_at(lead, place, whole(k))
 
     def out_at(at: Indices, row: Dim, column: Dim) -> Indices:
-        image, place = split(row)
-        return spec.out_at((image, *at), place, column)
+        lead, place = split(at, row)
+        return spec.out_at(lead, place, column)
 
     return replace(
         spec,
         batch=(groups,),
         m=images * positions,
+        k=tuple(spec.k[i] for i in summed) or spec.k,
         a_at=a_at,
+        b_at=lambda group, k, column: spec.b_at(group, whole(k), column),
         out_at=out_at,
         group_of=lambda at: at,
     )
