@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
@@ -176,7 +176,7 @@ class Importer:
                 )
 
     def _resolve(self, argument: Argument, names: Mapping[str, Any]) -> Any:
-        """What an argument stands for."""
+        """The value, number or tuple behind an argument."""
         if isinstance(argument, Ref):
             if argument.name not in names:
                 raise ModelFormatError(f"the name {argument.name!r} is used and not defined")
@@ -199,7 +199,7 @@ class Importer:
             self._failure = error
 
 
-@lru_cache(maxsize=None)
+@cache
 def _signature(converter: Converter) -> inspect.Signature:
     return inspect.signature(converter)
 

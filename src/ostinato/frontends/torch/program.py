@@ -6,13 +6,12 @@ nothing else. Nothing here needs PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ostinato.ir.stored import ParamSource
 
@@ -36,7 +35,7 @@ __all__ = [
     "TensorMeta",
 ]
 
-#: A size: a number, or an expression over the program's symbols as SymPy prints it (``"2*s0 + 1"``).
+#: A size: a number, or an expression over the program's symbols as SymPy prints it.
 Size: TypeAlias = "int | str"
 
 #: Kinds of :class:`InputSpec`.
@@ -96,7 +95,7 @@ class ScalarMeta:
 
 #: The argument of a node: numbers, words, results of other nodes, nested programs, or lists.
 Argument: TypeAlias = (
-    "Ref | Named | Program | int | float | complex | bool | str | None | tuple[Argument, ...]"
+    "Ref | Named | Program | int | float | complex | bool | str | tuple[Argument, ...] | None"
 )
 
 
