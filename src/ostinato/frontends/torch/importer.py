@@ -20,6 +20,7 @@ from ostinato.frontends.torch.program import (
 )
 from ostinato.frontends.torch.symbols import SymbolTable
 from ostinato.ir.graph import Value
+from ostinato.variables import Expr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ class Importer:
     def __init__(self, program: Program, g: Graph, dims: Mapping[str, Dim]) -> None:
         self._program = program
         self._g = g
-        self._symbols = SymbolTable()
+        self._symbols = SymbolTable(program.symbols)
         for symbol, dim in dims.items():
             self._symbols.define(symbol, dim)
         self._failure: OstinatoError | None = None
@@ -141,6 +142,7 @@ class Importer:
                 raise NotSupported(f"its arguments have no equivalent: {error}") from None
             with g.labelled(node.name):
                 result = converter(call, *args, **kwargs)
+            self._learn(node, result)
             self._check(node, result)
         except (NotSupported, UnsupportedOpError) as reason:
             where = f" at {node.where}" if node.where else ""
@@ -151,6 +153,15 @@ class Importer:
             self._fail(GraphError(f"{node.target} {node.name!r}: {problem}"), error)
             return _MISSING
         return result
+
+    def _learn(self, node: ProgramNode, result: Any) -> None:
+        """Define the sizes that a node computes."""
+        results = result if isinstance(result, tuple) else (result,)
+        for meta, found in zip(node.metas, results, strict=False):
+            if isinstance(meta, TensorMeta) and isinstance(found, Value | Complex):
+                self._symbols.learn(meta.shape, found.shape)
+            elif isinstance(meta, ScalarMeta) and isinstance(found, Expr | int):
+                self._symbols.learn([meta.value], [found])
 
     def _check(self, node: ProgramNode, result: Any) -> None:
         """Check that the types of a node's results are those that PyTorch gave them.

@@ -19,6 +19,11 @@ _FAMILIES = (
     "contraction",
     "shape",
     "sizes",
+    "casts",
+    "creation",
+    "reduction",
+    "indexing",
+    "control",
 )
 
 
