@@ -1,8 +1,12 @@
-"""Sizes of a program: expressions as SymPy prints them, as dims of a graph."""
+"""Sizes of a program: expressions as SymPy prints them, as dims of a graph.
+
+Both of SymPy's forms are read: ``2*s0 + 1`` and ``Add(Mul(Integer(2), Symbol('s0')), Integer(1))``.
+"""
 
 from __future__ import annotations
 
 import ast
+import operator
 from typing import TYPE_CHECKING
 
 from ostinato.errors import ModelFormatError, UnsupportedOpError
@@ -26,6 +30,8 @@ _FUNCTIONS: dict[str, Callable[[Dim, Dim], Dim]] = {
     "PythonMod": remainder,
     "Max": maximum,
     "Min": minimum,
+    "Add": operator.add,
+    "Mul": operator.mul,
 }
 
 
@@ -72,6 +78,12 @@ class SymbolTable:
                 raise UnsupportedOpError(
                     f"the size {whole!r} depends on {name}, which no input gives"
                 )
+            case ast.Call(func=ast.Name(id="Symbol"), args=[ast.Constant(value=str() as name), *_]):
+                return self._evaluate(ast.Name(name), whole)
+            case ast.Call(func=ast.Name(id="Integer"), args=[number]):
+                return self._evaluate(number, whole)
+            case ast.Call(func=ast.Name(id="Pow"), args=[left, right]):
+                return self._binary(ast.Pow(), left, right, whole)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._evaluate(operand, whole)
             case ast.BinOp(left=left, op=op, right=right):
