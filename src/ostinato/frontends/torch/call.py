@@ -11,7 +11,7 @@ from ostinato.records import dataclass
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.dtypes import DType
     from ostinato.frontends.torch.program import Program, ProgramNode
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
-__all__ = ["Call", "Complex", "Converter", "NotSupported", "SizeCondition"]
+__all__ = ["Call", "Complex", "Converter", "NotSupported", "SizeCondition", "Writes"]
 
 
 class NotSupported(Exception):
@@ -56,9 +56,23 @@ class SizeCondition:
     excess: Dim
 
 
+@dataclass(frozen=True, eq=False)
+class Writes:
+    """The result of a converter whose op writes to operands besides.
+
+    Attributes:
+        result: of the op.
+        written: by the name of an argument, the new elements of its tensor. That of an in-place op
+            is not among them: its converter gives the elements as the result.
+    """
+
+    result: Any
+    written: Mapping[str, Value]
+
+
 #: A converter takes the call and the op's arguments, by PyTorch's names and with its defaults.
 #: Tensors arrive as values or :class:`Complex`, sizes as dims, lists as tuples. It gives the
-#: op's result: a value, a dim or number, or a tuple of these.
+#: op's result: a value, a dim or number, a tuple of these, or :class:`Writes`.
 Converter: TypeAlias = "Callable[..., Any]"
 
 

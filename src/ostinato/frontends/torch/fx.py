@@ -127,6 +127,7 @@ def meta_of(value: Any) -> TensorMeta | ScalarMeta | None:
                 tuple(_size(size) for size in value.shape),
                 tuple(_size(stride) for stride in value.stride()) if strided else None,
                 str(value.device),
+                _size(value.storage_offset()) if strided else None,
             )
         case torch.SymInt():
             return ScalarMeta("int", _size(value))

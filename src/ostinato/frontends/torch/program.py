@@ -74,12 +74,14 @@ class TensorMeta:
         shape: its sizes.
         strides: elements from one position to the next, by axis; ``None`` where unknown.
         device: such as ``"cpu"`` or ``"cuda:0"``.
+        offset: elements before its first one in the memory that it shares; ``None`` where unknown.
     """
 
     dtype: str
     shape: tuple[Size, ...]
     strides: tuple[Size, ...] | None = None
     device: str = "cpu"
+    offset: Size | None = None
 
 
 @dataclass(frozen=True)
