@@ -6,8 +6,6 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ostinato.dtypes import INT64
 from ostinato.frontends.onnx.converters.windows import padding, per_axis, window_padding
 from ostinato.ops.windows import dilated, windowed_shape
@@ -16,7 +14,6 @@ from ostinato.variables import bounds, maximum, prod
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ostinato.dtypes import DType
     from ostinato.frontends.onnx.call import Call, Converter, Result
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
@@ -106,7 +103,7 @@ def _positions(call: Call) -> Value:
     g, x, kernel = call.g, call.value(0), _kernel(call)
     widths, counts = _widths(call, kernel)
     padded = [(0, 0), (0, 0), *widths]
-    elements = g.pad(x, padded, value=_least(x.dtype))
+    elements = g.pad(x, padded, value=x.dtype.lowest)
     places = g.pad(_places(call, x), padded, value=-1)
     best: Value | None = None
     place: Value | None = None
@@ -155,10 +152,6 @@ def _taps(
             for start, count, stride in zip(starts, counts, strides, strict=True)
         ]
         yield call.g.slice(padded, starts, stops, strides, axes=axes)
-
-
-def _least(dtype: DType) -> float:
-    return -math.inf if dtype.is_float else int(np.iinfo(dtype.numpy).min)
 
 
 # -- geometry --------------------------------------------------------------------------------------
