@@ -6,10 +6,12 @@ from ostinato.ops.vocabulary.affine import AffineVocabulary
 from ostinato.ops.vocabulary.attention import AttentionVocabulary
 from ostinato.ops.vocabulary.core import T, VocabularyCore, located
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
+from ostinato.ops.vocabulary.images import ImageVocabulary
 from ostinato.ops.vocabulary.indexing import IndexingVocabulary
 from ostinato.ops.vocabulary.linalg import LinalgVocabulary
 from ostinato.ops.vocabulary.moe import MoeVocabulary
 from ostinato.ops.vocabulary.normalization import NormalizationVocabulary
+from ostinato.ops.vocabulary.pooling import PoolingVocabulary
 from ostinato.ops.vocabulary.quant import QuantVocabulary
 from ostinato.ops.vocabulary.recurrent import RecurrentVocabulary
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
@@ -24,13 +26,15 @@ class Vocabulary(
     MoeVocabulary[T],
     AttentionVocabulary[T],
     AffineVocabulary[T],
+    ImageVocabulary[T],
+    PoolingVocabulary[T],
     WindowVocabulary[T],
     NormalizationVocabulary[T],
     RecurrentVocabulary[T],
     QuantVocabulary[T],
     LinalgVocabulary[T],
-    IndexingVocabulary[T],
     ReductionVocabulary[T],
+    IndexingVocabulary[T],
     ShapeVocabulary[T],
     ElementwiseVocabulary[T],
 ):
