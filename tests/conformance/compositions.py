@@ -62,6 +62,26 @@ def _affine_grid(d: Draw, dtype: str) -> Any:
     return [d.g.affine_grid(theta, (2, 3, 5, 1), align) for align in (False, True)]
 
 
+# -- parts of floats -------------------------------------------------------------------------------
+
+
+@composition(*FLOATS)
+def _parts_of_floats(d: Draw, dtype: str) -> Any:
+    g, x = d.g, d.tensor(dtype, 1, 2)
+    y = d.of(x.shape, dtype)
+    return [
+        g.nextafter(x, y),
+        g.ldexp(x, d.of(x.shape, "int32", -20, 12)),
+        *g.frexp(x),
+        g.fmax(x, y),
+        g.fmin(g.sqrt(x), y),
+        g.nan_to_num(g.log(x)),
+        g.heaviside(g.trunc(x), y),
+        g.isneginf(g.log(g.relu(x))),
+        g.deg2rad(x),
+    ]
+
+
 # -- pools -----------------------------------------------------------------------------------------
 
 

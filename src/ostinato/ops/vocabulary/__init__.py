@@ -16,6 +16,7 @@ from ostinato.ops.vocabulary.quant import QuantVocabulary
 from ostinato.ops.vocabulary.recurrent import RecurrentVocabulary
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
+from ostinato.ops.vocabulary.special import SpecialVocabulary
 from ostinato.ops.vocabulary.windows import WindowVocabulary
 
 __all__ = ["Vocabulary", "VocabularyCore"]
@@ -36,6 +37,7 @@ class Vocabulary(
     ReductionVocabulary[T],
     IndexingVocabulary[T],
     ShapeVocabulary[T],
+    SpecialVocabulary[T],
     ElementwiseVocabulary[T],
 ):
     """All methods that a :class:`~ostinato.Graph` and a session have in common."""
