@@ -1,0 +1,206 @@
+"""Reading of PyTorch's FX graphs into programs. This module imports PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ostinato.errors import UnsupportedOpError
+from ostinato.frontends.torch.program import (
+    BUFFER,
+    BUFFER_MUTATION,
+    CONSTANT,
+    INPUT_MUTATION,
+    PARAMETER,
+    USER_INPUT,
+    USER_OUTPUT,
+    Argument,
+    InputSpec,
+    Named,
+    OutputSpec,
+    Program,
+    ProgramNode,
+    Ref,
+    ScalarMeta,
+    TensorMeta,
+    source_line,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.export import ExportedProgram
+    from torch.fx import GraphModule, Node
+
+    from ostinato.ir.stored import ParamSource
+
+__all__ = ["meta_of", "read_exported", "read_nodes"]
+
+_INPUT_KINDS = {
+    InputKind.USER_INPUT: USER_INPUT,
+    InputKind.PARAMETER: PARAMETER,
+    InputKind.BUFFER: BUFFER,
+    InputKind.CONSTANT_TENSOR: CONSTANT,
+}
+
+_OUTPUT_KINDS = {
+    OutputKind.USER_OUTPUT: USER_OUTPUT,
+    OutputKind.BUFFER_MUTATION: BUFFER_MUTATION,
+    OutputKind.USER_INPUT_MUTATION: INPUT_MUTATION,
+}
+
+
+def read_exported(
+    exported: ExportedProgram, name: str, weights: Mapping[str, ParamSource]
+) -> Program:
+    """The program of an exported one.
+
+    Args:
+        exported: the exported program.
+        name: for messages.
+        weights: the elements of its parameters, buffers and constants, by qualified name.
+
+    Raises:
+        UnsupportedOpError: an input is an object of the user's own classes.
+    """
+    module = exported.graph_module
+    placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
+    inputs = []
+    for given in exported.graph_signature.input_specs:
+        kind = _INPUT_KINDS.get(given.kind)
+        if kind is None:
+            raise UnsupportedOpError(f"{name}: inputs of kind {given.kind.name} are not supported")
+        argument: Any = given.arg
+        target = given.target or argument.name
+        node = placeholders[argument.name]
+        meta = meta_of(node.meta.get("val"))
+        inputs.append(
+            InputSpec(argument.name, kind, meta, target, getattr(argument, "value", None))
+        )
+    outputs = []
+    for position, output in enumerate(exported.graph_signature.output_specs):
+        kind = _OUTPUT_KINDS.get(output.kind)
+        if kind is None:
+            raise UnsupportedOpError(
+                f"{name}: outputs of kind {output.kind.name} are not supported"
+            )
+        found: Any = output.arg
+        result = Ref(found.name) if found.name else getattr(found, "value", None)
+        outputs.append(OutputSpec(result, kind, output.target or f"output_{position}"))
+    symbols = {
+        str(symbol): (int(bounds.lower), _upper(bounds.upper))
+        for symbol, bounds in exported.range_constraints.items()
+    }
+    return Program(name, tuple(inputs), read_nodes(module), tuple(outputs), symbols, weights)
+
+
+def read_nodes(module: GraphModule) -> tuple[ProgramNode, ...]:
+    """The nodes of a graph that are ops."""
+    return tuple(
+        _read_node(node, module) for node in module.graph.nodes if node.op == "call_function"
+    )
+
+
+def _read_node(node: Node, module: GraphModule) -> ProgramNode:
+    value = node.meta.get("val")
+    metas = value if isinstance(value, tuple | list) else (value,)
+    return ProgramNode(
+        node.name,
+        _target(node.target),
+        tuple(_argument(arg, module) for arg in node.args),
+        {name: _argument(arg, module) for name, arg in node.kwargs.items()},
+        (node.name,),
+        tuple(meta_of(item) for item in metas),
+        where=source_line(node.meta.get("stack_trace") or ""),
+    )
+
+
+def meta_of(value: Any) -> TensorMeta | ScalarMeta | None:
+    """The type of a value that PyTorch has traced."""
+    match value:
+        case torch.Tensor():
+            strided = value.layout == torch.strided
+            return TensorMeta(
+                _word(value.dtype),
+                tuple(_size(size) for size in value.shape),
+                tuple(_size(stride) for stride in value.stride()) if strided else None,
+                str(value.device),
+                _size(value.storage_offset()) if strided else None,
+            )
+        case torch.SymInt():
+            return ScalarMeta("int", _size(value))
+        case torch.SymFloat():
+            return ScalarMeta("float", str(value.node.expr))
+        case torch.SymBool():
+            return ScalarMeta("bool", str(value.node.expr))
+        case bool() | int() | float():
+            return ScalarMeta(type(value).__name__, value)
+    return None
+
+
+def _size(size: int | torch.SymInt) -> int | str:
+    if isinstance(size, torch.SymInt):
+        expression = size.node.expr
+        return int(expression) if expression.is_number else str(expression)
+    return int(size)
+
+
+def _upper(bound: Any) -> int | None:
+    return int(bound) if bound.is_finite else None
+
+
+def _target(target: Any) -> str:
+    """The name of an op: its namespace, name and overload."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    return f"{target.__module__}.{target.__name__}"
+
+
+def _argument(argument: Any, module: GraphModule) -> Argument:
+    match argument:
+        case torch.fx.Node(op="get_attr"):
+            return _attribute(argument, module)
+        case torch.fx.Node():
+            return Ref(argument.name)
+        case list() | tuple():
+            return tuple(_argument(item, module) for item in argument)
+        case torch.dtype():
+            return Named("dtype", _word(argument))
+        case torch.layout():
+            return Named("layout", _word(argument))
+        case torch.memory_format():
+            return Named("memory_format", _word(argument))
+        case torch.device():
+            return Named("device", str(argument))
+        case bool() | int() | float() | complex() | str() | None:
+            return argument
+        case slice():
+            return (argument.start, argument.stop, argument.step)
+    return str(argument)
+
+
+def _attribute(node: Node, module: GraphModule) -> Argument:
+    """A submodule that an op of higher order takes, as a program of its own."""
+    inner = module.get_submodule(str(node.target))
+    assert isinstance(inner, torch.fx.GraphModule)
+    inputs, outputs = [], []
+    for item in inner.graph.nodes:
+        if item.op == "placeholder":
+            inputs.append(
+                InputSpec(item.name, USER_INPUT, meta_of(item.meta.get("val")), item.name)
+            )
+        if item.op == "output":
+            results = item.args[0] if isinstance(item.args[0], tuple | list) else (item.args[0],)
+            outputs = [
+                OutputSpec(_argument(result, inner), USER_OUTPUT, f"output_{position}")
+                for position, result in enumerate(results)
+            ]
+    return Program(str(node.target), tuple(inputs), read_nodes(inner), tuple(outputs))
+
+
+def _word(named: Any) -> str:
+    return str(named).removeprefix("torch.")
