@@ -49,6 +49,14 @@ _DOMAINS: dict[str, tuple[float, float]] = {
     "pow": (0.1, 3),
     "tan": (-1.4, 1.4),
     "reciprocal": (0.2, 4),
+    "erfinv": (-0.95, 0.95),
+    "logit": (0.05, 0.95),
+    "ndtri": (0.05, 0.95),
+    "entr": (0, 4),
+    "zeta": (1.2, 4),
+    **dict.fromkeys(("lgamma", "digamma", "polygamma"), (0.3, 14)),
+    **dict.fromkeys(("bessel_y0", "bessel_y1"), (0.3, 12)),
+    **{f"{scaled}modified_bessel_k{n}": (0.3, 4) for n in "01" for scaled in ("", "scaled_")},
 }
 
 ATTRS: dict[str, Callable[[Draw], dict[str, Any]]] = {
@@ -59,6 +67,7 @@ ATTRS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "hard_sigmoid": lambda d: {"alpha": 0.3, "beta": 0.4},
     "hard_tanh": lambda d: {"min": -0.5, "max": 1.5},
     "gelu": lambda d: {"approximate": d.chance()},
+    "polygamma": lambda d: {"n": 2},
 }
 
 
