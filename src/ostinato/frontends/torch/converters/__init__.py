@@ -16,8 +16,21 @@ __all__ = ["converters", "find_converter"]
 
 _FAMILIES = (
     "elementwise",
+    "logic",
+    "activations",
+    "casts",
+    "creation",
     "contraction",
     "shape",
+    "slicing",
+    "indexing",
+    "reduction",
+    "normalization",
+    "attention",
+    "convolution",
+    "pooling",
+    "losses",
+    "random",
     "sizes",
 )
 
