@@ -54,7 +54,7 @@ _COPIES = (
     "lift_fresh_copy",
     "positive",
     "cpu",
-    "requires_grad_",
+    "pin_memory",
     "_to_cpu",
 )
 
@@ -73,4 +73,5 @@ CONVERTERS: dict[str, Converter] = {
     **{f"aten.{name}": _same for name in _COPIES},
     **{f"aten.{name}": _conjugate for name in _CONJUGATES},
     "aten.copy": _copied,
+    "prims.convert_element_type": _converted,
 }

@@ -254,6 +254,10 @@ def _norm(
     return _vector_norm(call, self, 2 if p is None else p, dim, keepdim)
 
 
+def _frobenius_norm(call: Call, self: Value, dim: Any, keepdim: bool = False) -> Value:
+    return _vector_norm(call, self, 2, dim, keepdim)
+
+
 def _distance(call: Call, self: Value, other: Value, p: Any = 2) -> Value:
     g = call.g
     a, b = call.widened(self, other)
@@ -337,6 +341,7 @@ CONVERTERS: dict[str, Converter] = {
     "aten.linalg_vector_norm": _vector_norm,
     "aten.norm": _norm,
     "aten.dist": _distance,
+    "aten.frobenius_norm.dim": _frobenius_norm,
     "aten.cumsum": _running("cumsum"),
     "aten.cumprod": _running("cumprod"),
     "aten.diff": _differences,
