@@ -11,7 +11,7 @@ from ostinato.records import dataclass
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.dtypes import DType
     from ostinato.frontends.torch.program import Program, ProgramNode
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
-__all__ = ["Call", "Complex", "Converter", "NotSupported"]
+__all__ = ["Call", "Complex", "Converter", "NotSupported", "SizeCondition", "Writes"]
 
 
 class NotSupported(Exception):
@@ -45,9 +45,34 @@ class Complex:
         return self.pairs.ndim - 1
 
 
+@dataclass(frozen=True)
+class SizeCondition:
+    """A condition on sizes that is not decided before a run.
+
+    Attributes:
+        excess: a size that is not negative exactly where the condition holds.
+    """
+
+    excess: Dim
+
+
+@dataclass(frozen=True, eq=False)
+class Writes:
+    """The result of a converter whose op writes to operands besides.
+
+    Attributes:
+        result: of the op.
+        written: by the name of an argument, the new elements of its tensor. That of an in-place op
+            is not among them: its converter gives the elements as the result.
+    """
+
+    result: Any
+    written: Mapping[str, Value]
+
+
 #: A converter takes the call and the op's arguments, by PyTorch's names and with its defaults.
 #: Tensors arrive as values or :class:`Complex`, sizes as dims, lists as tuples. It gives the
-#: op's result: a value, a dim or number, or a tuple of these.
+#: op's result: a value, a dim or number, a tuple of these, or :class:`Writes`.
 Converter: TypeAlias = "Callable[..., Any]"
 
 
@@ -151,12 +176,24 @@ class Call:
             self.unsupported(f"its {what} is not known before a run")
         return number
 
+    # -- sizes ------------------------------------------------------------------------------
+
+    def require(self, excess: Dim, problem: str) -> None:
+        """Let runs check that ``excess`` is not negative.
+
+        Args:
+            excess: a size.
+            problem: the words for sizes at which it is.
+        """
+        self.symbols.requirements.append((excess, f"{self.node.name!r}: {problem}"))
+
     @property
-    def scalar(self) -> Any:
-        """The first result, where it is a number that follows from sizes: a dim, float or bool."""
+    def unbacked_bound(self) -> int | None:
+        """The greatest value of a size that the graph computes as the first result.
+
+        ``None`` where the result is no integer, may be negative, or is without a bound.
+        """
         found = self.node.metas[0] if self.node.metas else None
-        if not isinstance(found, ScalarMeta):
-            self.unsupported("its result is no number")
-        if isinstance(found.value, str) and found.kind == "int":
-            return self.symbols.dim(found.value)
-        return found.value
+        if not isinstance(found, ScalarMeta) or found.kind != "int":
+            return None
+        return self.symbols.bound(found.value)

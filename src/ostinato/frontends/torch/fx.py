@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +25,11 @@ from ostinato.frontends.torch.program import (
     Ref,
     ScalarMeta,
     TensorMeta,
+    source_line,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
@@ -113,7 +113,7 @@ def _read_node(node: Node, module: GraphModule) -> ProgramNode:
         {name: _argument(arg, module) for name, arg in node.kwargs.items()},
         (node.name,),
         tuple(meta_of(item) for item in metas),
-        where=_where(node),
+        where=source_line(node.meta.get("stack_trace") or ""),
     )
 
 
@@ -127,6 +127,7 @@ def meta_of(value: Any) -> TensorMeta | ScalarMeta | None:
                 tuple(_size(size) for size in value.shape),
                 tuple(_size(stride) for stride in value.stride()) if strided else None,
                 str(value.device),
+                _size(value.storage_offset()) if strided else None,
             )
         case torch.SymInt():
             return ScalarMeta("int", _size(value))
@@ -202,13 +203,6 @@ def _attribute(node: Node, module: GraphModule) -> Argument:
                 for position, result in enumerate(results)
             ]
     return Program(str(node.target), tuple(inputs), read_nodes(inner), tuple(outputs))
-
-
-def _where(node: Node) -> str:
-    """The last line of the user's source behind a node."""
-    trace = node.meta.get("stack_trace") or ""
-    found: Sequence[tuple[str, str]] = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    return f"{found[-1][0]}:{found[-1][1]}" if found else ""
 
 
 def _word(named: Any) -> str:

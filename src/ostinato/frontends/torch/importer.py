@@ -7,10 +7,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
-from ostinato.frontends.torch.call import Call, Complex, NotSupported
+from ostinato.frontends.torch.aliasing import INLINED, Tensor, View, aliases, functional_target
+from ostinato.frontends.torch.call import Call, Complex, NotSupported, Writes
 from ostinato.frontends.torch.converters import find_converter
 from ostinato.frontends.torch.element_types import COMPLEX, ELEMENT_TYPES
 from ostinato.frontends.torch.program import (
+    BUFFER_MUTATION,
+    INPUT_MUTATION,
     USER_INPUT,
     Named,
     Program,
@@ -20,9 +23,11 @@ from ostinato.frontends.torch.program import (
 )
 from ostinato.frontends.torch.symbols import SymbolTable
 from ostinato.ir.graph import Value
+from ostinato.ir.stored import elements
+from ostinato.variables import Expr
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ostinato.frontends.torch.call import Converter
     from ostinato.frontends.torch.program import Argument, InputSpec, ProgramNode
@@ -46,19 +51,32 @@ class Importer:
         program: the program.
         g: an empty graph.
         dims: what the program's symbols stand for.
+        states: the inputs, by name, that become states of the graph.
 
     Attributes:
         unsupported: a line for each node without an equivalent.
+        leaves: by name of an input, its :class:`~.aliasing.Tensor`, dim or number.
+        results: by output, the same.
     """
 
-    def __init__(self, program: Program, g: Graph, dims: Mapping[str, Dim]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        g: Graph,
+        dims: Mapping[str, Dim],
+        states: Collection[str] = (),
+    ) -> None:
+        self._states = states
         self._program = program
         self._g = g
-        self._symbols = SymbolTable()
+        self._symbols = SymbolTable(program.symbols)
         for symbol, dim in dims.items():
             self._symbols.define(symbol, dim)
         self._failure: OstinatoError | None = None
+        self._weights: dict[str, Tensor] = {}
         self.unsupported: list[str] = []
+        self.leaves: dict[str, Any] = {}
+        self.results: list[Any] = []
 
     def run(self) -> list[Any]:
         """Convert the whole program.
@@ -72,8 +90,8 @@ class Importer:
             GraphError: a node's operands do not fit each other.
             ModelFormatError: the program breaks its own rules.
         """
-        names = {spec.name: self._leaf(spec) for spec in self._program.inputs}
-        results = self._body(self._program, self._g, names)
+        self.leaves = {spec.name: self._leaf(spec) for spec in self._program.inputs}
+        self.results = self._body(self._program, self._g, dict(self.leaves))
         if self.unsupported:
             count = len(self.unsupported)
             nodes = "1 node" if count == 1 else f"{count} nodes"
@@ -81,12 +99,26 @@ class Importer:
             raise UnsupportedOpError(f"{self._program.name}: {nodes} not supported:{lines}")
         if self._failure is not None:
             raise self._failure
-        return results
+        return [_read(result) for result in self.results]
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """By name of an input that the program writes to, its new elements."""
+        by_target = {spec.target: spec.name for spec in self._program.inputs}
+        found = {
+            name: leaf.read()
+            for name, leaf in self.leaves.items()
+            if isinstance(leaf, Tensor) and leaf.written
+        }
+        for spec, result in zip(self._program.outputs, self.results, strict=True):
+            if spec.kind in (BUFFER_MUTATION, INPUT_MUTATION) and spec.target in by_target:
+                found[by_target[spec.target]] = _read(result)
+        return found
 
     # -- leaves -----------------------------------------------------------------------------
 
     def _leaf(self, spec: InputSpec) -> Any:
-        """The value of an input."""
+        """The tensor, dim or number of an input; inputs of one weight are one tensor."""
         meta = spec.meta
         if spec.value is not None or meta is None:
             return spec.value
@@ -94,23 +126,33 @@ class Importer:
             if meta.kind == "int" and isinstance(meta.value, str):
                 return self._symbols.dim(meta.value)
             return meta.value
+        if spec.kind != USER_INPUT and spec.target in self._weights:
+            return self._weights[spec.target]
         shape = tuple(self._symbols.dim(size) for size in meta.shape)
         if meta.dtype in COMPLEX:
-            return Complex(self._tensor(spec, (*shape, 2), COMPLEX[meta.dtype].name))
-        if meta.dtype not in ELEMENT_TYPES:
+            dtype = COMPLEX[meta.dtype].name
+            tensor = Tensor(Complex(self._value(spec, (*shape, 2), dtype)), meta=meta)
+        elif meta.dtype in ELEMENT_TYPES:
+            tensor = Tensor(self._value(spec, shape, meta.dtype), meta=meta)
+        else:
             raise UnsupportedOpError(f"input {spec.target!r}: torch.{meta.dtype} has no equivalent")
-        return self._tensor(spec, shape, meta.dtype)
+        if spec.kind != USER_INPUT:
+            self._weights[spec.target] = tensor
+        return tensor
 
-    def _tensor(self, spec: InputSpec, shape: tuple[Dim, ...], dtype: str) -> Value:
+    def _value(self, spec: InputSpec, shape: tuple[Dim, ...], dtype: str) -> Value:
         if spec.kind == USER_INPUT:
             return self._g.input(spec.target, shape, dtype)
         value = self._program.weights.get(spec.target)
+        if spec.name in self._states:
+            start = 0 if value is None else elements(value)
+            return self._g.state(spec.target, shape, dtype, start)
         return self._g.param(spec.target, shape, dtype, value=value)
 
     # -- nodes ------------------------------------------------------------------------------
 
     def _body(self, program: Program, g: Graph, names: dict[str, Any]) -> list[Any]:
-        """Convert the nodes of ``program`` and give its outputs."""
+        """Convert the nodes of ``program`` and give its outputs: tensors, dims and numbers."""
         for node in program.nodes:
             result = self._node(node, g, names)
             if node.unpacked:
@@ -127,21 +169,16 @@ class Importer:
     def _node(self, node: ProgramNode, g: Graph, names: Mapping[str, Any]) -> Any:
         """The result of one node. Errors are collected, so that the rest is checked too."""
         try:
-            converter = find_converter(node.target)
-            if converter is None:
-                raise NotSupported("no converter for this op")
             args = tuple(self._resolve(arg, names) for arg in node.args)
             kwargs = {name: self._resolve(arg, names) for name, arg in node.kwargs.items()}
             if _holds_missing(args) or _holds_missing(tuple(kwargs.values())):
                 return _MISSING
-            call = Call(g, node, self._symbols, self._nested)
-            try:
-                _signature(converter).bind(call, *args, **kwargs)
-            except TypeError as error:
-                raise NotSupported(f"its arguments have no equivalent: {error}") from None
+            if node.target == "_operator.getitem" and isinstance(args[0], tuple):
+                return args[0][args[1]]
+            if node.target in INLINED:
+                return self._inlined(node, g, args, names)
             with g.labelled(node.name):
-                result = converter(call, *args, **kwargs)
-            self._check(node, result)
+                return self._op(node, g, args, kwargs)
         except (NotSupported, UnsupportedOpError) as reason:
             where = f" at {node.where}" if node.where else ""
             self.unsupported.append(f"{node.name!r} ({node.target}){where}: {reason}")
@@ -150,7 +187,69 @@ class Importer:
             problem = str(error).removesuffix(f" (node {node.name!r})")
             self._fail(GraphError(f"{node.target} {node.name!r}: {problem}"), error)
             return _MISSING
-        return result
+
+    def _op(
+        self, node: ProgramNode, g: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of an op: new tensors, views of its operand, or the operand, written to."""
+        in_place = functional_target(node.target)
+        converter = find_converter(in_place or node.target)
+        if converter is None:
+            raise NotSupported("no converter for this op")
+        out = kwargs.pop("out", None)
+        call = Call(g, node, self._symbols, self._nested)
+        try:
+            bound = _signature(converter).bind(call, *args, **kwargs)
+        except TypeError as error:
+            raise NotSupported(f"its arguments have no equivalent: {error}") from None
+        arguments = dict([*bound.arguments.items()][1:])
+        operand = args[0] if args and isinstance(args[0], Tensor) else None
+        plain = {name: _read(argument) for name, argument in kwargs.items()}
+
+        def compute(first: Any) -> Any:
+            return converter(call, *first, *map(_read, args[len(first) :]), **plain)
+
+        result = compute(tuple(map(_read, args)))
+        if isinstance(result, Writes):
+            for name, value in result.written.items():
+                if isinstance(target := arguments.get(name), Tensor):
+                    target.write(g, _fitted(g, value, target.read()))
+            result = result.result
+        self._learn(node, result)
+        if operand is not None and aliases(node, operand.meta, arguments, self._symbols.dim):
+            self._check(node, result)
+            given = {name: _read(argument) for name, argument in arguments.items()}
+            return _views(node, operand, result, lambda base: compute((base,)), given)
+        target = operand if in_place is not None else out
+        if isinstance(target, Tensor):
+            result = _fitted(g, result, target.read())
+            self._check(node, result)
+            target.write(g, result)
+            return target
+        self._check(node, result)
+        return _tensors(node, result)
+
+    def _inlined(
+        self, node: ProgramNode, g: Graph, args: tuple[Any, ...], names: Mapping[str, Any]
+    ) -> Any:
+        """The results of a nested program whose nodes count as nodes of the outer one."""
+        position = INLINED[node.target]
+        program = args[position]
+        if not isinstance(program, Program):
+            raise NotSupported("its program is not known")
+        given = args[position + 1 :]
+        if node.target == "higher_order.hints_wrapper":
+            given = args[position + 1]
+        return tuple(self._body(program, g, self._arguments(program, given)))
+
+    def _learn(self, node: ProgramNode, result: Any) -> None:
+        """Define the sizes that a node computes."""
+        results = result if isinstance(result, tuple) else (result,)
+        for meta, found in zip(node.metas, results, strict=False):
+            if isinstance(meta, TensorMeta) and isinstance(found, Value | Complex):
+                self._symbols.learn(meta.shape, found.shape)
+            elif isinstance(meta, ScalarMeta) and isinstance(found, Expr | int):
+                self._symbols.learn([meta.value], [found])
 
     def _check(self, node: ProgramNode, result: Any) -> None:
         """Check that the types of a node's results are those that PyTorch gave them.
@@ -176,7 +275,7 @@ class Importer:
                 )
 
     def _resolve(self, argument: Argument, names: Mapping[str, Any]) -> Any:
-        """The value, number or tuple behind an argument."""
+        """The tensor, number or tuple behind an argument."""
         if isinstance(argument, Ref):
             if argument.name not in names:
                 raise ModelFormatError(f"the name {argument.name!r} is used and not defined")
@@ -186,12 +285,17 @@ class Importer:
         return argument
 
     def _nested(self, program: Program, g: NestedGraph, arguments: Sequence[Any]) -> list[Any]:
-        if len(arguments) != len(program.inputs):
+        given = [Tensor(a) if isinstance(a, Value | Complex) else a for a in arguments]
+        results = self._body(program, g, self._arguments(program, given))
+        return [_read(result) for result in results]
+
+    def _arguments(self, program: Program, given: Sequence[Any]) -> dict[str, Any]:
+        if len(given) != len(program.inputs):
             raise ModelFormatError(
-                f"{program.name!r} takes {len(program.inputs)} inputs, got {len(arguments)}"
+                f"{program.name!r} takes {len(program.inputs)} inputs, got {len(given)}"
             )
-        given = zip(program.inputs, arguments, strict=True)
-        return self._body(program, g, {spec.name: argument for spec, argument in given})
+        pairs = zip(program.inputs, given, strict=True)
+        return {spec.name: argument for spec, argument in pairs}
 
     def _fail(self, error: OstinatoError, cause: Exception) -> None:
         if self._failure is None:
@@ -202,6 +306,59 @@ class Importer:
 @cache
 def _signature(converter: Converter) -> inspect.Signature:
     return inspect.signature(converter)
+
+
+def _read(operand: Any) -> Any:
+    """An operand with the elements of tensors, as converters take it."""
+    if isinstance(operand, Tensor):
+        return operand.read()
+    if isinstance(operand, tuple) and not isinstance(operand, Named):
+        return tuple(map(_read, operand))
+    return operand
+
+
+def _tensors(node: ProgramNode, result: Any) -> Any:
+    """New tensors for the results of an op."""
+    if isinstance(result, tuple):
+        return tuple(_tensor(node, index, item) for index, item in enumerate(result))
+    return _tensor(node, 0, result)
+
+
+def _tensor(node: ProgramNode, index: int, item: Any) -> Any:
+    if isinstance(item, tuple):
+        return _tensors(node, item)
+    return Tensor(item, meta=_meta(node, index)) if isinstance(item, Value | Complex) else item
+
+
+def _views(
+    node: ProgramNode,
+    base: Tensor,
+    result: Any,
+    compute: Callable[[Any], Any],
+    arguments: Mapping[str, Any],
+) -> Any:
+    """Views of ``base`` for the results of an op."""
+    if not isinstance(result, tuple):
+        return Tensor(result, base, View(node, compute, arguments), _meta(node, 0))
+    return tuple(
+        Tensor(item, base, View(node, compute, arguments, index), _meta(node, index))
+        for index, item in enumerate(result)
+    )
+
+
+def _meta(node: ProgramNode, index: int) -> TensorMeta | None:
+    found = node.metas[index] if index < len(node.metas) else None
+    return found if isinstance(found, TensorMeta) else None
+
+
+def _fitted(g: Graph, result: Any, target: Any) -> Any:
+    """What an op writes, in the dtype and the shape of the tensor that it writes to."""
+    if isinstance(target, Complex) or not isinstance(result, Value):
+        if isinstance(result, Complex) and isinstance(target, Complex):
+            return Complex(g.broadcast_to(result.pairs, target.pairs.shape))
+        raise NotSupported("it writes real numbers to a complex tensor, or the reverse")
+    fitted = result if result.dtype == target.dtype else g.cast(result, target.dtype)
+    return fitted if fitted.shape == target.shape else g.broadcast_to(fitted, target.shape)
 
 
 def _holds_missing(arguments: tuple[Any, ...]) -> bool:

@@ -6,6 +6,7 @@ nothing else. Nothing here needs PyTorch.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ostinato.records import dataclass, field
@@ -33,6 +34,7 @@ __all__ = [
     "ScalarMeta",
     "Size",
     "TensorMeta",
+    "source_line",
 ]
 
 #: A size: a number, or an expression over the program's symbols as SymPy prints it.
@@ -72,12 +74,14 @@ class TensorMeta:
         shape: its sizes.
         strides: elements from one position to the next, by axis; ``None`` where unknown.
         device: such as ``"cpu"`` or ``"cuda:0"``.
+        offset: elements before its first one in the memory that it shares; ``None`` where unknown.
     """
 
     dtype: str
     shape: tuple[Size, ...]
     strides: tuple[Size, ...] | None = None
     device: str = "cpu"
+    offset: Size | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,7 @@ class Program:
         outputs: in order.
         symbols: by the name of a size's symbol, its bounds; no upper one is ``None``.
         weights: by the ``target`` of an input, its elements.
+        guards: conditions on the shapes of the user's inputs, in Python as PyTorch writes them.
     """
 
     name: str
@@ -180,7 +185,14 @@ class Program:
     outputs: tuple[OutputSpec, ...]
     symbols: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     weights: Mapping[str, ParamSource] = field(default_factory=dict)
+    guards: tuple[str, ...] = ()
 
     def users(self) -> Sequence[InputSpec]:
         """The inputs that a caller gives."""
         return [spec for spec in self.inputs if spec.kind == USER_INPUT]
+
+
+def source_line(trace: str) -> str:
+    """The last line of the user's source in a stack trace, as ``file:line``; empty without one."""
+    found: list[tuple[str, str]] = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    return ":".join(found[-1]) if found else ""

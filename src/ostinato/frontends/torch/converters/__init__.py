@@ -20,6 +20,11 @@ _FAMILIES = (
     "shape",
     "sizes",
     "aot",
+    "casts",
+    "creation",
+    "reduction",
+    "indexing",
+    "control",
 )
 
 
