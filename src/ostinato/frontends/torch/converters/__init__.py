@@ -19,6 +19,7 @@ _FAMILIES = (
     "contraction",
     "shape",
     "sizes",
+    "checks",
 )
 
 
