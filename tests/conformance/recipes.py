@@ -286,6 +286,10 @@ def _bind_size(d: Draw, dtype: str) -> Sequence[Value]:
     return [found, d.g.concat([found, found], axis=0)]
 
 
+def _require(d: Draw, dtype: str) -> Value:
+    return d.g.require(d.tensor(dtype), d.integer(3, 5), 3, "too small")
+
+
 def _flat_nonzero(d: Draw, dtype: str) -> Sequence[Value]:
     return list(d.g.nonzero(d.tensor(dtype, 1, 3)))
 
@@ -374,6 +378,7 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "affine_view": (_affine_view, ANY),
     "one_hot": (_one_hot, ANY),
     "bind_size": (_bind_size, ANY),
+    "require": (_require, ANY),
     "flat_nonzero": (_flat_nonzero, ANY),
     "non_max_suppression": (_suppression, ("float32",)),
     **{name: (_reduction(name), NUMBERS) for name in ("sum", "prod", "max", "min")},
@@ -387,7 +392,7 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
 }
 
 #: Ops whose results have sizes that depend on data: graphs have them, sessions do not.
-DATA_SIZED = frozenset({"bind_size", "flat_nonzero", "non_max_suppression"})
+DATA_SIZED = frozenset({"bind_size", "require", "flat_nonzero", "non_max_suppression"})
 
 DTYPES_OF_DOMAIN: dict[str, Sequence[str]] = {
     "any": ANY,

@@ -31,10 +31,21 @@ if TYPE_CHECKING:
 
     from ostinato.frontends.torch.call import Converter
     from ostinato.frontends.torch.program import Argument, InputSpec, ProgramNode
+    from ostinato.ir.facts import Fact
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
-__all__ = ["Importer"]
+__all__ = ["Importer", "UnsupportedNodesError"]
+
+
+class UnsupportedNodesError(UnsupportedOpError):
+    """Nodes that have no equivalent.
+
+    Attributes:
+        targets: the ops of these nodes.
+    """
+
+    targets: frozenset[str] = frozenset()
 
 
 class _Missing:
@@ -57,6 +68,7 @@ class Importer:
         unsupported: a line for each node without an equivalent.
         leaves: by name of an input, its :class:`~.aliasing.Tensor`, dim or number.
         results: by output, the same.
+        facts: the conditions on sizes that the program asserts.
     """
 
     def __init__(
@@ -74,9 +86,11 @@ class Importer:
             self._symbols.define(symbol, dim)
         self._failure: OstinatoError | None = None
         self._weights: dict[str, Tensor] = {}
+        self._refused: set[str] = set()
         self.unsupported: list[str] = []
         self.leaves: dict[str, Any] = {}
         self.results: list[Any] = []
+        self.facts: list[Fact] = []
 
     def run(self) -> list[Any]:
         """Convert the whole program.
@@ -96,7 +110,9 @@ class Importer:
             count = len(self.unsupported)
             nodes = "1 node" if count == 1 else f"{count} nodes"
             lines = "".join(f"\n  - {line}" for line in self.unsupported)
-            raise UnsupportedOpError(f"{self._program.name}: {nodes} not supported:{lines}")
+            error = UnsupportedNodesError(f"{self._program.name}: {nodes} not supported:{lines}")
+            error.targets = frozenset(self._refused)
+            raise error
         if self._failure is not None:
             raise self._failure
         return [_read(result) for result in self.results]
@@ -181,6 +197,7 @@ class Importer:
                 return self._op(node, g, args, kwargs)
         except (NotSupported, UnsupportedOpError) as reason:
             where = f" at {node.where}" if node.where else ""
+            self._refused.add(node.target)
             self.unsupported.append(f"{node.name!r} ({node.target}){where}: {reason}")
             return _MISSING
         except GraphError as error:
@@ -199,7 +216,7 @@ class Importer:
             of_numbers = " of complex numbers" if of_complex else ""
             raise NotSupported(f"no converter for this op{of_numbers}")
         out = kwargs.pop("out", None)
-        call = Call(g, node, self._symbols, self._nested)
+        call = Call(g, node, self._symbols, self._nested, self.facts)
         try:
             bound = _signature(converter).bind(call, *args, **kwargs)
         except TypeError as error:

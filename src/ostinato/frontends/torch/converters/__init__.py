@@ -33,6 +33,7 @@ _FAMILIES = (
     "random",
     "sizes",
     "control",
+    "checks",
 )
 
 #: The families whose operands or results are complex.
