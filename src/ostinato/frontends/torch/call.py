@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from ostinato.frontends.torch.element_types import COMPLEX, ELEMENT_TYPES, result_type
 from ostinato.frontends.torch.program import Named, ScalarMeta, TensorMeta
 from ostinato.ir.graph import Value
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.frontends.torch.program import Program, ProgramNode
     from ostinato.frontends.torch.symbols import SymbolTable
-    from ostinato.ir.facts import Fact
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
-__all__ = ["Call", "Complex", "Converter", "NotSupported", "Writes"]
+__all__ = ["Call", "Complex", "Converter", "NotSupported", "SizeCondition", "Writes"]
 
 
 class NotSupported(Exception):
@@ -44,6 +43,17 @@ class Complex:
     @property
     def ndim(self) -> int:
         return self.pairs.ndim - 1
+
+
+@dataclass(frozen=True)
+class SizeCondition:
+    """A condition on sizes that is not decided before a run.
+
+    Attributes:
+        excess: a size that is not negative exactly where the condition holds.
+    """
+
+    excess: Dim
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +86,12 @@ class Call:
         symbols: the dims that the program's symbols stand for.
         nested: converts a nested program within a nested graph of ``g``, given its arguments, and
             gives its results.
-        facts: the conditions on sizes that runs of the graph check; converters add to them.
     """
 
     g: Graph
     node: ProgramNode
     symbols: SymbolTable
     nested: Callable[[Program, NestedGraph, Sequence[Any]], list[Any]]
-    facts: list[Fact] = field(default_factory=list)
 
     def unsupported(self, reason: str) -> NoReturn:
         """Report that the node cannot be expressed, and why."""
@@ -168,12 +176,24 @@ class Call:
             self.unsupported(f"its {what} is not known before a run")
         return number
 
+    # -- sizes ------------------------------------------------------------------------------
+
+    def require(self, excess: Dim, problem: str) -> None:
+        """Let runs check that ``excess`` is not negative.
+
+        Args:
+            excess: a size.
+            problem: the words for sizes at which it is.
+        """
+        self.symbols.requirements.append((excess, f"{self.node.name!r}: {problem}"))
+
     @property
-    def scalar(self) -> Any:
-        """The first result, where it is a number that follows from sizes: a dim, float or bool."""
+    def unbacked_bound(self) -> int | None:
+        """The greatest value of a size that the graph computes as the first result.
+
+        ``None`` where the result is no integer, may be negative, or is without a bound.
+        """
         found = self.node.metas[0] if self.node.metas else None
-        if not isinstance(found, ScalarMeta):
-            self.unsupported("its result is no number")
-        if isinstance(found.value, str) and found.kind == "int":
-            return self.symbols.dim(found.value)
-        return found.value
+        if not isinstance(found, ScalarMeta) or found.kind != "int":
+            return None
+        return self.symbols.bound(found.value)

@@ -22,15 +22,16 @@ from ostinato.frontends.torch.program import (
     TensorMeta,
 )
 from ostinato.frontends.torch.symbols import SymbolTable
+from ostinato.ir.facts import Fact
 from ostinato.ir.graph import Value
 from ostinato.ir.stored import elements
+from ostinato.variables import Expr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ostinato.frontends.torch.call import Converter
     from ostinato.frontends.torch.program import Argument, InputSpec, ProgramNode
-    from ostinato.ir.facts import Fact
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
@@ -67,7 +68,6 @@ class Importer:
         unsupported: a line for each node without an equivalent.
         leaves: by name of an input, its :class:`~.aliasing.Tensor`, dim or number.
         results: by output, the same.
-        facts: the conditions on sizes that the program asserts.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Importer:
         self._states = states
         self._program = program
         self._g = g
-        self._symbols = SymbolTable()
+        self._symbols = SymbolTable(program.symbols)
         for symbol, dim in dims.items():
             self._symbols.define(symbol, dim)
         self._failure: OstinatoError | None = None
@@ -89,7 +89,6 @@ class Importer:
         self.unsupported: list[str] = []
         self.leaves: dict[str, Any] = {}
         self.results: list[Any] = []
-        self.facts: list[Fact] = []
 
     def run(self) -> list[Any]:
         """Convert the whole program.
@@ -115,6 +114,11 @@ class Importer:
         if self._failure is not None:
             raise self._failure
         return [_read(result) for result in self.results]
+
+    @property
+    def facts(self) -> list[Fact]:
+        """The conditions on sizes that the program asserts."""
+        return [Fact(size, 0, problem) for size, problem in self._symbols.requirements]
 
     @property
     def written(self) -> dict[str, Any]:
@@ -213,7 +217,7 @@ class Importer:
         if converter is None:
             raise NotSupported("no converter for this op")
         out = kwargs.pop("out", None)
-        call = Call(g, node, self._symbols, self._nested, self.facts)
+        call = Call(g, node, self._symbols, self._nested)
         try:
             bound = _signature(converter).bind(call, *args, **kwargs)
         except TypeError as error:
@@ -231,6 +235,7 @@ class Importer:
                 if isinstance(target := arguments.get(name), Tensor):
                     target.write(g, _fitted(g, value, target.read()))
             result = result.result
+        self._learn(node, result)
         if operand is not None and aliases(node, operand.meta, arguments, self._symbols.dim):
             self._check(node, result)
             given = {name: _read(argument) for name, argument in arguments.items()}
@@ -256,6 +261,15 @@ class Importer:
         if node.target == "higher_order.hints_wrapper":
             given = args[position + 1]
         return tuple(self._body(program, g, self._arguments(program, given)))
+
+    def _learn(self, node: ProgramNode, result: Any) -> None:
+        """Define the sizes that a node computes."""
+        results = result if isinstance(result, tuple) else (result,)
+        for meta, found in zip(node.metas, results, strict=False):
+            if isinstance(meta, TensorMeta) and isinstance(found, Value | Complex):
+                self._symbols.learn(meta.shape, found.shape)
+            elif isinstance(meta, ScalarMeta) and isinstance(found, Expr | int):
+                self._symbols.learn([meta.value], [found])
 
     def _check(self, node: ProgramNode, result: Any) -> None:
         """Check that the types of a node's results are those that PyTorch gave them.

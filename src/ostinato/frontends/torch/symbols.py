@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ast
 import operator
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ModelFormatError, UnsupportedOpError
 from ostinato.variables import ceil_div, floor_div, maximum, minimum, remainder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.frontends.torch.program import Size
     from ostinato.variables import Dim
@@ -36,9 +37,18 @@ _FUNCTIONS: dict[str, Callable[[Dim, Dim], Dim]] = {
 
 
 class SymbolTable:
-    """Dims by the names of a program's symbols, and the expressions over them."""
+    """Dims by the names of a program's symbols, and the expressions over them.
 
-    def __init__(self) -> None:
+    Args:
+        ranges: by symbol, its least and its greatest value, if there is one.
+
+    Attributes:
+        requirements: sizes that must not be negative in a run, and the words for those that are.
+    """
+
+    def __init__(self, ranges: Mapping[str, tuple[int, int | None]]) -> None:
+        self._ranges = ranges
+        self.requirements: list[tuple[Dim, str]] = []
         self._dims: dict[str, Dim] = {}
         self._parsed: dict[str, Dim] = {}
 
@@ -48,12 +58,25 @@ class SymbolTable:
 
     def copy(self) -> SymbolTable:
         """A table to define further symbols in."""
-        twin = SymbolTable()
+        twin = SymbolTable(self._ranges)
         twin._dims.update(self._dims)
         return twin
 
     def __contains__(self, symbol: object) -> bool:
         return symbol in self._dims
+
+    def bound(self, size: Any) -> int | None:
+        """The greatest value of a symbol; ``None`` without one, or if it may be negative."""
+        symbol = _symbol_name(size)
+        least, greatest = self._ranges.get(symbol or "", (0, None))
+        return None if symbol is None or least < 0 else greatest
+
+    def learn(self, sizes: Sequence[Size], dims: Sequence[Dim]) -> None:
+        """Define the symbols that stand alone among ``sizes`` and are not defined yet."""
+        for size, dim in zip(sizes, dims, strict=False):
+            symbol = _symbol_name(size)
+            if symbol is not None and symbol not in self._dims:
+                self.define(symbol, dim)
 
     def dim(self, size: Size) -> Dim:
         """The dim that ``size`` stands for.
@@ -149,3 +172,13 @@ class SymbolTable:
                     result = result * a
                 return result
         raise UnsupportedOpError(f"no size can be computed as {whole!r}")
+
+
+def _symbol_name(size: Any) -> str | None:
+    """The symbol that an expression consists of."""
+    if not isinstance(size, str):
+        return None
+    if size.isidentifier():
+        return size
+    found = re.fullmatch(r"Symbol\('(\w+)'(, \w+=\w+)*\)", size)
+    return found[1] if found else None

@@ -19,7 +19,11 @@ _FAMILIES = (
     "contraction",
     "shape",
     "sizes",
-    "checks",
+    "casts",
+    "creation",
+    "reduction",
+    "indexing",
+    "control",
 )
 
 
