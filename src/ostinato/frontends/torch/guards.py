@@ -82,7 +82,7 @@ class _GuardReader:
                 ast.BoolOp(op=ast.Or(), values=values)
                 | ast.Call(func=ast.Name(id="Or"), args=values)
             ):
-                yield self._excess(values[0], *values[1:]), 0
+                yield self._excess(values), 0
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 for op, right in zip(ops, comparators, strict=True):
                     yield from self._comparison(left, op, right)
