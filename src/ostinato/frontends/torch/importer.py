@@ -354,7 +354,7 @@ def _meta(node: ProgramNode, index: int) -> TensorMeta | None:
 
 
 def _fitted(g: Graph, result: Any, target: Any) -> Any:
-    """What an op writes, in the dtype and the shape of the tensor that it writes to."""
+    """The elements that an op writes, in the type of the tensor that it writes to."""
     if isinstance(target, Complex) or not isinstance(result, Value):
         if isinstance(result, Complex) and isinstance(target, Complex):
             return Complex(g.broadcast_to(result.pairs, target.pairs.shape))
