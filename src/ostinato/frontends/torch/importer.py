@@ -213,9 +213,11 @@ class Importer:
     ) -> Any:
         """The result of an op: new tensors, views of its operand, or the operand, written to."""
         in_place = functional_target(node.target)
-        converter = find_converter(in_place or node.target)
+        of_complex = _holds_complex(node, (*args, *kwargs.values()))
+        converter = find_converter(in_place or node.target, of_complex=of_complex)
         if converter is None:
-            raise NotSupported("no converter for this op")
+            of_numbers = " of complex numbers" if of_complex else ""
+            raise NotSupported(f"no converter for this op{of_numbers}")
         out = kwargs.pop("out", None)
         call = Call(g, node, self._symbols, self._nested)
         try:
@@ -372,7 +374,7 @@ def _meta(node: ProgramNode, index: int) -> TensorMeta | None:
 
 
 def _fitted(g: Graph, result: Any, target: Any) -> Any:
-    """What an op writes, in the dtype and the shape of the tensor that it writes to."""
+    """The elements that an op writes, in the type of the tensor that it writes to."""
     if isinstance(target, Complex) or not isinstance(result, Value):
         if isinstance(result, Complex) and isinstance(target, Complex):
             return Complex(g.broadcast_to(result.pairs, target.pairs.shape))
@@ -385,6 +387,20 @@ def _holds_missing(arguments: tuple[Any, ...]) -> bool:
     return any(
         item is _MISSING or (isinstance(item, tuple) and _holds_missing(item)) for item in arguments
     )
+
+
+def _holds_complex(node: ProgramNode, arguments: Sequence[Any]) -> bool:
+    """Whether an operand or a result is complex."""
+    metas = node.metas
+    return any(isinstance(meta, TensorMeta) and meta.dtype in COMPLEX for meta in metas) or any(
+        _is_complex(argument) for argument in arguments
+    )
+
+
+def _is_complex(argument: Any) -> bool:
+    if isinstance(argument, tuple) and not isinstance(argument, Named):
+        return any(map(_is_complex, argument))
+    return isinstance(argument, Tensor) and isinstance(argument.read(), Complex)
 
 
 def _agree(wanted: Sequence[Dim], found: Sequence[Dim]) -> bool:
