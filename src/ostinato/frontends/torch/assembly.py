@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.ir.stored import Array
     from ostinato.variables import Dim
 
-__all__ = ["DEFAULT_BOUNDS", "Sizes", "assemble", "build_graph", "chosen_sizes"]
+__all__ = ["DEFAULT_BOUNDS", "Sizes", "build_graph", "chosen_sizes", "conditions"]
 
 #: The first bounds of a dynamic size without an upper one: a run may exceed them.
 DEFAULT_BOUNDS = (1, 512)
@@ -127,7 +127,8 @@ def _graph(program: Program, name: str, dims: Mapping[str, Dim]) -> Graph:
     mutated = {spec.target for spec in program.outputs if spec.kind == BUFFER_MUTATION}
     written = {n for n in inputs if inputs[n].target in mutated} | written_inputs(program)
     kept = {n for n in written if inputs[n].kind != USER_INPUT}
-    importer, results = assemble(program, graph, dims, kept)
+    importer = Importer(program, graph, dims, kept)
+    results = importer.run()
     outputs: dict[str, Value] = {}
     for spec, result in zip(program.outputs, results, strict=True):
         value = _tensor(graph, result)
@@ -142,7 +143,7 @@ def _graph(program: Program, name: str, dims: Mapping[str, Dim]) -> Graph:
             outputs[_free(given.target, outputs)] = value
         elif given.target in graph.states:
             states.append((graph.states[given.target], value))
-    facts = [*_range_facts(program, dims), *importer.facts]
+    facts = [*conditions(program, dims), *importer.facts]
     if outputs:
         first = next(iter(outputs))
         outputs[first] = _checked(graph, outputs[first], facts)
@@ -152,32 +153,20 @@ def _graph(program: Program, name: str, dims: Mapping[str, Dim]) -> Graph:
     return graph
 
 
-def assemble(
-    program: Program, graph: Graph, dims: Mapping[str, Dim], states: set[str]
-) -> tuple[Importer, list[Any]]:
-    """Convert a program's nodes and its guards.
-
-    Args:
-        program: the program.
-        graph: an empty graph.
-        dims: what symbols of the program stand for.
-        states: the inputs, by name, that become states.
-
-    Returns:
-        The importer, whose ``facts`` are those of the guards too, and the results.
+def conditions(program: Program, dims: Mapping[str, Dim]) -> Iterator[Fact]:
+    """The conditions on sizes with which a program was exported.
 
     Raises:
-        OstinatoError: see :func:`build_graph`.
+        UnsupportedOpError: a run could not check one.
+        ModelFormatError: a guard is no condition.
     """
-    importer = Importer(program, graph, dims, states)
-    results = importer.run()
-    table = SymbolTable()
-    for symbol, dim in dims.items():
-        table.define(symbol, dim)
+    yield from _range_facts(program, dims)
     if dims:
+        table = SymbolTable(program.symbols)
+        for symbol, dim in dims.items():
+            table.define(symbol, dim)
         for guard in program.guards:
-            importer.facts += guard_facts(guard, program.users(), table)
-    return importer, results
+            yield from guard_facts(guard, program.users(), table)
 
 
 def _range_facts(program: Program, dims: Mapping[str, Dim]) -> Iterator[Fact]:

@@ -12,7 +12,7 @@ from ostinato.dtypes import BOOL
 from ostinato.frontends.torch.element_types import COMPLEX, ELEMENT_TYPES, result_type
 from ostinato.frontends.torch.program import Named, ScalarMeta, TensorMeta
 from ostinato.ir.graph import Value
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass
 from ostinato.variables import Expr
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.frontends.torch.program import Program, ProgramNode
     from ostinato.frontends.torch.symbols import SymbolTable
-    from ostinato.ir.facts import Fact
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
@@ -92,14 +91,12 @@ class Call:
         symbols: the dims that the program's symbols stand for.
         nested: converts a nested program within a nested graph of ``g``, given its arguments, and
             gives its results.
-        facts: the conditions on sizes that runs of the graph check; converters add to them.
     """
 
     g: Graph
     node: ProgramNode
     symbols: SymbolTable
     nested: Callable[[Program, NestedGraph, Sequence[Any]], list[Any]]
-    facts: list[Fact] = field(default_factory=list)
 
     def unsupported(self, reason: str) -> NoReturn:
         """Report that the node cannot be expressed, and why."""

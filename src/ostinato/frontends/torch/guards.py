@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ostinato.errors import ModelFormatError, UnsupportedOpError
 from ostinato.frontends.torch.program import ScalarMeta, TensorMeta
 from ostinato.ir.facts import Fact
+from ostinato.variables import maximum, minimum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,6 +78,11 @@ class _GuardReader:
             case ast.Call(func=ast.Name(id="And"), args=args):
                 for arg in args:
                     yield from self.conditions(arg)
+            case (
+                ast.BoolOp(op=ast.Or(), values=values)
+                | ast.Call(func=ast.Name(id="Or"), args=values)
+            ):
+                yield self._excess(values), 0
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 for op, right in zip(ops, comparators, strict=True):
                     yield from self._comparison(left, op, right)
@@ -88,6 +94,17 @@ class _GuardReader:
             case _:
                 self._refuse()
 
+    def _excess(self, alternatives: Sequence[ast.expr]) -> Dim:
+        """A size that is not negative exactly where one of the alternatives holds."""
+        found: Dim | None = None
+        for alternative in alternatives:
+            every: Dim = 0
+            for size, least in self.conditions(alternative):
+                every = minimum(every, size - least)
+            found = every if found is None else maximum(found, every)
+        assert found is not None
+        return found
+
     def _comparison(
         self, left: ast.expr, op: ast.cmpop, right: ast.expr
     ) -> Iterator[tuple[Dim, int]]:
@@ -97,7 +114,7 @@ class _GuardReader:
                 yield difference, 0
                 yield -difference, 0
             case ast.NotEq():
-                yield difference * difference, 1
+                yield maximum(difference, -difference), 1
             case ast.Lt():
                 yield -difference, 1
             case ast.LtE():

@@ -22,6 +22,7 @@ from ostinato.frontends.torch.program import (
     TensorMeta,
 )
 from ostinato.frontends.torch.symbols import SymbolTable
+from ostinato.ir.facts import Fact
 from ostinato.ir.graph import Value
 from ostinato.ir.stored import elements
 from ostinato.variables import Expr
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from ostinato.frontends.torch.call import Converter
     from ostinato.frontends.torch.program import Argument, InputSpec, ProgramNode
-    from ostinato.ir.facts import Fact
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
@@ -68,7 +68,6 @@ class Importer:
         unsupported: a line for each node without an equivalent.
         leaves: by name of an input, its :class:`~.aliasing.Tensor`, dim or number.
         results: by output, the same.
-        facts: the conditions on sizes that the program asserts.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Importer:
         self.unsupported: list[str] = []
         self.leaves: dict[str, Any] = {}
         self.results: list[Any] = []
-        self.facts: list[Fact] = []
 
     def run(self) -> list[Any]:
         """Convert the whole program.
@@ -116,6 +114,11 @@ class Importer:
         if self._failure is not None:
             raise self._failure
         return [_read(result) for result in self.results]
+
+    @property
+    def facts(self) -> list[Fact]:
+        """The conditions on sizes that the program asserts."""
+        return [Fact(size, 0, problem) for size, problem in self._symbols.requirements]
 
     @property
     def written(self) -> dict[str, Any]:
@@ -216,7 +219,7 @@ class Importer:
             of_numbers = " of complex numbers" if of_complex else ""
             raise NotSupported(f"no converter for this op{of_numbers}")
         out = kwargs.pop("out", None)
-        call = Call(g, node, self._symbols, self._nested, self.facts)
+        call = Call(g, node, self._symbols, self._nested)
         try:
             bound = _signature(converter).bind(call, *args, **kwargs)
         except TypeError as error:
@@ -371,7 +374,7 @@ def _meta(node: ProgramNode, index: int) -> TensorMeta | None:
 
 
 def _fitted(g: Graph, result: Any, target: Any) -> Any:
-    """What an op writes, in the dtype and the shape of the tensor that it writes to."""
+    """The elements that an op writes, in the type of the tensor that it writes to."""
     if isinstance(target, Complex) or not isinstance(result, Value):
         if isinstance(result, Complex) and isinstance(target, Complex):
             return Complex(g.broadcast_to(result.pairs, target.pairs.shape))

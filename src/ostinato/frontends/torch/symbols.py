@@ -58,7 +58,7 @@ class SymbolTable:
 
     def copy(self) -> SymbolTable:
         """A table to define further symbols in."""
-        twin = SymbolTable()
+        twin = SymbolTable(self._ranges)
         twin._dims.update(self._dims)
         return twin
 

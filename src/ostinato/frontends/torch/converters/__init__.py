@@ -33,7 +33,6 @@ _FAMILIES = (
     "random",
     "sizes",
     "control",
-    "checks",
 )
 
 #: The families whose operands or results are complex.

@@ -17,7 +17,7 @@ __all__ = ["CONVERTERS", "mean_of"]
 
 
 def _operand(call: Call, x: Value, dims: Any) -> tuple[Value, tuple[int, ...]]:
-    """What is reduced, and its axes: a tensor without dims counts as a vector of one element."""
+    """The operand of a reduction, and its axes: without dims it is a vector of one element."""
     if not x.ndim:
         return call.g.reshape(x, (1,)), (0,)
     return x, call.axes(dims, x.ndim)
