@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cuda.capabilities import CAPABILITIES
 from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.rules.matmul import TiledMatmul
 from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.ir.graph import Value
 from ostinato.lower.lowering import LoweringOptions
+from ostinato.lower.program import Call
+from ostinato.passes.pipeline import run_passes
 from tests.conformance.compare import assert_close, check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import open_session
@@ -45,6 +48,12 @@ SHAPES = {
     "batch of few rows": ((2, 2, 16), (2, 16, 8)),
     "rows of batches": ((2, 5, 7, 11), (11, 13)),
 }
+
+
+def lowered(graph: ost.Graph) -> list[Call]:
+    """The calls that the device makes of a graph."""
+    explicit, _ = run_passes(graph, capabilities=CAPABILITIES)
+    return lower_for_cuda(explicit, CudaLowering())[0].calls
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +145,24 @@ def test_convolutions_of_images_with_their_channels_last(
     check(session, d, d.g.conv(d.g.max_pool(inner, 2), third, padding=1))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("channels", [2, 3, 7])
+def test_convolutions_of_a_few_channels(session: ost.Session, dtype: str, channels: int) -> None:
+    d = drawn(f"few channels {dtype} {channels}")
+    x = d.of((2, channels, 9, 10), dtype)
+    weights = np.random.default_rng(channels).normal(size=(20, channels, 3, 3))
+    w = d.g.constant(weights.astype(ost.DType.parse(dtype).numpy))
+    check(session, d, d.g.relu(d.g.conv(x, w, d.of((20,), dtype), stride=2, padding=1)))
+    (call,) = [c for c in lowered(d.g) if isinstance(c.kernel, TiledMatmul)]
+    assert [buffer.type.shape[1] for buffer in call.buffers[:2]] == [8, 8]
+
+
 def test_a_convolution_reads_chunks_of_channels() -> None:
     g = ost.Graph("chunks")
     x, w = g.input("x", (2, 16, 20, 20), "float16"), g.param("w", (32, 16, 3, 3), "float16")
     v = g.param("v", (16, 32, 3, 3), "float16")
     g.set_outputs({"y": g.conv(g.relu(g.conv(x, w)), v)})
-    program, _ = lower_for_cuda(g, CudaLowering())
-    *_, last = [call.kernel for call in program.calls if isinstance(call.kernel, TiledMatmul)]
+    *_, last = [call.kernel for call in lowered(g) if isinstance(call.kernel, TiledMatmul)]
     text = last.source(CudaTarget.of_arch("sm_90"))
     assert all(f"{side}_from[i] + {side}_offset" in text for side in ("left", "right"))
     compile_text(text, "sm_90")

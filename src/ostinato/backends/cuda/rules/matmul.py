@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render.vectors import run_of
+from ostinato.backends.cuda.rules.narrow_channels import CHANNELS, is_narrow, with_more_channels
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.lazy import LazyModule
@@ -88,7 +89,16 @@ class MatmulRules:
 
     def convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a convolution, as an implicit matmul."""
-        layout = lowering.layout(root.inputs[0])
+        x, w = root.inputs[:2]
+        if is_narrow(root) and _is_fixed(lowering, w) and not lowering.nested:
+            if w not in self._in_order:
+                self._in_order[w] = with_more_channels(lowering, w)
+            image = with_more_channels(lowering, x)
+            spec = conv_spec(root, image.layout)
+            wide = _simplified(replace(spec, k=(*spec.k[:-1], CHANNELS)))
+            self._lower(lowering, region, wide, {x: image, w: self._in_order[w]})
+            return
+        layout = lowering.layout(x)
         spec = _simplified(conv_spec(root, layout))
         instead = None
         if layout is not None and layout.order[-1] == 1:
