@@ -6,10 +6,10 @@ The prefill is 2,048 tokens of a Llama-3.2-1B-shaped model in bfloat16 up to the
 encoder is BERT-base-shaped, 128 tokens, float16; the convolution network is ResNet-50 with its
 batch norms folded into its convolutions, float16. Weights are random, the same on both sides.
 PyTorch runs eagerly within a CUDA graph and, with ``--compile MODE``, by ``torch.compile`` within
-one; the ResNet has its channels last. Times are medians of single
-runs on arrays of the GPU, by the host's clock with a wait after each, all ways in turn. Errors are
-relative to PyTorch in float32. ``--profile`` adds the time of each kind of kernel. Prints a JSON
-line after the table.
+one; the ResNet has its channels last. Times are medians of single runs on arrays of the GPU, by the
+host's clock with a wait after each, all ways in turn. Errors are relative to PyTorch in float32.
+``--profile`` adds the time of each kind of kernel. Prints a JSON line after the table, or writes
+it to the file of ``--json``.
 """
 
 from __future__ import annotations
@@ -388,13 +388,15 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
-    with torch.inference_mode():
-        results = {name: measure(name, arguments) for name in arguments.models}
-    text = json.dumps({"gpu": torch.cuda.get_device_name(), "models": results}, indent=1)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    else:
-        print(text)
+    results: dict[str, Any] = {}
+    found = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "models": results}
+    for name in arguments.models:
+        with torch.inference_mode():
+            results[name] = measure(name, arguments)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    if not arguments.json:
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

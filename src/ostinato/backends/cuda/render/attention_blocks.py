@@ -48,7 +48,7 @@ _MOST = 1 << 30
 _SHARED_BYTES = 64 << 10
 
 #: Blocks from which on larger ones still fill a GPU.
-_FILLED = 128
+_FILLED = 256
 
 _LOG2E = math.log2(math.e)
 
@@ -73,6 +73,9 @@ class _Block:
     def rows(self) -> int:
         return 16 * self.warps * self.tiles
 
+
+#: The shapes of blocks, largest first.
+_BLOCKS = (_Block(4, 2), _Block(4, 1), _Block(2, 1))
 
 _BODY = Template("""\
     extern __shared__ __align__(16) unsigned char ${name}_memory[];
@@ -411,12 +414,14 @@ _MINUS_INFINITY = "ost::number<float>::least()"
 
 
 def _block(attention: AttentionKernel) -> _Block:
-    """The shape of blocks: as many rows as registers hold, where enough blocks are left."""
+    """The shape of blocks: the largest that registers hold of which there are enough."""
     wide = max(max_extent(attention.spec.depth), attention.features) > _KEYS
-    block = _Block(8, 1) if wide else _Block(4, 2)
-    row_blocks = -(-max_extent(attention.spec.m) // block.rows)
-    filled = bounds(attention.points)[1] * row_blocks >= _FILLED
-    return block if filled else _Block(4, 1)
+    *larger, smallest = _BLOCKS[1:] if wide else _BLOCKS
+    for block in larger:
+        row_blocks = -(-max_extent(attention.spec.m) // block.rows)
+        if bounds(attention.points)[1] * row_blocks >= _FILLED:
+            return block
+    return smallest
 
 
 def _stages(attention: AttentionKernel) -> int:
