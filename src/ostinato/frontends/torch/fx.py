@@ -8,6 +8,7 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ostinato.errors import UnsupportedOpError
+from ostinato.frontends.torch.leaf_names import argument_names, result_names
 from ostinato.frontends.torch.program import (
     BUFFER,
     BUFFER_MUTATION,
@@ -27,7 +28,7 @@ from ostinato.frontends.torch.program import (
     TensorMeta,
     source_line,
 )
-from ostinato.frontends.torch.pytrees import argument_names, result_names
+from ostinato.frontends.torch.pytrees import leaf_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -139,8 +140,9 @@ def _leaf_names(exported: ExportedProgram) -> tuple[Iterator[str], Iterator[str]
     for entry in exported.module_call_graph:
         if entry.fqn == "" and entry.signature is not None:
             known = entry.signature
-            names = argument_names(known.in_spec, known.forward_arg_names or ())
-            return iter(names), iter(result_names(known.out_spec))
+            arguments = leaf_paths(known.in_spec)
+            names = argument_names(arguments, known.forward_arg_names or ())
+            return iter(names), iter(result_names(leaf_paths(known.out_spec)))
     return iter(()), iter(())
 
 
