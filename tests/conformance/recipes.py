@@ -49,6 +49,14 @@ _DOMAINS: dict[str, tuple[float, float]] = {
     "pow": (0.1, 3),
     "tan": (-1.4, 1.4),
     "reciprocal": (0.2, 4),
+    "erfinv": (-0.95, 0.95),
+    "logit": (0.05, 0.95),
+    "ndtri": (0.05, 0.95),
+    "entr": (0, 4),
+    "zeta": (1.2, 4),
+    **dict.fromkeys(("lgamma", "digamma", "polygamma"), (0.3, 14)),
+    **dict.fromkeys(("bessel_y0", "bessel_y1"), (0.3, 12)),
+    **{f"{scaled}modified_bessel_k{n}": (0.3, 4) for n in "01" for scaled in ("", "scaled_")},
 }
 
 ATTRS: dict[str, Callable[[Draw], dict[str, Any]]] = {
@@ -59,6 +67,7 @@ ATTRS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "hard_sigmoid": lambda d: {"alpha": 0.3, "beta": 0.4},
     "hard_tanh": lambda d: {"min": -0.5, "max": 1.5},
     "gelu": lambda d: {"approximate": d.chance()},
+    "polygamma": lambda d: {"n": 2},
 }
 
 
@@ -277,6 +286,10 @@ def _bind_size(d: Draw, dtype: str) -> Sequence[Value]:
     return [found, d.g.concat([found, found], axis=0)]
 
 
+def _require(d: Draw, dtype: str) -> Value:
+    return d.g.require(d.tensor(dtype), d.integer(3, 5), 3, "too small")
+
+
 def _flat_nonzero(d: Draw, dtype: str) -> Sequence[Value]:
     return list(d.g.nonzero(d.tensor(dtype, 1, 3)))
 
@@ -365,6 +378,7 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "affine_view": (_affine_view, ANY),
     "one_hot": (_one_hot, ANY),
     "bind_size": (_bind_size, ANY),
+    "require": (_require, ANY),
     "flat_nonzero": (_flat_nonzero, ANY),
     "non_max_suppression": (_suppression, ("float32",)),
     **{name: (_reduction(name), NUMBERS) for name in ("sum", "prod", "max", "min")},
@@ -378,7 +392,7 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
 }
 
 #: Ops whose results have sizes that depend on data: graphs have them, sessions do not.
-DATA_SIZED = frozenset({"bind_size", "flat_nonzero", "non_max_suppression"})
+DATA_SIZED = frozenset({"bind_size", "require", "flat_nonzero", "non_max_suppression"})
 
 DTYPES_OF_DOMAIN: dict[str, Sequence[str]] = {
     "any": ANY,

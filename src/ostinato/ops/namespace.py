@@ -61,6 +61,7 @@ class NumpyNamespace:
     add, subtract, multiply, divide = np.add, np.subtract, np.multiply, np.true_divide
     floor_divide, remainder, fmod = np.floor_divide, np.remainder, np.fmod
     maximum, minimum = np.maximum, np.minimum
+    copysign, signbit = np.copysign, np.signbit
     equal, not_equal = np.equal, np.not_equal
     less, less_equal = np.less, np.less_equal
     greater, greater_equal = np.greater, np.greater_equal

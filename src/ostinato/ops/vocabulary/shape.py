@@ -160,7 +160,7 @@ class ShapeVocabulary(ElementwiseVocabulary[T]):
         """Tensors of one shape, along a new axis."""
         return self.concat([self.expand_dims(x, axis) for x in _listed(xs)], axis)
 
-    def split(self, x: Any, sections: int | Sequence[int], axis: int = 0) -> tuple[T, ...]:
+    def split(self, x: Any, sections: int | Sequence[Dim], axis: int = 0) -> tuple[T, ...]:
         """Consecutive parts along ``axis``: so many equal ones, or parts of these sizes."""
         lifted, type_ = self._typed(x)
         where = normalize_axis(axis, type_.ndim)

@@ -49,6 +49,18 @@ class SizeVocabulary(Vocabulary[T]):
         self._one(ops.BIND_SIZE, scalar, size=size)
         return size
 
+    def require(self, x: Any, size: Dim, least: int, problem: str) -> T:
+        """``x``, in a graph whose runs need ``size >= least``: others raise ``VariableError``.
+
+        Args:
+            size: an expression of Variables.
+            least: its least value.
+            problem: the words for sizes that break the condition.
+        """
+        (lifted,) = self._lift(x)
+        number = as_dim(size, "a size")
+        return self._one(ops.REQUIRE, lifted, size=number, least=least, problem=problem)
+
     def nonzero(self, x: Any) -> tuple[T, ...]:
         """For each axis, the int64 indices of the elements that are not 0, in C order."""
         lifted, type_ = self._typed(x)
