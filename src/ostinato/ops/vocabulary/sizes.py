@@ -229,6 +229,9 @@ class SizeVocabulary(Vocabulary[T]):
     def new_variable(self, name: str | None) -> str:
         """A name for a Variable that no other one has."""
 
+    def _size_up_to(self, count: T, bound: Dim) -> Dim:
+        return self.size_from(count, bound)
+
     def _true_positions(self, mask: T) -> tuple[T, ...]:
         return self.nonzero(mask)
 
