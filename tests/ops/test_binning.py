@@ -164,7 +164,8 @@ def test_running_extremes(run, rng, dtype, axis):
 def test_running_log_sums(run):
     x = np.array([-np.inf, -1000, -1000, 2, 1000, np.inf, 3, np.nan, 1], np.float64)
     got = run(lambda g, x: g.logcumsumexp(x), x)
-    np.testing.assert_allclose(got, np.logaddexp.accumulate(x))
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(got, np.logaddexp.accumulate(x))
     with pytest.raises(GraphError, match="before the first"):
         from ostinato.ops import OPS
 
