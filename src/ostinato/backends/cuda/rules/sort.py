@@ -16,7 +16,7 @@ from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.render.frame import function, grid_of
 from ostinato.backends.cuda.rules.sort_keys import bits_of, key_function, word_of
 from ostinato.backends.cuda.rules.whole_operands import lower_whole, whole
-from ostinato.dtypes import INT64, UINT32, UINT64
+from ostinato.dtypes import INT32, INT64, UINT32, UINT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.records import dataclass
@@ -247,11 +247,12 @@ def lower_sort(lowering: ProgramBuilder, region: Region, root: Node, rows: Rows)
     (x,) = root.inputs
     variables = lowering.variables
     word = UINT64 if x.dtype.itemsize > 4 else UINT32
+    place = INT32 if bounds(rows.n)[1] < 1 << 31 else INT64
 
     def runs() -> tuple[LoweredBuffer, LoweredBuffer]:
         shape = (rows.rows, rows.n)
         keys = LoweredBuffer(TensorType(word, shape), Role.TEMP, f"{root.label}.keys")
-        return keys, LoweredBuffer(TensorType(INT64, shape), Role.TEMP, f"{root.label}.order")
+        return keys, LoweredBuffer(TensorType(place, shape), Role.TEMP, f"{root.label}.order")
 
     sorted_ = runs()
     build = lowering.helper_builder()
