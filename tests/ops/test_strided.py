@@ -32,6 +32,9 @@ def test_strided_views(run, x):
         g.as_strided(g.input("x", (4,)), (3,), (2,))
     with pytest.raises(GraphError, match="reaches beyond"):
         g.as_strided(g.input("y", (4,)), (3,), (-1,), 1)
+    n = Variable("n", 0, 9)
+    with pytest.raises(GraphError, match="the sign of a step is fixed"):
+        g.as_strided(g.input("z", (n, 9)), (3,), (n - 4,), 5)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
