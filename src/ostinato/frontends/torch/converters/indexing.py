@@ -37,6 +37,8 @@ def _index_select(call: Call, self: Value, dim: int, index: Value) -> Value:
 
 def _gather(call: Call, self: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     g = call.g
+    if index.type.size == 0:
+        return g.zeros(index.shape, self.dtype)
     x, ids = _line(call, self), _line(call, index)
     axis = call.axis(dim, x.ndim)
     x = _first_of_each_axis(call, x, ids.shape, axis)

@@ -17,6 +17,15 @@ def _reshaped(call: Call, self: Value, *_: Any) -> Value:
     return call.g.reshape(self, call.shape)
 
 
+def _raised(call: Call, tensors: Any) -> Any:
+    """``atleast_1d``, ``atleast_2d`` and ``atleast_3d``, of one tensor or of several."""
+    if not isinstance(tensors, tuple):
+        return _reshaped(call, tensors)
+    return tuple(
+        call.g.reshape(tensor, call.shape_of(index)) for index, tensor in enumerate(tensors)
+    )
+
+
 def _viewed(call: Call, self: Value, dtype: Any) -> Value:
     """The same bits as elements of another dtype, which is as wide."""
     target = call.element_type(dtype)
@@ -244,13 +253,11 @@ _RESHAPES = (
     "squeeze_copy",
     "unsqueeze",
     "unsqueeze_copy",
-    "atleast_1d",
-    "atleast_2d",
-    "atleast_3d",
 )
 
 CONVERTERS: dict[str, Converter] = {
     **{f"aten.{name}": _reshaped for name in _RESHAPES},
+    **{f"aten.atleast_{n}d": _raised for n in (1, 2, 3)},
     "aten.view.dtype": _viewed,
     "aten.view_copy.dtype": _viewed,
     "aten.permute": _permute,
