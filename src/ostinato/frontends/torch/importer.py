@@ -22,6 +22,7 @@ from ostinato.frontends.torch.program import (
     TensorMeta,
 )
 from ostinato.frontends.torch.symbols import SymbolTable
+from ostinato.ir.facts import Fact
 from ostinato.ir.graph import Value
 from ostinato.ir.stored import elements
 from ostinato.variables import Expr
@@ -34,7 +35,17 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
-__all__ = ["Importer"]
+__all__ = ["Importer", "UnsupportedNodesError"]
+
+
+class UnsupportedNodesError(UnsupportedOpError):
+    """Nodes that have no equivalent.
+
+    Attributes:
+        targets: the ops of these nodes.
+    """
+
+    targets: frozenset[str] = frozenset()
 
 
 class _Missing:
@@ -74,6 +85,7 @@ class Importer:
             self._symbols.define(symbol, dim)
         self._failure: OstinatoError | None = None
         self._weights: dict[str, Tensor] = {}
+        self._refused: set[str] = set()
         self.unsupported: list[str] = []
         self.leaves: dict[str, Any] = {}
         self.results: list[Any] = []
@@ -96,10 +108,17 @@ class Importer:
             count = len(self.unsupported)
             nodes = "1 node" if count == 1 else f"{count} nodes"
             lines = "".join(f"\n  - {line}" for line in self.unsupported)
-            raise UnsupportedOpError(f"{self._program.name}: {nodes} not supported:{lines}")
+            error = UnsupportedNodesError(f"{self._program.name}: {nodes} not supported:{lines}")
+            error.targets = frozenset(self._refused)
+            raise error
         if self._failure is not None:
             raise self._failure
         return [_read(result) for result in self.results]
+
+    @property
+    def facts(self) -> list[Fact]:
+        """The conditions on sizes that the program asserts."""
+        return [Fact(size, 0, problem) for size, problem in self._symbols.requirements]
 
     @property
     def written(self) -> dict[str, Any]:
@@ -181,6 +200,7 @@ class Importer:
                 return self._op(node, g, args, kwargs)
         except (NotSupported, UnsupportedOpError) as reason:
             where = f" at {node.where}" if node.where else ""
+            self._refused.add(node.target)
             self.unsupported.append(f"{node.name!r} ({node.target}){where}: {reason}")
             return _MISSING
         except GraphError as error:
