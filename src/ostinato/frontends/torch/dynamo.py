@@ -235,7 +235,7 @@ class _TracedGraph:
             if part is None:
                 schedule.add_eager(phase.nodes)
             else:
-                schedule.add_native(part, phase.nodes)
+                schedule.add_native(part, [*phase.nodes, *phase.copies])
         schedule.finish()
         natives = [part for part in parts if part is not None]
         done.partitions = len(natives)

@@ -11,6 +11,8 @@ from ostinato.frontends.torch.importer import Importer
 from ostinato.frontends.torch.output_strides import OutputStrides
 from ostinato.frontends.torch.program import (
     BUFFER,
+    INOUT,
+    INPUT_MUTATION,
     USER_INPUT,
     USER_OUTPUT,
     InputSpec,
@@ -20,7 +22,7 @@ from ostinato.frontends.torch.program import (
     ScalarMeta,
     TensorMeta,
 )
-from ostinato.frontends.torch.tensors import array_of, tensor_of
+from ostinato.frontends.torch.tensors import array_of, note_write, tensor_of
 from ostinato.frontends.torch.weights import Weights
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass
@@ -130,10 +132,13 @@ class NativePartition:
         tensors = [node for node in phase.inputs if node not in constants]
         taken = [node for node in tensors if node not in weights]
         packed = [node for node in tensors if node in weights]
-        specs = [_spec(node, USER_INPUT) for node in (*taken, *phase.scalars)]
+        written = phase.writes
+        specs = [_spec(node, INOUT if node in written else USER_INPUT) for node in taken]
+        specs += [_spec(node, USER_INPUT) for node in phase.scalars]
         specs += [_spec(node, BUFFER) for node in (*packed, *constants) if node in phase.inputs]
         body = [nodes[node.name] for node in phase.nodes]
         outputs = [OutputSpec(Ref(n.name), USER_OUTPUT, n.name) for n in phase.outputs]
+        outputs += [OutputSpec(Ref(v.name), INPUT_MUTATION, n.name) for n, v in written.items()]
         elements = {n.name: array_of(t) for n, t in constants.items() if n in phase.inputs}
         self._program = Program(name, tuple(specs), tuple(body), tuple(outputs), {}, elements)
         used = symbols_of([*(s.meta for s in specs), *(m for n in body for m in n.metas)])
@@ -147,6 +152,8 @@ class NativePartition:
         self._dtypes = [node.meta["val"].dtype for node in phase.outputs]
         self.inputs = [*taken, *packed, *self._scalars]
         self.outputs = phase.outputs
+        self._written = [node.name for node in written]
+        self._written_at = [taken.index(node) for node in written]
         n_tensors = len(taken) + len(packed)
         for position, node in enumerate(self._scalars, n_tensors):
             for symbol in self._symbols.values():
@@ -169,10 +176,12 @@ class NativePartition:
         g = Graph(self._program.name)
         results = Importer(self._program, g, variables).run()
         outputs: dict[str, Value] = {}
-        for node, result, strides in zip(self.outputs, results, self._strides, strict=True):
+        for node, result, strides in zip(self.outputs, results, self._strides, strict=False):
             value = result.pairs if isinstance(result, Complex) else result
             outputs[node.name] = strides.in_memory_order(g, value)
         g.set_outputs(outputs)
+        for name, value in zip(self._written, results[len(self.outputs) :], strict=True):
+            g.assign(g.states[name], value)
         return self._session.compile(g)
 
     def __call__(self, *given: Any) -> list[torch.Tensor]:
@@ -192,6 +201,8 @@ class NativePartition:
             self._weights.write(given, compiled)
         arrays = {name: array_of(given[i]) for i, name in enumerate(self._names)}
         outputs = compiled.run(arrays, variables=variables or None)
+        for position in self._written_at:
+            note_write(given[position])
         return [
             strides.restore(tensor_of(array, dtype))
             for array, dtype, strides in zip(outputs, self._dtypes, self._strides, strict=True)

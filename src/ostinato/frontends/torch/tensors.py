@@ -11,7 +11,7 @@ from ostinato.dtypes import DType
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["array_of", "tensor_of"]
+__all__ = ["array_of", "note_write", "tensor_of"]
 
 #: Types that NumPy lacks, with integers of their size.
 _CARRIERS = {
@@ -44,6 +44,12 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         return array
     name = str(tensor.dtype).removeprefix("torch.")
     return array.view(DType.parse(name).numpy)
+
+
+def note_write(tensor: torch.Tensor) -> None:
+    """Let PyTorch know that the elements of a tensor have changed."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def tensor_of(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
