@@ -21,6 +21,7 @@ from ostinato.frontends.torch.probe import find_unsupported
 from ostinato.frontends.torch.program import USER_INPUT, InputSpec, Program
 from ostinato.frontends.torch.report import EagerNode, GraphReport, Report
 from ostinato.frontends.torch.schedule import Schedule
+from ostinato.records import replace
 from ostinato.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -262,7 +263,14 @@ class _TracedGraph:
         nodes = tuple(self._nodes.values())
         used = symbols_of([*(s.meta for s in specs), *(m for n in nodes for m in n.metas)])
         program = Program(self._done.name, tuple(specs), nodes, ())
-        return find_unsupported(program, variables_of(self._symbols, used))
+        symbols = {name: self._symbols[name] for name in self._symbols if name in used}
+        found = find_unsupported(program, variables_of(symbols))
+        grouped = {name: replace(s, group=s.hint) for name, s in symbols.items()}
+        if found and len({s.hint for s in symbols.values()}) < len(symbols):
+            fewer = find_unsupported(program, variables_of(grouped))
+            if len(fewer) < len(found):  # sizes that PyTorch takes for equal without saying so
+                self._symbols, found = grouped, fewer
+        return found
 
     def _eager_node(self, name: str, reason: str) -> EagerNode:
         node = self._nodes[name]
