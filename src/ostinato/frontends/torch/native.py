@@ -213,13 +213,13 @@ class NativePartition:
             g.assign(g.states[name], value)
         return self._session.compile(g)
 
-    def __call__(self, *given: Any) -> Sequence[torch.Tensor]:
+    def __call__(self, given: tuple[Any, ...]) -> Sequence[torch.Tensor]:
         """Run on the results of :attr:`inputs`.
 
         Raises:
             OstinatoError: it cannot run on these. Nothing has been written.
         """
-        key = tuple([_value(given, source) for source in self._given.values()])
+        key = self._sizes(given) if self._given else ()
         prepared = self._prepared.get(key)
         results = None if prepared is None else prepared(given[: self._n_prepared], {})
         if results is None:
@@ -229,6 +229,10 @@ class NativePartition:
         if self._restored:
             return self._restore(results)
         return results
+
+    def _sizes(self, given: Sequence[Any]) -> tuple[int, ...]:
+        """The values of the symbols."""
+        return tuple([_value(given, source) for source in self._given.values()])
 
     def _run(self, given: Sequence[Any], key: tuple[int, ...]) -> list[torch.Tensor]:
         """A call whose arguments are other than before."""
