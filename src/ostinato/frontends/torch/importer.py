@@ -14,6 +14,7 @@ from ostinato.frontends.torch.element_types import COMPLEX, ELEMENT_TYPES
 from ostinato.frontends.torch.layout import is_contiguous
 from ostinato.frontends.torch.program import (
     BUFFER_MUTATION,
+    INOUT,
     INPUT_MUTATION,
     USER_INPUT,
     Named,
@@ -167,6 +168,8 @@ class Importer:
     def _value(self, spec: InputSpec, shape: tuple[Dim, ...], dtype: str) -> Value:
         if spec.kind == USER_INPUT:
             return self._g.input(spec.target, shape, dtype)
+        if spec.kind == INOUT:
+            return self._g.inout(spec.target, shape, dtype)
         value = self._program.weights.get(spec.target)
         if spec.name in self._states:
             start = 0 if value is None else elements(value)

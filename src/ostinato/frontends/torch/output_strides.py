@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ostinato.frontends.torch.layout import contiguous_strides
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class OutputStrides:
             return OutputStrides()
         numbers = all(isinstance(n, int) for n in (*traced.shape, *traced.stride()))
         exact = (shape, strides) if numbers else None
+        if 0 not in shape and strides == contiguous_strides(shape):
+            return OutputStrides()
         if 0 in shape or traced.is_complex():
             return OutputStrides(None, (), exact, bool(exact) and 0 not in shape)
         repeated = tuple(a for a, n in enumerate(shape) if n > 1 and strides[a] == 0)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.ir.stored import ParamSource
 
-__all__ = ["array_of", "as_array", "tensor_of", "torch_dtype", "weight_source"]
+__all__ = ["array_of", "as_array", "note_write", "tensor_of", "torch_dtype", "weight_source"]
 
 Array = np.ndarray[Any, Any]
 
@@ -84,6 +84,12 @@ def array_of(tensor: torch.Tensor) -> Array:
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     return as_array(plain.contiguous())
+
+
+def note_write(tensor: torch.Tensor) -> None:
+    """Let PyTorch know that the elements of a tensor have changed."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def tensor_of(array: Array, dtype: torch.dtype) -> torch.Tensor:
