@@ -16,7 +16,7 @@ from ostinato.frontends.torch.assembly import build_graph
 from ostinato.frontends.torch.dynamic_shapes import DynamicShapes
 from ostinato.frontends.torch.fx import read_exported
 from ostinato.frontends.torch.importer import UnsupportedNodesError
-from ostinato.frontends.torch.tensors import weight_source
+from ostinato.frontends.torch.weight_sources import weight_source
 from ostinato.records import dataclass, field
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""PyTorch's tensors as arrays, in their own memory. This module imports PyTorch."""
+"""PyTorch's tensors as the elements of params, by reference. This module imports PyTorch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch
 
 from ostinato.errors import InputError, UnsupportedOpError
 from ostinato.frontends.torch.element_types import COMPLEX, ELEMENT_TYPES
+from ostinato.frontends.torch.tensors import array_of
 from ostinato.ir.stored import StoredTensor
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.ir.stored import ParamSource
 
-__all__ = ["as_array", "torch_dtype", "weight_source"]
+__all__ = ["weight_source"]
 
 Array = np.ndarray[Any, Any]
 
@@ -43,7 +44,7 @@ def weight_source(name: str, tensor: torch.Tensor) -> ParamSource:
         raise UnsupportedOpError(f"weight {name!r} is a {type(plain).__name__}, no plain tensor")
     dense = plain.device.type == "cpu" and plain.is_contiguous()
     if dense and not plain.is_conj() and not plain.is_neg():
-        return as_array(plain)
+        return array_of(plain)
     return _TorchWeight(plain)
 
 
@@ -57,25 +58,4 @@ class _TorchWeight(StoredTensor):
         self.dtype: DType = COMPLEX.get(kind) or ELEMENT_TYPES[kind]
 
     def read(self) -> Array:
-        tensor = self._tensor.cpu().resolve_conj().resolve_neg()
-        return np.ascontiguousarray(as_array(tensor)).reshape(self.shape)
-
-
-def as_array(tensor: torch.Tensor) -> Array:
-    """The elements of a dense tensor on the host, in its own memory; complex ones as their parts.
-
-    The tensor requires no gradient.
-    """
-    kind = str(tensor.dtype).removeprefix("torch.")
-    if kind in COMPLEX:
-        return as_array(torch.view_as_real(tensor))
-    if kind == "bfloat16":
-        bits: Array = tensor.view(torch.int16).numpy()
-        return bits.view(ELEMENT_TYPES[kind].numpy)
-    array: Array = tensor.numpy()
-    return array
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """PyTorch's dtype of the same name."""
-    return getattr(torch, dtype.name)
+        return array_of(self._tensor.cpu())
