@@ -142,9 +142,18 @@ class Execution:
                 return self.signature.check_outputs(out, live)
             return self.fresh(live, positions)
 
-        touched = arrays_touched(listed(inputs), listed(out))
+        touched = self._touched(inputs, out)
         with self.in_order(f"{name} reads its results back", touched):
             return self.perform(inputs, choose, feed=feed, variables=given, own=out is None)
+
+    def _touched(self, inputs: Any, out: Any = None) -> Accesses:
+        """The memory of the arrays that a run is given."""
+        written = self.signature.written
+        if not written or not isinstance(inputs, Mapping):
+            return arrays_touched(listed(inputs), listed(out))
+        read = [array for name, array in inputs.items() if name not in written]
+        rest = [array for name, array in inputs.items() if name in written]
+        return arrays_touched(read, [*rest, *listed(out)])
 
     def fresh(self, live: Live, positions: Sequence[int] | None = None) -> list[Array | None]:
         """An array for each output, or those at ``positions``, whose shape depends on no data."""
@@ -186,7 +195,7 @@ class Execution:
         """A run by the long path; see :meth:`CompiledGraph.run_raw`."""
         given = self.values(variables)
         inputs = self.adopted(inputs)
-        with self.in_order("run_raw reads its results back", arrays_touched(listed(inputs))):
+        with self.in_order("run_raw reads its results back", self._touched(inputs)):
             outputs = self.perform(inputs, nothing, variables=given)
             results = self._arena_outputs
             assert results is not None
@@ -199,7 +208,7 @@ class Execution:
         """A run by the long path; see :meth:`CompiledGraph.run_slots`."""
         given = self.values(variables)
         inputs = self.adopted(inputs)
-        touched = arrays_touched(inputs.values())
+        touched = self._touched(inputs)
         with self.in_order("run_slots reads its results back", touched):
             outputs = self.perform(inputs, self.results_in_arena, variables=given)
         offsets = self.executable.current.result_offsets

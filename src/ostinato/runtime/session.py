@@ -121,6 +121,9 @@ class Session:
         if parts is None:
             _check_sizes(graph, way)
         interface = interface_of(graph)
+        if interface.written and not self.capabilities.inouts:
+            names = ", ".join(map(repr, sorted(interface.written)))
+            raise UnsupportedOpError(f"{self.device} cannot write to inputs: {names}")
         signature = Signature(interface)
         given = signature.check_params({} if params is None else params, cast=options.cast_inputs)
         sources = graph.param_values.sources if parts is None else parts.sources

@@ -232,8 +232,11 @@ def _argument(argument: Any, module: GraphModule) -> Argument:
 
 
 def _attribute(node: Node, module: GraphModule) -> Argument:
-    """A submodule that an op of higher order takes, as a program of its own."""
-    inner = module.get_submodule(str(node.target))
+    """A tensor of the module, or a submodule that an op of higher order takes, as a program."""
+    parent, _, name = str(node.target).rpartition(".")
+    inner = getattr(module.get_submodule(parent), name)
+    if isinstance(inner, torch.Tensor):
+        return Ref(node.name)
     assert isinstance(inner, torch.fx.GraphModule)
     inputs, outputs = [], []
     for item in inner.graph.nodes:
