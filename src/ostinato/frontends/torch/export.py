@@ -14,7 +14,7 @@ from torch.fx.experimental import _config as export_config
 from ostinato.errors import InputError, VariableError
 from ostinato.frontends.torch.assembly import build_graph
 from ostinato.frontends.torch.dynamic_shapes import DynamicShapes
-from ostinato.frontends.torch.fx import read_exported
+from ostinato.frontends.torch.fx import leaf_trees, read_exported
 from ostinato.frontends.torch.importer import UnsupportedNodesError
 from ostinato.frontends.torch.weight_sources import weight_source
 from ostinato.records import dataclass, field
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["Exported", "export", "from_torch", "with_decompositions"]
+__all__ = ["Exported", "as_module", "export", "from_torch", "with_decompositions"]
 
 
 def from_torch(
@@ -91,6 +91,13 @@ class Exported:
     weights: Mapping[str, ParamSource]
     tensors: Mapping[str, torch.Tensor]
     dims: Mapping[str, Dim] = field(default_factory=dict)
+
+    @property
+    def out_spec(self) -> Any:
+        """The tree of the results."""
+        trees = leaf_trees(self.exported)
+        assert trees is not None
+        return trees[1]
 
     def graph(self) -> Graph:
         """The graph.
@@ -155,7 +162,7 @@ def export(
                 "an ExportedProgram has its example arguments and dynamic shapes already"
             )
         return _read(source, name or "exported_program")
-    module, found_name = _as_module(source)
+    module, found_name = as_module(source)
     args, kwargs = _checked_arguments(args, kwargs)
     _check_weights(module)
     shapes = DynamicShapes(dynamic_shapes)
@@ -190,7 +197,12 @@ class _Function(torch.nn.Module):  # type: ignore[misc]  # PyTorch's classes are
         self.forward = function
 
 
-def _as_module(source: Any) -> tuple[torch.nn.Module, str]:
+def as_module(source: Any) -> tuple[torch.nn.Module, str]:
+    """A module that calls ``source``, and its name.
+
+    Raises:
+        InputError: it is none, and no function.
+    """
     if isinstance(source, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         raise InputError(
             "a ScriptModule can not be exported by PyTorch; give the module that it was made from"
