@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -109,7 +110,7 @@ class Exported:
 
 
 def with_decompositions(exported: Exported, build: Callable[[Program], T]) -> T:
-    """What ``build`` makes of a program; ops without a converter are decomposed where needed.
+    """Apply ``build`` to a program, with ops that have no converter decomposed where needed.
 
     Raises:
         UnsupportedOpError: lists every node that has no equivalent even so.
@@ -194,7 +195,26 @@ class _Function(torch.nn.Module):  # type: ignore[misc]  # PyTorch's classes are
         if isinstance(owner, torch.nn.Module):
             self.owner = owner  # its weights keep their names
             self.train(owner.training)
-        self.forward = function
+        self.forward = _forward_of(function)
+
+
+def _forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls ``function``.
+
+    PyTorch records the lines of frames called ``forward`` alone: that of this one is the line where
+    ``function`` begins.
+    """
+
+    @wraps(function)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        own = forward.__code__
+        at = code.co_firstlineno - 1
+        forward.__code__ = own.replace(co_filename=code.co_filename, co_firstlineno=at)
+    return forward
 
 
 def as_module(source: Any) -> tuple[torch.nn.Module, str]:
