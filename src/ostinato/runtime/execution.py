@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,22 @@ if TYPE_CHECKING:
     from ostinato.runtime.handles import Handles
     from ostinato.runtime.signature import Live, Signature
 
-__all__ = ["Execution", "listed", "nothing", "read_only"]
+__all__ = ["Execution", "PreparedRun", "listed", "nothing", "read_only"]
+
+
+class PreparedRun(NamedTuple):
+    """A run on arrays of known shapes, without further checks.
+
+    Attributes:
+        run: called with a buffer for each input, a buffer for each output, and ``variables``. The
+            buffers are C-contiguous and of the declared sizes, written ones apart from all others.
+        variables: of the run.
+        outputs: the shape and dtype of each output.
+    """
+
+    run: Callable[[list[Any], list[Any], tuple[Any, ...]], None]
+    variables: tuple[Any, ...]
+    outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
 
 class Execution:
@@ -238,6 +253,17 @@ class Execution:
         block = self.block(given)
         arrays, live = self.checked(inputs, bound=True, block=block, variables=given)
         return self.bound_call(arrays, self.signature.check_outputs(outputs, live, block), live)
+
+    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> PreparedRun | None:
+        """See :meth:`CompiledGraph.prepare_run`."""
+        signature, executable = self.signature, self.executable
+        aside = executable.unset or self.handles.active or signature.resident
+        if aside or signature.reads_contents or self.context.device.kind != "CPU":
+            return None
+        live = signature.live(shapes)
+        if live.binds:
+            return None
+        return PreparedRun(executable.run, live.variables, live.outputs)
 
     def write_params(self, params: Mapping[str, Any]) -> None:
         """Check params and write them, in turn with runs."""

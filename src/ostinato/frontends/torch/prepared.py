@@ -56,6 +56,7 @@ def prepared_call(
         (*[...] * len(inputs), *weights),
         (),
         tuple(map(_type, inputs)),
+        tuple(range(len(inputs))),
         tuple(map(_type, outputs)),
         run,
         values,
