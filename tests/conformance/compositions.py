@@ -62,6 +62,21 @@ def _affine_grid(d: Draw, dtype: str) -> Any:
     return [d.g.affine_grid(theta, (2, 3, 5, 1), align) for align in (False, True)]
 
 
+# -- complex numbers -------------------------------------------------------------------------------
+
+
+@composition("float32", "float64", "bfloat16")
+def _transforms(d: Draw, dtype: str) -> Any:
+    g, axis = d.g, d.integer(0, 1)
+    x = d.of((d.choice((1, 6, 66)), d.choice((5, 64, 77)), 2), dtype)
+    y = d.of(x.shape, dtype)
+    return [
+        g.fft(g.complex_multiply(x, y), axis=axis, norm="ortho"),
+        g.irfft(g.rfft(g.complex_abs(x), axis=axis), axis=axis),
+        g.angle(x),
+    ]
+
+
 # -- parts of floats -------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from ostinato.ops.vocabulary.recurrent import RecurrentVocabulary
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
 from ostinato.ops.vocabulary.special import SpecialVocabulary
+from ostinato.ops.vocabulary.spectral import SpectralVocabulary
 from ostinato.ops.vocabulary.windows import WindowVocabulary
 
 __all__ = ["Vocabulary", "VocabularyCore"]
@@ -33,6 +34,7 @@ class Vocabulary(
     NormalizationVocabulary[T],
     RecurrentVocabulary[T],
     QuantVocabulary[T],
+    SpectralVocabulary[T],
     LinalgVocabulary[T],
     ReductionVocabulary[T],
     IndexingVocabulary[T],
