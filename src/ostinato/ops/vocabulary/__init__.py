@@ -6,9 +6,11 @@ from ostinato.ops.vocabulary.affine import AffineVocabulary
 from ostinato.ops.vocabulary.attention import AttentionVocabulary
 from ostinato.ops.vocabulary.core import T, VocabularyCore, located
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
+from ostinato.ops.vocabulary.gradients import GradientVocabulary
 from ostinato.ops.vocabulary.images import ImageVocabulary
 from ostinato.ops.vocabulary.indexing import IndexingVocabulary
 from ostinato.ops.vocabulary.linalg import LinalgVocabulary
+from ostinato.ops.vocabulary.losses import LossVocabulary
 from ostinato.ops.vocabulary.moe import MoeVocabulary
 from ostinato.ops.vocabulary.normalization import NormalizationVocabulary
 from ostinato.ops.vocabulary.pooling import PoolingVocabulary
@@ -28,6 +30,8 @@ class Vocabulary(
     MoeVocabulary[T],
     AttentionVocabulary[T],
     AffineVocabulary[T],
+    LossVocabulary[T],
+    GradientVocabulary[T],
     ImageVocabulary[T],
     PoolingVocabulary[T],
     WindowVocabulary[T],
