@@ -113,7 +113,7 @@ class AttentionVocabulary(LinalgVocabulary[T], ReductionVocabulary[T], IndexingV
         q: Any,
         k: Any,
         v: Any,
-        out: Any,
+        result: Any,
         logsumexp: Any,
         *,
         mask: Any = None,
@@ -127,13 +127,13 @@ class AttentionVocabulary(LinalgVocabulary[T], ReductionVocabulary[T], IndexingV
         Args:
             grad: the gradient of its result.
             q, k, v, mask, causal, window, scale, softcap: its operands.
-            out, logsumexp: its results, with ``return_logsumexp``.
+            result, logsumexp: its results, with ``return_logsumexp``.
         """
         query, type_ = self._typed(q)
         key, value = self._typed(k)[0], self._typed(v)[0]
         wide = type_.dtype.accumulator
         scores = self._scores(query, key, mask, causal, window, scale, softcap)
-        rest = (self.cast(self._typed(x)[0], wide) for x in (out, logsumexp, grad))
+        rest = (self.cast(self._typed(x)[0], wide) for x in (result, logsumexp, grad))
         found = attention_rows.gradients(
             scores, self._for_all_heads(value, type_.shape[1], wide), *rest
         )

@@ -148,29 +148,29 @@ class GradientVocabulary(PoolingVocabulary[T], NormalizationVocabulary[T]):
         factor = self.multiply(gate, self.add(rest, 1.0))
         return self.cast(self.multiply(above, factor), dtype)
 
-    def sigmoid_backward(self, grad: Any, out: Any) -> T:
-        """The gradient of the operand of :meth:`sigmoid`, whose result is ``out``."""
-        (above, result), dtype = self._wide(grad, out)
-        slope = self.multiply(result, self.subtract(1.0, result))
+    def sigmoid_backward(self, grad: Any, result: Any) -> T:
+        """The gradient of the operand of :meth:`sigmoid`, whose result is ``result``."""
+        (above, found), dtype = self._wide(grad, result)
+        slope = self.multiply(found, self.subtract(1.0, found))
         return self.cast(self.multiply(above, slope), dtype)
 
-    def tanh_backward(self, grad: Any, out: Any) -> T:
-        """The gradient of the operand of :meth:`tanh`, whose result is ``out``."""
-        (above, result), dtype = self._wide(grad, out)
-        slope = self.subtract(1.0, self.square(result))
+    def tanh_backward(self, grad: Any, result: Any) -> T:
+        """The gradient of the operand of :meth:`tanh`, whose result is ``result``."""
+        (above, found), dtype = self._wide(grad, result)
+        slope = self.subtract(1.0, self.square(found))
         return self.cast(self.multiply(above, slope), dtype)
 
-    def softmax_backward(self, grad: Any, out: Any, axis: int = -1) -> T:
-        """The gradient of the operand of :meth:`softmax`, whose result is ``out``."""
-        (above, result), dtype = self._wide(grad, out)
-        inner = self.sum(self.multiply(above, result), axis=axis, keepdims=True)
-        return self.cast(self.multiply(result, self.subtract(above, inner)), dtype)
+    def softmax_backward(self, grad: Any, result: Any, axis: int = -1) -> T:
+        """The gradient of the operand of :meth:`softmax`, whose result is ``result``."""
+        (above, found), dtype = self._wide(grad, result)
+        inner = self.sum(self.multiply(above, found), axis=axis, keepdims=True)
+        return self.cast(self.multiply(found, self.subtract(above, inner)), dtype)
 
-    def log_softmax_backward(self, grad: Any, out: Any, axis: int = -1) -> T:
-        """The gradient of the operand of :meth:`log_softmax`, whose result is ``out``."""
-        (above, result), dtype = self._wide(grad, out)
+    def log_softmax_backward(self, grad: Any, result: Any, axis: int = -1) -> T:
+        """The gradient of the operand of :meth:`log_softmax`, whose result is ``result``."""
+        (above, found), dtype = self._wide(grad, result)
         total = self.sum(above, axis=axis, keepdims=True)
-        return self.cast(self.subtract(above, self.multiply(self.exp(result), total)), dtype)
+        return self.cast(self.subtract(above, self.multiply(self.exp(found), total)), dtype)
 
     # -- normalisation ----------------------------------------------------------------------
 
