@@ -17,6 +17,7 @@ from .build import BuildCases, Case
 from .compare import assert_close, check_against_oracle
 from .compositions import COMPOSITIONS
 from .draw import Draw
+from .test_sessions import SessionDraw
 
 OPTIMISED = ost.CompileOptions(verify=True)
 UNOPTIMISED = ost.CompileOptions(optimize=False, verify=True)
@@ -43,6 +44,20 @@ def session(device: str, build_cases: BuildCases) -> ost.Session:
 def test_composition(name: str, dtype: str, session: ost.Session) -> None:
     case = make_case(name, dtype)
     check_against_oracle(case.graph, case.inputs, [(session, OPTIMISED), (session, UNOPTIMISED)])
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_in_a_session(name: str) -> None:
+    recipe, dtypes = COMPOSITIONS[name]
+    case = make_case(name, dtypes[0])
+    executor = ost.GraphExecutor("cpu")
+    with executor.begin() as session:
+        rng = np.random.default_rng(zlib.crc32(f"{name} {dtypes[0]}".encode()))
+        made = recipe(SessionDraw(executor, session, rng), dtypes[0])
+    buffers = made if isinstance(made, list | tuple) else [made]
+    truths = ost.reference.evaluate(case.graph, case.inputs)
+    for mine, truth in zip(buffers, truths, strict=True):
+        assert_close(mine.copyout(), truth, name)
 
 
 def _resized(g: ost.Graph, x: Value) -> list[Value]:
