@@ -310,11 +310,17 @@ def _scan(name: str) -> Recipe:
     return recipe
 
 
+def _gcd(d: Draw, dtype: str) -> Value:
+    x = d.of(d.shape(0, 3), dtype, -100, 100)
+    return d.g.gcd(x, d.of(x.shape, dtype, -100, 100))
+
+
 _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "where": (_where, ANY),
     "bitcast": (_bitcast, INTEGERS),
     "cast": (_cast, ANY),
     "clip": (_clip, NUMBERS),
+    "gcd": (_gcd, ("int8", "uint32")),  # long kernels, whose rule is the same for all integers
     "reshape": (_reshape, ANY),
     "permute_dims": (_permute, ANY),
     "broadcast_to": (_broadcast, ANY),

@@ -140,3 +140,19 @@ def test_extremes_and_steps():
     np.testing.assert_array_equal(applied("heaviside", x, np.full(4, 0.5)), [0, 0.5, 1, NAN])
     np.testing.assert_array_equal(applied("rad2deg", np.array([math.pi])), [180])
     np.testing.assert_allclose(applied("exp10", np.array([-2, 3])), [0.01, 1000], rtol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"])
+def test_divisors(dtype, rng):
+    info = np.iinfo(dtype)
+    x, y = rng.integers(info.min, info.max, (2, 500), dtype, endpoint=True)
+    x[:7] = [0, 0, 12, info.max, info.min, info.max, 1]
+    y[:7] = [0, 9, 18, info.max, info.max, info.max - 1, info.min]
+    np.testing.assert_array_equal(applied("gcd", x, y), np.gcd(x, y))
+    x, y = x % 11, y % 11
+    np.testing.assert_array_equal(applied("lcm", x, y), np.lcm(x, y))
+    steps = [0, 1]  # Fibonacci's numbers take the most steps
+    while sum(steps[-2:]) <= info.max:
+        steps.append(sum(steps[-2:]))
+    last = np.array(steps[-2:], dtype)
+    np.testing.assert_array_equal(applied("gcd", last[:1], last[1:]), [1])

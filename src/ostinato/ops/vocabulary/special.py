@@ -205,6 +205,19 @@ class SpecialVocabulary(ElementwiseVocabulary[T]):
         """Radians as degrees."""
         return self._scaled(x, 180 / math.pi)
 
+    # -- whole numbers ----------------------------------------------------------------------------
+
+    def gcd(self, x: Any, y: Any) -> T:
+        """The greatest common divisor of integers, which is not negative."""
+        return self._map("gcd", x, y)
+
+    def lcm(self, x: Any, y: Any) -> T:
+        """The least common multiple of integers, which is not negative; 0 where either is 0."""
+        left, right = self._lift(x, y)
+        divisor = self._map("gcd", left, right)
+        share = self._map("floor_divide", left, self._map("maximum", divisor, 1))
+        return self.abs(self._map("multiply", share, right))
+
     # -- signs and parts of floats ----------------------------------------------------------------
 
     def copysign(self, x: Any, y: Any) -> T:
