@@ -310,6 +310,14 @@ def _scan(name: str) -> Recipe:
     return recipe
 
 
+def _incomplete_gamma(name: str) -> Recipe:
+    def recipe(d: Draw, dtype: str) -> Value:
+        a = d.of(d.shape(0, 2), dtype, -0.5, 60)
+        return getattr(d.g, name)(a, d.of(a.shape, dtype, -0.5, 60))
+
+    return recipe
+
+
 def _gcd(d: Draw, dtype: str) -> Value:
     x = d.of(d.shape(0, 3), dtype, -100, 100)
     return d.g.gcd(x, d.of(x.shape, dtype, -100, 100))
@@ -320,6 +328,8 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "bitcast": (_bitcast, INTEGERS),
     "cast": (_cast, ANY),
     "clip": (_clip, NUMBERS),
+    "igamma": (_incomplete_gamma("igamma"), ("float32", "float64")),
+    "igammac": (_incomplete_gamma("igammac"), ("float16",)),
     "gcd": (_gcd, ("int8", "uint32")),  # long kernels, whose rule is the same for all integers
     "reshape": (_reshape, ANY),
     "permute_dims": (_permute, ANY),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.ops.special import bessel, elementary, gamma, normal
+from ostinato.ops.special import bessel, elementary, gamma, incomplete_gamma, normal
 
 if TYPE_CHECKING:
     from ostinato.ops.base import Elementwise
@@ -15,5 +15,6 @@ FAMILY: tuple[Elementwise, ...] = (
     *elementary.FAMILY,
     *normal.FAMILY,
     *gamma.FAMILY,
+    *incomplete_gamma.FAMILY,
     *bessel.FAMILY,
 )

@@ -81,6 +81,14 @@ class SpecialVocabulary(ElementwiseVocabulary[T]):
         """
         return self._real_map("zeta", s, q)
 
+    def igamma(self, a: Any, x: Any) -> T:
+        """The lower regularised incomplete gamma function; NaN where an operand is negative."""
+        return self._real_map("igamma", a, x)
+
+    def igammac(self, a: Any, x: Any) -> T:
+        """The upper regularised incomplete gamma function; NaN where an operand is negative."""
+        return self._real_map("igammac", a, x)
+
     # -- Bessel functions -------------------------------------------------------------------------
 
     def bessel_j0(self, x: Any) -> T:
