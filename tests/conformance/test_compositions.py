@@ -1,10 +1,8 @@
-"""Methods made of several ops against the oracle, on fixed sizes and on Variables."""
+"""Methods made of several ops, on each device: optimised and not, against the oracle."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,110 +11,96 @@ import ostinato as ost
 from ostinato.ir.graph import Value
 from tests.devices.registered import open_session
 
-from .build import BuildCases, Case
-from .compare import assert_close, check_against_oracle
-from .compositions import COMPOSITIONS
-from .draw import Draw
-from .test_sessions import SessionDraw
+from .compare import assert_close
+from .test_symbolic import OPTIMISED, UNOPTIMISED
 
-OPTIMISED = ost.CompileOptions(verify=True)
-UNOPTIMISED = ost.CompileOptions(optimize=False, verify=True)
+Family = Callable[[ost.Graph, Value, Value], Sequence[Value]]
 
 
-def make_case(name: str, dtype: str) -> Case:
-    recipe, _ = COMPOSITIONS[name]
-    graph = ost.Graph(name)
-    draw = Draw(graph, np.random.default_rng(zlib.crc32(f"{name} {dtype}".encode())))
-    made = recipe(draw, dtype)
-    graph.set_outputs(list(made) if isinstance(made, list | tuple) else [made])
-    return Case(graph, draw.arrays, (OPTIMISED, UNOPTIMISED))
+def _order(g: ost.Graph, x: Value, ids: Value) -> list[Value]:
+    return [
+        *g.median(x, 1),
+        *g.nanmedian(x),
+        *g.mode(x, 0),
+        *g.kthvalue(x, 3),
+        g.quantile(x, [0.2, 0.7], 1),
+        g.nanquantile(x, 0.5, 0, interpolation="midpoint"),
+        g.bucketize(x, [-1.0, 0.5, 1.0]),
+        *g.cummin(x, 0),
+        g.logcumsumexp(x),
+    ]
+
+
+def _updates(g: ost.Graph, x: Value, ids: Value) -> list[Value]:
+    spread = g.broadcast_to(g.reshape(ids, (4, 1)), (4, 5))
+    return [
+        g.scatter_reduce(x, spread, g.slice(x, [0, 1], [4, 6]), 0, "mean", False),
+        g.scatter_reduce(x, spread, g.slice(x, [0, 1], [4, 6]), 0, "max"),
+        g.index_copy(x, ids, g.slice(x, [1], [5]), 0),
+        g.index_add(x, g.slice(ids, [0], [2]), g.slice(x, [0, 2], [6, 4]), 1, alpha=0.5),
+        g.index_put(x, [ids, g.flip(ids)], 2.0, accumulate=True),
+        g.index_put(x, [None, ids], g.slice(x, [0, 0], [6, 4])),
+        g.getitem(x, (ids, g.expand_dims(ids, 1))),
+        g.masked_scatter(x, g.greater(x, 0), g.neg(x)),
+        g.slice_scatter(x, g.slice(x, [0], [3]), 0, 0, 6, 2),
+        g.select_scatter(x, g.getitem(x, 0), 0, 4),
+    ]
+
+
+def _views(g: ost.Graph, x: Value, ids: Value) -> list[Value]:
+    image = g.reshape(g.concat([x, g.exp(x)], 0), (1, 2, 6, 7))
+    columns = g.im2col(image, (2, 3), (2, 1), 1)
+    return [
+        g.unfold(g.exp(x), 1, 3, 2),
+        g.sum(g.unfold(x, 0, 4), axis=-1),
+        g.diagonal(x, 1),
+        g.trace(g.square(x)),
+        g.diag_embed(x, -1),
+        g.diagonal_scatter(x, g.diagonal(x, 2), -1),
+        columns,
+        g.col2im(columns, (6, 7), (2, 3), (2, 1), 1),
+        g.as_strided(x, (3, 4), (7, 2), 1),
+        g.roll(x, (8, -2), (1, 0)),
+        g.rot90(x, 3),
+    ]
+
+
+def _bins(g: ost.Graph, x: Value, ids: Value) -> list[Value]:
+    offsets = g.constant([0, 1, 1])
+    return [
+        g.bincount(ids, 5),
+        g.histc(x, 4, -1, 1),
+        g.histogram(x, [-1.0, 0.0, 2.0], density=True),
+        *(g.embedding_bag(x, ids, offsets, mode=mode) for mode in ("sum", "mean", "max")),
+        g.embedding_bag(x, g.reshape(ids, (2, 2)), mode="max", padding_id=1),
+        g.cdist(x, g.flip(x), 1),
+        g.pdist(x),
+        g.renorm(x, 2, 0, 1.0),
+        g.cross(g.slice(x, [0, 0], [6, 3]), g.slice(x, [0, 3], [6, 6])),
+        g.nanmean(x, 0),
+        g.grouped_matmul(x, g.reshape(g.concat([x, x], 0), (2, 7, 6)), offsets=[2, 5]),
+    ]
 
 
 @pytest.fixture(scope="module")
-def session(device: str, build_cases: BuildCases) -> ost.Session:
-    build_cases(make_case)
+def session(device: str) -> ost.Session:
     return open_session(device, threads=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [(name, dtype) for name, (_, ds) in COMPOSITIONS.items() for dtype in ds]
-)
-def test_composition(name: str, dtype: str, session: ost.Session) -> None:
-    case = make_case(name, dtype)
-    check_against_oracle(case.graph, case.inputs, [(session, OPTIMISED), (session, UNOPTIMISED)])
-
-
-@pytest.mark.parametrize("name", COMPOSITIONS)
-def test_in_a_session(name: str) -> None:
-    recipe, dtypes = COMPOSITIONS[name]
-    case = make_case(name, dtypes[0])
-    executor = ost.GraphExecutor("cpu")
-    with executor.begin() as session:
-        rng = np.random.default_rng(zlib.crc32(f"{name} {dtypes[0]}".encode()))
-        made = recipe(SessionDraw(executor, session, rng), dtypes[0])
-    buffers = made if isinstance(made, list | tuple) else [made]
-    truths = ost.reference.evaluate(case.graph, case.inputs)
-    for mine, truth in zip(buffers, truths, strict=True):
-        assert_close(mine.copyout(), truth, name)
-
-
-def _resized(g: ost.Graph, x: Value) -> list[Value]:
-    height, width = x.shape[2:]
-    return [
-        g.resize(x, (7, 9), mode="bilinear"),
-        g.resize(x, (2 * height, 2 * width)),
-        g.resize(x, (width, height), mode="bicubic", align_corners=True),
-        g.grid_sample(x, g.affine_grid(np.ones((2, 2, 3), np.float32), (2, 1, height, 4))),
-    ]
-
-
-def _pooled(g: ost.Graph, x: Value) -> list[Value]:
-    best, places = g.max_pool(x, 3, 2, 1, ceil_mode=True, return_indices=True)
-    return [
-        best,
-        g.max_unpool(best, places, x.shape[2:]),
-        g.adaptive_avg_pool(x, (3, 1)),
-        *g.adaptive_max_pool(x, (4, 3), return_indices=True),
-        g.lp_pool(x, 2, ceil_mode=True),
-    ]
-
-
-def _trained(g: ost.Graph, x: Value) -> list[Value]:
-    layer = g.native_layer_norm(x)
-    results = g.attention(x, x, x, causal=True, return_logsumexp=True, scale=0.5)
-    target = g.argmax(x, axis=1)
-    return [
-        *g.layer_norm_backward(g.sin(x), x, *layer[1:]),
-        *g.batch_norm_training(x),
-        *results,
-        *g.attention_backward(g.sin(x), x, x, x, *results, causal=True, scale=0.5),
-        g.cross_entropy(x, target, ignore_index=1, label_smoothing=0.1),
-    ]
-
-
-SYMBOLIC: dict[str, Callable[[ost.Graph, Value], list[Value]]] = {
-    "resized": _resized,
-    "pooled": _pooled,
-    "trained": _trained,
-}
-
-
-@pytest.mark.parametrize("name", SYMBOLIC)
-def test_open_sizes(name: str) -> None:
-    graph = ost.Graph(name)
-    n, m = ost.Variable("n", 2, 12), ost.Variable("m", 2, 12)
-    features = 4 if name == "trained" else m
-    x = graph.input("x", (2, 3, n, features))
-    graph.set_outputs(SYMBOLIC[name](graph, x))
-    compiled = ost.Session().compile(graph)
-    rng = np.random.default_rng(3)
-    for rows, columns in ((2, 12), (7, 5), (12, 3)):
-        sizes = (rows, 4 if name == "trained" else columns)
-        inputs: dict[str, Any] = {"x": rng.standard_normal((2, 3, *sizes)).astype(np.float32)}
-        expected = ost.reference.evaluate(graph, inputs)
-        fixed = ost.Graph(name)
-        fixed.set_outputs(SYMBOLIC[name](fixed, fixed.input("x", (2, 3, *sizes))))
-        known = ost.reference.evaluate(fixed, inputs)
-        for mine, truth, same in zip(compiled.run(inputs), expected, known, strict=True):
-            assert_close(mine, truth, f"{name} {sizes}")
-            assert_close(truth, same, f"{name} {sizes}, numbers")
+@pytest.mark.parametrize("family", [_order, _updates, _views, _bins])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_compositions(family: Family, dtype: str, session: ost.Session) -> None:
+    g = ost.Graph()
+    x, ids = g.input("x", (6, 7), dtype), g.input("ids", (4,), "int64")
+    g.set_outputs(list(family(g, x, ids)))
+    rng = np.random.default_rng(7)
+    values = (rng.integers(-8, 9, (6, 7)) / 4).astype(dtype)
+    feeds = {"x": values, "ids": np.array([3, 0, -1, 3])}
+    if family is _order:
+        values[2, 3] = np.nan
+    expected = ost.reference.evaluate(g, feeds)
+    options = [OPTIMISED, UNOPTIMISED] if dtype == "float32" else [OPTIMISED]
+    for chosen in options:
+        results = session.compile(g, options=chosen).run(feeds)
+        for i, (mine, truth) in enumerate(zip(results, expected, strict=True)):
+            assert_close(mine, truth, f"output {i}\n{g}")

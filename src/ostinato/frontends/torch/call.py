@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+import numpy as np
+
+from ostinato.conversion import round_to
+from ostinato.dtypes import BOOL
 from ostinato.frontends.torch.element_types import COMPLEX, ELEMENT_TYPES, result_type
 from ostinato.frontends.torch.program import Named, ScalarMeta, TensorMeta
 from ostinato.ir.graph import Value
@@ -146,11 +151,41 @@ class Call:
             return size if dtype in (None, size.dtype) else self.g.cast(size, dtype)
         if not isinstance(operand, bool | int | float):
             self.unsupported(f"it takes no {type(operand).__name__} here")
-        return self.g.constant(operand, dtype or result_type([operand]))
+        return self._constant(operand, dtype or result_type([operand]))
+
+    def _constant(self, number: float, dtype: DType) -> Value:
+        """A number as a constant: integers wrap, as PyTorch's do."""
+        if dtype.is_bool:
+            return self.g.constant(bool(number), dtype)
+        if dtype.is_float:
+            with np.errstate(over="ignore"):  # beyond the range of the dtype is infinite
+                return self.g.constant(round_to(np.float64(number), dtype), dtype)
+        if not math.isfinite(number):
+            self.unsupported(f"{number} as an element of {dtype}")
+        wrapped = int(number) & (1 << dtype.bits) - 1
+        if dtype.is_signed and wrapped >> dtype.bits - 1:
+            wrapped -= 1 << dtype.bits
+        return self.g.constant(np.asarray(wrapped, dtype.numpy))
 
     def promoted(self, *operands: Any) -> list[Value]:
         """Operands of an arithmetic op, as values of the first result's dtype."""
         return [self.value(operand, self.dtype) for operand in operands]
+
+    def truth(self, operand: Any) -> Value:
+        """A tensor or a number as a truth value: whether it is not zero."""
+        return self.value(self.value(operand), BOOL)
+
+    def widened(self, *operands: Any) -> list[Value]:
+        """Operands of a formula of several ops, as values of the dtype that it accumulates in.
+
+        PyTorch computes formulas of 16-bit floats in float32 and rounds once: see :meth:`rounded`.
+        """
+        dtype = self.dtype.accumulator
+        return [self.value(operand, dtype) for operand in operands]
+
+    def rounded(self, value: Value) -> Value:
+        """The result of a formula, in the first result's dtype."""
+        return self.g.cast(value, self.dtype)
 
     def compared(self, *operands: Any) -> list[Value]:
         """Operands of a comparison, as values of the dtype in which PyTorch compares."""
@@ -169,6 +204,18 @@ class Call:
             return tuple(range(rank))
         listed = dims if isinstance(dims, tuple) else (dims,)
         return tuple(self.axis(dim, rank) for dim in listed) if rank else ()
+
+    def position(self, index: Any, size: Dim) -> Dim:
+        """A position on an axis, counted from the front."""
+        if not isinstance(index, int | Expr):
+            self.unsupported("a position that is computed during a run")
+        return index + size if isinstance(index, int) and index < 0 else index
+
+    def fixed(self, size: Dim, what: str) -> int:
+        """A size that must be a number."""
+        if not isinstance(size, int):
+            self.unsupported(f"its {what} is {size}, which is not known before a run")
+        return size
 
     def known(self, number: Any, what: str) -> Any:
         """A number that must not depend on sizes or data."""

@@ -27,9 +27,10 @@ from ostinato.frontends.torch.program import (
     TensorMeta,
     source_line,
 )
+from ostinato.frontends.torch.pytrees import argument_names, result_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from ostinato.ir.stored import ParamSource
 
 __all__ = ["meta_of", "read_exported", "read_nodes"]
+
+#: A greater upper bound of a size is none.
+_LARGEST = 2**31
 
 _INPUT_KINDS = {
     InputKind.USER_INPUT: USER_INPUT,
@@ -53,20 +57,26 @@ _OUTPUT_KINDS = {
 
 
 def read_exported(
-    exported: ExportedProgram, name: str, weights: Mapping[str, ParamSource]
+    exported: ExportedProgram,
+    name: str,
+    weights: Mapping[str, ParamSource],
+    tensors: Mapping[str, torch.Tensor],
 ) -> Program:
-    """The program of an exported one.
+    """The program of an exported one, with its inputs and outputs named by their path.
 
     Args:
         exported: the exported program.
         name: for messages.
         weights: the elements of its parameters, buffers and constants, by qualified name.
+        tensors: the same as PyTorch has them; one that has several names is one weight.
 
     Raises:
         UnsupportedOpError: an input is an object of the user's own classes.
     """
     module = exported.graph_module
     placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
+    first_names = _first_names(tensors)
+    arguments, results = _leaf_names(exported)
     inputs = []
     for given in exported.graph_signature.input_specs:
         kind = _INPUT_KINDS.get(given.kind)
@@ -74,11 +84,15 @@ def read_exported(
             raise UnsupportedOpError(f"{name}: inputs of kind {given.kind.name} are not supported")
         argument: Any = given.arg
         target = given.target or argument.name
+        if kind == USER_INPUT:
+            target = next(arguments, target)
         node = placeholders[argument.name]
         meta = meta_of(node.meta.get("val"))
-        inputs.append(
-            InputSpec(argument.name, kind, meta, target, getattr(argument, "value", None))
-        )
+        value = getattr(argument, "value", None)
+        target = first_names.get(target, target) if kind != USER_INPUT else target
+        inputs.append(InputSpec(argument.name, kind, meta, target, value))
+    by_name = {spec.name: spec.target for spec in inputs}
+    targets = {given.target: by_name[given.arg.name] for given in _weights(exported)}
     outputs = []
     for position, output in enumerate(exported.graph_signature.output_specs):
         kind = _OUTPUT_KINDS.get(output.kind)
@@ -88,12 +102,46 @@ def read_exported(
             )
         found: Any = output.arg
         result = Ref(found.name) if found.name else getattr(found, "value", None)
-        outputs.append(OutputSpec(result, kind, output.target or f"output_{position}"))
+        if kind == USER_OUTPUT:
+            target = next(results, f"output_{position}")
+        else:
+            target = targets.get(output.target) or by_name.get(output.target, output.target)
+        outputs.append(OutputSpec(result, kind, target))
     symbols = {
         str(symbol): (int(bounds.lower), _upper(bounds.upper))
         for symbol, bounds in exported.range_constraints.items()
     }
-    return Program(name, tuple(inputs), read_nodes(module), tuple(outputs), symbols, weights)
+    guards = tuple(getattr(exported, "_guards_code", ()) or ())
+    nodes = read_nodes(module)
+    return Program(name, tuple(inputs), nodes, tuple(outputs), symbols, weights, guards=guards)
+
+
+def _weights(exported: ExportedProgram) -> Iterator[Any]:
+    specs = exported.graph_signature.input_specs
+    return (spec for spec in specs if _INPUT_KINDS.get(spec.kind) != USER_INPUT)
+
+
+def _first_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """By name of a tensor, the first name that the same elements have."""
+    first: dict[Any, str] = {}
+    names = {}
+    for name, tensor in tensors.items():
+        key: Any = name
+        if tensor.layout == torch.strided and tensor.numel():
+            place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            key = (str(tensor.device), *place)
+        names[name] = first.setdefault(key, name)
+    return names
+
+
+def _leaf_names(exported: ExportedProgram) -> tuple[Iterator[str], Iterator[str]]:
+    """The names of the user's inputs, and of the results, in order."""
+    for entry in exported.module_call_graph:
+        if entry.fqn == "" and entry.signature is not None:
+            known = entry.signature
+            names = argument_names(known.in_spec, known.forward_arg_names or ())
+            return iter(names), iter(result_names(known.out_spec))
+    return iter(()), iter(())
 
 
 def read_nodes(module: GraphModule) -> tuple[ProgramNode, ...]:
@@ -148,7 +196,7 @@ def _size(size: int | torch.SymInt) -> int | str:
 
 
 def _upper(bound: Any) -> int | None:
-    return int(bound) if bound.is_finite else None
+    return None if str(bound).endswith("oo") or int(bound) > _LARGEST else int(bound)
 
 
 def _target(target: Any) -> str:
@@ -184,8 +232,11 @@ def _argument(argument: Any, module: GraphModule) -> Argument:
 
 
 def _attribute(node: Node, module: GraphModule) -> Argument:
-    """A submodule that an op of higher order takes, as a program of its own."""
-    inner = module.get_submodule(str(node.target))
+    """A tensor of the module, or a submodule that an op of higher order takes, as a program."""
+    parent, _, name = str(node.target).rpartition(".")
+    inner = getattr(module.get_submodule(parent), name)
+    if isinstance(inner, torch.Tensor):
+        return Ref(node.name)
     assert isinstance(inner, torch.fx.GraphModule)
     inputs, outputs = [], []
     for item in inner.graph.nodes:

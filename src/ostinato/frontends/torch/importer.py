@@ -22,6 +22,7 @@ from ostinato.frontends.torch.program import (
     TensorMeta,
 )
 from ostinato.frontends.torch.symbols import SymbolTable
+from ostinato.ir.facts import Fact
 from ostinato.ir.graph import Value
 from ostinato.ir.stored import elements
 from ostinato.variables import Expr
@@ -34,7 +35,17 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
-__all__ = ["Importer"]
+__all__ = ["Importer", "UnsupportedNodesError"]
+
+
+class UnsupportedNodesError(UnsupportedOpError):
+    """Nodes that have no equivalent.
+
+    Attributes:
+        targets: the ops of these nodes.
+    """
+
+    targets: frozenset[str] = frozenset()
 
 
 class _Missing:
@@ -74,6 +85,7 @@ class Importer:
             self._symbols.define(symbol, dim)
         self._failure: OstinatoError | None = None
         self._weights: dict[str, Tensor] = {}
+        self._refused: set[str] = set()
         self.unsupported: list[str] = []
         self.leaves: dict[str, Any] = {}
         self.results: list[Any] = []
@@ -96,10 +108,17 @@ class Importer:
             count = len(self.unsupported)
             nodes = "1 node" if count == 1 else f"{count} nodes"
             lines = "".join(f"\n  - {line}" for line in self.unsupported)
-            raise UnsupportedOpError(f"{self._program.name}: {nodes} not supported:{lines}")
+            error = UnsupportedNodesError(f"{self._program.name}: {nodes} not supported:{lines}")
+            error.targets = frozenset(self._refused)
+            raise error
         if self._failure is not None:
             raise self._failure
         return [_read(result) for result in self.results]
+
+    @property
+    def facts(self) -> list[Fact]:
+        """The conditions on sizes that the program asserts."""
+        return [Fact(size, 0, problem) for size, problem in self._symbols.requirements]
 
     @property
     def written(self) -> dict[str, Any]:
@@ -181,6 +200,7 @@ class Importer:
                 return self._op(node, g, args, kwargs)
         except (NotSupported, UnsupportedOpError) as reason:
             where = f" at {node.where}" if node.where else ""
+            self._refused.add(node.target)
             self.unsupported.append(f"{node.name!r} ({node.target}){where}: {reason}")
             return _MISSING
         except GraphError as error:
@@ -193,9 +213,11 @@ class Importer:
     ) -> Any:
         """The result of an op: new tensors, views of its operand, or the operand, written to."""
         in_place = functional_target(node.target)
-        converter = find_converter(in_place or node.target)
+        of_complex = _holds_complex(node, (*args, *kwargs.values()))
+        converter = find_converter(in_place or node.target, of_complex=of_complex)
         if converter is None:
-            raise NotSupported("no converter for this op")
+            of_numbers = " of complex numbers" if of_complex else ""
+            raise NotSupported(f"no converter for this op{of_numbers}")
         out = kwargs.pop("out", None)
         call = Call(g, node, self._symbols, self._nested)
         try:
@@ -352,7 +374,7 @@ def _meta(node: ProgramNode, index: int) -> TensorMeta | None:
 
 
 def _fitted(g: Graph, result: Any, target: Any) -> Any:
-    """What an op writes, in the dtype and the shape of the tensor that it writes to."""
+    """The elements that an op writes, in the type of the tensor that it writes to."""
     if isinstance(target, Complex) or not isinstance(result, Value):
         if isinstance(result, Complex) and isinstance(target, Complex):
             return Complex(g.broadcast_to(result.pairs, target.pairs.shape))
@@ -365,6 +387,20 @@ def _holds_missing(arguments: tuple[Any, ...]) -> bool:
     return any(
         item is _MISSING or (isinstance(item, tuple) and _holds_missing(item)) for item in arguments
     )
+
+
+def _holds_complex(node: ProgramNode, arguments: Sequence[Any]) -> bool:
+    """Whether an operand or a result is complex."""
+    metas = node.metas
+    return any(isinstance(meta, TensorMeta) and meta.dtype in COMPLEX for meta in metas) or any(
+        _is_complex(argument) for argument in arguments
+    )
+
+
+def _is_complex(argument: Any) -> bool:
+    if isinstance(argument, tuple) and not isinstance(argument, Named):
+        return any(map(_is_complex, argument))
+    return isinstance(argument, Tensor) and isinstance(argument.read(), Complex)
 
 
 def _agree(wanted: Sequence[Dim], found: Sequence[Dim]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -177,6 +177,7 @@ class Program:
         symbols: by the name of a size's symbol, its bounds; no upper one is ``None``.
         weights: by the ``target`` of an input, its elements.
         guards: conditions on the shapes of the user's inputs, in Python as PyTorch writes them.
+        names: by symbol, the user's name for it.
     """
 
     name: str
@@ -186,6 +187,11 @@ class Program:
     symbols: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     weights: Mapping[str, ParamSource] = field(default_factory=dict)
     guards: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def renamed(self, names: Mapping[str, str]) -> Program:
+        """The same program, with the user's names for symbols."""
+        return replace(self, names=names)
 
     def users(self) -> Sequence[InputSpec]:
         """The inputs that a caller gives."""

@@ -56,6 +56,12 @@ class SymbolTable:
         """Let ``symbol`` stand for ``dim``."""
         self._dims[symbol] = dim
 
+    def copy(self) -> SymbolTable:
+        """A table to define further symbols in."""
+        twin = SymbolTable(self._ranges)
+        twin._dims.update(self._dims)
+        return twin
+
     def __contains__(self, symbol: object) -> bool:
         return symbol in self._dims
 
@@ -90,6 +96,18 @@ class SymbolTable:
                 raise ModelFormatError(f"the size {size!r} is no expression") from None
             self._parsed[size] = self._evaluate(tree.body, size)
         return self._parsed[size]
+
+    def expression(self, tree: ast.expr, whole: str) -> Dim:
+        """The dim of a parsed expression.
+
+        Args:
+            tree: the expression.
+            whole: the text that it is a part of, for messages.
+
+        Raises:
+            UnsupportedOpError: as :meth:`dim`.
+        """
+        return self._evaluate(tree, whole)
 
     def _evaluate(self, tree: ast.expr, whole: str) -> Dim:
         match tree:

@@ -200,7 +200,7 @@ class LossVocabulary(NormalizationVocabulary[T], IndexingVocabulary[T], SpecialV
     def cosine_similarity(self, x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> T:
         """The cosine of the angle between vectors along ``axis``, whose norms count ``eps``."""
         left, right = self._lift(x, y)
-        parts = [self.divide(v, self._length(v, axis, eps)) for v in (left, right)]
+        parts = [self.divide(v, self._vector_norm(v, axis, eps)) for v in (left, right)]
         return self.sum(self.multiply(*parts), axis=axis)
 
     def cosine_embedding_loss(
@@ -298,6 +298,6 @@ class LossVocabulary(NormalizationVocabulary[T], IndexingVocabulary[T], SpecialV
             raise GraphError(f"the number of classes depends on a Variable: {count}")
         return count
 
-    def _length(self, x: T, axis: int, eps: float) -> T:
+    def _vector_norm(self, x: T, axis: int, eps: float) -> T:
         length = self.norm(x, axis=axis, keepdims=True)
         return self.maximum(length, float(eps))

@@ -16,31 +16,46 @@ __all__ = ["converters", "find_converter"]
 
 _FAMILIES = (
     "elementwise",
-    "contraction",
-    "shape",
-    "sizes",
+    "logic",
+    "activations",
     "casts",
     "creation",
-    "reduction",
+    "contraction",
+    "shape",
+    "slicing",
     "indexing",
+    "reduction",
+    "normalization",
+    "attention",
+    "convolution",
+    "pooling",
+    "losses",
+    "random",
+    "sizes",
     "control",
 )
 
+#: The families whose operands or results are complex.
+_COMPLEX_FAMILIES = ("complex", "sizes", "control")
 
-@lru_cache(maxsize=1)
-def converters() -> Mapping[str, Converter]:
+
+@lru_cache(maxsize=2)
+def converters(*, of_complex: bool = False) -> Mapping[str, Converter]:
     """All converters, by the name of an op (``"aten.add"``) or of an overload
     (``"aten.add.Scalar"``).
+
+    Args:
+        of_complex: those for nodes with a complex operand or result.
     """
     found: dict[str, Converter] = {}
-    for family in _FAMILIES:
+    for family in _COMPLEX_FAMILIES if of_complex else _FAMILIES:
         table = import_module(f"ostinato.frontends.torch.converters.{family}").CONVERTERS
         assert not found.keys() & table.keys(), f"{family}: {found.keys() & table.keys()}"
         found.update(table)
     return MappingProxyType(found)
 
 
-def find_converter(target: str) -> Converter | None:
+def find_converter(target: str, *, of_complex: bool = False) -> Converter | None:
     """The converter of an overload, else that of its op; ``None`` without one."""
-    table = converters()
+    table = converters(of_complex=of_complex)
     return table.get(target) or table.get(target.rpartition(".")[0])

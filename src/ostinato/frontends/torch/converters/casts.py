@@ -1,111 +1,77 @@
-"""Converters of conversions between element types, and of ops that copy or do nothing."""
+"""Converters of conversions between element types, and of ops that only copy."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.frontends.torch.call import Complex
+from ostinato.dtypes import INT32
 
 if TYPE_CHECKING:
+    from ostinato.dtypes import DType
     from ostinato.frontends.torch.call import Call, Converter
     from ostinato.ir.graph import Value
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "converted"]
 
 
-def _cast(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A conversion to the result's dtype; of complex numbers to real ones, the real parts."""
-    g, dtype = call.g, call.dtype
-    if isinstance(self, Complex):
-        pairs = g.cast(self.pairs, dtype)
-        return Complex(pairs) if call.is_complex else g.getitem(pairs, (..., 0))
-    real = call.value(self, dtype)
-    if not call.is_complex:
-        return real
-    return Complex(g.stack([real, g.zeros_like(real)], axis=-1))
+def converted(call: Call, x: Value, dtype: DType) -> Value:
+    """``x`` in another dtype; floats that become integers of 8 or 16 bits wrap, as PyTorch's do."""
+    if x.dtype.is_float and dtype.is_integer and dtype.itemsize < 4:
+        x = call.g.cast(x, INT32)
+    return call.g.cast(x, dtype)
 
 
-def _same(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The operand: memory formats, devices and gradients have no part in a graph."""
+def _converted(call: Call, self: Value, *_: Any, **__: Any) -> Value:
+    """``self`` in the result's dtype; devices and layouts of memory have no meaning here."""
+    return converted(call, self, call.dtype)
+
+
+def _same(call: Call, self: Value, *_: Any, **__: Any) -> Value:
     return self
 
 
-def _conjugate(call: Call, self: Any) -> Any:
-    if not isinstance(self, Complex):
-        return self
-    g = call.g
-    real, imaginary = g.getitem(self.pairs, (..., 0)), g.getitem(self.pairs, (..., 1))
-    return Complex(g.stack([real, g.neg(imaginary)], axis=-1))
+def _conjugate(call: Call, self: Value) -> Value:
+    """A real number is its own conjugate, and its own real part."""
+    return call.value(self)
 
 
-def _copy(call: Call, self: Any, src: Any, non_blocking: bool = False) -> Any:
-    """The elements of ``src`` in the shape and dtype of ``self``."""
-    converted = _cast(call, src)
-    if isinstance(converted, Complex):
-        return Complex(call.g.broadcast_to(converted.pairs, (*call.shape, 2)))
-    return call.g.broadcast_to(converted, call.shape)
+def _copied(call: Call, self: Value, src: Value, non_blocking: bool = False) -> Value:
+    """``src`` in the shape and dtype of ``self``."""
+    return call.g.broadcast_to(converted(call, src, self.dtype), self.shape)
 
 
-def _view_as_real(call: Call, self: Complex) -> Value:
-    return self.pairs
+_CONVERSIONS = ("to", "_to_copy", "type_as", "_autocast_to_full_precision", "_cast_Float")
 
+_COPIES = (
+    "clone",
+    "contiguous",
+    "alias",
+    "alias_copy",
+    "detach",
+    "detach_copy",
+    "lift",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "positive",
+    "cpu",
+    "pin_memory",
+    "_to_cpu",
+)
 
-def _view_as_complex(call: Call, self: Value) -> Complex:
-    return Complex(self)
-
-
-def _real(call: Call, self: Any) -> Any:
-    return call.g.getitem(self.pairs, (..., 0)) if isinstance(self, Complex) else self
-
-
-def _imaginary(call: Call, self: Complex) -> Value:
-    return call.g.getitem(self.pairs, (..., 1))
-
-
-def _complex(call: Call, real: Value, imag: Value) -> Complex:
-    g, shape = call.g, call.shape
-    parts = [g.broadcast_to(part, shape) for part in call.promoted(real, imag)]
-    return Complex(g.stack(parts, axis=-1))
-
+_CONJUGATES = (
+    "conj",
+    "_conj",
+    "_conj_physical",
+    "conj_physical",
+    "resolve_conj",
+    "resolve_neg",
+    "real",
+)
 
 CONVERTERS: dict[str, Converter] = {
-    **dict.fromkeys(
-        (
-            "aten._to_copy",
-            "aten.to",
-            "aten.type_as",
-            "prims.convert_element_type",
-        ),
-        _cast,
-    ),
-    **dict.fromkeys(
-        (
-            "aten.alias",
-            "aten.alias_copy",
-            "aten.clone",
-            "aten.contiguous",
-            "aten.detach",
-            "aten.detach_copy",
-            "aten.lift",
-            "aten.lift_fresh",
-            "aten.lift_fresh_copy",
-            "aten.positive",
-            "aten.resolve_conj",
-            "aten.resolve_neg",
-            "aten.pin_memory",
-        ),
-        _same,
-    ),
-    "aten.copy": _copy,
-    "aten.complex": _complex,
-    "aten.conj": _conjugate,
-    "aten._conj": _conjugate,
-    "aten._conj_physical": _conjugate,
-    "aten.conj_physical": _conjugate,
-    "aten.imag": _imaginary,
-    "aten.real": _real,
-    "aten.view_as_complex": _view_as_complex,
-    "aten.view_as_complex_copy": _view_as_complex,
-    "aten.view_as_real": _view_as_real,
-    "aten.view_as_real_copy": _view_as_real,
+    **{f"aten.{name}": _converted for name in _CONVERSIONS},
+    **{f"aten.{name}": _same for name in _COPIES},
+    **{f"aten.{name}": _conjugate for name in _CONJUGATES},
+    "aten.copy": _copied,
+    "prims.convert_element_type": _converted,
 }

@@ -1,4 +1,4 @@
-"""Converters of ops that make tensors out of numbers."""
+"""Converters of ops that make tensors of given sizes."""
 
 from __future__ import annotations
 
@@ -7,181 +7,211 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.conversion import convert as convert_array
 from ostinato.dtypes import FLOAT64, INT64
-from ostinato.frontends.torch.call import Complex
-from ostinato.variables import Expr
+from ostinato.ir.graph import Value
 
 if TYPE_CHECKING:
     from ostinato.frontends.torch.call import Call, Converter
-    from ostinato.ir.graph import Value
 
 __all__ = ["CONVERTERS"]
 
 
-def _filled(call: Call, fill: Any) -> Any:
-    """A tensor of the result's type with one number everywhere."""
-    g, shape = call.g, call.shape
-    if call.is_complex:
-        number = complex(call.known(fill, "value"))
-        parts = g.constant(np.array([number.real, number.imag]), call.dtype)
-        return Complex(g.broadcast_to(parts, (*shape, 2)))
-    if call.dtype.is_bool and isinstance(fill, int | float):
-        fill = bool(fill)
-    elif call.dtype.is_integer and isinstance(fill, float):
-        fill = int(fill)
-    return g.broadcast_to(call.value(fill, call.dtype), shape)
+def _filled(call: Call, value: Any) -> Value:
+    """A tensor of one value, of the result's type."""
+    return call.g.broadcast_to(call.value(value, call.dtype), call.shape)
 
 
-def _full(call: Call, size: Any, fill_value: Any, **kwargs: Any) -> Any:
+def _constant(value: int) -> Converter:
+    """``zeros``, ``ones`` and the like; memory that is not initialised holds zeros."""
+
+    def convert(call: Call, *_: Any, **__: Any) -> Value:
+        return _filled(call, value)
+
+    return convert
+
+
+def _full(call: Call, size: Any, fill_value: Any, **_: Any) -> Value:
     return _filled(call, fill_value)
 
 
-def _full_like(call: Call, self: Any, fill_value: Any, **kwargs: Any) -> Any:
+def _full_of(call: Call, self: Any, size: Any, fill_value: Any, **_: Any) -> Value:
     return _filled(call, fill_value)
 
 
-def _new_full(call: Call, self: Any, size: Any, fill_value: Any, **kwargs: Any) -> Any:
+def _full_like(call: Call, self: Value, fill_value: Any, **_: Any) -> Value:
     return _filled(call, fill_value)
 
 
-def _fill(call: Call, self: Any, value: Any) -> Any:
+def _fill(call: Call, self: Value, value: Any) -> Value:
     return _filled(call, value)
 
 
-def _constant(fill: int) -> Converter:
-    """A tensor of zeros or ones. Memory that PyTorch leaves as it is holds zeros, too."""
+def _scalar_tensor(call: Call, s: Any, **_: Any) -> Value:
+    return call.value(s, call.dtype)
 
-    def convert(call: Call, *args: Any, **kwargs: Any) -> Any:
-        return _filled(call, fill)
+
+def _line(call: Call, start: Any, step: Any) -> Value:
+    """``start``, ``start + step``, … in the result's dtype, as many as the result has."""
+    g = call.g
+    (count,) = call.shape
+    parts = (start, step)
+    if any(isinstance(part, float) for part in parts) or any(
+        isinstance(part, Value) and part.dtype.is_float for part in parts
+    ):
+        numbers = g.cast(g.iota((count,)), FLOAT64)
+        return g.cast(
+            g.add(g.multiply(numbers, call.value(step, FLOAT64)), call.value(start, FLOAT64)),
+            call.dtype,
+        )
+    numbers = g.iota((count,))
+    if not isinstance(step, int) or step != 1:
+        numbers = g.multiply(numbers, call.value(step, INT64))
+    if not isinstance(start, int) or start != 0:
+        numbers = g.add(numbers, call.value(start, INT64))
+    return g.cast(numbers, call.dtype)
+
+
+def _range_to(call: Call, end: Any, **_: Any) -> Value:
+    return _line(call, 0, 1)
+
+
+def _range(call: Call, start: Any, end: Any, step: Any = 1, **_: Any) -> Value:
+    if not call.dtype.is_float:  # bounds of integers are truncated first
+        start, step = (int(v) if isinstance(v, float) else v for v in (start, step))
+    return _line(call, start, step)
+
+
+def _linspace(call: Call, start: Any, end: Any, steps: int, **_: Any) -> Value:
+    """So many numbers at equal distances: the first half from the start, the rest from the end."""
+    if isinstance(start, Value) or isinstance(end, Value):
+        return _linspace_between(call, start, end, steps)
+    return call.g.constant(_evenly(call, float(start), float(end), steps), call.dtype)
+
+
+def _evenly(call: Call, start: float, end: float, steps: int) -> Any:
+    wide = np.float64 if call.dtype.bits > 32 or call.dtype.is_integer else np.float32
+    first, last = wide(start), wide(end)
+    line = np.arange(steps)
+    if steps < 2:
+        return convert_array(np.full(steps, first), call.dtype)
+    step = (last - first) / wide(steps - 1)
+    if call.dtype.is_integer:  # steps of integers are floats of 32 bits
+        step = np.float32(last - first) / np.float32(steps - 1)
+    low, high = first + step * line, last - step * (steps - 1 - line)
+    return convert_array(np.where(line < steps // 2, low, high), call.dtype)
+
+
+def _linspace_between(call: Call, start: Any, end: Any, steps: int) -> Value:
+    g = call.g
+    first, last = call.value(start, FLOAT64), call.value(end, FLOAT64)
+    if steps < 2:
+        return g.cast(g.broadcast_to(first, (steps,)), call.dtype)
+    line = g.cast(g.iota((steps,)), FLOAT64)
+    step = g.divide(g.subtract(last, first), float(steps - 1))
+    low = g.add(first, g.multiply(step, line))
+    high = g.subtract(last, g.multiply(step, g.subtract(float(steps - 1), line)))
+    return g.cast(g.where(g.less(line, float(steps // 2)), low, high), call.dtype)
+
+
+def _logspace(call: Call, start: Any, end: Any, steps: int, base: float = 10.0, **_: Any) -> Value:
+    if isinstance(start, Value) or isinstance(end, Value):
+        exponents = _linspace_between(call, start, end, steps)
+        return call.rounded(call.g.pow(call.value(base, exponents.dtype), exponents))
+    line = np.linspace(float(start), float(end), steps)
+    with np.errstate(all="ignore"):
+        return call.g.constant(convert_array(np.power(float(base), line), call.dtype), call.dtype)
+
+
+def _eye(call: Call, n: Any, m: Any = None, **_: Any) -> Value:
+    g = call.g
+    rows, columns = call.shape
+    diagonal = g.equal(g.iota((rows, 1), 0), g.iota((1, columns), 1))
+    return g.cast(diagonal, call.dtype)
+
+
+def _triangle_indices(lower: bool) -> Converter:
+    def convert(call: Call, row: int, col: int, offset: int = 0, **_: Any) -> Value:
+        rows, columns = call.known(row, "size"), call.known(col, "size")
+        found = np.tril_indices if lower else np.triu_indices
+        return call.g.constant(np.stack(found(rows, offset, columns)), call.dtype)
+
+    return convert
+
+
+def _vander(call: Call, x: Value, N: int | None = None, increasing: bool = False) -> Value:
+    g = call.g
+    count = call.shape[-1]
+    powers = g.iota((count,), 0, INT64)
+    if not increasing:
+        powers = g.flip(powers, 0)
+    base = g.expand_dims(g.cast(x, call.dtype), x.ndim)
+    return g.pow(base, g.cast(powers, call.dtype))
+
+
+def _window(weights: Any) -> Converter:
+    """A window of signal processing; a periodic one is the longer one without its last element."""
+
+    def convert(call: Call, window_length: int, *args: Any, **_: Any) -> Value:
+        count = call.known(window_length, "length")
+        periodic = args[0] if args and isinstance(args[0], bool) else True
+        rest = args[1:] if args and isinstance(args[0], bool) else args
+        if count < 2:
+            return call.g.constant(np.ones(count, np.float32), call.dtype)
+        angles = 2 * math.pi * np.arange(count) / (count if periodic else count - 1)
+        return call.g.constant(convert_array(weights(angles, *rest), call.dtype), call.dtype)
 
     return convert
 
 
-def _scalar_tensor(call: Call, s: Any, **kwargs: Any) -> Any:
-    return _filled(call, s)
+def _hamming(angles: Any, alpha: float = 0.54, beta: float = 0.46) -> Any:
+    return alpha - beta * np.cos(angles)
 
 
-def _arange(call: Call, *bounds: Any, **kwargs: Any) -> Value:
-    start, step = 0, 1
-    if len(bounds) == 1:
-        (end,) = bounds
-    else:
-        start, end = bounds[:2]
-        step = bounds[2] if len(bounds) > 2 else kwargs.get("step", 1)
-    g, (count,) = call.g, call.shape
-    if all(isinstance(number, int) for number in (start, end, step)):
-        line = g.iota((count,))
-        line = line if step == 1 else g.multiply(line, step)
-        return g.cast(line if start == 0 else g.add(line, start), call.dtype)
-    if any(isinstance(number, Expr) for number in (start, end, step)):
-        line = g.multiply(g.iota((count,)), call.value(step, INT64))
-        return g.cast(g.add(line, call.value(start, INT64)), call.dtype)
-    if not isinstance(count, int):
-        wide = g.multiply(g.iota((count,), dtype=FLOAT64), call.value(step, FLOAT64))
-        return g.cast(g.add(wide, call.value(start, FLOAT64)), call.dtype)
-    first, stride = call.known(start, "start"), call.known(step, "step")
-    return g.constant(first + stride * np.arange(count, dtype=np.float64), call.dtype)
+def _hann(angles: Any) -> Any:
+    return 0.5 - 0.5 * np.cos(angles)
 
 
-def _linspace(
-    call: Call, start: Any, end: Any, steps: Any, base: float | None = None, **kwargs: Any
-) -> Value:
-    """Numbers at equal distances, from both ends to the middle, as PyTorch computes them."""
-    g, (count,) = call.g, call.shape
-    if not isinstance(count, int):
-        call.unsupported("its number of steps is not known before a run")
-    dtype = call.dtype
-    whole = dtype.is_integer
-    wide: Any = np.float64 if whole or dtype == FLOAT64 or base is not None else np.float32
-    first, last = (wide(call.known(bound, "bounds")) for bound in (start, end))
-    steps_ = np.arange(count, dtype=wide)
-    stride = (last - first) / wide(max(count - 1, 1))
-    line: Any = np.where(
-        steps_ < count // 2, first + stride * steps_, last - stride * (count - 1 - steps_)
-    )
-    line = np.full(count, first) if count == 1 else line
-    if base is not None:
-        line = np.power(wide(base), line)
-    return g.constant(np.trunc(line) if whole else line, dtype)
+def _blackman(angles: Any) -> Any:
+    return 0.42 - 0.5 * np.cos(angles) + 0.08 * np.cos(2 * angles)
 
 
-def _logspace(
-    call: Call, start: Any, end: Any, steps: Any, base: float = 10.0, **kwargs: Any
-) -> Value:
-    return _linspace(call, start, end, steps, base)
+def _bartlett(angles: Any) -> Any:
+    return 1 - np.abs(angles / math.pi - 1)
 
 
-def _eye(call: Call, n: Any, m: Any = None, **kwargs: Any) -> Value:
-    g, shape = call.g, call.shape
-    rows, columns = g.iota(shape, 0), g.iota(shape, 1)
-    return g.cast(g.equal(rows, columns), call.dtype)
-
-
-def _triangle(upper: bool) -> Converter:
-    """The indices of the elements of a triangle of a matrix, row by row."""
-
-    def convert(call: Call, row: Any, col: Any, offset: int = 0, **kwargs: Any) -> Value:
-        rows, columns = call.known(row, "rows"), call.known(col, "columns")
-        find = np.triu_indices if upper else np.tril_indices
-        return call.g.constant(np.stack(find(rows, offset, columns)), call.dtype)
-
-    return convert
-
-
-def _window(name: str) -> Converter:
-    """A window of signal processing: a constant, since its length is known."""
-
-    def convert(
-        call: Call, window_length: int, periodic: bool = True, *more: float, **kwargs: Any
-    ) -> Value:
-        length = call.known(window_length, "length")
-        if length <= 1:
-            return call.g.constant(np.ones(length), call.dtype)
-        steps = 2 * math.pi * np.arange(length) / (length if periodic else length - 1)
-        match name:
-            case "hann":
-                window = 0.5 - 0.5 * np.cos(steps)
-            case "hamming":
-                alpha, beta = (*more, *(0.54, 0.46)[len(more) :])
-                window = alpha - beta * np.cos(steps)
-            case "blackman":
-                window = 0.42 - 0.5 * np.cos(steps) + 0.08 * np.cos(2 * steps)
-            case _:
-                window = 1 - np.abs(steps / math.pi - 1)
-        return call.g.constant(window, call.dtype)
-
-    return convert
-
+_ZEROS = (
+    "zeros",
+    "zeros_like",
+    "new_zeros",
+    "zero",
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+)
 
 CONVERTERS: dict[str, Converter] = {
+    **{f"aten.{name}": _constant(0) for name in _ZEROS},
+    **{f"aten.{name}": _constant(1) for name in ("ones", "ones_like", "new_ones")},
     "aten.full": _full,
     "aten.full_like": _full_like,
-    "aten.new_full": _new_full,
+    "aten.new_full": _full_of,
     "aten.fill": _fill,
     "aten.scalar_tensor": _scalar_tensor,
-    "aten.arange": _arange,
+    "aten.arange.default": _range_to,
+    "aten.arange": _range,
     "aten.linspace": _linspace,
     "aten.logspace": _logspace,
     "aten.eye": _eye,
-    "aten.tril_indices": _triangle(upper=False),
-    "aten.triu_indices": _triangle(upper=True),
-    **{
-        f"aten.{name}": _constant(0)
-        for name in (
-            "zeros",
-            "zeros_like",
-            "new_zeros",
-            "zero",
-            "empty",
-            "empty_like",
-            "empty_permuted",
-            "empty_strided",
-            "new_empty",
-            "new_empty_strided",
-        )
-    },
-    **{f"aten.{name}": _constant(1) for name in ("ones", "ones_like", "new_ones")},
-    **{
-        f"aten.{name}_window": _window(name) for name in ("hann", "hamming", "blackman", "bartlett")
-    },
+    "aten.tril_indices": _triangle_indices(lower=True),
+    "aten.triu_indices": _triangle_indices(lower=False),
+    "aten.vander": _vander,
+    "aten.linalg_vander": _vander,
+    "aten.hann_window": _window(_hann),
+    "aten.hamming_window": _window(_hamming),
+    "aten.blackman_window": _window(_blackman),
+    "aten.bartlett_window": _window(_bartlett),
 }

@@ -1,7 +1,6 @@
-"""Converters of ops that read and write at indices.
+"""Converters of ops that read or write at indices.
 
-No index faults in a graph: where PyTorch raises for an index out of range, reads are clamped and
-writes are dropped.
+PyTorch checks indices and raises; here reads clamp them, and writes drop what lies outside.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import INT64
-from ostinato.frontends.torch.call import Complex
+from ostinato.frontends.torch.converters.elementwise import scaled
 from ostinato.ir.graph import Value
-from ostinato.variables import prod
+from ostinato.ops.base import broadcast_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +19,47 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim
 
 __all__ = ["CONVERTERS"]
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def _line(call: Call, x: Value) -> Value:
+    """A tensor without dims as a vector of one element."""
+    return x if x.ndim else call.g.reshape(x, (1,))
+
+
+def _index_select(call: Call, self: Value, dim: int, index: Value) -> Value:
+    g = call.g
+    found = g.take(_line(call, self), _line(call, index), axis=call.axis(dim, self.ndim))
+    return found if self.ndim else g.reshape(found, ())
+
+
+def _gather(call: Call, self: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    g = call.g
+    x, ids = _line(call, self), _line(call, index)
+    axis = call.axis(dim, x.ndim)
+    x = _first_of_each_axis(call, x, ids.shape, axis)
+    return g.reshape(g.take_along_axis(x, ids, axis=axis), index.shape)
+
+
+def _first_of_each_axis(call: Call, x: Value, shape: Sequence[Dim], axis: int) -> Value:
+    """``x`` cut to ``shape`` along all axes but one."""
+    axes = [a for a in range(x.ndim) if a != axis and x.shape[a] != shape[a]]
+    if not axes:
+        return x
+    return call.g.slice(x, [0] * len(axes), [shape[a] for a in axes], axes=axes)
+
+
+def _take_along(call: Call, self: Value, indices: Value, dim: int | None = None) -> Value:
+    g = call.g
+    if dim is None:
+        return g.take(g.reshape(self, (-1,)), g.reshape(indices, (-1,)), axis=0)
+    return g.take_along_axis(self, indices, axis=call.axis(dim, self.ndim))
+
+
+def _take(call: Call, self: Value, index: Value) -> Value:
+    return call.g.take(self, index)
 
 
 def _embedding(
@@ -33,306 +73,432 @@ def _embedding(
     return call.g.embedding(indices, weight)
 
 
-def _index_select(call: Call, self: Any, dim: int, index: Value) -> Any:
-    if isinstance(self, Complex):
-        axis = call.axis(dim, self.ndim)
-        return Complex(call.g.take(self.pairs, _line(call, index), axis=axis))
-    if not self.ndim:
-        return call.g.broadcast_to(self, call.shape)
-    return call.g.take(self, _line(call, index), axis=call.axis(dim, self.ndim))
+def _expanded_indices(call: Call, indices: Sequence[Value | None]) -> list[Value | None]:
+    """Indices in which each mask is replaced by the positions of its true elements."""
+    expanded: list[Value | None] = []
+    for index in indices:
+        if index is None:
+            expanded.append(None)
+        elif index.dtype.is_bool or index.dtype.name == "uint8":
+            expanded += _positions(call, call.truth(index))
+        else:
+            expanded.append(index)
+    return expanded
 
 
-def _line(call: Call, index: Value) -> Value:
-    return index if index.ndim else call.g.reshape(index, (1,))
+def _positions(call: Call, mask: Value) -> tuple[Value, ...]:
+    if not mask.ndim:
+        call.unsupported("a mask without dims")
+    return call.g.nonzero(mask)
 
 
-def _gather(call: Call, self: Any, dim: int, index: Value, *, sparse_grad: bool = False) -> Any:
+def _indexed_axes(indices: Sequence[Value | None]) -> tuple[list[int], int]:
+    """The axes that indices stand for, and the place of their dims in the result.
+
+    The dims take the place of adjacent axes, and come first where the axes are not adjacent.
+    """
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
+    return axes, axes[0] if adjacent else 0
+
+
+def _index(call: Call, self: Value, indices: tuple[Value | None, ...]) -> Value:
+    """``x[i, :, j]`` with tensors of indices or masks."""
     g = call.g
-    if isinstance(self, Complex):
-        call.unsupported("complex operands")
+    listed = _expanded_indices(call, indices)
+    if not any(index is not None for index in listed):
+        return self
+    axes, place = _indexed_axes(listed)
+    found = [index for index in listed if index is not None]
+    if len(found) == 1:
+        return g.take(self, found[0], axis=axes[0])
+    moved = g.moveaxis(self, axes, range(len(axes)))
+    picked = g.gather_nd(moved, _index_vectors(call, found))
+    return _moved_group(call, picked, picked.ndim - self.ndim + len(axes), 0, place)
+
+
+def _index_vectors(call: Call, indices: Sequence[Value]) -> Value:
+    """Index tensors, broadcast against each other, as vectors of a last axis."""
+    g = call.g
+    shape = broadcast_shapes(*(index.shape for index in indices))
+    return g.stack([g.broadcast_to(g.cast(index, INT64), shape) for index in indices], -1)
+
+
+def _moved_group(call: Call, x: Value, count: int, source: int, destination: int) -> Value:
+    """``x`` with adjacent axes moved as a group."""
+    if source == destination or not count:
+        return x
+    places = range(count)
+    return call.g.moveaxis(x, [source + i for i in places], [destination + i for i in places])
+
+
+def _masked_select(call: Call, self: Value, mask: Value) -> Value:
+    g = call.g
+    shape = broadcast_shapes(self.shape, mask.shape)
+    x, flags = (g.reshape(g.broadcast_to(v, shape), (-1,)) for v in (self, mask))
+    return g.masked_select(x, flags)
+
+
+def _nonzero(call: Call, self: Value) -> Value:
+    g = call.g
     if not self.ndim:
-        return g.broadcast_to(self, index.shape)
-    if not index.ndim:
-        return g.reshape(g.take(self, g.reshape(index, (1,)), axis=0), ())
-    axis = call.axis(dim, self.ndim)
-    return g.take_along_axis(_cut(call, self, index.shape, but=axis), index, axis=axis)
+        call.unsupported("a tensor without dims")
+    return g.stack(g.nonzero(self), 1)
 
 
-def _cut(call: Call, x: Value, shape: Sequence[Dim], but: int | None = None) -> Value:
-    """The first elements of ``x`` along each axis, as many as ``shape`` has; one axis is whole."""
-    key = tuple(
-        slice(None) if axis == but or size == x.shape[axis] else slice(0, size)
-        for axis, size in enumerate(shape)
-    )
-    return x if all(part == slice(None) for part in key) else call.g.getitem(x, key)
+def _nonzero_list(call: Call, self: Value) -> tuple[Value, ...]:
+    return call.g.nonzero(_line(call, self))
 
 
-def _wrapped(call: Call, index: Value, size: Dim) -> Value:
-    """Indices that count from the start: negative ones count from the end."""
+# -- writing ----------------------------------------------------------------------------------
+
+
+def _from_front(call: Call, index: Value, size: Dim) -> Value:
+    """Indices that count from the front: negative ones count from the end."""
     g = call.g
     wide = g.cast(index, INT64)
     return g.where(g.less(wide, 0), g.add(wide, g.dim_value(size)), wide)
 
 
-_MODES = {"add": "add", "multiply": "mul"}
+def _scatter(mode: str) -> Converter:
+    """A write, or a combination of what is there with what comes."""
 
+    def convert(call: Call, self: Value, dim: int, index: Value, src: Any) -> Value:
+        return _scattered(call, self, dim, index, src, mode)
 
-def _scatter(
-    call: Call, self: Value, dim: int, index: Value, src: Any, *, reduce: str = "set"
-) -> Value:
-    return _scattered(call, self, dim, index, src, _MODES.get(reduce, "set"))
-
-
-def _scatter_value(
-    call: Call, self: Value, dim: int, index: Value, value: Any, *, reduce: str = "set"
-) -> Value:
-    return _scattered(call, self, dim, index, value, _MODES.get(reduce, "set"))
-
-
-def _scatter_add(call: Call, self: Value, dim: int, index: Value, src: Value) -> Value:
-    return _scattered(call, self, dim, index, src, "add")
+    return convert
 
 
 def _scattered(call: Call, x: Value, dim: int, index: Value, src: Any, mode: str) -> Value:
-    """``x`` with elements of ``src``, or one number, combined in along an axis."""
     g = call.g
-    rank = x.ndim
-    if not rank:
-        x = g.reshape(x, (1,))
-    if not index.ndim:
-        index = g.reshape(index, (1,))
-    if isinstance(src, Value) and not src.ndim:
-        src = g.reshape(src, (1,)) if not rank or index.ndim == 1 else src
-    if isinstance(src, Value) and src.ndim:
-        updates = _cut(call, call.value(src, x.dtype), index.shape)
-    else:
-        updates = g.broadcast_to(call.value(src, x.dtype), index.shape)
+    target, ids = _line(call, x), _line(call, index)
+    axis = call.axis(dim, target.ndim)
+    updates = call.value(src, x.dtype)
+    if isinstance(src, Value) and src.ndim == ids.ndim:
+        updates = _cut(call, updates, ids.shape)
+    updates = g.broadcast_to(
+        g.reshape(updates, ids.shape) if not index.ndim else updates, ids.shape
+    )
+    part = _first_of_each_axis(call, target, ids.shape, axis)
+    written = _combined(call, part, ids, updates, axis, mode)
+    for a in range(target.ndim):  # indices are for the first elements of the other axes
+        if part.shape[a] != target.shape[a]:
+            return _replaced(call, target, written)
+    return g.reshape(written, x.shape)
+
+
+def _cut(call: Call, x: Value, shape: Sequence[Dim]) -> Value:
+    axes = [a for a in range(x.ndim) if x.shape[a] != shape[a]]
+    return call.g.slice(x, [0] * len(axes), [shape[a] for a in axes], axes=axes) if axes else x
+
+
+def _replaced(call: Call, x: Value, block: Value) -> Value:
+    return call.g.dynamic_update_slice(x, block, [0] * x.ndim)
+
+
+def _combined(call: Call, x: Value, ids: Value, updates: Value, axis: int, mode: str) -> Value:
+    """A scatter; bools are combined as bytes."""
+    g = call.g
+    if not x.dtype.is_bool or mode == "set":
+        return g.scatter(x, ids, updates, axis=axis, mode=mode)
+    bytes_ = {"add": "max", "mul": "min"}.get(mode, mode)
+    found = g.scatter(g.cast(x, "uint8"), ids, g.cast(updates, "uint8"), axis=axis, mode=bytes_)
+    return g.cast(found, x.dtype)
+
+
+#: The modes of ``scatter`` with ``reduce``, and of ``scatter_reduce``.
+_REDUCTIONS = {
+    "add": "add",
+    "sum": "add",
+    "multiply": "mul",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+}
+
+
+def _scatter_with(
+    call: Call, self: Value, dim: int, index: Value, src: Any, *, reduce: str
+) -> Value:
+    return _scattered(call, self, dim, index, src, _REDUCTIONS[reduce])
+
+
+def _scatter_value(call: Call, self: Value, dim: int, index: Value, value: Any) -> Value:
+    return _scattered(call, self, dim, index, value, "set")
+
+
+def _scatter_value_with(
+    call: Call, self: Value, dim: int, index: Value, value: Any, *, reduce: str
+) -> Value:
+    return _scattered(call, self, dim, index, value, _REDUCTIONS[reduce])
+
+
+def _scatter_reduce(
+    call: Call,
+    self: Value,
+    dim: int,
+    index: Value,
+    src: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value:
+    if reduce not in _REDUCTIONS or not include_self:
+        call.unsupported(f"the reduction {reduce!r}, include_self={include_self}")
+    return _scattered(call, self, dim, index, src, _REDUCTIONS[reduce])
+
+
+def _rows(call: Call, index: Value, x: Value, axis: int) -> Value:
+    """A vector of positions on an axis, repeated for the elements of every slice of ``x``."""
+    g = call.g
+    ids = _from_front(call, _line(call, index), x.shape[axis])
+    shape = tuple(ids.shape[0] if a == axis else size for a, size in enumerate(x.shape))
+    line = tuple(ids.shape[0] if a == axis else 1 for a in range(x.ndim))
+    return g.broadcast_to(g.reshape(ids, line), shape)
+
+
+def _into_rows(call: Call, self: Value, dim: int, index: Value, source: Any, mode: str) -> Value:
+    g = call.g
+    x = _line(call, self)
     axis = call.axis(dim, x.ndim)
-    wrapped = _wrapped(call, index, x.shape[axis])
-    result = g.scatter(x, wrapped, updates, axis, mode)
-    return result if rank else g.reshape(result, ())
+    ids = _rows(call, index, x, axis)
+    updates = call.value(source, self.dtype)
+    if not isinstance(source, Value) or not source.ndim:
+        updates = g.broadcast_to(updates, ids.shape)
+    return g.reshape(_combined(call, x, ids, updates, axis, mode), self.shape)
+
+
+def _index_copy(call: Call, self: Value, dim: int, index: Value, source: Value) -> Value:
+    return _into_rows(call, self, dim, index, source, "set")
 
 
 def _index_add(
     call: Call, self: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
 ) -> Value:
-    g = call.g
-    scaled = source if alpha == 1 else g.multiply(source, call.value(alpha, source.dtype))
-    return _whole_slices(call, self, dim, index, scaled, "add")
-
-
-def _index_copy(call: Call, self: Value, dim: int, index: Value, source: Value) -> Value:
-    return _whole_slices(call, self, dim, index, source, "set")
+    scaled_source = scaled(call, call.g.cast(source, self.dtype), alpha)
+    return _into_rows(call, self, dim, index, scaled_source, "add")
 
 
 def _index_fill(call: Call, self: Value, dim: int, index: Value, value: Any) -> Value:
-    return _whole_slices(call, self, dim, index, call.value(value, self.dtype), "set")
-
-
-def _whole_slices(call: Call, x: Value, dim: int, index: Value, source: Value, mode: str) -> Value:
-    """``x`` with slices along an axis combined in."""
-    g = call.g
-    rank = x.ndim
-    if not rank:
-        x = g.reshape(x, (1,))
-    axis = call.axis(dim, x.ndim)
-    line = _wrapped(call, _line(call, index), x.shape[axis])
-    moved = g.moveaxis(x, axis, 0)
-    shape = (line.shape[0], *moved.shape[1:])
-    if source.ndim == x.ndim:
-        source = g.moveaxis(source, axis, 0)
-    updates = g.broadcast_to(call.value(source, x.dtype), shape)
-    written = g.scatter_nd(moved, g.expand_dims(line, -1), updates, mode)
-    result = g.moveaxis(written, 0, axis)
-    return result if rank else g.reshape(result, ())
-
-
-# -- several indices at once ------------------------------------------------------------------
-
-
-class _Points:
-    """The elements that a list of index tensors, one for each axis or none, selects.
-
-    Attributes:
-        order: the axes of the operand, indexed ones first.
-        vectors: the index vectors, ``[*points, indexed axes]``.
-        at: the axis of the result at which the axes of the points stand.
-        masks: whether an index was a mask of bools: the number of points depends on data.
-    """
-
-    def __init__(self, call: Call, shape: Sequence[Dim], indices: Sequence[Value | None]) -> None:
-        g = call.g
-        listed: list[Value | None] = []
-        for index in indices:
-            if index is None or not (index.dtype.is_bool or index.dtype.name == "uint8"):
-                listed.append(index)
-                continue
-            mask = index if index.dtype.is_bool else g.not_equal(index, 0)
-            if not mask.ndim:
-                call.unsupported("a mask without dims among its indices")
-            listed += g.nonzero(mask)
-        axes = [axis for axis, index in enumerate(listed) if index is not None]
-        found = [index for index in listed if index is not None]
-        if not axes:
-            call.unsupported("no index among its indices")
-        self.masks = any(index is not None and index.dtype.is_bool for index in indices)
-        rest = [axis for axis in range(len(shape)) if axis not in axes]
-        self.order = (*axes, *rest)
-        wrapped = [
-            _wrapped(call, index, shape[axis]) for axis, index in zip(axes, found, strict=True)
-        ]
-        points = wrapped[0]
-        for other in wrapped[1:]:
-            points = g.add(points, g.multiply(other, 0))
-        self.shape = points.shape
-        self.single = wrapped[0] if len(axes) == 1 else None
-        vectors = [g.broadcast_to(index, self.shape) for index in wrapped]
-        self.vectors = g.stack(vectors, axis=-1)
-        adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
-        self.at = axes[0] if adjacent else 0
-
-
-def _index(call: Call, self: Any, indices: Sequence[Value | None]) -> Any:
-    g = call.g
-    if isinstance(self, Complex):
-        return Complex(_index(call, self.pairs, indices))
-    points = _Points(call, self.shape, indices)
-    if points.single is not None:
-        return g.take(self, points.single, axis=points.at)
-    moved = g.permute_dims(self, points.order) if points.order else self
-    found = g.gather_nd(moved, points.vectors)
-    count = len(points.shape)
-    if not points.at or not count:
-        return found
-    return g.moveaxis(found, tuple(range(count)), tuple(range(points.at, points.at + count)))
+    return _into_rows(call, self, dim, index, value, "set")
 
 
 def _index_put(
     call: Call,
-    self: Any,
-    indices: Sequence[Value | None],
+    self: Value,
+    indices: tuple[Value | None, ...],
     values: Value,
     accumulate: bool = False,
     unsafe: bool = False,
-) -> Any:
+) -> Value:
+    """``x[i, :, j] = values``, or an addition to it."""
     g = call.g
-    if isinstance(self, Complex) or isinstance(values, Complex):
-        call.unsupported("complex operands")
-    new = call.value(values, self.dtype)
-    lone = [index for index in indices if index is not None]
-    if len(lone) == 1 and lone[0].dtype.is_bool and not new.ndim and indices[0] is lone[0]:
-        mask = g.reshape(lone[0], (*lone[0].shape, *(1,) * (self.ndim - lone[0].ndim)))
-        return g.where(mask, g.add(self, new) if accumulate else new, self)
-    points = _Points(call, self.shape, indices)
-    moved = g.permute_dims(self, points.order)
-    depth, count = points.vectors.shape[-1], len(points.shape)
-    assert isinstance(depth, int)
-    rest = moved.shape[depth:]
-    if points.at:  # the points' axes stand within those that are not indexed
-        inner = (*rest[: points.at], *points.shape, *rest[points.at :])
-        whole = g.broadcast_to(new, inner)
-        new = g.moveaxis(whole, tuple(range(points.at, points.at + count)), tuple(range(count)))
-    updates = g.broadcast_to(new, (*points.shape, *rest))
-    written = g.scatter_nd(moved, points.vectors, updates, "add" if accumulate else "set")
-    back = [points.order.index(axis) for axis in range(self.ndim)]
-    return g.permute_dims(written, back)
+    updates = g.cast(values, self.dtype)
+    given = [index for index in indices if index is not None]
+    if not given:
+        update = g.broadcast_to(updates, self.shape)
+        return g.add(self, update) if accumulate else update
+    if len(given) == 1 and given[0].dtype.is_bool and _is_one(values):
+        return _put_by_mask(call, self, indices, g.reshape(updates, ()), accumulate)
+    listed = _expanded_indices(call, indices)
+    axes, place = _indexed_axes(listed)
+    found = [
+        _from_front(call, index, self.shape[axis])
+        for axis, index in enumerate(listed)
+        if index is not None
+    ]
+    vectors = _index_vectors(call, found)
+    front = list(range(len(axes)))
+    moved = g.moveaxis(self, axes, front)
+    count = vectors.ndim - 1
+    rest = moved.shape[len(axes) :]
+    lead = vectors.shape[:-1]
+    # Updates have their dims of indices where the result of reading has them.
+    full = (*rest[:place], *lead, *rest[place:])
+    spread = _moved_group(call, g.broadcast_to(updates, full), count, place, 0)
+    written = _scatter_vectors(call, moved, vectors, spread, "add" if accumulate else "set")
+    return g.moveaxis(written, front, axes)
 
 
-def _take(call: Call, self: Value, index: Value) -> Value:
-    return call.g.take(self, index)
+def _scatter_vectors(call: Call, x: Value, vectors: Value, updates: Value, mode: str) -> Value:
+    g = call.g
+    if not x.dtype.is_bool or mode == "set":
+        return g.scatter_nd(x, vectors, updates, mode=mode)
+    found = g.scatter_nd(g.cast(x, "uint8"), vectors, g.cast(updates, "uint8"), mode="max")
+    return g.cast(found, x.dtype)
+
+
+def _is_one(values: Value) -> bool:
+    return all(size == 1 for size in values.shape)
+
+
+def _put_by_mask(
+    call: Call, x: Value, indices: Sequence[Value | None], value: Value, accumulate: bool
+) -> Value:
+    """One number written wherever a mask holds, which takes no positions."""
+    g = call.g
+    axis = next(a for a, index in enumerate(indices) if index is not None)
+    mask = indices[axis]
+    assert mask is not None
+    after = x.ndim - axis - mask.ndim
+    wide = g.reshape(mask, (*mask.shape, *(1,) * after))
+    if accumulate and x.dtype.is_bool:
+        return g.where(wide, g.logical_or(x, value), x)
+    return g.where(wide, g.add(x, value) if accumulate else value, x)
 
 
 def _put(call: Call, self: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     g = call.g
-    flat = g.reshape(self, (prod(self.shape),))
-    line = _wrapped(call, g.reshape(index, (prod(index.shape),)), flat.shape[0])
-    updates = g.reshape(source, line.shape)
-    written = g.scatter(flat, line, updates, 0, "add" if accumulate else "set")
-    return g.reshape(written, self.shape)
+    flat = g.reshape(self, (-1,))
+    ids = _from_front(call, g.reshape(index, (-1,)), flat.shape[0])
+    updates = g.reshape(g.cast(source, self.dtype), (-1,))
+    mode = "add" if accumulate else "set"
+    return g.reshape(_combined(call, flat, ids, updates, 0, mode), self.shape)
 
 
-def _nonzero(call: Call, self: Any) -> Value:
+def _masked_fill(call: Call, self: Value, mask: Value, value: Any) -> Value:
+    return call.g.where(mask, call.value(value, self.dtype), self)
+
+
+def _masked_scatter(call: Call, self: Value, mask: Value, source: Value) -> Value:
+    """The elements of ``source``, in order, where the mask holds."""
     g = call.g
-    x = g.any(g.not_equal(self.pairs, 0), -1) if isinstance(self, Complex) else self
-    if not x.ndim:
-        found = g.nonzero(g.reshape(x, (1,)))[0]
-        return g.reshape(found, (found.shape[0], 1))[:, :0]
-    return g.stack(g.nonzero(x), axis=1)
-
-
-def _masked_select(call: Call, self: Value, mask: Value) -> Value:
-    g = call.g
-    shape = g.add(g.zeros(self.shape, INT64), g.zeros(mask.shape, INT64)).shape
-    flat = (g.broadcast_to(self, shape), g.broadcast_to(mask, shape))
-    return g.masked_select(*flat) if shape else g.masked_select(*(g.reshape(v, (1,)) for v in flat))
+    shape = broadcast_shapes(self.shape, mask.shape)
+    x, flags = g.broadcast_to(self, shape), g.broadcast_to(mask, shape)
+    flat = g.reshape(flags, (-1,))
+    rank = g.cumsum(g.cast(flat, INT64), axis=0, exclusive=True)
+    if source.type.size == 0:
+        return x
+    picked = g.reshape(g.take(g.reshape(source, (-1,)), rank), shape)
+    return g.where(flags, picked, x)
 
 
 # -- order ------------------------------------------------------------------------------------
 
 
-def _topk(
-    call: Call, self: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> Any:
+def _top(
+    call: Call,
+    self: Value,
+    k: Any,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+) -> tuple[Value, Value]:
     g = call.g
-    if not self.ndim:
-        return self, g.constant(0, INT64)
-    return g.topk(self, k, call.axis(dim, self.ndim), largest=largest)
+    x = _line(call, self)
+    values, order = g.topk(_ordered(call, x), k, call.axis(dim, x.ndim), largest=largest)
+    values = g.cast(values, self.dtype)
+    return g.reshape(values, call.shape_of(0)), g.reshape(order, call.shape_of(1))
 
 
-def _sort(call: Call, self: Value, dim: int = -1, descending: bool = False) -> Any:
+def _ordered(call: Call, x: Value) -> Value:
+    """Bools as bytes, which have an order."""
+    return call.g.cast(x, "uint8") if x.dtype.is_bool else x
+
+
+def _sort(call: Call, self: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
     g = call.g
-    if not self.ndim:
-        return self, g.constant(0, INT64)
-    return g.sort(self, call.axis(dim, self.ndim), descending=descending)
+    x = _line(call, self)
+    values, order = g.sort(x, call.axis(dim, x.ndim), descending=descending)
+    return g.reshape(values, self.shape), g.reshape(order, self.shape)
 
 
-def _stable_sort(
-    call: Call, self: Value, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> Any:
+def _sort_stable(
+    call: Call,
+    self: Value,
+    *,
+    stable: bool | None = None,
+    dim: int = -1,
+    descending: bool = False,
+) -> tuple[Value, Value]:
     return _sort(call, self, dim, descending)
 
 
 def _argsort(call: Call, self: Value, dim: int = -1, descending: bool = False) -> Value:
-    return _sort(call, self, dim, descending)[1]  # type: ignore[no-any-return]
+    return _sort(call, self, dim, descending)[1]
 
 
-def _stable_argsort(
-    call: Call, self: Value, *, stable: bool, dim: int = -1, descending: bool = False
+def _argsort_stable(
+    call: Call,
+    self: Value,
+    *,
+    stable: bool | None = None,
+    dim: int = -1,
+    descending: bool = False,
 ) -> Value:
-    return _sort(call, self, dim, descending)[1]  # type: ignore[no-any-return]
+    return _sort(call, self, dim, descending)[1]
+
+
+def _msort(call: Call, self: Value) -> Value:
+    return _sort(call, self, 0)[0]
 
 
 def _one_hot(call: Call, self: Value, num_classes: int = -1) -> Value:
-    if num_classes < 0:
-        call.unsupported("its number of classes depends on data")
-    return call.g.one_hot(self, num_classes, dtype=INT64)
+    return call.g.one_hot(self, call.shape[-1], dtype=INT64)
+
+
+def _repeat_interleave(
+    call: Call,
+    self: Value,
+    repeats: Any,
+    dim: int | None = None,
+    *,
+    output_size: Any = None,
+) -> Value:
+    g = call.g
+    x = g.reshape(self, (-1,)) if dim is None else _line(call, self)
+    axis = 0 if dim is None else call.axis(dim, x.ndim)
+    if not isinstance(repeats, Value):
+        return g.repeat(x, repeats, axis)
+    times = g.broadcast_to(_line(call, repeats), (x.shape[axis],))
+    if output_size is None:
+        call.unsupported("its length is not bounded: give output_size")
+    return _at_repeats(call, x, times, axis, output_size)
+
+
+def _at_repeats(call: Call, x: Value, times: Value, axis: int, count: Dim) -> Value:
+    """Slices repeated so often each; ``count`` is the sum."""
+    g = call.g
+    ends = g.cumsum(g.cast(times, INT64), axis=0)
+    line = g.iota((count, 1), 0)
+    source = g.sum(g.cast(g.less_equal(ends, line), INT64), axis=1)
+    return g.take(x, source, axis=axis)
 
 
 CONVERTERS: dict[str, Converter] = {
-    "aten.embedding": _embedding,
-    "aten.index.Tensor": _index,
-    "aten._unsafe_index.Tensor": _index,
-    "aten.index_put": _index_put,
-    "aten._index_put_impl": _index_put,
-    "aten._unsafe_index_put": _index_put,
+    "aten.index": _index,
+    "aten._unsafe_index": _index,
     "aten.index_select": _index_select,
-    "aten.index_add": _index_add,
-    "aten.index_copy": _index_copy,
-    "aten.index_fill": _index_fill,
     "aten.gather": _gather,
-    "aten.scatter.src": _scatter,
-    "aten.scatter.value": _scatter_value,
-    "aten.scatter.reduce": _scatter,
-    "aten.scatter.value_reduce": _scatter_value,
-    "aten.scatter_add": _scatter_add,
+    "aten.take_along_dim": _take_along,
     "aten.take": _take,
-    "aten.put": _put,
-    "aten.nonzero": _nonzero,
+    "aten.embedding": _embedding,
     "aten.masked_select": _masked_select,
-    "aten.topk": _topk,
-    "aten.sort.default": _sort,
-    "aten.sort.stable": _stable_sort,
-    "aten.argsort.default": _argsort,
-    "aten.argsort.stable": _stable_argsort,
+    "aten.nonzero": _nonzero,
+    "aten.argwhere": _nonzero,
+    "aten.nonzero_numpy": _nonzero_list,
+    "aten.where.default": _nonzero_list,
+    "aten.scatter": _scatter("set"),
+    "aten.scatter.value": _scatter_value,
+    "aten.scatter.reduce": _scatter_with,
+    "aten.scatter.value_reduce": _scatter_value_with,
+    "aten.scatter_add": _scatter("add"),
+    "aten.scatter_reduce": _scatter_reduce,
+    "aten.index_copy": _index_copy,
+    "aten.index_add": _index_add,
+    "aten.index_fill": _index_fill,
+    "aten.index_put": _index_put,
+    "aten._unsafe_index_put": _index_put,
+    "aten._index_put_impl": _index_put,
+    "aten.put": _put,
+    "aten.masked_fill": _masked_fill,
+    "aten.masked_scatter": _masked_scatter,
+    "aten.topk": _top,
+    "aten.sort": _sort,
+    "aten.sort.stable": _sort_stable,
+    "aten.argsort": _argsort,
+    "aten.argsort.stable": _argsort_stable,
+    "aten.msort": _msort,
     "aten.one_hot": _one_hot,
+    "aten.repeat_interleave": _repeat_interleave,
 }
