@@ -16,6 +16,7 @@ from ostinato.dtypes import DType
 from ostinato.ir.graph import Value
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
+from ostinato.ops.special.polynomials import FAMILIES
 
 from .draw import ANY, FLOATS, INTEGERS, NUMBERS, Draw, Recipe
 from .layer_recipes import LAYERS
@@ -356,6 +357,11 @@ def _incomplete_gamma(name: str) -> Recipe:
     return recipe
 
 
+def _orthogonal(d: Draw, dtype: str) -> Value:
+    x, family = d.of(d.shape(0, 2), dtype, -1.5, 1.5), d.choice((*FAMILIES,))
+    return d.g.orthogonal_polynomial(x, d.of(x.shape, "int32", -1, 9), family, 7)
+
+
 def _gcd(d: Draw, dtype: str) -> Value:
     x = d.of(d.shape(0, 3), dtype, -100, 100)
     return d.g.gcd(x, d.of(x.shape, dtype, -100, 100))
@@ -368,6 +374,7 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "clip": (_clip, NUMBERS),
     "igamma": (_incomplete_gamma("igamma"), ("float32", "float64")),
     "igammac": (_incomplete_gamma("igammac"), ("float16",)),
+    "orthogonal_polynomial": (_orthogonal, ("float32", "bfloat16")),
     "gcd": (_gcd, ("int8", "uint32")),  # long kernels, whose rule is the same for all integers
     "reshape": (_reshape, ANY),
     "permute_dims": (_permute, ANY),

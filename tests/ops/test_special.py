@@ -167,3 +167,42 @@ def test_divisors(dtype, rng):
         steps.append(sum(steps[-2:]))
     last = np.array(steps[-2:], dtype)
     np.testing.assert_array_equal(applied("gcd", last[:1], last[1:]), [1])
+
+
+def test_orthogonal_polynomials(rng):
+    x = np.concatenate([rng.uniform(-1, 1, 40), [-2.5, -1.0, 0.0, 1.0, 3.0]])
+    poly = np.polynomial
+    angle = np.arccos(np.clip(x, -1, 1))
+    inside = abs(x) < 1
+    families = {
+        "chebyshev_polynomial_t": poly.chebyshev.chebval,
+        "hermite_polynomial_h": poly.hermite.hermval,
+        "hermite_polynomial_he": poly.hermite_e.hermeval,
+        "laguerre_polynomial_l": poly.laguerre.lagval,
+        "legendre_polynomial_p": poly.legendre.legval,
+    }
+    for n in (0, 1, 2, 9):
+        for name, evaluate in families.items():
+            truth = evaluate(x, [0] * n + [1])
+            np.testing.assert_allclose(applied(name, x, n=n), truth, rtol=1e-10, atol=1e-12)
+        for kind, numerator, half in (
+            ("u", np.sin((n + 1) * angle), np.sin(angle)),
+            ("v", np.cos((n + 0.5) * angle), np.cos(angle / 2)),
+            ("w", np.sin((n + 0.5) * angle), np.sin(angle / 2)),
+        ):
+            got = applied(f"chebyshev_polynomial_{kind}", x, n=n)
+            truth = numerator[inside] / half[inside]
+            np.testing.assert_allclose(got[inside], truth, rtol=1e-9, atol=1e-10)
+
+
+def test_degrees_that_are_computed():
+    x, n = np.full(6, 0.5), np.array([-1, 0, 1, 2, 3, 9])
+    g = Graph()
+    degrees = g.input("n", (6,), "int64")
+    with pytest.raises(GraphError, match="need the highest one: most="):
+        g.legendre_polynomial_p(x, degrees)
+    g.set_outputs([g.legendre_polynomial_p(x, degrees, most=3)])
+    (got,) = reference.evaluate(g, {"n": n})
+    np.testing.assert_allclose(got, [0, 1, 0.5, -0.125, -0.4375, -0.4375])
+    with pytest.raises(GraphError, match="the highest degree is an int from 0 to 256, got 999"):
+        g.legendre_polynomial_p(x, 999)

@@ -35,7 +35,7 @@ _TERMS = 10
 
 
 def stirling_rest(xp: Any, x: Any) -> Any:
-    """What Stirling's formula of ``lgamma`` leaves for ``x >= 10``."""
+    """The difference of ``lgamma`` from Stirling's formula for ``x >= 10``."""
     inverse = 1.0 / xp.maximum(x, _ASYMPTOTIC)
     series = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI[:8], 1)]
     return horner(inverse * inverse, series) * inverse
