@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-_START = """
-import resource, sys
+_START = r"""
+import re, sys
 import numpy as np
 import ostinato as ost
 graph = ost.load_pt2(sys.argv[1])
@@ -27,7 +27,8 @@ compiled = ost.Session("cpu", threads=2).compile(graph)
 ids = np.ones((1, 128), np.int64)
 compiled.run(dict.fromkeys(graph.inputs, ids))
 assert "torch" not in sys.modules
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+# ru_maxrss would count the process that this one was forked from
+print(int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) << 10)
 """
 
 
@@ -40,23 +41,24 @@ def main() -> None:
         path = Path(folder) / "bert.pt2"
         _write(path)
         environment = {**os.environ, "OSTINATO_CACHE_DIR": f"{folder}/cache"}
-        times, peak = [], 0
+        times, peaks = [], []
         for _ in range(given.rounds + 1):
             start = time.perf_counter()
             command = [sys.executable, "-c", _START, str(path)]
             done = subprocess.run(command, check=True, capture_output=True, env=environment)
             times.append(time.perf_counter() - start)
-            peak = max(peak, int(done.stdout))
+            peaks.append(int(done.stdout))
         nbytes = path.stat().st_size
     row = {
         "file_bytes": nbytes,
         "cold_s": times[0],
         "warm_s": statistics.median(times[1:]),
-        "peak_bytes": peak,
+        "cold_peak_bytes": peaks[0],
+        "warm_peak_bytes": max(peaks[1:]),
     }
     print(
         f"{nbytes / 1e6:.0f} MB: first result of a process in {row['cold_s']:.2f} s, "
-        f"with kernels in the cache {row['warm_s']:.2f} s; peak {peak / 1e6:.0f} MB"
+        f"with kernels in the cache {row['warm_s']:.2f} s; peaks {peaks[0] / 1e6:.0f} and {max(peaks[1:]) / 1e6:.0f} MB"
     )
     if given.json is not None:
         given.json.write_text(json.dumps(row, indent=2) + "\n")
