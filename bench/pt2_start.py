@@ -56,9 +56,10 @@ def main() -> None:
         "cold_peak_bytes": peaks[0],
         "warm_peak_bytes": max(peaks[1:]),
     }
+    peaks_mb = f"{peaks[0] / 1e6:.0f} and {max(peaks[1:]) / 1e6:.0f}"
     print(
-        f"{nbytes / 1e6:.0f} MB: first result of a process in {row['cold_s']:.2f} s, "
-        f"with kernels in the cache {row['warm_s']:.2f} s; peaks {peaks[0] / 1e6:.0f} and {max(peaks[1:]) / 1e6:.0f} MB"
+        f"{nbytes / 1e6:.0f} MB: first result of a process in {row['cold_s']:.2f} s, with kernels "
+        f"in the cache {row['warm_s']:.2f} s; peaks {peaks_mb} MB"
     )
     if given.json is not None:
         given.json.write_text(json.dumps(row, indent=2) + "\n")
