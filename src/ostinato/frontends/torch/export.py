@@ -106,7 +106,7 @@ class Exported:
 
 
 def with_decompositions(exported: Exported, build: Callable[[Program], T]) -> T:
-    """What ``build`` makes of a program; ops without a converter are decomposed where needed.
+    """The result of ``build`` for a program, whose ops are decomposed where they have no converter.
 
     Raises:
         UnsupportedOpError: lists every node that has no equivalent even so.
