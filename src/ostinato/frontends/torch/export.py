@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from contextlib import ExitStack
 from functools import wraps
@@ -12,6 +13,7 @@ from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as export_config
 
+from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError, VariableError
 from ostinato.frontends.torch.assembly import build_graph
 from ostinato.frontends.torch.dynamic_shapes import DynamicShapes
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim
 
 T = TypeVar("T")
+
+#: Held during an export: PyTorch's is not made for several threads.
+_EXPORTING = Mutex()
 
 __all__ = ["Exported", "as_module", "export", "from_torch", "with_decompositions"]
 
@@ -205,7 +210,6 @@ def _forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
     ``function`` begins.
     """
 
-    @wraps(function)
     def forward(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
@@ -214,7 +218,11 @@ def _forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
         own = forward.__code__
         at = code.co_firstlineno - 1
         forward.__code__ = own.replace(co_filename=code.co_filename, co_firstlineno=at)
-    return forward
+    try:
+        inspect.signature(function)
+    except ValueError:  # a built-in function without one
+        return forward
+    return wraps(function)(forward)
 
 
 def as_module(source: Any) -> tuple[torch.nn.Module, str]:
@@ -282,6 +290,7 @@ def _export_once(
     **config: bool,
 ) -> ExportedProgram:
     with ExitStack() as stack:
+        stack.enter_context(_EXPORTING)
         stack.enter_context(torch.no_grad())
         if config:
             stack.enter_context(export_config.patch(**config))
