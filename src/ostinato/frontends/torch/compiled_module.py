@@ -5,7 +5,6 @@ This module imports PyTorch.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree
 
+from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError, OstinatoError, VariableError
 from ostinato.frontends.torch._runtime import PreparedCall
 from ostinato.frontends.torch.assembly import checked, chosen_sizes, conditions, mutated_inputs
@@ -128,7 +128,7 @@ class CompiledModule:
         self._dynamic_shapes = dynamic_shapes
         self._session = session
         self._weights = weights
-        self._guard = threading.RLock()
+        self._guard = Mutex()
         self._programs: OrderedDict[Any, _CompiledProgram] = OrderedDict()
         self._modes: Any = None
         self._quick: _PreparedShapes | None = None
