@@ -210,6 +210,12 @@ class CompiledGraph:
             return ran
         return self._execution.run(inputs, out, variables=variables)
 
+    def direct_run(
+        self, shapes: Sequence[tuple[int, ...]], variables: Mapping[str, int]
+    ) -> tuple[Callable[..., bool], tuple[Any, ...]] | None:
+        """For front ends: see :meth:`Execution.direct_run`."""
+        return self._execution.direct_run(shapes, variables)
+
     def run_read_outputs(
         self,
         inputs: Mapping[str, Any] | None,

@@ -195,6 +195,23 @@ class Execution:
         except (ValueError, CaptureError):
             return None
 
+    def direct_run(
+        self, shapes: Sequence[tuple[int, ...]], variables: Mapping[str, int] = NO_VALUES
+    ) -> tuple[Callable[..., bool], tuple[Any, ...]] | None:
+        """The native entry for runs on inputs of these shapes, and its values of Variables.
+
+        It takes the memory of inputs, that of outputs, and the values. The memory has to be right:
+        only its size is checked. ``None``: such runs need the long path.
+
+        Raises:
+            InputError, VariableError: no run takes inputs of these shapes.
+        """
+        signature = self.signature
+        if not self.quick or signature.read:
+            return None
+        live = signature.live(shapes, variables=variables)
+        return None if live.binds else (self.executable.run_direct, live.variables)
+
     def run_in_arena(self, inputs: Sequence[Array], live: Live) -> ArenaOutputs | None:
         """As :meth:`run_quick`, with the results in the arena, on inputs that were recognised."""
         if not self.quick or live.binds:

@@ -29,7 +29,7 @@ from ostinato.frontends.torch.module_weights import (
 from ostinato.frontends.torch.program import USER_INPUT, TensorMeta
 from ostinato.frontends.torch.results import plan_outputs
 from ostinato.frontends.torch.symbols import SymbolTable
-from ostinato.frontends.torch.tensors import array_of, tensor_of
+from ostinato.frontends.torch.tensors import array_of, note_write, tensor_of
 from ostinato.ir.binding import solve_dims
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass
@@ -373,7 +373,7 @@ class _PreparedShapes:
             return True, made[0]
         tensors = [leaf for leaf in (*given, *kwargs.values()) if isinstance(leaf, torch.Tensor)]
         for position in self.written:
-            torch.autograd.graph.increment_version(tensors[position])
+            note_write(tensors[position])
         return True, self.finish(made, tensors)
 
 
@@ -599,7 +599,7 @@ class _CompiledProgram:
         copied = {id(tensor) for tensor, _ in copies}
         for spec, tensor in zip(self._tensors, given, strict=True):
             if spec.target in self._written and id(tensor) not in copied:
-                torch.autograd.graph.increment_version(tensor)
+                note_write(tensor)
         return self._finisher(shapes)(made, given)
 
     def _finisher(self, shapes: _Shapes) -> Callable[[Sequence[Any], Sequence[Any]], Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ostinato.frontends.torch.layout import contiguous_strides
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class OutputStrides:
             is_complex: whether its elements are complex numbers.
         """
         exact = (shape, strides) if fixed else None
+        if 0 not in shape and strides == contiguous_strides(shape):
+            return OutputStrides()
         if 0 in shape or is_complex:
             return OutputStrides(None, (), exact, bool(exact) and 0 not in shape)
         repeated = tuple(a for a, n in enumerate(shape) if n > 1 and strides[a] == 0)

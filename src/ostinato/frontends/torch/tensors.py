@@ -11,7 +11,7 @@ from ostinato.dtypes import DType
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["array_of", "tensor_of"]
+__all__ = ["array_of", "note_write", "tensor_of"]
 
 #: Types that NumPy lacks, with integers of their size.
 _CARRIERS = {
@@ -59,3 +59,9 @@ def tensor_of(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(array.view(size)).view(dtype)
     tensor = torch.from_numpy(array)
     return torch.view_as_complex(tensor) if dtype in _COMPLEX else tensor
+
+
+def note_write(tensor: torch.Tensor) -> None:
+    """Let PyTorch know that the elements of a tensor have changed."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
