@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ostinato.cache.fingerprint  # noqa: F401
 
 if TYPE_CHECKING:
-    from ostinato import moe, reference
+    from ostinato import moe, reference, torch
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.backends.registry import available_devices, is_available
@@ -156,11 +156,12 @@ __all__ = [
     "power_of_two_ladder",
     "quantize",
     "reference",
+    "torch",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("moe", "reference"):
+    if name in ("moe", "reference", "torch"):
         return import_module(f"ostinato.{name}")
     home = _HOMES.get(name)
     if home is None:

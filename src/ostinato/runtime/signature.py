@@ -166,6 +166,11 @@ class Signature:
         live = self._known.get(key if self._read is None else (*key, *self._contents(arrays)))
         return None if live is None else (arrays, live)
 
+    @property
+    def reads_contents(self) -> bool:
+        """Whether sizes or checks depend on the contents of inputs."""
+        return self._read is not None or bool(self._experts)
+
     def recognise_in_order(self, arrays: Sequence[Any]) -> Live | None:
         """The sizes that arrays in the order of the inputs give, when it is plain that all is well.
 

@@ -63,7 +63,9 @@ class Importer:
         program: the program.
         g: an empty graph.
         dims: what the program's symbols stand for.
-        states: the inputs, by name, that become states of the graph.
+        states: the weights, by ``target``, that become states of the graph.
+        inouts: the inputs, by ``target``, that become states in memory that each run is given.
+        lifted: the weights, by ``target``, that become inputs.
 
     Attributes:
         unsupported: a line for each node without an equivalent.
@@ -77,8 +79,10 @@ class Importer:
         g: Graph,
         dims: Mapping[str, Dim],
         states: Collection[str] = (),
+        inouts: Collection[str] = (),
+        lifted: Collection[str] = (),
     ) -> None:
-        self._states = states
+        self._states, self._inouts, self._lifted = states, inouts, lifted
         self._program = program
         self._g = g
         self._symbols = SymbolTable(program.symbols)
@@ -123,16 +127,16 @@ class Importer:
 
     @property
     def written(self) -> dict[str, Any]:
-        """By name of an input that the program writes to, its new elements."""
-        by_target = {spec.target: spec.name for spec in self._program.inputs}
-        found = {
-            name: leaf.read()
-            for name, leaf in self.leaves.items()
-            if isinstance(leaf, Tensor) and leaf.written
-        }
-        for spec, result in zip(self._program.outputs, self.results, strict=True):
-            if spec.kind in (BUFFER_MUTATION, INPUT_MUTATION) and spec.target in by_target:
-                found[by_target[spec.target]] = _read(result)
+        """By ``target`` of an input that the program writes to, its new elements."""
+        found = {}
+        for spec in self._program.inputs:
+            leaf = self.leaves[spec.name]
+            if isinstance(leaf, Tensor) and leaf.written:
+                found[spec.target] = leaf.read()
+        targets = {spec.target for spec in self._program.inputs}
+        for output, result in zip(self._program.outputs, self.results, strict=True):
+            if output.kind in (BUFFER_MUTATION, INPUT_MUTATION) and output.target in targets:
+                found[output.target] = _read(result)
         return found
 
     # -- leaves -----------------------------------------------------------------------------
@@ -161,12 +165,14 @@ class Importer:
         return tensor
 
     def _value(self, spec: InputSpec, shape: tuple[Dim, ...], dtype: str) -> Value:
-        if spec.kind == USER_INPUT:
+        if spec.target in self._inouts:
+            return self._g.inout(spec.target, shape, dtype)
+        if spec.kind == USER_INPUT or spec.target in self._lifted:
             return self._g.input(spec.target, shape, dtype)
         if spec.kind == INOUT:
             return self._g.inout(spec.target, shape, dtype)
         value = self._program.weights.get(spec.target)
-        if spec.name in self._states:
+        if spec.target in self._states:
             start = 0 if value is None else elements(value)
             return self._g.state(spec.target, shape, dtype, start)
         return self._g.param(spec.target, shape, dtype, value=value)
