@@ -14,11 +14,12 @@ from torch.fx.experimental import _config as export_config
 
 from ostinato.errors import InputError, VariableError
 from ostinato.frontends.torch.assembly import build_graph
+from ostinato.frontends.torch.decompositions import decomposed
 from ostinato.frontends.torch.dynamic_shapes import DynamicShapes
 from ostinato.frontends.torch.fx import leaf_trees, read_exported
 from ostinato.frontends.torch.importer import UnsupportedNodesError
 from ostinato.frontends.torch.weight_sources import weight_source
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim
 
 T = TypeVar("T")
+
+#: Decompositions of decompositions: none goes deeper.
+_MOST_ROUNDS = 8
 
 __all__ = ["Exported", "as_module", "export", "from_torch", "with_decompositions"]
 
@@ -115,33 +119,19 @@ def with_decompositions(exported: Exported, build: Callable[[Program], T]) -> T:
     Raises:
         UnsupportedOpError: lists every node that has no equivalent even so.
     """
-    try:
-        return build(exported.program)
-    except UnsupportedNodesError as error:
-        table = _decompositions(exported.exported, error.targets)
-        if not table:
-            raise
+    current, program = exported.exported, exported.program
+    for _ in range(_MOST_ROUNDS):
         try:
-            simpler = exported.exported.run_decompositions(table)
-        except Exception:  # PyTorch's own decompositions fail for some programs
-            raise error from None
-        return build(read_exported(simpler, exported.name, exported.weights, exported.tensors))
-
-
-def _decompositions(exported: ExportedProgram, targets: frozenset[str]) -> dict[Any, Any]:
-    """PyTorch's decompositions of the ops of a program that are among ``targets``."""
-    default = torch.export.default_decompositions()
-    every = torch._decomp.decomposition_table
-    table = {}
-    for module in exported.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            op = node.target
-            if str(op) in targets and isinstance(op, torch._ops.OpOverload):
-                if op in default:
-                    table[op] = default[op]
-                elif op in every:
-                    table[op] = every[op]
-    return table
+            return build(program)
+        except UnsupportedNodesError as error:
+            simpler = decomposed(current, error.targets)
+            if simpler is None:
+                raise
+        current = simpler
+        program = read_exported(current, exported.name, exported.weights, exported.tensors)
+        # The conditions of the export stay: a decomposed program has none of its own.
+        program = replace(program, guards=exported.program.guards, names=exported.program.names)
+    return build(program)
 
 
 def export(
@@ -211,9 +201,9 @@ def _forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
     code = getattr(function, "__code__", None)
     if code is not None:
-        own = forward.__code__
+        named: Any = forward
         at = code.co_firstlineno - 1
-        forward.__code__ = own.replace(co_filename=code.co_filename, co_firstlineno=at)
+        named.__code__ = named.__code__.replace(co_filename=code.co_filename, co_firstlineno=at)
     return forward
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ostinato.errors import UnsupportedOpError
+from ostinato.frontends.torch.leaf_names import argument_names, result_names
 from ostinato.frontends.torch.program import (
     BUFFER,
     BUFFER_MUTATION,
@@ -27,7 +28,7 @@ from ostinato.frontends.torch.program import (
     TensorMeta,
     source_line,
 )
-from ostinato.frontends.torch.pytrees import argument_names, result_names
+from ostinato.frontends.torch.pytrees import leaf_paths
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -164,7 +165,9 @@ def _leaf_names(exported: ExportedProgram) -> tuple[Iterator[str], Iterator[str]
     if trees is None:
         return iter(()), iter(())
     arguments, results, names = trees
-    return iter(argument_names(arguments, names)), iter(result_names(results))
+    return iter(argument_names(leaf_paths(arguments), names)), iter(
+        result_names(leaf_paths(results))
+    )
 
 
 def read_nodes(module: GraphModule) -> tuple[ProgramNode, ...]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.torch.aliasing import INLINED, Tensor, View, aliases, functional_target
-from ostinato.frontends.torch.call import Call, Complex, NotSupported, Writes
+from ostinato.frontends.torch.call import Call, Complex, NotSupported, Unavailable, Writes
 from ostinato.frontends.torch.converters import find_converter
 from ostinato.frontends.torch.element_types import COMPLEX, ELEMENT_TYPES
+from ostinato.frontends.torch.layout import is_contiguous
 from ostinato.frontends.torch.program import (
     BUFFER_MUTATION,
     INOUT,
@@ -47,6 +48,10 @@ class UnsupportedNodesError(UnsupportedOpError):
     """
 
     targets: frozenset[str] = frozenset()
+
+
+#: Ops that address the memory behind their operand.
+_STORAGE_OPS = frozenset({"aten.as_strided", "aten.as_strided_copy"})
 
 
 class _Missing:
@@ -201,6 +206,7 @@ class Importer:
             kwargs = {name: self._resolve(arg, names) for name, arg in node.kwargs.items()}
             if _holds_missing(args) or _holds_missing(tuple(kwargs.values())):
                 return _MISSING
+            _expect_available((*args, *kwargs.values()), node.target)
             if node.target == "_operator.getitem" and isinstance(args[0], tuple):
                 return args[0][args[1]]
             if node.target in INLINED:
@@ -234,6 +240,8 @@ class Importer:
         except TypeError as error:
             raise NotSupported(f"its arguments have no equivalent: {error}") from None
         arguments = dict([*bound.arguments.items()][1:])
+        if (in_place or node.target).rpartition(".")[0] in _STORAGE_OPS:
+            args = (_storage(args[0], arguments), *args[1:])
         operand = args[0] if args and isinstance(args[0], Tensor) else None
         plain = {name: _read(argument) for name, argument in kwargs.items()}
 
@@ -390,6 +398,33 @@ def _fitted(g: Graph, result: Any, target: Any) -> Any:
         raise NotSupported("it writes real numbers to a complex tensor, or the reverse")
     fitted = result if result.dtype == target.dtype else g.cast(result, target.dtype)
     return fitted if fitted.shape == target.shape else g.broadcast_to(fitted, target.shape)
+
+
+def _expect_available(arguments: Sequence[Any], target: str) -> None:
+    for item in arguments:
+        if isinstance(item, Unavailable):
+            raise NotSupported(f"{item.what} is not computed")
+        if isinstance(item, tuple) and target != "_operator.getitem":
+            _expect_available(item, target)
+
+
+def _storage(operand: Any, arguments: Mapping[str, Any]) -> Any:
+    """The tensor that has the memory of ``operand``, if it is in C order.
+
+    Raises:
+        NotSupported: it is not, or the place of the operand in it is not known.
+    """
+    if not isinstance(operand, Tensor):
+        return operand
+    whole, meta = operand.root, operand.root.meta
+    placed = whole is operand or arguments.get("storage_offset") is not None
+    if meta is None or meta.strides is None or not placed:
+        raise NotSupported("the layout of its operand in memory is not known")
+    sizes = [size for size in (*meta.shape, *meta.strides) if isinstance(size, int)]
+    rank = len(meta.shape)
+    if len(sizes) < 2 * rank or not is_contiguous(sizes[:rank], sizes[rank:]):
+        raise NotSupported("its operand is not contiguous in memory")
+    return whole
 
 
 def _holds_missing(arguments: tuple[Any, ...]) -> bool:

@@ -46,12 +46,6 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return array.view(DType.parse(name).numpy)
 
 
-def note_write(tensor: torch.Tensor) -> None:
-    """Let PyTorch know that the elements of a tensor have changed."""
-    if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
-
-
 def tensor_of(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
     """A tensor on the memory of an array; pairs become complex numbers.
 
@@ -65,3 +59,9 @@ def tensor_of(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(array.view(size)).view(dtype)
     tensor = torch.from_numpy(array)
     return torch.view_as_complex(tensor) if dtype in _COMPLEX else tensor
+
+
+def note_write(tensor: torch.Tensor) -> None:
+    """Let PyTorch know that the elements of a tensor have changed."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)

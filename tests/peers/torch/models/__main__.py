@@ -16,7 +16,7 @@ _FILE = Path(__file__).parent / "results.txt"
 _SECONDS = 300
 _REASON = 300
 
-KINDS = ("hand-written", "small", "vision")
+KINDS = ("hand-written", "dynamic", "small", "vision")
 
 
 def main() -> None:
@@ -42,9 +42,11 @@ def _models() -> list[tuple[str, str]]:
     from tests.peers.torch.models.small import MODEL_TYPES
     from tests.peers.torch.models.vision import VISION
 
+    texts = [name for name, a in HAND_WRITTEN.items() if "length" in a.exported_sizes]
     small = [name for name in MODEL_TYPES if name not in HAND_WRITTEN]
     return [
         *(("hand-written", name) for name in HAND_WRITTEN),
+        *(("dynamic", name) for name in texts),
         *(("vision", name) for name in VISION),
         *(("small", name) for name in small),
     ]
