@@ -32,6 +32,9 @@ def test_strided_views(run, x):
         g.as_strided(g.input("x", (4,)), (3,), (2,))
     with pytest.raises(GraphError, match="reaches beyond"):
         g.as_strided(g.input("y", (4,)), (3,), (-1,), 1)
+    n = Variable("n", 0, 9)
+    with pytest.raises(GraphError, match="the sign of a step is fixed"):
+        g.as_strided(g.input("z", (n, 9)), (3,), (n - 4,), 5)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -48,8 +51,20 @@ def test_windows(run, x, axis):
                 got = run(lambda g, x, a=(length, step): g.unfold(x, axis, *a), x, shapes=shapes)
                 np.testing.assert_array_equal(got, wanted)
     g = Graph()
-    with pytest.raises(GraphError, match="do not fit axis 0"):
+    with pytest.raises(GraphError, match="does not fit on 2"):
         g.unfold(g.input("x", (2,)), 0, 3)
+
+
+def test_no_windows_where_a_size_turns_out_too_small(run, x):
+    n = Variable("n", 0, 9)
+    for length in (0, 1, 2, 3):
+        got = run(
+            lambda g, x: (g.unfold(x, 0, 3, 2), g.im2col(g.expand_dims(x, (0, 1)), (3, 1))),
+            x[0, :length],
+            shapes=[(n, 6)],
+        )
+        assert got[0].shape == (int(length == 3), 6, 3)
+        assert got[1].shape == (1, 3, 6 * int(length == 3))
 
 
 def folded(columns, sizes, kernel, stride, padding, dilation):
@@ -132,8 +147,12 @@ def test_indices_of_triangles(run):
         )
         np.testing.assert_array_equal(got[0], np.tril_indices(4, offset, 3))
         np.testing.assert_array_equal(got[1], np.triu_indices(3, offset, 5))
-    with pytest.raises(GraphError, match="symbolic"):
-        Graph().tril_indices(Variable("n", 1, 4), 3)
+    n = Variable("n", 0, 9)
+    got = run(
+        lambda g, x: (g.tril_indices(n, 3, -1), g.triu_indices(3, n)), np.zeros(5), shapes=[(n,)]
+    )
+    np.testing.assert_array_equal(got[0], np.tril_indices(5, -1, 3))
+    np.testing.assert_array_equal(got[1], np.triu_indices(3, 0, 5))
 
 
 def test_turns(run, x):

@@ -47,7 +47,7 @@ def scattered(x, ids, updates, axis, mode, include):
 
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("mode", REDUCTIONS)
-@pytest.mark.parametrize("dtype", ["float32", "int16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "int16", "float16", "uint64"])
 def test_scatter_reduce(run, rng, mode, include, dtype):
     x = rng.integers(1, 9, (3, 4, 5)).astype(dtype)
     for axis in range(3):
@@ -154,6 +154,27 @@ def test_indices_between_ints_slices_and_new_axes(run, x):
     np.testing.assert_array_equal(got, x[i, None, ..., [1, 4]])
     got = run(lambda g, x: g.getitem(x, (1, i, i)), x)
     np.testing.assert_array_equal(got, x[1][i, i])
+
+
+def test_bools_are_added_as_numbers(run, rng):
+    x, new = rng.random((3, 4)) < 0.5, rng.random((3, 2)) < 0.5
+    ids = np.array([1, 1])
+    wanted = x.copy()
+    wanted[:, 1] |= new.any(1)
+    added, put, least = run(
+        lambda g, x, i, n: (
+            g.index_add(x, i, n, 1),
+            g.index_put(x, [None, i], n, accumulate=True),
+            g.index_reduce(x, i, n, 1, "min", False),
+        ),
+        x,
+        ids,
+        new,
+    )
+    np.testing.assert_array_equal(added, wanted, strict=True)
+    np.testing.assert_array_equal(put, wanted, strict=True)
+    wanted[:, 1] = new.all(1)
+    np.testing.assert_array_equal(least, wanted, strict=True)
 
 
 def test_masks_with_elements_in_order(run, x, rng):

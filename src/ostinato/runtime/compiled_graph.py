@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompiledSizes
     from ostinato.runtime.arrays import Array
-    from ostinato.runtime.execution import Execution
+    from ostinato.runtime.execution import Execution, PreparedRun
 
 __all__ = ["CompiledGraph"]
 
@@ -262,6 +262,27 @@ class CompiledGraph:
         outputs = self.run(check_typed_inputs(inputs, self.inputs))
         pairs = zip(outputs, self.outputs.values(), strict=True)
         return [(to_bytes(array), spec.dtype) for array, spec in pairs]
+
+    def prepare_run(
+        self, shapes: Sequence[tuple[int, ...]], *, variables: VariableValues | None = None
+    ) -> PreparedRun | None:
+        """Check once that inputs may have these shapes, for runs without further checks.
+
+        For callers that keep the memory of arrays themselves, and have many calls of the same
+        shapes.
+
+        Args:
+            shapes: of the inputs, in order.
+            variables: as for :meth:`run`.
+
+        Returns:
+            The run; ``None`` where more than the shapes decides what a run does: handles, contents
+            of inputs, sizes that depend on data, another device's memory.
+
+        Raises:
+            InputError, VariableError: the shapes do not fit.
+        """
+        return self._execution.prepare(shapes, variables)
 
     def run_raw(
         self,

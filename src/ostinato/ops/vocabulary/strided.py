@@ -22,7 +22,7 @@ from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.indexing import IndexingVocabulary
 from ostinato.ops.vocabulary.ranges import as_dim
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
-from ostinato.variables import Dim, bounds, floor_div, maximum, minimum, prod
+from ostinato.variables import Dim, maximum, minimum, prod
 
 if TYPE_CHECKING:
     from ostinato.ops import strided, windows
@@ -64,10 +64,9 @@ class StridedVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         lifted, type_ = self._typed(x)
         where = normalize_axis(axis, type_.ndim)
         length, stride = operator.index(size), operator.index(step)
-        whole = type_.shape[where]
-        if length < 0 or stride < 1 or bounds(whole)[1] < length:
-            raise GraphError(f"windows of {size}, {step} apart, do not fit axis {where} of {type_}")
-        count = floor_div(whole - length, stride) + 1
+        if length < 0 or stride < 1:
+            raise GraphError(f"expected windows from 0 on, and a step, got {size} and {step}")
+        (count,) = self._window_counts(type_.shape[where : where + 1], [length], [stride], [1])
         shape = (*type_.shape[:where], count, *type_.shape[where + 1 :], length)
         steps = [[int(i == j) for j in range(len(shape))] for i in range(type_.ndim)]
         steps[where][where], steps[where][-1] = stride, 1
@@ -222,15 +221,19 @@ class StridedVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         """The sum of a diagonal; arguments as :meth:`diagonal`."""
         return self.sum(self.diagonal(x, offset, axis1, axis2), axis=-1)
 
-    def tril_indices(self, rows: int, columns: int, offset: int = 0) -> T:
-        """The int64 indices ``[2, n]`` of a matrix up to diagonal ``offset``, in C order."""
-        sizes = self._fixed_sizes(rows, columns)
-        return self.constant(np.stack(np.tril_indices(sizes[0], offset, sizes[1])).astype(np.int64))
+    def tril_indices(self, rows: Dim, columns: Dim, offset: int = 0) -> T:
+        """The int64 indices ``[2, n]`` of a matrix up to diagonal ``offset``, in C order.
 
-    def triu_indices(self, rows: int, columns: int, offset: int = 0) -> T:
-        """The int64 indices ``[2, n]`` of a matrix from diagonal ``offset`` on, in C order."""
-        sizes = self._fixed_sizes(rows, columns)
-        return self.constant(np.stack(np.triu_indices(sizes[0], offset, sizes[1])).astype(np.int64))
+        Of symbolic sizes, ``n`` depends on data.
+        """
+        return self._triangle(rows, columns, operator.index(offset), upper=False)
+
+    def triu_indices(self, rows: Dim, columns: Dim, offset: int = 0) -> T:
+        """The int64 indices ``[2, n]`` of a matrix from diagonal ``offset`` on, in C order.
+
+        Of symbolic sizes, ``n`` depends on data.
+        """
+        return self._triangle(rows, columns, operator.index(offset), upper=True)
 
     # -- turns ------------------------------------------------------------------------------------
 
@@ -261,13 +264,13 @@ class StridedVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         strides: Sequence[int],
         dilations: Sequence[int],
     ) -> list[Dim]:
-        """The windows along each axis, of which there is one at least."""
-        counts: list[Dim] = []
-        for size, tap, stride, dilation in zip(sizes, taps, strides, dilations, strict=True):
-            room = size - windows.dilated(tap, dilation)
-            if bounds(room)[1] < 0:
-                raise GraphError(f"windows of {tap} taps, {dilation} apart, do not fit {size}")
-            counts.append(floor_div(room, stride) + 1)
+        """The windows along each axis: none where a symbolic size turns out too small."""
+        none = ((0, 0),) * len(sizes)
+        counts = [
+            windows.window_count(*axis)
+            for axis in zip(sizes, taps, strides, none, dilations, strict=True)
+        ]
+        windows.check_windows(counts, sizes, taps, none, dilations)
         return counts
 
     def _two_axes(self, ndim: int, axis1: int, axis2: int) -> tuple[int, int]:
@@ -290,12 +293,11 @@ class StridedVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         taken = self.take(x, self.maximum(line, 0), axis=-1)
         return self.broadcast_to(taken, (*type_.shape[:-1], rows, columns))
 
-    @staticmethod
-    def _fixed_sizes(rows: int, columns: int) -> tuple[int, int]:
-        sizes = as_dim(rows, "a size"), as_dim(columns, "a size")
-        if not isinstance(sizes[0], int) or not isinstance(sizes[1], int):
-            raise GraphError(
-                f"indices of a triangle of {rows} rows and {columns} columns: the sizes are "
-                "symbolic, and so is the number of indices; use nonzero of tril(ones)"
-            )
-        return sizes[0], sizes[1]
+    def _triangle(self, rows: Dim, columns: Dim, offset: int, *, upper: bool) -> T:
+        shape = check_shape("a triangle", (rows, columns))
+        if isinstance(shape[0], int) and isinstance(shape[1], int):
+            indices = np.triu_indices if upper else np.tril_indices
+            return self.constant(np.stack(indices(shape[0], offset, shape[1])).astype(np.int64))
+        along = self.subtract(self.iota(shape, 1, INT64), self.iota(shape, 0, INT64))
+        inside = self.greater_equal(along, offset) if upper else self.less_equal(along, offset)
+        return self.stack(self._true_positions(inside), 0)

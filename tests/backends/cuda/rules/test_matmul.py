@@ -114,6 +114,14 @@ def test_weights_that_are_converted_on_the_way(session: ost.Session, rows: int) 
     check(session, d, d.g.matmul(d.of((rows, 32), "float32"), wide))
 
 
+def test_a_left_operand_that_is_read_less_at_once(session: ost.Session) -> None:
+    """Rows of the right one are vectors of eight; of the left one there are no such."""
+    d = drawn("narrow and wide")
+    left, right = d.of((13, 8), "float32"), d.of((9, 8), "float16")
+    columns = d.g.permute_dims(d.g.cast(right, "float32"), (1, 0))
+    check(session, d, d.g.matmul(left, columns))
+
+
 def test_8_bit_integers(session: ost.Session) -> None:
     d = drawn("bytes")
     left, right = d.of((20, 33), "uint8"), d.of((33, 9), "int8")

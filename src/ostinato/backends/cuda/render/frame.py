@@ -175,11 +175,15 @@ class Frame:
         names: Mapping[Symbol, str],
         target: str,
     ) -> str:
-        """Statements that assign ``count`` elements along an axis to an array, one by one."""
+        """Blocks that assign ``count`` elements along an axis to an array, one by one.
+
+        Each has variables of its own, whose names are the same.
+        """
         lines = []
         for i in range(count):
             at = {**names, axis: f"({names[axis]} + {i})"}
-            lines.append(self.element(scalar, dtype, depth, at, f"{target}[{i}]"))
+            statements = self.element(scalar, dtype, depth + 1, at, f"{target}[{i}]")
+            lines += ["    " * depth + "{", statements.rstrip("\n"), "    " * depth + "}"]
         return "\n".join(lines)
 
     def vector(

@@ -16,6 +16,7 @@ __all__ = ["converters", "find_converter"]
 
 _FAMILIES = (
     "elementwise",
+    "special",
     "logic",
     "activations",
     "casts",
@@ -24,11 +25,14 @@ _FAMILIES = (
     "shape",
     "slicing",
     "indexing",
+    "order",
     "reduction",
     "normalization",
     "attention",
     "convolution",
     "pooling",
+    "binning",
+    "images",
     "losses",
     "random",
     "sizes",
@@ -36,7 +40,7 @@ _FAMILIES = (
 )
 
 #: The families whose operands or results are complex.
-_COMPLEX_FAMILIES = ("complex", "sizes", "control")
+_COMPLEX_FAMILIES = ("complex", "fourier", "sizes", "control")
 
 
 @lru_cache(maxsize=2)
