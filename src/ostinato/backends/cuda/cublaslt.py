@@ -108,9 +108,19 @@ class CublasLt:
 
     @cached_property
     def _handle(self) -> ctypes.c_void_p:
-        """The library's state on the GPU, kept for as long as the process uses the GPU."""
+        """The library's state on the GPU, kept for as long as the process uses the GPU.
+
+        Raises:
+            DeviceUnavailableError: the library does not start, with an older driver for instance.
+        """
         handle = ctypes.c_void_p()
-        self.call("cublasLtCreate", ctypes.byref(handle))
+        try:
+            self.call("cublasLtCreate", ctypes.byref(handle))
+        except DriverFailure as failure:
+            raise DeviceUnavailableError(
+                f"{self.identity} does not start: {failure}; it may need a newer driver: install "
+                "an older nvidia-cublas, or compile with CompileOptions(library_products=False)"
+            ) from failure
         return handle
 
     def call(self, name: str, *arguments: Any) -> None:

@@ -49,3 +49,15 @@ def test_descriptors(library: CublasLt, dtype: str) -> None:
 def test_refusals_have_the_librarys_words(library: CublasLt) -> None:
     with pytest.raises(DriverFailure, match="CUBLAS_STATUS_INVALID_VALUE"):
         library.call("cublasLtMatrixLayoutSetAttribute", None, 99, None, 0)
+
+
+def test_a_library_that_does_not_start(library: CublasLt, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, *_: object) -> None:
+        raise DriverFailure(name, "CUBLAS_STATUS_NOT_INITIALIZED", "not initialised")
+
+    multiplication = library.multiplication(PRODUCT)
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "call", lambda name, *a: refuse(name) if "Create" in name else None)
+        with pytest.raises(DeviceUnavailableError, match=r"newer driver.*library_products=False"):
+            _ = library._handle
+    del multiplication
