@@ -191,7 +191,7 @@ def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> N
 
 _DEVICE = "the CUDA device"
 
-#: What channels last saves, in the time that a strided access of an element costs.
+#: The saving by channels last, in the time that a strided access of an element costs.
 _GAINS, _DEPTHWISE_GAINS = (1.0, 0.5), (0.0, 0.0)
 
 #: The same of a pooling; of values read or written across their order; of exchanged channels.
