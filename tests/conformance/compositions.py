@@ -72,7 +72,7 @@ def _transforms(d: Draw, dtype: str) -> Any:
     y = d.of(x.shape, dtype)
     return [
         g.fft(g.complex_multiply(x, y), axis=axis, norm="ortho"),
-        g.irfft(g.rfft(g.complex_abs(x), axis=axis), axis=axis),
+        g.irfft(g.rfft(g.complex_abs(x), axis=axis), x.shape[axis], axis),
         g.angle(x),
     ]
 
