@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ostinato.frontends.torch.call import Call, Converter
+    from ostinato.ops.builder import Graph
 
 __all__ = ["CONVERTERS", "divide", "scaled", "sign_bit"]
 
@@ -275,6 +276,35 @@ def _load_exponent(call: Call, self: Any, other: Any) -> Value:
     return call.rounded(g.multiply(x, g.pow(call.value(2, n.dtype), n)))
 
 
+def _divisor(call: Call, self: Value, other: Value) -> Value:
+    """The greatest common divisor, by Euclid's algorithm in all elements at once."""
+    a, b = call.promoted(self, other)
+    shape = call.shape
+    return _common_divisor(call, call.g.broadcast_to(a, shape), call.g.broadcast_to(b, shape))
+
+
+def _common_divisor(call: Call, a: Value, b: Value) -> Value:
+    g = call.g
+
+    def step(body: Graph, iteration: Value, x: Value, y: Value) -> list[Value]:
+        rest = body.fmod(x, y)
+        x, y = body.where(body.equal(y, 0), x, y), body.where(body.equal(y, 0), 0, rest)
+        return [body.any(body.not_equal(y, 0)), x, y]
+
+    found, _ = g.while_loop(step, [a, b], condition=g.any(g.not_equal(b, 0)))
+    return found if not a.dtype.is_signed else g.abs(found)
+
+
+def _multiple(call: Call, self: Value, other: Value) -> Value:
+    """The least common multiple; 0 beside 0."""
+    g, shape = call.g, call.shape
+    a, b = (g.broadcast_to(x, shape) for x in call.promoted(self, other))
+    divisor = _common_divisor(call, a, b)
+    quotient = g.floor_divide(a, g.where(g.equal(divisor, 0), 1, divisor))
+    product = g.multiply(quotient, b)
+    return product if not a.dtype.is_signed else g.abs(product)
+
+
 def _where(call: Call, condition: Value, self: Any, other: Any) -> Value:
     a, b = call.promoted(self, other)
     return call.g.where(call.truth(condition), a, b)
@@ -410,6 +440,8 @@ CONVERTERS: dict[str, Converter] = {
     "aten.addcmul": _add_product,
     "aten.addcdiv": _add_quotient,
     "aten.ldexp": _load_exponent,
+    "aten.gcd": _divisor,
+    "aten.lcm": _multiple,
     "aten.where": _where,
     "aten.clamp": _clamp,
     "aten.clip": _clamp,

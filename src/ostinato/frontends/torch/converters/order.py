@@ -181,6 +181,25 @@ def _unique_runs(
     return _distinct(call, distinct, inverse, group, return_inverse, return_counts)
 
 
+def _unique_slices(
+    call: Call,
+    self: Value,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Value, ...]:
+    """The distinct slices along an axis, in order."""
+    g = call.g
+    if self.dtype.is_float or self.type.size == 0:
+        call.unsupported(
+            "distinct slices of floats, of which a NaN differs from itself, or of none"
+        )
+    distinct, _, inverse, counts = g.unique(self, call.axis(dim, self.ndim))
+    empty = g.zeros((0,), INT64)
+    return distinct, inverse if return_inverse else empty, counts if return_counts else empty
+
+
 def _begins(call: Call, x: Value) -> Value:
     """Whether each element of a vector is the first, or differs from the one before."""
     g = call.g
@@ -221,6 +240,7 @@ CONVERTERS: dict[str, Converter] = {
     "aten.nanquantile": _quantile("nanquantile"),
     "aten.searchsorted": _search,
     "aten._unique2": _unique,
+    "aten.unique_dim": _unique_slices,
     "aten.unique_consecutive": _unique_runs,
     "aten.bucketize": _bucketize,
 }
