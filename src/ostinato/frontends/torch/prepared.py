@@ -46,10 +46,9 @@ def prepared_call(
     """
     if not all(map(_is_plain, inputs)) or any(t.dtype.is_complex for t in (*inputs, *outputs)):
         return None
-    found = compiled.direct_run([tuple(tensor.shape) for tensor in inputs], variables)
-    if found is None:
+    run = compiled.prepare_run([tuple(tensor.shape) for tensor in inputs], variables)
+    if run is None:
         return None
-    run, values = found
     return PreparedCall(
         torch.Tensor.__dlpack_c_exchange_api__,
         _PLAIN,
@@ -58,8 +57,8 @@ def prepared_call(
         tuple(map(_type, inputs)),
         tuple(range(len(inputs))),
         tuple(map(_type, outputs)),
-        run,
-        values,
+        run.run,
+        run.variables,
         watch,
     )
 
