@@ -264,7 +264,7 @@ class CompiledGraph:
         return [(to_bytes(array), spec.dtype) for array, spec in pairs]
 
     def prepare_run(
-        self, shapes: Sequence[tuple[int, ...]], variables: Mapping[str, int] | None = None
+        self, shapes: Sequence[tuple[int, ...]], *, variables: VariableValues | None = None
     ) -> PreparedRun | None:
         """Check once that inputs may have these shapes, for runs without further checks.
 
@@ -273,7 +273,7 @@ class CompiledGraph:
 
         Args:
             shapes: of the inputs, in order.
-            variables: values of Variables that no input's shape gives.
+            variables: as for :meth:`run`.
 
         Returns:
             The run; ``None`` where more than the shapes decides what a run does: handles, contents
@@ -282,7 +282,7 @@ class CompiledGraph:
         Raises:
             InputError, VariableError: the shapes do not fit.
         """
-        return self._execution.prepare(shapes, variables or {})
+        return self._execution.prepare(shapes, variables)
 
     def run_raw(
         self,

@@ -238,14 +238,14 @@ class Execution:
         return self.bound_call(arrays, self.signature.check_outputs(outputs, live, block), live)
 
     def prepare(
-        self, shapes: Sequence[tuple[int, ...]], variables: Mapping[str, int] = NO_VALUES
+        self, shapes: Sequence[tuple[int, ...]], variables: object = None
     ) -> PreparedRun | None:
         """See :meth:`CompiledGraph.prepare_run`."""
         signature, executable = self.signature, self.executable
         aside = executable.unset or self.handles.active or signature.resident
         if aside or signature.reads_contents or self.context.device.kind != "CPU":
             return None
-        live = signature.live(shapes, variables=variables)
+        live = signature.live(shapes, variables=self.values(variables))
         if live.binds:
             return None
         run = executable.run_buffers(len(signature.inputs))
