@@ -34,6 +34,7 @@ _FAMILIES = (
     "binning",
     "images",
     "losses",
+    "gradients",
     "random",
     "sizes",
     "control",
