@@ -39,7 +39,6 @@ __all__ = [
     "CompiledProgram",
     "OtherWeightsError",
     "PreparedArguments",
-    "autocast_enabled",
 ]
 
 #: Shapes that one program is prepared for.
@@ -72,9 +71,6 @@ def _kind(leaf: Any) -> Any:
         return (type(leaf), leaf)
     strides = "contiguous" if leaf.is_contiguous() else tuple(leaf.stride())
     return (torch.Tensor, leaf.dtype, leaf.ndim, str(leaf.device), strides)
-
-
-autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def _in_place(tensor: torch.Tensor, array: np.ndarray[Any, Any]) -> bool:
@@ -120,7 +116,6 @@ class PreparedArguments:
         bare: whether the result is the only tensor that the run makes.
         finish: makes the module's results of the run's, and of the tensors that were given.
         written: the positions, among the tensors that were given, of those that the run writes to.
-        autocast: whether autocast was on.
     """
 
     prepared: PreparedCall
@@ -128,7 +123,6 @@ class PreparedArguments:
     bare: bool
     finish: Callable[[Sequence[Any], Sequence[Any]], Any]
     written: tuple[int, ...]
-    autocast: bool
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Whether the arguments are the expected ones; and if so, the results."""
@@ -161,7 +155,6 @@ class CompiledProgram:
         session: compiles.
         weights: ``"checked"``, ``"live"`` or ``"frozen"``.
         modes: dictionaries, keys, and what these have to hold for the program to stay right.
-        autocast: whether autocast was on.
 
     Attributes:
         graph: the graph.
@@ -178,9 +171,8 @@ class CompiledProgram:
         session: Session,
         weights: str,
         modes: Sequence[tuple[dict[str, Any], str, Any]],
-        autocast: bool,
     ) -> None:
-        self.spec, self._program, self._mode, self._autocast = spec, program, weights, autocast
+        self.spec, self._program, self._mode = spec, program, weights
         example = Arguments(leaves)
         self._kinds = example.kinds
         self.described = str(example)
@@ -304,7 +296,7 @@ class CompiledProgram:
 
     def fits(self, shapes: Arguments) -> bool:
         """Whether arguments are of the kinds that the program is for; their sizes aside."""
-        if shapes.kinds != self._kinds or autocast_enabled() != self._autocast:
+        if shapes.kinds != self._kinds:
             return False
         users = self._tensors[len(self._lifted) :]
         return all(
@@ -463,7 +455,6 @@ class CompiledProgram:
             plain and not written and self._out_spec.is_leaf(),
             self.finisher(shapes),
             written,
-            self._autocast,
         )
 
     def _getter(self, name: str) -> Callable[[], torch.Tensor]:
