@@ -145,6 +145,18 @@ class Executable(ABC):
             ValueError: an output overlaps another array in memory. Nothing has run.
         """
 
+    def run_buffers(self, inputs: int) -> Callable[[list[Any], Sequence[int]], None]:
+        """A function that runs on a list of buffers, for inputs and then outputs, and Variables.
+
+        Args:
+            inputs: the number of inputs.
+        """
+
+        def run(buffers: list[Any], variables: Sequence[int]) -> None:
+            self.run(buffers[:inputs], buffers[inputs:], variables)
+
+        return run
+
     @abstractmethod
     def bind(
         self,

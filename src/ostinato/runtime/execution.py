@@ -30,13 +30,13 @@ class PreparedRun(NamedTuple):
     """A run on arrays of known shapes, without further checks.
 
     Attributes:
-        run: called with a buffer for each input, a buffer for each output, and ``variables``. The
-            buffers are C-contiguous and of the declared sizes, written ones apart from all others.
+        run: called with a buffer for each input and each output, and ``variables``. The buffers are
+            C-contiguous and of the declared sizes, written ones apart from all others.
         variables: of the run.
         outputs: the shape and dtype of each output.
     """
 
-    run: Callable[[list[Any], list[Any], tuple[Any, ...]], None]
+    run: Callable[[list[Any], tuple[Any, ...]], None]
     variables: tuple[Any, ...]
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
@@ -248,7 +248,8 @@ class Execution:
         live = signature.live(shapes, variables=self.values(variables))
         if live.binds:
             return None
-        return PreparedRun(executable.run, live.variables, live.outputs)
+        run = executable.run_buffers(len(signature.inputs))
+        return PreparedRun(run, live.variables, live.outputs)
 
     def write_params(self, params: Mapping[str, Any]) -> None:
         """Check params and write them, in turn with runs."""

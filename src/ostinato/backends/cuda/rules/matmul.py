@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.backends.cuda.rules.narrow_channels import CHANNELS, is_narrow, with_more_channels
 from ostinato.backends.cuda.rules.product import Matmul
+from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import symbols_of
@@ -78,9 +79,14 @@ class FewRowsMatmul(Matmul):
 
 
 class MatmulRules:
-    """The rules for the products of one graph, with the weights that it has brought into order."""
+    """The rules for the products of one graph, with the weights that it has brought into order.
 
-    def __init__(self) -> None:
+    Args:
+        splits: whether long sums of few results may be two kernels.
+    """
+
+    def __init__(self, *, splits: bool = True) -> None:
+        self._splits = splits
         self._in_order: dict[Value, LoweredBuffer] = {}
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -117,6 +123,9 @@ class MatmulRules:
             build = lowering.builder(region)
             nest = spec.loop_nest(build, outputs, lowering.variables)
             lowering.call(region, build, nest, outputs)
+            return
+        if instead is not None and self._splits and is_long(spec):
+            lower_split(lowering, region, spec, instead, TiledMatmul)
             return
         few = bounds(spec.m)[1] <= _FEW_ROWS
         if few and instead is None:
