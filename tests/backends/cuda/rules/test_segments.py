@@ -121,3 +121,17 @@ def test_parts_of_a_level_have_nothing_in_common(session: ost.Session, monkeypat
                     assert apart or other == number or not (writes or arg.writes)
                 touched.setdefault(part.level, []).append((span, arg.writes, number))
     assert segments
+
+
+def test_a_segment_moves_the_bytes_of_its_parts(session: ost.Session) -> None:
+    """A row that is appended to a large state counts as a row."""
+    rows, width = 4096, 64
+    g = ost.Graph("append")
+    row, position = g.input("row", (1, width)), g.input("at", (), "int64")
+    cache = g.state("cache", (rows, width))
+    new = g.dynamic_update_slice(cache, row, (position, 0))
+    g.assign(cache, new)
+    g.set_outputs([g.dynamic_slice(new, (position, 0), (1, width)) + 0.0])
+    plan = session.compile(g).plan
+    assert any(isinstance(kernel.kernel, Segment) for kernel in plan.kernels)
+    assert all(record.bytes < rows * width // 10 for record in plan.execute_profiled())

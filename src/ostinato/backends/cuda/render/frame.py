@@ -172,11 +172,12 @@ class Frame:
         target: str,
     ) -> str:
         """Statements that assign ``count`` elements along an axis to an array, one by one."""
-        lines = []
-        for i in range(count):
-            at = {**names, axis: f"({names[axis]} + {i})"}
-            lines.append(self.element(scalar, dtype, depth, at, f"{target}[{i}]"))
-        return "\n".join(lines)
+        point = self.point(depth, names)
+        for i in range(count):  # names of locals stay distinct: one writer
+            own = {axis: _index(axis, f"({names[axis]} + {i})")}
+            inside = replace(point, scope=point.scope.child(own))
+            point.writer.line(f"{target}[{i}] = {inside.value(scalar, dtype).text};")
+        return point.text
 
     def vector(
         self,
