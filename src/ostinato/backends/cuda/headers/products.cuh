@@ -29,6 +29,41 @@ inline T sum_of_warp(T value) {
     return value;
 }
 
+// Bytes, four to a word ---------------------------------------------------------------------------
+
+// The sum of the products of four bytes each, which are signed or not, and of `sum`; it wraps.
+template <bool SignedLeft, bool SignedRight>
+inline unsigned dot_bytes(unsigned left, unsigned right, unsigned sum) {
+#ifdef __CUDA_ARCH__
+    if (SignedLeft && SignedRight)
+        asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(left), "r"(right));
+    else if (SignedLeft)
+        asm("dp4a.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(left), "r"(right));
+    else if (SignedRight)
+        asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(left), "r"(right));
+    else
+        asm("dp4a.u32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(left), "r"(right));
+    return sum;
+#else
+    for (int shift = 0; shift < 32; shift += 8) {
+        unsigned x = left >> shift & 0xFFu, y = right >> shift & 0xFFu;
+        x = SignedLeft ? (unsigned)(int)(signed char)x : x;
+        sum += x * (SignedRight ? (unsigned)(int)(signed char)y : y);
+    }
+    return sum;
+#endif
+}
+
+// Bytes 0 and 2 of `low`, then those of `high`; the odd ones are those of words shifted by a byte.
+inline unsigned even_bytes(unsigned low, unsigned high) {
+#ifdef __CUDA_ARCH__
+    return __byte_perm(low, high, 0x6420);
+#else
+    return (low & 0xFFu) | (low >> 8 & 0xFF00u) | (high & 0xFFu) << 16 | (high << 8 & 0xFF000000u);
+#endif
+}
+inline unsigned odd_bytes(unsigned low, unsigned high) { return even_bytes(low >> 8, high >> 8); }
+
 // Copies of 16 bytes into shared memory that run while the thread goes on ----------------------------
 
 // Zeros instead where `inside` is false; the source is not read then.

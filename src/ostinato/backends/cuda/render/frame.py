@@ -212,6 +212,23 @@ class Frame:
             writer.line(f"{target}[{i}] = {inside.value(scalar, dtype).text};")
         return point.text
 
+    def words(
+        self, load: Load, type_: str, depth: int, names: Mapping[Symbol, str], target: str
+    ) -> str:
+        """Statements that assign what is in memory from an element on, as it is.
+
+        Args:
+            load: the element, aligned as the type is.
+            type_: takes several elements.
+            depth: of the statements, in blocks.
+            names: by axis, the variable that has its value.
+            target: the variable that is assigned to.
+        """
+        point = self.point(depth, names)
+        index = point.index(load.index)
+        point.writer.line(f"{target} = *(const {type_}*)(b{load.buffer} + {index});")
+        return point.text
+
     def stores(
         self,
         stores: Sequence[Store],

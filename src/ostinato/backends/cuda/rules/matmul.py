@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render.vectors import run_of
-from ostinato.backends.cuda.rules.product import Matmul
-from ostinato.ir.leaves import CONSTANT, PARAM
+from ostinato.backends.cuda.rules.column_order import ColumnOrder
+from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.nodes import Accumulator
-from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
 from ostinato.variables import bounds
 
@@ -23,24 +22,32 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.cuda.abi import Launch
-    from ostinato.backends.cuda.render import few_rows, tensor_rows, tensor_tiles, tiles
+    from ostinato.backends.cuda.render import (
+        byte_rows,
+        few_rows,
+        tensor_rows,
+        tensor_tiles,
+        tiles,
+    )
+    from ostinato.backends.cuda.rules import blockwise, sums_of_products
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
+    from ostinato.lower.program import LoweredBuffer
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules.matmul_spec import MatmulSpec
     from ostinato.variables import Symbol
 else:
+    blockwise = LazyModule("ostinato.backends.cuda.rules.blockwise")
+    byte_rows = LazyModule("ostinato.backends.cuda.render.byte_rows")
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
+    sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
     tensor_rows = LazyModule("ostinato.backends.cuda.render.tensor_rows")
     tensor_tiles = LazyModule("ostinato.backends.cuda.render.tensor_tiles")
     tiles = LazyModule("ostinato.backends.cuda.render.tiles")
 
 __all__ = ["FewRowsMatmul", "MatmulRules", "TiledMatmul"]
-
-#: Rows up to which the right operand is best read straight from memory, once.
-_FEW_ROWS = 16
 
 
 class TiledMatmul(Matmul):
@@ -66,11 +73,15 @@ class FewRowsMatmul(Matmul):
     def launch(self, target: CudaTarget) -> Launch:
         if tensor_rows.fits(self, target):
             return tensor_rows.launch(self, target)
+        if byte_rows.fits(self):
+            return byte_rows.launch(self, target)
         return few_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
         if tensor_rows.fits(self, target):
             return tensor_rows.source(self, target)
+        if byte_rows.fits(self):
+            return byte_rows.source(self, target)
         return few_rows.source(self, target)
 
 
@@ -78,7 +89,7 @@ class MatmulRules:
     """The rules for the products of one graph, with the weights that it has brought into order."""
 
     def __init__(self) -> None:
-        self._in_order: dict[Value, LoweredBuffer] = {}
+        self._columns = ColumnOrder()
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
@@ -95,41 +106,33 @@ class MatmulRules:
             nest = spec.loop_nest(build, outputs, lowering.variables)
             lowering.call(region, build, nest, outputs)
             return
-        few = bounds(spec.m)[1] <= _FEW_ROWS
+        few = bounds(spec.m)[1] <= FEW_ROWS
         instead = self._columns_in_order(lowering, region, spec) if few else None
         build = lowering.builder(region, instead)
         kind = FewRowsMatmul if few else TiledMatmul
         kernel = _kernel(kind, build, spec, outputs, lowering.variables)
         lowering.call(region, build, kernel, outputs)
 
+    def blockwise(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        """Lower a region around a matmul of bytes by codes of half a byte."""
+        if not blockwise.lower_few_rows(lowering, region, root, self._columns):
+            sums_of_products.lower_blockwise_matmul(lowering, region, root)
+
     def _columns_in_order(
         self, lowering: ProgramBuilder, region: Region, spec: MatmulSpec
     ) -> Mapping[Value, LoweredBuffer] | None:
-        """A weight with the elements of a column side by side, if it is not like that anyway.
-
-        Read once for a few rows, it costs what its memory takes. A block then reads some columns
-        from end to end; of rows it would read short pieces, or share columns with other blocks.
-        """
+        """A weight with the elements of a column side by side, if it is not like that anyway."""
         b = spec.b
-        fixed = b.node.op in (PARAM, CONSTANT) or b.node in lowering.fixed
-        if not fixed or lowering.nested or b.ndim != 2 or b.dtype.is_narrow or b.type.size == 0:
+        if not self._columns.possible(lowering, b) or spec.batch or len(spec.k) != 1:
             return None
-        if not all(isinstance(size, int) for size in b.shape) or spec.batch or len(spec.k) != 1:
+        build = lowering.builder(region)
+        at = spec.axes(build)
+        element = build.at(b, spec.b_at((), at.k, at.n))
+        (k,) = symbols_of(at.k)
+        run = run_of(element, k, spec.k[0])
+        if run is not None and run.load is element:
             return None
-        if b not in self._in_order:
-            build = lowering.builder(region)
-            at = spec.axes(build)
-            element = build.at(b, spec.b_at((), at.k, at.n))
-            (k,) = symbols_of(at.k)
-            run = run_of(element, k, spec.k[0])
-            if run is not None and run.load is element:
-                return None
-            layout = Layout((1, 0), b.shape, (0, 0))
-            label = f"{b.node.label}.columns"
-            buffer = LoweredBuffer(b.type, Role.TEMP, label, None, None, layout)
-            lowering.copy_into(b, buffer)
-            self._in_order[b] = buffer
-        return {b: self._in_order[b]}
+        return {b: self._columns.of(lowering, b)}
 
 
 def _kernel(

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.text import KernelText
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["Matmul"]
+__all__ = ["FEW_ROWS", "Matmul"]
+
+FEW_ROWS = 16
+"""Rows up to which the right operand is best read straight from memory, once."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,6 +93,7 @@ def lower_for_cuda(
         rules = rules | {
             **dict.fromkeys(("matmul", "integer_matmul"), products.matmul),
             **dict.fromkeys(("conv", "integer_conv"), products.convolution),
+            "blockwise_matmul": products.blockwise,
         }
     table = RuleTable(_DEVICE, rules)
     program, refused = lower(graph, table, settings.shared, variables, facts)
