@@ -194,6 +194,13 @@ class HostDriver:
                     return span
         raise self._fault(f"{address:#x} is no address of the device")
 
+    def _reachable(self, address: int) -> Span:
+        """The allocation that an address of a kernel is in, of the device or page-locked."""
+        with self._lock:
+            pinned = (s for s, _ in self._host.values() if s.start <= address < s.end)
+            found = next(pinned, None)
+        return self.span(address) if found is None else found
+
     def _fault(self, meaning: str) -> DriverFailure:
         self._sticky = DriverFailure("cuStreamSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS", meaning)
         return self._sticky
@@ -325,7 +332,7 @@ class HostDriver:
     def launch(self, function: int, launch: Launch, arguments: Sequence[int], stream: int) -> None:
         self._enter("launch", function)
         code, addresses = self._functions[function], tuple(arguments)
-        self._do(stream, lambda: code(launch, addresses, self.span))
+        self._do(stream, lambda: code(launch, addresses, self._reachable))
 
     # -- graphs ------------------------------------------------------------------------------------
 

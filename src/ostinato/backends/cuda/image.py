@@ -24,6 +24,7 @@ class Step(NamedTuple):
         control: the kind of decision, a :class:`~ostinato.lower.control.ControlKind`; else 0.
         target: of a decision, the step that it may jump to.
         nbytes: of a copy, its size.
+        reads, writes: the arguments that the kernel reads and writes, as bits by position.
     """
 
     code: str
@@ -34,6 +35,8 @@ class Step(NamedTuple):
     control: int = 0
     target: int = 0
     nbytes: int = 0
+    reads: int = 0
+    writes: int = 0
 
     @property
     def launch(self) -> Launch:

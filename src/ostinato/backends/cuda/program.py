@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ostinato.backends.cuda.graphs import Graphs
+from ostinato.backends.cuda.mapped import mapped_externals
 from ostinato.backends.cuda.memory import DeviceBlock, host_address
 from ostinato.backends.cuda.staging import Staging
 from ostinato.errors import VariableError
@@ -107,7 +108,13 @@ class CudaProgram:
         self._problems = {step.failure: step.problem for step in steps if step.failure}
         loops = sum(step.control == ControlKind.LOOP for step in steps)
         self._words = len(sizes.variables) + loops
-        self._staging = Staging(self._gpu, externals, self._words)
+        self._staging = Staging(
+            self._gpu,
+            externals,
+            self._words,
+            mapped_externals(steps, externals),
+            resets=self._decides or bool(self._problems),
+        )
         decisions = sum(step.control != 0 for step in steps)
         self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
 
