@@ -2,9 +2,9 @@
 
     python -m bench.cuda_calls [--json FILE]
 
-The graph is ``gelu(x[2,4] · w[4,3] + b)``. ``driver`` is the least that such a call takes: the launch
-of a CUDA graph with one empty kernel and a wait, by the driver's calls alone. Times are medians, in
-microseconds, of the host's clock, each call waited for.
+The graph is ``gelu(x[2,4] · w[4,3] + b)``. ``driver`` is the least that such a call takes: the
+launch of a CUDA graph with one empty kernel and a wait, by the driver's calls alone. Times are
+medians, in microseconds, of the host's clock, each call waited for.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ import numpy as np
 import ostinato as ost
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from tiny_llama import Config, Decoder
-
 from bench.cuda_decode import LLAMA_1B, median_ms
+from tiny_llama import Config, Decoder
 
 Array = np.ndarray[Any, Any]
 
@@ -179,15 +178,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = {}
-    for format in options.formats:
-        equal = agreement(format, options.device)
-        print(f"{format}: tokens of a small model against the CPU: {equal}", flush=True)
-        found[format] = {"tokens": equal, **measure(format, options)}
-        row = found[format]
+    for kind in options.formats:
+        equal = agreement(kind, options.device)
+        print(f"{kind}: tokens of a small model against the CPU: {equal}", flush=True)
+        found[kind] = {"tokens": equal, **measure(kind, options)}
+        row = found[kind]
         for name, us, count, gbs in row["kernels"]:
             print(f"    {name[:60]:60} {us:9.1f} µs {count:5d} {gbs:9.1f} GB/s")
         print(
-            f"{format}: {row['segments_ms']:.3f} ms, {row['apart_ms']:.3f} without segments, "
+            f"{kind}: {row['segments_ms']:.3f} ms, {row['apart_ms']:.3f} without segments, "
             f"floor {row['floor_ms']:.3f}; compiled in {row['segments_compile_s']:.1f} s",
             flush=True,
         )

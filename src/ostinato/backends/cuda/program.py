@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -124,7 +125,7 @@ class CudaProgram:
         if self._graphs is not None:
             self._graphs.clear()
 
-    @property
+    @cached_property
     def accesses(self) -> Accesses:
         return Accesses([(id(self), 1, True), *self._touches])
 
@@ -133,7 +134,7 @@ class CudaProgram:
         """Inputs, then outputs."""
         return self._externals
 
-    @property
+    @cached_property
     def inputs(self) -> int:
         """The number of inputs; the other externals are outputs."""
         return sum(not external.written for external in self._externals)
@@ -178,8 +179,18 @@ class CudaProgram:
                 self._launch(driver, step, _function(step, code), slots)
             driver.synchronize(stream)
 
-    def places(self, blocks: Sequence[Any], variables: Sequence[int]) -> Places:
-        """The memory of a run on these inputs and outputs."""
+    def places(
+        self,
+        blocks: Sequence[Any],
+        variables: Sequence[int],
+        addresses: Sequence[int] | None = None,
+    ) -> Places:
+        """The memory of a run on these inputs and outputs.
+
+        Args:
+            blocks, variables: see :meth:`run`.
+            addresses: of the blocks, if they are known.
+        """
         fixed = self.fixed_addresses()
         places = Places(fixed, [*fixed], [], [], [], [])
         for number, (external, block) in enumerate(zip(self._externals, blocks, strict=True)):
@@ -196,7 +207,8 @@ class CudaProgram:
                 (places.copied_out if external.written else places.copied_in).append(transfer)
                 continue
             staged = self._staging.host_address(number)
-            transfer = _Transfer(host_address(block), staged or inside, nbytes)
+            outside = host_address(block) if addresses is None else addresses[number]
+            transfer = _Transfer(outside, staged or inside, nbytes)
             if external.written:
                 (places.after if staged else places.copied_out).append(transfer)
             else:
