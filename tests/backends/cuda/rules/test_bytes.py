@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cuda.render import byte_rows
-from ostinato.backends.cuda.rules.blockwise import BlockwiseRows
+from ostinato.backends.cuda.render import byte_rows, byte_tiles
+from ostinato.backends.cuda.rules.blockwise import BlockwiseMatmul
 from ostinato.backends.cuda.rules.product import Matmul
+from ostinato.backends.cuda.target import CudaTarget
+from ostinato.lower.loopir.nodes import max_extent
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import open_session
@@ -36,6 +38,9 @@ def matmuls(compiled: ost.CompiledGraph) -> list[Matmul]:
     return [k.kernel for k in compiled.plan.kernels if isinstance(k.kernel, Matmul)]
 
 
+#: The same for tiles, most of which end beyond the result.
+LARGE = ((17, 16, 3), (130, 48, 70), (64, 208, 65))
+
 #: Rows, depth and columns: one, primes, tails of warps and of columns, more rows than a pass has.
 SIZES = ((1, 16, 1), (1, 4, 3), (3, 64, 7), (2, 560, 33), (8, 32, 5), (11, 48, 9), (16, 20, 4))
 
@@ -52,6 +57,35 @@ def test_bytes(session: ost.Session, left: str, right: str, size: tuple[int, int
     compiled = check(session, d, d.g.integer_matmul(a, d.g.constant(weight)))
     if n > 1:
         assert any(byte_rows.fits(kernel) for kernel in matmuls(compiled))
+
+
+@pytest.mark.parametrize("signs", ["int8 int8", "uint8 int8", "int8 uint8", "uint8 uint8"])
+@pytest.mark.parametrize("size", LARGE)
+def test_tiles_of_bytes(session: ost.Session, signs: str, size: tuple[int, int, int]) -> None:
+    m, k, n = size
+    left, right = signs.split()
+    d = drawn(f"tiles {size} {signs}")
+    low = {"int8": -128, "uint8": 0}
+    a = d.of((m, k), left, low[left], low[left] + 255)
+    weight = d.g.constant(d.rng.integers(low[right], low[right] + 256, (k, n)).astype(right))
+    compiled = check(session, d, d.g.cast(d.g.integer_matmul(a, weight), "float32") * 0.5)
+    target = CudaTarget.of_arch("sm_90")
+    assert any(byte_tiles.fits(kernel, target) for kernel in matmuls(compiled))
+    older = CudaTarget.of_arch("sm_75")
+    assert not any("multiply_bytes" in kernel.source(older) for kernel in matmuls(compiled))
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("size", [(17, 128, 3), (130, 384, 70)])
+def test_tiles_of_codes(session: ost.Session, size: tuple[int, int, int], group: int) -> None:
+    m, k, n = size
+    d = drawn(f"tiles {size} {group}")
+    codes = d.g.constant(d.rng.integers(0, 256, (k // 2, n)).astype("uint8"))
+    scales = d.g.constant(d.rng.uniform(0, 0.1, (k // group, n)).astype("float32"))
+    y = d.g.int4_matmul(d.of((m, k), "float32"), codes, scales, group=group)
+    compiled = check(session, d, d.g.silu(y) + d.of((n,), "float32"))
+    sources = [kernel.source(CudaTarget.of_arch("sm_90")) for kernel in matmuls(compiled)]
+    assert any("multiply_bytes" in text for text in sources)
 
 
 def test_rows_that_are_not_words(session: ost.Session) -> None:
@@ -91,7 +125,7 @@ def test_int4_matmul(session: ost.Session, size: tuple[int, int, int, int], scal
     scales = d.g.constant(d.rng.uniform(0, 0.1, (k // group, n)).astype(scale))
     y = d.g.int4_matmul(d.of((m, k), "float32"), codes, scales, group=group)
     compiled = check(session, d, d.g.silu(y) + d.of((m, n), "float32"))
-    assert any(isinstance(kernel, BlockwiseRows) for kernel in matmuls(compiled))
+    assert any(isinstance(kernel, BlockwiseMatmul) for kernel in matmuls(compiled))
 
 
 def test_int4_weights_that_are_no_whole_blocks(session: ost.Session) -> None:
@@ -135,22 +169,22 @@ def test_kernels_compile_for_gpus() -> None:
     from ostinato.backends.cuda.capabilities import lowering_options
     from ostinato.backends.cuda.compiler import compile_text
     from ostinato.backends.cuda.rules.table import lower_for_cuda
-    from ostinato.backends.cuda.target import CudaTarget
 
     d = drawn("compiled")
     codes = d.g.constant(d.rng.integers(0, 256, (32, 70)).astype("uint8"))
     scales = d.g.constant(d.rng.uniform(0, 0.1, (2, 70)).astype("float32"))
     weight = d.g.constant(d.rng.integers(-128, 128, (64, 70)).astype("int8"))
-    q, q_scales = d.of((2, 64), "int8"), d.of((2, 2), "float32")
-    d.g.set_outputs(
-        [
-            d.g.blockwise_matmul(q, q_scales, codes, scales, group=32),
-            d.g.integer_matmul(q, weight),
-        ]
-    )
+    outputs = []
+    for rows in (2, 40):
+        q, q_scales = d.of((rows, 64), "int8"), d.of((rows, 2), "float32")
+        outputs.append(d.g.blockwise_matmul(q, q_scales, codes, scales, group=32))
+        outputs.append(d.g.integer_matmul(q, weight))
+    d.g.set_outputs(outputs)
     target = CudaTarget.of_arch("sm_90")
     program, _ = lower_for_cuda(d.g, lowering_options(ost.CompileOptions(segments=False)))
     kernels = [call.kernel for call in program.calls if isinstance(call.kernel, Matmul)]
-    assert len(kernels) == 2
+    assert len(kernels) == 4
     for kernel in kernels:
-        assert b"dp4a.s32" in compile_text(kernel.source(target), target.arch, ptx=True)
+        text = compile_text(kernel.source(target), target.arch, ptx=True)
+        few = max_extent(kernel.m) == 2
+        assert (b"dp4a.s32" if few else b"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8") in text

@@ -24,13 +24,21 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ostinato.backends.cuda.rules.blockwise import BlockwiseRows
+    from ostinato.backends.cuda.rules.blockwise import BlockwiseMatmul
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Symbol
 
-__all__ = ["blockwise_source", "fits", "launch", "packed_along", "source"]
+__all__ = [
+    "axis_names",
+    "blockwise_source",
+    "fits",
+    "launch",
+    "load_along",
+    "packed_along",
+    "source",
+]
 
 _WARPS = 8
 
@@ -184,8 +192,8 @@ def launch(matmul: Matmul, target: CudaTarget) -> Launch:
 def source(matmul: Matmul, target: CudaTarget) -> str:
     """CUDA C++ with the kernel of a matmul of bytes."""
     frame = Frame(matmul, (matmul.a, matmul.b), matmul.stores)
-    batch, names = _names(matmul, frame)
-    left, right = (_load(side, matmul.k[0]) for side in (matmul.a, matmul.b))
+    batch, names = axis_names(matmul, frame)
+    left, right = (load_along(side, matmul.k[0]) for side in (matmul.a, matmul.b))
     step = min(packed_along(side, matmul.k[0]) for side in (matmul.a, matmul.b))
     words = f"ost::vector<unsigned, {step // _WORD}>"
     products = _BYTES.substitute(
@@ -208,13 +216,13 @@ def source(matmul: Matmul, target: CudaTarget) -> str:
     )
 
 
-def blockwise_source(matmul: BlockwiseRows, target: CudaTarget) -> str:
+def blockwise_source(matmul: BlockwiseMatmul, target: CudaTarget) -> str:
     """CUDA C++ with the kernel of a matmul of bytes by codes, both with scales by block."""
     operands = (matmul.a, matmul.b, matmul.a_scale, matmul.b_scale)
     frame = Frame(matmul, operands, matmul.stores)
-    batch, names = _names(matmul, frame)
+    batch, names = axis_names(matmul, frame)
     names |= {matmul.pairs: "(start / 2)", matmul.blocks: f"(start / {matmul.group})"}
-    left, codes = _load(matmul.a, matmul.k[0]), _load(matmul.b, matmul.pairs)
+    left, codes = load_along(matmul.a, matmul.k[0]), load_along(matmul.b, matmul.pairs)
     words = "ost::vector<unsigned, 4>"
     right = [
         frame.words(codes, words, 5, names, "right[c]"),
@@ -254,7 +262,7 @@ def _source(matmul: Matmul, target: CudaTarget, **parts: str | int) -> str:
     return function(matmul, body, matmul_sizes(matmul), _THREADS)
 
 
-def _names(matmul: Matmul, frame: Frame) -> tuple[str, dict[Symbol, str]]:
+def axis_names(matmul: Matmul, frame: Frame) -> tuple[str, dict[Symbol, str]]:
     """Declarations of the axes of a batch, and the names of all axes."""
     batch, names = frame.unravel(matmul.batch, "point", 2)
     return batch, {**names, matmul.m: "m", matmul.n: "n", matmul.k[0]: "start"}
@@ -265,7 +273,7 @@ def _apart(parts: Iterable[str]) -> str:
     return "\n".join(f"{{\n{part}\n}}" for part in parts)
 
 
-def _load(scalar: Scalar, axis: Symbol) -> Load:
+def load_along(scalar: Scalar, axis: Symbol) -> Load:
     """The load that an operand is, perhaps converted."""
     run = run_of(scalar, axis, extent_of(axis))
     assert run is not None

@@ -212,6 +212,20 @@ class Frame:
             writer.line(f"{target}[{i}] = {inside.value(scalar, dtype).text};")
         return point.text
 
+    def address(self, load: Load, depth: int, names: Mapping[Symbol, str], target: str) -> str:
+        """Statements that assign the address of an element of a byte.
+
+        Args:
+            load: the element.
+            depth: of the statements, in blocks.
+            names: by axis, the variable that has its value.
+            target: the variable that is assigned to.
+        """
+        point = self.point(depth, names)
+        index = point.index(load.index)
+        point.writer.line(f"{target} = (const unsigned char*)b{load.buffer} + {index};")
+        return point.text
+
     def words(
         self, load: Load, type_: str, depth: int, names: Mapping[Symbol, str], target: str
     ) -> str:

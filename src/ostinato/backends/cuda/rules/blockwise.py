@@ -1,18 +1,18 @@
-"""Matmuls of a few rows of bytes by codes of half a byte, both with a scale for each block of k."""
+"""Matmuls of bytes by codes of half a byte, both with a scale for each block of ``k``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cuda.render import byte_rows
+from ostinato.backends.cuda.render import byte_rows, byte_tiles
 from ostinato.backends.cuda.render.vectors import VECTOR_BYTES
 from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
 from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.dependences import accesses_of_scalars
-from ostinato.lower.loopir.nodes import Accumulator
+from ostinato.lower.loopir.nodes import Accumulator, max_extent
 from ostinato.lower.rules.matmul_spec import row_spec
 from ostinato.records import dataclass, field
-from ostinato.variables import axis, bounds
+from ostinato.variables import axis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.variables import Symbol
 
-__all__ = ["BlockwiseRows", "lower_few_rows"]
+__all__ = ["BlockwiseMatmul", "lower_whole_weights"]
 
 
 @dataclass(frozen=True, eq=False)
-class BlockwiseRows(Matmul):
-    """A few rows of bytes by a matrix of codes, two to a byte, that is read once.
+class BlockwiseMatmul(Matmul):
+    """A matmul of bytes by a matrix of codes, two to a byte, which few rows read once.
 
     Attributes:
         pairs: the axis of pairs of ``k``, along which ``b`` has a byte each.
@@ -62,16 +62,24 @@ class BlockwiseRows(Matmul):
         yield from super().accesses()
 
     def launch(self, target: CudaTarget) -> Launch:
+        if self._by_tiles(target):
+            return byte_tiles.launch(self, target)
         return byte_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
+        if self._by_tiles(target):
+            return byte_tiles.blockwise_source(self)
         return byte_rows.blockwise_source(self, target)
 
+    def _by_tiles(self, target: CudaTarget) -> bool:
+        """Whether there are rows enough for tensor cores, and the GPU has them."""
+        return max_extent(self.m) > FEW_ROWS and byte_tiles.multiplies(target)
 
-def lower_few_rows(
+
+def lower_whole_weights(
     lowering: ProgramBuilder, region: Region, root: Node, columns: ColumnOrder
 ) -> bool:
-    """Lower a region around a ``blockwise_matmul`` node, if it has few rows and whole weights.
+    """Lower a region around a ``blockwise_matmul`` node, if its weights are params of whole blocks.
 
     Args:
         lowering: takes the kernel.
@@ -85,7 +93,7 @@ def lower_few_rows(
     q, q_scales, codes, scales = root.inputs
     spec, group = row_spec(root, q, codes), root.attrs["group"]
     (depth,) = spec.k
-    if bounds(spec.m)[1] > FEW_ROWS or depth != 2 * codes.shape[0]:
+    if depth != 2 * codes.shape[0]:
         return False
     if not all(columns.possible(lowering, weight) for weight in (codes, scales)):
         return False
@@ -101,7 +109,7 @@ def lower_few_rows(
     a, a_scale = spec.left(build, at), build.at(q_scales, spec.a_at((), at.m, (blocks,)))
     b, b_scale = build.at(codes, (pairs, at.n)), build.at(scales, (blocks, at.n))
     stores = spec.stores(build, Accumulator(spec.acc), spec.out_at((), at.m, at.n), outputs)
-    kernel = BlockwiseRows(
+    kernel = BlockwiseMatmul(
         build.args,
         (),
         m,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.backends.cuda.rules.column_order import ColumnOrder
 from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
+from ostinato.dtypes import INT8, INT32, UINT8
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.nodes import Accumulator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.render import (
         byte_rows,
+        byte_tiles,
         few_rows,
         tensor_rows,
         tensor_tiles,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 else:
     blockwise = LazyModule("ostinato.backends.cuda.rules.blockwise")
     byte_rows = LazyModule("ostinato.backends.cuda.render.byte_rows")
+    byte_tiles = LazyModule("ostinato.backends.cuda.render.byte_tiles")
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
     sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
     tensor_rows = LazyModule("ostinato.backends.cuda.render.tensor_rows")
@@ -53,17 +56,22 @@ __all__ = ["FewRowsMatmul", "MatmulRules", "TiledMatmul"]
 class TiledMatmul(Matmul):
     """Tiles of the result in registers, of the operands in shared memory.
 
-    Floats of 16 bits are multiplied by tensor cores where the GPU has them.
+    Floats of 16 bits, and bytes that lie side by side along ``k``, are multiplied by tensor cores
+    where the GPU has them.
     """
 
     def launch(self, target: CudaTarget) -> Launch:
         if tensor_tiles.fits(self, target):
             return tensor_tiles.launch(self, target)
+        if byte_tiles.fits(self, target):
+            return byte_tiles.launch(self, target)
         return tiles.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
         if tensor_tiles.fits(self, target):
             return tensor_tiles.source(self, target)
+        if byte_tiles.fits(self, target):
+            return byte_tiles.source(self)
         return tiles.source(self)
 
 
@@ -107,7 +115,10 @@ class MatmulRules:
             lowering.call(region, build, nest, outputs)
             return
         few = bounds(spec.m)[1] <= FEW_ROWS
-        instead = self._columns_in_order(lowering, region, spec) if few else None
+        in_bytes = spec.b.dtype in (INT8, UINT8) and spec.acc == INT32
+        instead = None
+        if few or in_bytes:
+            instead = self._columns_in_order(lowering, region, spec)
         build = lowering.builder(region, instead)
         kind = FewRowsMatmul if few else TiledMatmul
         kernel = _kernel(kind, build, spec, outputs, lowering.variables)
@@ -115,7 +126,7 @@ class MatmulRules:
 
     def blockwise(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul of bytes by codes of half a byte."""
-        if not blockwise.lower_few_rows(lowering, region, root, self._columns):
+        if not blockwise.lower_whole_weights(lowering, region, root, self._columns):
             sums_of_products.lower_blockwise_matmul(lowering, region, root)
 
     def _columns_in_order(
