@@ -24,8 +24,7 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ostinato.backends.cuda.rules.blockwise import BlockwiseMatmul
-    from ostinato.backends.cuda.rules.product import Matmul
+    from ostinato.backends.cuda.rules.product import BlockwiseProduct, Matmul
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Symbol
@@ -216,7 +215,7 @@ def source(matmul: Matmul, target: CudaTarget) -> str:
     )
 
 
-def blockwise_source(matmul: BlockwiseMatmul, target: CudaTarget) -> str:
+def blockwise_source(matmul: BlockwiseProduct, target: CudaTarget) -> str:
     """CUDA C++ with the kernel of a matmul of bytes by codes, both with scales by block."""
     operands = (matmul.a, matmul.b, matmul.a_scale, matmul.b_scale)
     frame = Frame(matmul, operands, matmul.stores)

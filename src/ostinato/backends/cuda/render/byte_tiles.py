@@ -22,8 +22,7 @@ from ostinato.lower.loopir.nodes import max_extent
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from ostinato.backends.cuda.rules.blockwise import BlockwiseMatmul
-    from ostinato.backends.cuda.rules.product import Matmul
+    from ostinato.backends.cuda.rules.product import BlockwiseProduct, Matmul
     from ostinato.backends.cuda.target import CudaTarget
 
 __all__ = ["blockwise_source", "fits", "launch", "multiplies", "source"]
@@ -220,7 +219,7 @@ def source(matmul: Matmul) -> str:
     )
 
 
-def blockwise_source(matmul: BlockwiseMatmul) -> str:
+def blockwise_source(matmul: BlockwiseProduct) -> str:
     """CUDA C++ with the kernel of a matmul of bytes by codes, both with scales by block."""
     operands = (matmul.a, matmul.b, matmul.a_scale, matmul.b_scale)
     frame = Frame(matmul, operands, matmul.stores)

@@ -6,60 +6,25 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render import byte_rows, byte_tiles
 from ostinato.backends.cuda.render.vectors import VECTOR_BYTES
-from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
+from ostinato.backends.cuda.rules.product import FEW_ROWS, BlockwiseProduct
 from ostinato.lower.loopir.builder import symbols_of
-from ostinato.lower.loopir.dependences import accesses_of_scalars
 from ostinato.lower.loopir.nodes import Accumulator, max_extent
 from ostinato.lower.rules.matmul_spec import row_spec
-from ostinato.records import dataclass, field
 from ostinato.variables import axis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.rules.column_order import ColumnOrder
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
-    from ostinato.lower.loopir.kernel import Access
-    from ostinato.lower.loopir.nodes import Scalar
-    from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
-    from ostinato.variables import Symbol
 
 __all__ = ["BlockwiseMatmul", "lower_whole_weights"]
 
 
-@dataclass(frozen=True, eq=False)
-class BlockwiseMatmul(Matmul):
-    """A matmul of bytes by a matrix of codes, two to a byte, which few rows read once.
-
-    Attributes:
-        pairs: the axis of pairs of ``k``, along which ``b`` has a byte each.
-        blocks: the axis of blocks of ``k``.
-        a_scale: the scale of ``a`` at ``m`` and ``blocks``.
-        b_scale: the scale of ``b`` at ``blocks`` and ``n``.
-        group: the size of a block.
-    """
-
-    pairs: Symbol = field(kw_only=True)
-    blocks: Symbol = field(kw_only=True)
-    a_scale: Scalar = field(kw_only=True)
-    b_scale: Scalar = field(kw_only=True)
-    group: int = field(kw_only=True)
-
-    def describe(self, text: KernelText) -> None:
-        super().describe(text)
-        text.line(1, f"blocks of {self.group}")
-        for name, axis_ in (("pairs", self.pairs), ("blocks", self.blocks)):
-            text.line(1, f"{name} {text.axis(axis_)}")
-        text.named("a_scale", [self.a_scale])
-        text.named("b_scale", [self.b_scale])
-
-    def accesses(self) -> Iterator[Access]:
-        yield from accesses_of_scalars((self.a_scale, self.b_scale))
-        yield from super().accesses()
+class BlockwiseMatmul(BlockwiseProduct):
+    """A few rows that read the codes once, or tiles for tensor cores."""
 
     def launch(self, target: CudaTarget) -> Launch:
         if self._by_tiles(target):

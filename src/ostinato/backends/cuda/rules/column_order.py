@@ -26,16 +26,17 @@ class ColumnOrder:
 
     @staticmethod
     def possible(lowering: ProgramBuilder, matrix: Value) -> bool:
-        """Whether a value is a matrix of known sizes that changes with the params alone."""
+        """Whether a value is a matrix, or some, of known sizes, and changes with params alone."""
         fixed = matrix.node.op in (PARAM, CONSTANT) or matrix.node in lowering.fixed
-        if not fixed or lowering.nested or matrix.ndim != 2 or matrix.dtype.is_narrow:
+        if not fixed or lowering.nested or matrix.ndim < 2 or matrix.dtype.is_narrow:
             return False
         return matrix.type.size != 0 and all(isinstance(size, int) for size in matrix.shape)
 
     def of(self, lowering: ProgramBuilder, matrix: Value) -> LoweredBuffer:
         """The matrix in that order, copied once per write of a param."""
         if matrix not in self._made:
-            layout = Layout((1, 0), matrix.shape, (0, 0))
+            *others, row, column = range(matrix.ndim)
+            layout = Layout((*others, column, row), matrix.shape, (0,) * matrix.ndim)
             label = f"{matrix.node.label}.columns"
             buffer = LoweredBuffer(matrix.type, Role.TEMP, label, None, None, layout)
             lowering.copy_into(matrix, buffer)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render.vectors import run_of
-from ostinato.backends.cuda.rules.column_order import ColumnOrder
 from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
 from ostinato.dtypes import INT8, INT32, UINT8
 from ostinato.lazy import LazyModule
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
         tensor_tiles,
         tiles,
     )
-    from ostinato.backends.cuda.rules import blockwise, sums_of_products
+    from ostinato.backends.cuda.rules.column_order import ColumnOrder
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
@@ -41,11 +40,9 @@ if TYPE_CHECKING:
     from ostinato.lower.rules.matmul_spec import MatmulSpec
     from ostinato.variables import Symbol
 else:
-    blockwise = LazyModule("ostinato.backends.cuda.rules.blockwise")
     byte_rows = LazyModule("ostinato.backends.cuda.render.byte_rows")
     byte_tiles = LazyModule("ostinato.backends.cuda.render.byte_tiles")
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
-    sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
     tensor_rows = LazyModule("ostinato.backends.cuda.render.tensor_rows")
     tensor_tiles = LazyModule("ostinato.backends.cuda.render.tensor_tiles")
     tiles = LazyModule("ostinato.backends.cuda.render.tiles")
@@ -94,10 +91,14 @@ class FewRowsMatmul(Matmul):
 
 
 class MatmulRules:
-    """The rules for the products of one graph, with the weights that it has brought into order."""
+    """The rules for the products of one graph.
 
-    def __init__(self) -> None:
-        self._columns = ColumnOrder()
+    Args:
+        columns: the weights that it has brought into order.
+    """
+
+    def __init__(self, columns: ColumnOrder) -> None:
+        self._columns = columns
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
@@ -124,17 +125,14 @@ class MatmulRules:
         kernel = _kernel(kind, build, spec, outputs, lowering.variables)
         lowering.call(region, build, kernel, outputs)
 
-    def blockwise(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
-        """Lower a region around a matmul of bytes by codes of half a byte."""
-        if not blockwise.lower_whole_weights(lowering, region, root, self._columns):
-            sums_of_products.lower_blockwise_matmul(lowering, region, root)
-
     def _columns_in_order(
         self, lowering: ProgramBuilder, region: Region, spec: MatmulSpec
     ) -> Mapping[Value, LoweredBuffer] | None:
         """A weight with the elements of a column side by side, if it is not like that anyway."""
         b = spec.b
-        if not self._columns.possible(lowering, b) or spec.batch or len(spec.k) != 1:
+        if b.ndim != 2 or not self._columns.possible(lowering, b):
+            return None
+        if spec.batch or len(spec.k) != 1:
             return None
         build = lowering.builder(region)
         at = spec.axes(build)

@@ -8,7 +8,7 @@ from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.lower.loopir.dependences import accesses_of_scalars, accesses_of_statements
 from ostinato.lower.loopir.nodes import Reduce, extent_of
 from ostinato.lower.loopir.rewrite import index_expressions
-from ostinato.records import dataclass
+from ostinato.records import dataclass, field
 from ostinato.variables import prod, symbols
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.text import KernelText
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["FEW_ROWS", "Matmul"]
+__all__ = ["FEW_ROWS", "BlockwiseProduct", "Matmul"]
 
 FEW_ROWS = 16
 """Rows up to which the right operand is best read straight from memory, once."""
@@ -87,3 +87,34 @@ class Matmul(CudaKernel):
     def points(self) -> Dim:
         """The number of independent matmuls."""
         return prod(map(extent_of, self.batch))
+
+
+@dataclass(frozen=True, eq=False)
+class BlockwiseProduct(Matmul):
+    """A matmul of bytes by a matrix of codes, two to a byte, which few rows read once.
+
+    Attributes:
+        pairs: the axis of pairs of ``k``, along which ``b`` has a byte each.
+        blocks: the axis of blocks of ``k``.
+        a_scale: the scale of ``a`` at ``m`` and ``blocks``.
+        b_scale: the scale of ``b`` at ``blocks`` and ``n``.
+        group: the size of a block.
+    """
+
+    pairs: Symbol = field(kw_only=True)
+    blocks: Symbol = field(kw_only=True)
+    a_scale: Scalar = field(kw_only=True)
+    b_scale: Scalar = field(kw_only=True)
+    group: int = field(kw_only=True)
+
+    def describe(self, text: KernelText) -> None:
+        super().describe(text)
+        text.line(1, f"blocks of {self.group}")
+        for name, axis_ in (("pairs", self.pairs), ("blocks", self.blocks)):
+            text.line(1, f"{name} {text.axis(axis_)}")
+        text.named("a_scale", [self.a_scale])
+        text.named("b_scale", [self.b_scale])
+
+    def accesses(self) -> Iterator[Access]:
+        yield from accesses_of_scalars((self.a_scale, self.b_scale))
+        yield from super().accesses()

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.rules import (
         attention,
         experts,
-        matmul,
         recurrent,
         segments,
         selection,
         sums_of_products,
         topk,
+        weight_rules,
     )
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 else:
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
     experts = LazyModule("ostinato.backends.cuda.rules.experts")
-    matmul = LazyModule("ostinato.backends.cuda.rules.matmul")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
     selection = LazyModule("ostinato.backends.cuda.rules.selection")
     sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
     topk = LazyModule("ostinato.backends.cuda.rules.topk")
+    weight_rules = LazyModule("ostinato.backends.cuda.rules.weight_rules")
 
 __all__ = ["LOWERED_OPS", "CudaLowering", "lower_for_cuda"]
 
@@ -89,12 +89,7 @@ def lower_for_cuda(
     """
     rules = _RULES
     if settings.templates:
-        products = matmul.MatmulRules()
-        rules = rules | {
-            **dict.fromkeys(("matmul", "integer_matmul"), products.matmul),
-            **dict.fromkeys(("conv", "integer_conv"), products.convolution),
-            "blockwise_matmul": products.blockwise,
-        }
+        rules = rules | {**weight_rules.weight_rules()}
     table = RuleTable(_DEVICE, rules)
     program, refused = lower(graph, table, settings.shared, variables, facts)
     calls = [done for call in program.calls for done in _finalised(call, settings, Role.TEMP)]
