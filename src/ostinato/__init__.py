@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from ostinato.frontends.onnx import load_onnx
     from ostinato.frontends.quantization import quantize
+    from ostinato.frontends.torch.export import from_torch
     from ostinato.ir.graph import Value
     from ostinato.moe.expert_pool import ExpertPool, MoeResidencyStats
     from ostinato.moe.policy import TidePolicy
@@ -102,6 +103,7 @@ _HOMES = {
     "Variable": "ostinato.variables",
     "VariableError": "ostinato.errors",
     "available_devices": "ostinato.backends.registry",
+    "from_torch": "ostinato.frontends.torch.export",
     "is_available": "ostinato.backends.registry",
     "load_onnx": "ostinato.frontends.onnx",
     "parse_graph": "ostinato.ops.parser",
@@ -146,6 +148,7 @@ __all__ = [
     "Variable",
     "VariableError",
     "available_devices",
+    "from_torch",
     "is_available",
     "load_onnx",
     "moe",

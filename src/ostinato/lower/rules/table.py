@@ -143,11 +143,13 @@ def _lower_spec(lowering: ProgramBuilder, region: Region, spec: MatmulSpec) -> N
 
 _COLUMNS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "max_pool", "avg_pool")
 
+_SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+
 #: The rules that every device has, by the op of a region's root.
 SHARED_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_COLUMNS, _lower_column),
     **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter_nd"), _lower_update),
-    **dict.fromkeys(("cumsum", "cumprod"), _lower_scan),
+    **dict.fromkeys(_SCANS, _lower_scan),
     **dict.fromkeys(("matmul", "integer_matmul"), _lower_matmul),
     **dict.fromkeys(("conv", "integer_conv"), _lower_convolution),
     "concat": _lower_concat,

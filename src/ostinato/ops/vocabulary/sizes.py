@@ -52,6 +52,18 @@ class SizeVocabulary(Vocabulary[T]):
         self._one(ops.BIND_SIZE, scalar, size=size)
         return size
 
+    def require(self, x: Any, size: Dim, least: int, problem: str) -> T:
+        """``x``, in a graph whose runs need ``size >= least``: others raise ``VariableError``.
+
+        Args:
+            size: an expression of Variables.
+            least: its least value.
+            problem: the words for sizes that break the condition.
+        """
+        (lifted,) = self._lift(x)
+        number = as_dim(size, "a size")
+        return self._one(ops.REQUIRE, lifted, size=number, least=least, problem=problem)
+
     def nonzero(self, x: Any) -> tuple[T, ...]:
         """For each axis, the int64 indices of the elements that are not 0, in C order."""
         lifted, type_ = self._typed(x)
@@ -115,13 +127,7 @@ class SizeVocabulary(Vocabulary[T]):
             The distinct ones; where each occurs first; for each element or slice of ``x``, which of
             them it is; and how often each occurs.
         """
-        lifted, type_ = self._typed(x)
-        where = None if axis is None else normalize_axis(axis, type_.ndim)
-        if where is None:
-            rows = self.reshape(lifted, (-1, 1))
-        else:
-            moved, moved_type = self._typed(self.moveaxis(lifted, where, 0))
-            rows = self.reshape(moved, (moved_type.shape[0], prod(moved_type.shape[1:])))
+        lifted, rows, where = self._as_rows(x, axis)
         first, inverse, counts = self._groups(rows)
         if not sorted:
             first, order = self.sort(first, 0)
@@ -131,6 +137,21 @@ class SizeVocabulary(Vocabulary[T]):
             inverse = self.take(rank, inverse)
         source = self.reshape(lifted, (-1,)) if where is None else lifted
         return self.take(source, first, axis=where or 0), first, inverse, counts
+
+    def unique_consecutive(self, x: Any, axis: int | None = None) -> tuple[T, T, T]:
+        """The elements of ``x``, or its slices along ``axis``, that differ from the one before.
+
+        Returns:
+            Those; for each element or slice of ``x``, which of them it repeats; and how many times
+            in a row each occurs.
+        """
+        lifted, rows, where = self._as_rows(x, axis)
+        begins = self._rows_begin(rows)
+        first = self._positions(begins)
+        group = self._map("subtract", self.cumsum(self.cast(begins, INT64), axis=0), 1)
+        counts = self.scatter(self.zeros_like(first), group, self.ones_like(group), mode="add")
+        source = self.reshape(lifted, (-1,)) if where is None else lifted
+        return self.take(source, first, axis=where or 0), group, counts
 
     def non_max_suppression(
         self,
@@ -211,6 +232,9 @@ class SizeVocabulary(Vocabulary[T]):
     def new_variable(self, name: str | None) -> str:
         """A name for a Variable that no other one has."""
 
+    def _true_positions(self, mask: T) -> tuple[T, ...]:
+        return self.nonzero(mask)
+
     def _positions(self, mask: T) -> T:
         """The positions of the true elements of a vector."""
         (length,) = self._typed(mask)[1].shape
@@ -230,6 +254,16 @@ class SizeVocabulary(Vocabulary[T]):
         whole = self._map("floor_divide", span, step)
         count = self._map("maximum", whole, 0)
         return self.where(self._map("equal", step, 0), -1, count)
+
+    def _as_rows(self, x: Any, axis: int | None) -> tuple[T, T, int | None]:
+        """``x``, its elements or its slices along ``axis`` as rows of a matrix, and the axis."""
+        lifted, type_ = self._typed(x)
+        if axis is None:
+            return lifted, self.reshape(lifted, (-1, 1)), None
+        where = normalize_axis(axis, type_.ndim)
+        moved, moved_type = self._typed(self.moveaxis(lifted, where, 0))
+        rows = self.reshape(moved, (moved_type.shape[0], prod(moved_type.shape[1:])))
+        return lifted, rows, where
 
     def _groups(self, rows: T) -> tuple[T, T, T]:
         """Equal rows of a matrix: where each first occurs, which one each is, and how often."""
@@ -276,21 +310,12 @@ class SizeVocabulary(Vocabulary[T]):
         differs = self.any(self._differ(rows, before), axis=1)
         return self._map("logical_or", self._map("equal", line, 0), differs)
 
-    def _differ(self, x: T, y: T) -> T:
-        """Whether elements differ; one NaN is like another."""
-        differs = self._map("not_equal", x, y)
-        if not self._typed(x)[1].dtype.is_float:
-            return differs
-        both = self._map("logical_and", self._map("isnan", x), self._map("isnan", y))
-        return self._map("logical_and", differs, self._map("logical_not", both))
-
     def _before(self, x: T, y: T) -> T:
         """Whether elements of ``x`` come before those of ``y``; NaN comes last."""
         if self._typed(x)[1].dtype.is_bool:
             x, y = self.cast(x, UINT8), self.cast(y, UINT8)
-        less = self._map("less", x, y)
+        less = self.less(x, y)
         if not self._typed(x)[1].dtype.is_float:
             return less
-        number = self._map("logical_not", self._map("isnan", x))
-        last = self._map("logical_and", number, self._map("isnan", y))
-        return self._map("logical_or", less, last)
+        last = self.logical_and(self.logical_not(self.isnan(x)), self.isnan(y))
+        return self.logical_or(less, last)

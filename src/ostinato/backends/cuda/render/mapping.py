@@ -7,11 +7,11 @@ import math
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
-from ostinato.backends.cuda.render.independence import have_any_order, is_concurrent
 from ostinato.backends.cuda.render.packs import widest_pack
 from ostinato.backends.cuda.render.transposes import TILE, TILE_THREADS, tile_axis
 from ostinato.backends.cuda.target import WARP
 from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.independence import have_any_order, is_concurrent
 from ostinato.lower.loopir.nodes import Scan, max_extent
 from ostinato.records import dataclass
 

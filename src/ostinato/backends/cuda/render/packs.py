@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.cuda.render.code import interleaves
-from ostinato.backends.cuda.render.independence import reads_its_writes
 from ostinato.lower.loopir.dependences import roots
+from ostinato.lower.loopir.independence import reads_its_writes
 from ostinato.lower.loopir.nodes import (
     Guard,
     Load,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.namespace import CNamespace
 from ostinato.backends.common.clike.scopes import Index
-from ostinato.backends.common.clike.values import CValue, function
+from ostinato.backends.common.clike.values import CValue
 from ostinato.backends.cuda.render.packs import packed_body
 from ostinato.backends.cuda.render.reductions import RunningReduction
 from ostinato.lower.loopir.dependences import roots, written_buffers
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ostinato.variables import Symbol
 
 __all__ = ["every_stage", "grid_loop", "run_in_order", "thread_per_point"]
+
+_NAMESPACE = CNamespace()
 
 
 def thread_per_point(code: NestCode, lanes: int) -> None:
@@ -126,7 +129,7 @@ def _body(
 def _start_scan(code: NestCode, scan: Scan) -> str:
     name = code.writer.fresh("s")
     type_ = code.dialect.register_type(scan.dtype)
-    neutral = code.dialect.literal(scan.dtype, int(scan.op == "prod"))
+    neutral = code.dialect.literal(scan.dtype, scan.neutral)
     code.writer.line(f"{type_} {name} = {neutral};")
     return name
 
@@ -134,7 +137,7 @@ def _start_scan(code: NestCode, scan: Scan) -> str:
 def _scan(code: NestCode, scan: Scan, name: str, scope: Scope) -> None:
     before = CValue(code.code, name, scan.dtype)
     value = code.scalars.value(scan.value, scope)
-    after = function("add" if scan.op == "sum" else "multiply", before, value)
+    after = getattr(_NAMESPACE, scan.combine)(before, value)
     written = before if scan.exclusive else after
     code.scalars.put(scan.buffer, code.dtypes[scan.buffer], scan.index, written, scope)
     code.writer.line(f"{name} = {after.text};")
