@@ -2,7 +2,8 @@
 
 ``python -m tests.conformance.gpu [--stages NAMES] [--graphs N] [--workers N] [--json PATH]`` runs
 the suites with the cases and the oracle of the CPU: ops, control flow, the contract of the runtime,
-random graphs, the model of the ordering rule, faults, and some ops under each tool of compute-sanitizer.
+random graphs, the model of the ordering rule, faults, and some ops under each tool of
+compute-sanitizer.
 Where there is no CUDA driver it says so, and exits with 0.
 """
 
