@@ -84,6 +84,8 @@ class HostDriver:
         self._capturing: set[int] = set()
         self._graphs: dict[int, list[Work]] = {}
         self._happened: dict[int, float] = {}
+        self._recorded: dict[int, int] = {}
+        self._reached: dict[int, int] = {}
         self._clock = itertools.count()
         self._libraries: dict[int, Mapping[str, HostFunction]] = {}
         self._functions: dict[int, HostFunction] = {}
@@ -292,18 +294,21 @@ class HostDriver:
 
     def record(self, event: int, stream: int) -> None:
         self._enter("record", event)
+        self._recorded[event] = number = self._recorded.get(event, 0) + 1
 
         def work() -> None:
             self._happened[event] = float(next(self._clock))
+            self._reached[event] = number
 
         self._do(stream, work)
 
     def wait(self, stream: int, event: int) -> None:
         self._enter("wait", event)
+        number = self._recorded.get(event, 0)  # of the last record so far
 
         def work() -> None:
             for other in list(self._streams):
-                if event not in self._happened and other != stream:
+                if self._reached.get(event, 0) < number and other != stream:
                     self._drain(other)
 
         self._do(stream, work)

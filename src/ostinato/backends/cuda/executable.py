@@ -247,6 +247,15 @@ class CudaExecutable(Executable):
         _check_apart(inputs, outputs)
         self.program.run([*inputs, *outputs], variables)
 
+    def run_many(
+        self, runs: Sequence[tuple[Sequence[Array], Sequence[Array], Sequence[int]]]
+    ) -> None:
+        for inputs, outputs, _ in runs:
+            _check_apart(inputs, outputs)
+        self.program.run_many(
+            [([*inputs, *outputs], variables) for inputs, outputs, variables in runs]
+        )
+
     def run_direct(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ostinato.backends.cuda.graphs import Graphs
 from ostinato.backends.cuda.mapped import mapped_externals
 from ostinato.backends.cuda.memory import DeviceBlock, host_address
+from ostinato.backends.cuda.pipeline import Pipeline
+from ostinato.backends.cuda.places import Places, Transfer
 from ostinato.backends.cuda.staging import Staging
 from ostinato.errors import VariableError
 from ostinato.lower.control import ControlKind
@@ -28,39 +30,13 @@ if TYPE_CHECKING:
     #: Addresses by slot.
     _Slots: TypeAlias = Sequence[int] | Mapping[int, int]
 
-__all__ = ["CudaProgram", "Places"]
+__all__ = ["CudaProgram"]
 
 #: Kernels take inputs and outputs to be aligned by this, so that they can load several elements.
 _ALIGNMENT = 256
 
 #: Graphs of a program that are kept, for the addresses that it ran on last.
 _MOST_GRAPHS = 8
-
-
-class _Transfer(NamedTuple):
-    """A copy between a host array and the memory that a run uses in its place."""
-
-    outside: int
-    inside: int
-    nbytes: int
-
-
-class Places(NamedTuple):
-    """The memory of a run.
-
-    Attributes:
-        fixed: the addresses of the fixed slots.
-        slots: the address of each slot.
-        before, after: copies between arrays and page-locked memory, by the processor.
-        copied_in, copied_out: copies between arrays and the device.
-    """
-
-    fixed: list[int]
-    slots: list[int]
-    before: list[_Transfer]
-    after: list[_Transfer]
-    copied_in: list[_Transfer]
-    copied_out: list[_Transfer]
 
 
 class CudaProgram:
@@ -109,19 +85,23 @@ class CudaProgram:
         self._problems = {step.failure: step.problem for step in steps if step.failure}
         loops = sum(step.control == ControlKind.LOOP for step in steps)
         self._words = len(sizes.variables) + loops
-        self._staging = Staging(
+        self._new_staging = partial(
+            Staging,
             self._gpu,
             externals,
             self._words,
             mapped_externals(steps, externals),
             resets=self._decides or bool(self._problems),
         )
+        self._staging = self._new_staging()
+        self._pipeline: Pipeline | None = None
         decisions = sum(step.control != 0 for step in steps)
         self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""
         self._staging.discard()
+        self._pipeline = None
         if self._graphs is not None:
             self._graphs.clear()
 
@@ -152,6 +132,29 @@ class CudaProgram:
     def run_at(self, places: Places, variables: Sequence[int]) -> None:
         """Run on memory that was found by :meth:`places`; see :meth:`run`."""
         self._carry_out(places, variables, self._decide if self._decides else self._launch_all)
+
+    def run_many(self, runs: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> None:
+        """Run several times, in this order, the copies of one run beside the kernels of another.
+
+        Args:
+            runs: see :meth:`run` for the arguments of each.
+        """
+        if len(runs) < 2 or self._decides or self._problems:
+            for blocks, variables in runs:
+                self.run(blocks, variables)
+            return
+        if self._pipeline is None:
+            stagings = self._staging, self._new_staging()
+            self._pipeline = Pipeline(self._stream, stagings, self._launch_all)
+        pipeline = self._pipeline
+        with self._stream.guard, self._gpu.current() as driver:
+            try:
+                for blocks, variables in runs:
+                    places = self.places(blocks, variables, staging=pipeline.free_staging)
+                    pipeline.run(driver, places, variables)
+                pipeline.finish(driver)
+            finally:  # else work in flight might use memory that is given back
+                pipeline.wait(driver)
 
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
         """Run; return the seconds of each step."""
@@ -184,31 +187,34 @@ class CudaProgram:
         blocks: Sequence[Any],
         variables: Sequence[int],
         addresses: Sequence[int] | None = None,
+        staging: Staging | None = None,
     ) -> Places:
         """The memory of a run on these inputs and outputs.
 
         Args:
             blocks, variables: see :meth:`run`.
             addresses: of the blocks, if they are known.
+            staging: the memory of the run's copies; by default, the program's own.
         """
+        staging = self._staging if staging is None else staging
         fixed = self.fixed_addresses()
         places = Places(fixed, [*fixed], [], [], [], [])
         for number, (external, block) in enumerate(zip(self._externals, blocks, strict=True)):
             if isinstance(block, DeviceBlock | DeviceArray) and block.address % _ALIGNMENT == 0:
                 places.slots.append(block.address)
                 continue
-            inside = self._staging.address(number)
+            inside = staging.address(number)
             places.slots.append(inside)
             nbytes = min(byte_count(block), self.sizes.nbytes(number, variables))
             if nbytes == 0:
                 continue
             if isinstance(block, DeviceBlock | DeviceArray):
-                transfer = _Transfer(block.address, inside, nbytes)
+                transfer = Transfer(block.address, inside, nbytes)
                 (places.copied_out if external.written else places.copied_in).append(transfer)
                 continue
-            staged = self._staging.host_address(number)
+            staged = staging.host_address(number)
             outside = host_address(block) if addresses is None else addresses[number]
-            transfer = _Transfer(outside, staged or inside, nbytes)
+            transfer = Transfer(outside, staged or inside, nbytes)
             if external.written:
                 (places.after if staged else places.copied_out).append(transfer)
             else:
@@ -246,13 +252,16 @@ class CudaProgram:
 
     # -- launches ----------------------------------------------------------------------------------
 
-    def _launch_all(self, driver: Driver, slots: list[int]) -> None:
+    def _launch_all(self, driver: Driver, slots: list[int], staging: Staging | None = None) -> None:
         """All steps of a program without control flow, with the copies of staged memory."""
+        used = self._staging if staging is None else staging
 
         def launch() -> None:
-            self._staging.copy_in(driver, self._stream.handle)
-            self._launch_steps(driver, 0, len(self._steps), slots)
-            self._copy_out(driver)
+            stream, status = self._stream.handle, bool(self._problems)
+            used.copy_in(driver, stream)
+            for step, function in zip(self._steps, self._functions, strict=True):
+                _launch(driver, step, function, slots, used.variables, stream)
+            used.copy_out(driver, stream, status=status)
 
         self._launch_graph(driver, (0, *slots), launch)
 

@@ -44,7 +44,10 @@ _WARPS = 8
 _THREADS = 32 * _WARPS
 
 #: Rows whose sums a thread holds together.
-_ROWS = 8
+_ROWS = 16
+
+#: Rows and columns together, at most: as many as there are lanes to store them.
+_SUMS = 32
 
 #: Columns that a warp computes together, at most: enough loads in flight where ``k`` is short.
 _ACROSS = 4
@@ -156,7 +159,7 @@ class _Shape:
         rows = max(1, min(max_extent(matmul.m), _ROWS))
         columns = bounds(matmul.points)[1] * max_extent(matmul.n)
         busy, across = _BUSY_WARPS * target.multiprocessors, _ACROSS
-        while across > 1 and columns < across * busy:
+        while across > 1 and (columns < across * busy or rows * across > _SUMS):
             across //= 2
         return _Shape(rows, across)
 
