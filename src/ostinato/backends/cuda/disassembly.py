@@ -12,7 +12,7 @@ __all__ = ["disassembled"]
 
 _TOOL = "nvdisasm"
 
-#: Where the CUDA toolkit has it, besides the search path.
+#: The folder of the CUDA toolkit that has it, besides the search path.
 _TOOLKIT = "/usr/local/cuda/bin"
 
 

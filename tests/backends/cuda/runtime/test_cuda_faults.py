@@ -1,4 +1,4 @@
-"""What goes wrong on a GPU, and what still works then; each fault in a process of its own."""
+"""Faults of a GPU, each in a process of its own, and the work that goes on then."""
 
 from __future__ import annotations
 
