@@ -202,9 +202,14 @@ class CudaExecutable(Executable):
 
     def write_state(self, name: str, array: Array | None) -> None:
         state = self._image.states[name]
-        content = state.initial_array() if array is None else np.ascontiguousarray(array)
         slot, offset = state.location
-        self.memory.fixed()[slot].write(offset, bytes_of(content))
+        block = self.memory.fixed()[slot]
+        if array is not None:
+            block.write(offset, bytes_of(np.ascontiguousarray(array)))
+        elif len(element := bytes(state.initial)) == state.itemsize:
+            block.repeat(offset, element, math.prod(state.shape))
+        else:
+            block.write(offset, bytes_of(state.initial_array()))
 
     # -- arrays on the device ----------------------------------------------------------------------
 

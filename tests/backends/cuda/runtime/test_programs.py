@@ -210,3 +210,22 @@ def test_control_flow_is_decided_between_graphs(session: ost.Session, driver: Ho
         found = compiled.run({"x": x0, "count": np.array(trips)})[0]
         np.testing.assert_array_equal(found, x0 * (trips + 1))
     assert driver.count_of("launch_graph") > 5
+
+
+@pytest.mark.parametrize(("init", "copies"), [(0, 0), (1.5, 3)])
+def test_equal_elements_of_a_state_are_not_copied_from_the_host(
+    session: ost.Session, driver: HostDriver, init: float, copies: int
+) -> None:
+    """Three megabytes, in parts of one."""
+    g = ost.Graph("state")
+    state = g.state("s", (3 * 256, 1024), init=init)
+    g.assign(state, state + 1.0)
+    g.set_outputs([g.sum(state)])
+    compiled = session.compile(g)
+    assert driver.count_of("copy") == copies
+    compiled.run({})
+    assert (compiled.read_handle("s") == init + 1).all()
+    before = driver.count_of("copy")
+    compiled.unbind_handle("s")
+    assert driver.count_of("copy") - before == copies
+    assert (compiled.read_handle("s") == init).all()

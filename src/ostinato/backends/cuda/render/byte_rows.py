@@ -46,6 +46,9 @@ _THREADS = 32 * _WARPS
 #: Rows whose sums a thread holds together.
 _ROWS = 16
 
+#: The same where each row is taken apart, beside the words of four columns of codes.
+_SPLIT_ROWS = 8
+
 #: Rows and columns together, at most: as many as there are lanes to store them.
 _SUMS = 32
 
@@ -156,7 +159,8 @@ class _Shape:
 
     @staticmethod
     def of(matmul: Matmul, target: CudaTarget) -> _Shape:
-        rows = max(1, min(max_extent(matmul.m), _ROWS))
+        most = _ROWS if matmul.acc == INT32 else _SPLIT_ROWS
+        rows = max(1, min(max_extent(matmul.m), most))
         columns = bounds(matmul.points)[1] * max_extent(matmul.n)
         busy, across = _BUSY_WARPS * target.multiprocessors, _ACROSS
         while across > 1 and (columns < across * busy or rows * across > _SUMS):
