@@ -106,3 +106,19 @@ def test_few_rows_of_a_grouped_matmul(rows: int, dtype: str) -> None:
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions(verify=True))])
     kernels = [k.kernel for k in session.compile(g).plan.kernels]
     assert sum(isinstance(kernel, FewRowsMatmul) for kernel in kernels) == 2
+
+
+def test_the_matrices_of_experts_that_are_not_chosen_are_not_counted() -> None:
+    g = ost.Graph("chosen")
+    x, ids = g.input("x", (1, 64)), g.input("ids", (1, 2), "int64")
+    rng = np.random.default_rng(0)
+    up, down = (
+        g.constant(rng.normal(size=s).astype(np.float32)) for s in ((16, 64, 96), (16, 96, 64))
+    )
+    g.set_outputs([g.expert_mlp(x, ids, g.input("weights", (1, 2)), None, up, down)])
+    profile = open_session("cudaemu").compile(g).plan.execute_profiled()
+    matrices = 2 * 64 * 96 * 4
+    moved = [record.bytes for record in profile if record.flops > 1000]
+    assert len(moved) == 2
+    assert sum(record.flops for record in profile) == 2 * 2 * 2 * 64 * 96
+    assert all(matrices <= count < matrices * 1.1 for count in moved)

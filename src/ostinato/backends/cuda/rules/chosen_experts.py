@@ -72,8 +72,8 @@ def lower_few_choices(
         finish = layer.gated(layer.element(hidden))
         hidden = layer.matmul("experts' gated hidden units", row, gate[0], finish)
     results = layer.matmul("experts' results", layer.element(hidden), down, None)
-    layer.weigh(region, results)
     lowering.counted.add(root)
+    layer.weigh(region, results)
     return True
 
 
