@@ -16,6 +16,7 @@ from ostinato.dtypes import DType
 from ostinato.ir.graph import Value
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
+from ostinato.ops.special.polynomials import FAMILIES
 
 from .draw import ANY, FLOATS, INTEGERS, NUMBERS, Draw, Recipe
 from .layer_recipes import LAYERS
@@ -348,11 +349,33 @@ def _logcumsumexp(d: Draw, dtype: str) -> Value:
     return d.g.logcumsumexp(x, d.axis(x))
 
 
+def _incomplete_gamma(name: str) -> Recipe:
+    def recipe(d: Draw, dtype: str) -> Value:
+        a = d.of(d.shape(0, 2), dtype, -0.5, 60)
+        return getattr(d.g, name)(a, d.of(a.shape, dtype, -0.5, 60))
+
+    return recipe
+
+
+def _orthogonal(d: Draw, dtype: str) -> Value:
+    x, family = d.of(d.shape(0, 2), dtype, -1.5, 1.5), d.choice((*FAMILIES,))
+    return d.g.orthogonal_polynomial(x, d.of(x.shape, "int32", -1, 9), family, 7)
+
+
+def _gcd(d: Draw, dtype: str) -> Value:
+    x = d.of(d.shape(0, 3), dtype, -100, 100)
+    return d.g.gcd(x, d.of(x.shape, dtype, -100, 100))
+
+
 _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "where": (_where, ANY),
     "bitcast": (_bitcast, INTEGERS),
     "cast": (_cast, ANY),
     "clip": (_clip, NUMBERS),
+    "igamma": (_incomplete_gamma("igamma"), ("float32", "float64")),
+    "igammac": (_incomplete_gamma("igammac"), ("float16",)),
+    "orthogonal_polynomial": (_orthogonal, ("float32", "bfloat16")),
+    "gcd": (_gcd, ("int8", "uint32")),  # long kernels, whose rule is the same for all integers
     "reshape": (_reshape, ANY),
     "permute_dims": (_permute, ANY),
     "broadcast_to": (_broadcast, ANY),

@@ -68,7 +68,7 @@ def _views(g: ost.Graph, x: Value, ids: Value) -> list[Value]:
 def _bins(g: ost.Graph, x: Value, ids: Value) -> list[Value]:
     offsets = g.constant([0, 1, 1])
     return [
-        g.bincount(ids, 5),
+        g.bincount(ids, length=5),
         g.histc(x, 4, -1, 1),
         g.histogram(x, [-1.0, 0.0, 2.0], density=True),
         *(g.embedding_bag(x, ids, offsets, mode=mode) for mode in ("sum", "mean", "max")),

@@ -127,6 +127,14 @@ def test_quantiles_of_infinities_and_wrong_fractions(run):
         g.quantile(x, 0.5, interpolation="cubic")
 
 
+@pytest.mark.parametrize("name", ["median", "nanmedian", "mode", "quantile"])
+def test_nothing_has_no_rank(name):
+    g = Graph()
+    given = (0.5,) if name == "quantile" else ()
+    with pytest.raises(GraphError, match=rf"{name}.*axis 1 of f32\[2,0\] has no elements"):
+        getattr(g, name)(g.input("x", (2, 0)), *given, 1)
+
+
 def test_ranks_along_symbolic_axes(run, ties):
     n = Variable("n", 3, 20)
 

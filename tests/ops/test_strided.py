@@ -32,6 +32,9 @@ def test_strided_views(run, x):
         g.as_strided(g.input("x", (4,)), (3,), (2,))
     with pytest.raises(GraphError, match="reaches beyond"):
         g.as_strided(g.input("y", (4,)), (3,), (-1,), 1)
+    n = Variable("n", 0, 9)
+    with pytest.raises(GraphError, match="the sign of a step is fixed"):
+        g.as_strided(g.input("z", (n, 9)), (3,), (n - 4,), 5)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -132,8 +135,12 @@ def test_indices_of_triangles(run):
         )
         np.testing.assert_array_equal(got[0], np.tril_indices(4, offset, 3))
         np.testing.assert_array_equal(got[1], np.triu_indices(3, offset, 5))
-    with pytest.raises(GraphError, match="symbolic"):
-        Graph().tril_indices(Variable("n", 1, 4), 3)
+    n = Variable("n", 0, 9)
+    got = run(
+        lambda g, x: (g.tril_indices(n, 3, -1), g.triu_indices(3, n)), np.zeros(5), shapes=[(n,)]
+    )
+    np.testing.assert_array_equal(got[0], np.tril_indices(5, -1, 3))
+    np.testing.assert_array_equal(got[1], np.triu_indices(3, 0, 5))
 
 
 def test_turns(run, x):

@@ -156,6 +156,27 @@ def test_indices_between_ints_slices_and_new_axes(run, x):
     np.testing.assert_array_equal(got, x[1][i, i])
 
 
+def test_bools_are_added_as_numbers(run, rng):
+    x, new = rng.random((3, 4)) < 0.5, rng.random((3, 2)) < 0.5
+    ids = np.array([1, 1])
+    wanted = x.copy()
+    wanted[:, 1] |= new.any(1)
+    added, put, least = run(
+        lambda g, x, i, n: (
+            g.index_add(x, i, n, 1),
+            g.index_put(x, [None, i], n, accumulate=True),
+            g.index_reduce(x, i, n, 1, "min", False),
+        ),
+        x,
+        ids,
+        new,
+    )
+    np.testing.assert_array_equal(added, wanted, strict=True)
+    np.testing.assert_array_equal(put, wanted, strict=True)
+    wanted[:, 1] = new.all(1)
+    np.testing.assert_array_equal(least, wanted, strict=True)
+
+
 def test_masks_with_elements_in_order(run, x, rng):
     mask = rng.random((3, 1, 5)) < 0.5
     source = rng.standard_normal(70).astype(np.float32)

@@ -36,6 +36,12 @@ class CompileOptions:
             subnormal numbers count as zero. Off unless wanted.
         streaming_stores: write results that no cache can hold past the caches.
         segments: on GPUs, run small kernels that follow one another as one kernel.
+        library_products: on GPUs, leave large matmuls to cuBLASLt where it is installed.
+        time_products: choose among the algorithms of that library by timing a few on this GPU, once
+            for each product. The answers are stored beside the cache of kernels. Off: the library
+            chooses.
+        tf32: on GPUs, let that library round float32 to 10 bits of mantissa before it multiplies.
+            Sums stay float32; off unless wanted.
         cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
             instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a slot of its own, so
@@ -72,6 +78,9 @@ class CompileOptions:
     amx: bool = False
     streaming_stores: bool = True
     segments: bool = True
+    library_products: bool = True
+    time_products: bool = True
+    tf32: bool = False
     cast_inputs: bool = False
     keep_intermediates: bool = False
     verify: bool = False

@@ -37,6 +37,9 @@ class AffineView(Op):
             len(starts) == len(steps) == x.ndim and all(len(row) == len(shape) for row in steps),
             f"expected a start and {len(shape)} steps for each axis of {x}, got {starts}, {steps}",
         )
+        for step in (step for row in steps for step in row):
+            low, high = bounds(step)
+            self.expect(low >= 0 or high <= 0, f"the sign of a step is fixed, {step} has either")
         self.expect_facts(operands, attrs)
         return (TensorType(x.dtype, shape),)
 
@@ -71,8 +74,8 @@ class AffineView(Op):
 
 
 def _down(step: Dim) -> bool:
-    """Whether indices fall with a step; a symbolic one has a sign at all times."""
-    return bounds(step)[1] < 0
+    """Whether indices fall with a step."""
+    return bounds(step)[1] <= 0
 
 
 AFFINE_VIEW = AffineView()

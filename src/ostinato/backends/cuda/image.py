@@ -24,6 +24,8 @@ class Step(NamedTuple):
         control: the kind of decision, a :class:`~ostinato.lower.control.ControlKind`; else 0.
         target: of a decision, the step that it may jump to.
         nbytes: of a copy, its size.
+        product: of a product by a library, its :class:`~ostinato.backends.cuda.product.Product` as
+            plain tuples; else empty.
         reads, writes: the arguments that the kernel reads and writes, as bits by position.
     """
 
@@ -35,6 +37,7 @@ class Step(NamedTuple):
     control: int = 0
     target: int = 0
     nbytes: int = 0
+    product: tuple[Any, ...] = ()
     reads: int = 0
     writes: int = 0
 

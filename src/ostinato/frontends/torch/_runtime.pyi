@@ -37,7 +37,9 @@ class PreparedCall:
         plain: the classes of tensors that need no care.
         arguments: for each argument ``...`` for a tensor, or the constant that it has to be.
         names: of the keyword arguments, the last ones.
-        inputs, outputs: for each tensor its dtype, as DLPack's code and bits, and its shape.
+        inputs: for each tensor its dtype, as DLPack's code and bits, and its shape.
+        slots: the position of each among the inputs of ``run``.
+        outputs: as ``inputs``.
         run: called with the memory of inputs, that of outputs, and ``variables``.
         variables: of the run.
         watch: has to be intact.
@@ -50,6 +52,7 @@ class PreparedCall:
         arguments: tuple[Any, ...],
         names: tuple[str, ...],
         inputs: tuple[tuple[tuple[int, int], tuple[int, ...]], ...],
+        slots: tuple[int, ...],
         outputs: tuple[tuple[tuple[int, int], tuple[int, ...]], ...],
         run: Any,
         variables: Sequence[Any],

@@ -9,7 +9,12 @@ from ostinato.frontends.torch.aliasing import written_inputs
 from ostinato.frontends.torch.call import Complex
 from ostinato.frontends.torch.guards import guard_facts
 from ostinato.frontends.torch.importer import Importer
-from ostinato.frontends.torch.program import BUFFER_MUTATION, USER_INPUT, USER_OUTPUT, TensorMeta
+from ostinato.frontends.torch.program import (
+    BUFFER_MUTATION,
+    INPUT_MUTATION,
+    USER_OUTPUT,
+    TensorMeta,
+)
 from ostinato.frontends.torch.symbols import SymbolTable
 from ostinato.ir.facts import Fact
 from ostinato.ir.graph import Value
@@ -26,7 +31,15 @@ if TYPE_CHECKING:
     from ostinato.ir.stored import Array
     from ostinato.variables import Dim
 
-__all__ = ["DEFAULT_BOUNDS", "Sizes", "build_graph", "chosen_sizes", "conditions"]
+__all__ = [
+    "DEFAULT_BOUNDS",
+    "Sizes",
+    "build_graph",
+    "checked",
+    "chosen_sizes",
+    "conditions",
+    "mutated_inputs",
+]
 
 #: The first bounds of a dynamic size without an upper one: a run may exceed them.
 DEFAULT_BOUNDS = (1, 512)
@@ -123,10 +136,8 @@ def _unique(name: str, taken: set[str]) -> str:
 
 def _graph(program: Program, name: str, dims: Mapping[str, Dim]) -> Graph:
     graph = Graph(name)
-    inputs = {spec.name: spec for spec in program.inputs}
-    mutated = {spec.target for spec in program.outputs if spec.kind == BUFFER_MUTATION}
-    written = {n for n in inputs if inputs[n].target in mutated} | written_inputs(program)
-    kept = {n for n in written if inputs[n].kind != USER_INPUT}
+    users = {spec.target for spec in program.users()}
+    kept = mutated_inputs(program) - users
     importer = Importer(program, graph, dims, kept)
     results = importer.run()
     outputs: dict[str, Value] = {}
@@ -134,23 +145,27 @@ def _graph(program: Program, name: str, dims: Mapping[str, Dim]) -> Graph:
         value = _tensor(graph, result)
         if spec.kind == USER_OUTPUT and value is not None:
             outputs[_free(spec.target, outputs)] = value
-    states: list[tuple[Value, Value]] = []
-    for leaf, result in importer.written.items():
-        given = inputs[leaf]
+    for target, result in importer.written.items():
         value = _tensor(graph, result)
         assert value is not None
-        if given.kind == USER_INPUT:
-            outputs[_free(given.target, outputs)] = value
-        elif given.target in graph.states:
-            states.append((graph.states[given.target], value))
+        if target in users:
+            outputs[_free(target, outputs)] = value
+        else:
+            graph.assign(graph.states[target], value)
     facts = [*conditions(program, dims), *importer.facts]
     if outputs:
         first = next(iter(outputs))
-        outputs[first] = _checked(graph, outputs[first], facts)
+        outputs[first] = checked(graph, outputs[first], facts)
     graph.set_outputs(outputs)
-    for state, value in dict(states).items():
-        graph.assign(state, value)
     return graph
+
+
+def mutated_inputs(program: Program) -> set[str]:
+    """The inputs, by ``target``, that a program may write to."""
+    kinds = (BUFFER_MUTATION, INPUT_MUTATION)
+    found = {spec.target for spec in program.outputs if spec.kind in kinds}
+    names = written_inputs(program)
+    return found | {spec.target for spec in program.inputs if spec.name in names}
 
 
 def conditions(program: Program, dims: Mapping[str, Dim]) -> Iterator[Fact]:
@@ -182,7 +197,7 @@ def _range_facts(program: Program, dims: Mapping[str, Dim]) -> Iterator[Fact]:
                 yield most
 
 
-def _checked(graph: Graph, value: Value, facts: list[Fact]) -> Value:
+def checked(graph: Graph, value: Value, facts: list[Fact]) -> Value:
     """``value``, in runs whose sizes meet all conditions."""
     for fact in dict.fromkeys(facts):
         with graph.labelled(fact.node or "guard"):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
-__all__ = ["Call", "Complex", "Converter", "NotSupported", "SizeCondition", "Writes"]
+__all__ = ["Call", "Complex", "Converter", "NotSupported", "SizeCondition", "Unavailable", "Writes"]
 
 
 class NotSupported(Exception):
@@ -48,6 +48,17 @@ class Complex:
     @property
     def ndim(self) -> int:
         return self.pairs.ndim - 1
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """A result that a converter does not compute; a node that reads it is not supported.
+
+    Attributes:
+        what: the result, for messages.
+    """
+
+    what: str
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from ostinato.frontends.torch.partitioning import counts_as_node, eager_by_natur
 from ostinato.frontends.torch.probe import find_unsupported
 from ostinato.frontends.torch.program import USER_INPUT, InputSpec, Program
 from ostinato.frontends.torch.report import EagerNode, GraphReport, Report
-from ostinato.frontends.torch.schedule import Schedule
+from ostinato.frontends.torch.schedule import Schedule, attribute
+from ostinato.records import replace
 from ostinato.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class _Compiler:
 
         def compile_traced(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
             done = GraphReport(_compile_name(), kind)
-            compiled = _TracedGraph(module, kind, self._options, self._session, done).schedule()
+            compiled = _TracedGraph(module, kind, self._options, self._session, done).function()
             self.reports.append(done)
             return compiled
 
@@ -208,8 +209,8 @@ class _TracedGraph:
         self._nodes = {node.name: node for node in read_nodes(module)}
         self._symbols = _symbols(self._placeholders)
 
-    def schedule(self) -> Schedule:
-        """The steps that run the graph.
+    def function(self) -> Callable[[list[Any]], Sequence[Any]]:
+        """A function that runs the graph on a list of arguments, and empties it.
 
         Raises:
             UnsupportedOpError: there are nodes without an equivalent, and no fallback.
@@ -235,8 +236,7 @@ class _TracedGraph:
             if part is None:
                 schedule.add_eager(phase.nodes)
             else:
-                schedule.add_native(part, phase.nodes)
-        schedule.finish()
+                schedule.add_native(part, [*phase.nodes, *phase.copies])
         natives = [part for part in parts if part is not None]
         done.partitions = len(natives)
         done.native_nodes = sum(
@@ -251,7 +251,7 @@ class _TracedGraph:
         ]
         done.variables = list(dict.fromkeys(v for part in natives for v in part.variables))
         done.watch(natives)
-        return schedule
+        return schedule.function()
 
     def _unsupported(self) -> dict[str, str]:
         """The nodes without an equivalent, with the reasons."""
@@ -262,7 +262,14 @@ class _TracedGraph:
         nodes = tuple(self._nodes.values())
         used = symbols_of([*(s.meta for s in specs), *(m for n in nodes for m in n.metas)])
         program = Program(self._done.name, tuple(specs), nodes, ())
-        return find_unsupported(program, variables_of(self._symbols, used))
+        symbols = {name: self._symbols[name] for name in self._symbols if name in used}
+        found = find_unsupported(program, variables_of(symbols))
+        grouped = {name: replace(s, group=s.hint) for name, s in symbols.items()}
+        if found and len({s.hint for s in symbols.values()}) < len(symbols):
+            fewer = find_unsupported(program, variables_of(grouped))
+            if len(fewer) < len(found):  # sizes that PyTorch takes for equal without saying so
+                self._symbols, found = grouped, fewer
+        return found
 
     def _eager_node(self, name: str, reason: str) -> EagerNode:
         node = self._nodes[name]
@@ -322,9 +329,7 @@ def _constants(module: GraphModule) -> dict[Node, torch.Tensor]:
     found = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            value: Any = module
-            for part in str(node.target).split("."):
-                value = getattr(value, part)
+            value = attribute(module, node)
             if isinstance(value, torch.Tensor):
                 node.meta.setdefault("val", value)
                 found[node] = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -13,11 +14,12 @@ from torch.fx.experimental import _config as export_config
 
 from ostinato.errors import InputError, VariableError
 from ostinato.frontends.torch.assembly import build_graph
+from ostinato.frontends.torch.decompositions import decomposed
 from ostinato.frontends.torch.dynamic_shapes import DynamicShapes
-from ostinato.frontends.torch.fx import read_exported
+from ostinato.frontends.torch.fx import leaf_trees, read_exported
 from ostinato.frontends.torch.importer import UnsupportedNodesError
-from ostinato.frontends.torch.tensors import weight_source
-from ostinato.records import dataclass, field
+from ostinato.frontends.torch.weight_sources import weight_source
+from ostinato.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["Exported", "export", "from_torch", "with_decompositions"]
+#: Decompositions of decompositions: none goes deeper.
+_MOST_ROUNDS = 8
+
+__all__ = ["Exported", "as_module", "export", "from_torch", "with_decompositions"]
 
 
 def from_torch(
@@ -92,6 +97,13 @@ class Exported:
     tensors: Mapping[str, torch.Tensor]
     dims: Mapping[str, Dim] = field(default_factory=dict)
 
+    @property
+    def out_spec(self) -> Any:
+        """The tree of the results."""
+        trees = leaf_trees(self.exported)
+        assert trees is not None
+        return trees[1]
+
     def graph(self) -> Graph:
         """The graph.
 
@@ -102,38 +114,24 @@ class Exported:
 
 
 def with_decompositions(exported: Exported, build: Callable[[Program], T]) -> T:
-    """What ``build`` makes of a program; ops without a converter are decomposed where needed.
+    """Apply ``build`` to a program, with ops that have no converter decomposed where needed.
 
     Raises:
         UnsupportedOpError: lists every node that has no equivalent even so.
     """
-    try:
-        return build(exported.program)
-    except UnsupportedNodesError as error:
-        table = _decompositions(exported.exported, error.targets)
-        if not table:
-            raise
+    current, program = exported.exported, exported.program
+    for _ in range(_MOST_ROUNDS):
         try:
-            simpler = exported.exported.run_decompositions(table)
-        except Exception:  # PyTorch's own decompositions fail for some programs
-            raise error from None
-        return build(read_exported(simpler, exported.name, exported.weights, exported.tensors))
-
-
-def _decompositions(exported: ExportedProgram, targets: frozenset[str]) -> dict[Any, Any]:
-    """PyTorch's decompositions of the ops of a program that are among ``targets``."""
-    default = torch.export.default_decompositions()
-    every = torch._decomp.decomposition_table
-    table = {}
-    for module in exported.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            op = node.target
-            if str(op) in targets and isinstance(op, torch._ops.OpOverload):
-                if op in default:
-                    table[op] = default[op]
-                elif op in every:
-                    table[op] = every[op]
-    return table
+            return build(program)
+        except UnsupportedNodesError as error:
+            simpler = decomposed(current, error.targets)
+            if simpler is None:
+                raise
+        current = simpler
+        program = read_exported(current, exported.name, exported.weights, exported.tensors)
+        # The conditions of the export stay: a decomposed program has none of its own.
+        program = replace(program, guards=exported.program.guards, names=exported.program.names)
+    return build(program)
 
 
 def export(
@@ -155,7 +153,7 @@ def export(
                 "an ExportedProgram has its example arguments and dynamic shapes already"
             )
         return _read(source, name or "exported_program")
-    module, found_name = _as_module(source)
+    module, found_name = as_module(source)
     args, kwargs = _checked_arguments(args, kwargs)
     _check_weights(module)
     shapes = DynamicShapes(dynamic_shapes)
@@ -187,10 +185,34 @@ class _Function(torch.nn.Module):  # type: ignore[misc]  # PyTorch's classes are
         if isinstance(owner, torch.nn.Module):
             self.owner = owner  # its weights keep their names
             self.train(owner.training)
-        self.forward = function
+        self.forward = _forward_of(function)
 
 
-def _as_module(source: Any) -> tuple[torch.nn.Module, str]:
+def _forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls ``function``.
+
+    PyTorch records the lines of frames called ``forward`` alone: that of this one is the line where
+    ``function`` begins.
+    """
+
+    @wraps(function)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        named: Any = forward
+        at = code.co_firstlineno - 1
+        named.__code__ = named.__code__.replace(co_filename=code.co_filename, co_firstlineno=at)
+    return forward
+
+
+def as_module(source: Any) -> tuple[torch.nn.Module, str]:
+    """A module that calls ``source``, and its name.
+
+    Raises:
+        InputError: it is none, and no function.
+    """
     if isinstance(source, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         raise InputError(
             "a ScriptModule can not be exported by PyTorch; give the module that it was made from"

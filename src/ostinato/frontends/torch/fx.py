@@ -8,6 +8,7 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ostinato.errors import UnsupportedOpError
+from ostinato.frontends.torch.leaf_names import argument_names, result_names
 from ostinato.frontends.torch.program import (
     BUFFER,
     BUFFER_MUTATION,
@@ -27,17 +28,18 @@ from ostinato.frontends.torch.program import (
     TensorMeta,
     source_line,
 )
-from ostinato.frontends.torch.pytrees import argument_names, result_names
+from ostinato.frontends.torch.pytrees import leaf_paths
+from ostinato.records import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
 
     from ostinato.ir.stored import ParamSource
 
-__all__ = ["meta_of", "read_exported", "read_nodes"]
+__all__ = ["leaf_trees", "meta_of", "read_exported", "read_nodes"]
 
 #: A greater upper bound of a size is none.
 _LARGEST = 2**31
@@ -91,6 +93,9 @@ def read_exported(
         value = getattr(argument, "value", None)
         target = first_names.get(target, target) if kind != USER_INPUT else target
         inputs.append(InputSpec(argument.name, kind, meta, target, value))
+    users = {spec.target for spec in inputs if spec.kind == USER_INPUT}
+    inputs = [_apart(spec, users) for spec in inputs]
+    weights = {weight_name(target, users): source for target, source in weights.items()}
     by_name = {spec.name: spec.target for spec in inputs}
     targets = {given.target: by_name[given.arg.name] for given in _weights(exported)}
     outputs = []
@@ -116,6 +121,17 @@ def read_exported(
     return Program(name, tuple(inputs), nodes, tuple(outputs), symbols, weights, guards=guards)
 
 
+def weight_name(name: str, users: Collection[str]) -> str:
+    """The name of a weight in the graph: another one where an argument has it."""
+    return f"self.{name}" if name in users else name
+
+
+def _apart(spec: InputSpec, users: Collection[str]) -> InputSpec:
+    if spec.kind == USER_INPUT:
+        return spec
+    return replace(spec, target=weight_name(spec.target, users))
+
+
 def _weights(exported: ExportedProgram) -> Iterator[Any]:
     specs = exported.graph_signature.input_specs
     return (spec for spec in specs if _INPUT_KINDS.get(spec.kind) != USER_INPUT)
@@ -134,14 +150,24 @@ def _first_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return names
 
 
-def _leaf_names(exported: ExportedProgram) -> tuple[Iterator[str], Iterator[str]]:
-    """The names of the user's inputs, and of the results, in order."""
+def leaf_trees(exported: ExportedProgram) -> tuple[Any, Any, Sequence[str]] | None:
+    """The trees of the arguments and of the results, and the names of the arguments."""
     for entry in exported.module_call_graph:
         if entry.fqn == "" and entry.signature is not None:
             known = entry.signature
-            names = argument_names(known.in_spec, known.forward_arg_names or ())
-            return iter(names), iter(result_names(known.out_spec))
-    return iter(()), iter(())
+            return known.in_spec, known.out_spec, known.forward_arg_names or ()
+    return None
+
+
+def _leaf_names(exported: ExportedProgram) -> tuple[Iterator[str], Iterator[str]]:
+    """The names of the user's inputs, and of the results, in order."""
+    trees = leaf_trees(exported)
+    if trees is None:
+        return iter(()), iter(())
+    arguments, results, names = trees
+    return iter(argument_names(leaf_paths(arguments), names)), iter(
+        result_names(leaf_paths(results))
+    )
 
 
 def read_nodes(module: GraphModule) -> tuple[ProgramNode, ...]:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import GraphError, ModelFormatError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.torch.aliasing import INLINED, Tensor, View, aliases, functional_target
-from ostinato.frontends.torch.call import Call, Complex, NotSupported, Writes
+from ostinato.frontends.torch.call import Call, Complex, NotSupported, Unavailable, Writes
 from ostinato.frontends.torch.converters import find_converter
 from ostinato.frontends.torch.element_types import COMPLEX, ELEMENT_TYPES
+from ostinato.frontends.torch.layout import is_contiguous
 from ostinato.frontends.torch.program import (
     BUFFER_MUTATION,
+    INOUT,
     INPUT_MUTATION,
     USER_INPUT,
     Named,
@@ -48,6 +50,10 @@ class UnsupportedNodesError(UnsupportedOpError):
     targets: frozenset[str] = frozenset()
 
 
+#: Ops that address the memory behind their operand.
+_STORAGE_OPS = frozenset({"aten.as_strided", "aten.as_strided_copy"})
+
+
 class _Missing:
     """The result of a node that could not be converted; nodes that read it are skipped."""
 
@@ -62,7 +68,9 @@ class Importer:
         program: the program.
         g: an empty graph.
         dims: what the program's symbols stand for.
-        states: the inputs, by name, that become states of the graph.
+        states: the weights, by ``target``, that become states of the graph.
+        inouts: the inputs, by ``target``, that become states in memory that each run is given.
+        lifted: the weights, by ``target``, that become inputs.
 
     Attributes:
         unsupported: a line for each node without an equivalent.
@@ -76,8 +84,10 @@ class Importer:
         g: Graph,
         dims: Mapping[str, Dim],
         states: Collection[str] = (),
+        inouts: Collection[str] = (),
+        lifted: Collection[str] = (),
     ) -> None:
-        self._states = states
+        self._states, self._inouts, self._lifted = states, inouts, lifted
         self._program = program
         self._g = g
         self._symbols = SymbolTable(program.symbols)
@@ -122,16 +132,16 @@ class Importer:
 
     @property
     def written(self) -> dict[str, Any]:
-        """By name of an input that the program writes to, its new elements."""
-        by_target = {spec.target: spec.name for spec in self._program.inputs}
-        found = {
-            name: leaf.read()
-            for name, leaf in self.leaves.items()
-            if isinstance(leaf, Tensor) and leaf.written
-        }
-        for spec, result in zip(self._program.outputs, self.results, strict=True):
-            if spec.kind in (BUFFER_MUTATION, INPUT_MUTATION) and spec.target in by_target:
-                found[by_target[spec.target]] = _read(result)
+        """By ``target`` of an input that the program writes to, its new elements."""
+        found = {}
+        for spec in self._program.inputs:
+            leaf = self.leaves[spec.name]
+            if isinstance(leaf, Tensor) and leaf.written:
+                found[spec.target] = leaf.read()
+        targets = {spec.target for spec in self._program.inputs}
+        for output, result in zip(self._program.outputs, self.results, strict=True):
+            if output.kind in (BUFFER_MUTATION, INPUT_MUTATION) and output.target in targets:
+                found[output.target] = _read(result)
         return found
 
     # -- leaves -----------------------------------------------------------------------------
@@ -160,10 +170,14 @@ class Importer:
         return tensor
 
     def _value(self, spec: InputSpec, shape: tuple[Dim, ...], dtype: str) -> Value:
-        if spec.kind == USER_INPUT:
+        if spec.target in self._inouts:
+            return self._g.inout(spec.target, shape, dtype)
+        if spec.kind == USER_INPUT or spec.target in self._lifted:
             return self._g.input(spec.target, shape, dtype)
+        if spec.kind == INOUT:
+            return self._g.inout(spec.target, shape, dtype)
         value = self._program.weights.get(spec.target)
-        if spec.name in self._states:
+        if spec.target in self._states:
             start = 0 if value is None else elements(value)
             return self._g.state(spec.target, shape, dtype, start)
         return self._g.param(spec.target, shape, dtype, value=value)
@@ -192,6 +206,7 @@ class Importer:
             kwargs = {name: self._resolve(arg, names) for name, arg in node.kwargs.items()}
             if _holds_missing(args) or _holds_missing(tuple(kwargs.values())):
                 return _MISSING
+            _expect_available((*args, *kwargs.values()), node.target)
             if node.target == "_operator.getitem" and isinstance(args[0], tuple):
                 return args[0][args[1]]
             if node.target in INLINED:
@@ -225,6 +240,8 @@ class Importer:
         except TypeError as error:
             raise NotSupported(f"its arguments have no equivalent: {error}") from None
         arguments = dict([*bound.arguments.items()][1:])
+        if (in_place or node.target).rpartition(".")[0] in _STORAGE_OPS:
+            args = (_storage(args[0], arguments), *args[1:])
         operand = args[0] if args and isinstance(args[0], Tensor) else None
         plain = {name: _read(argument) for name, argument in kwargs.items()}
 
@@ -381,6 +398,33 @@ def _fitted(g: Graph, result: Any, target: Any) -> Any:
         raise NotSupported("it writes real numbers to a complex tensor, or the reverse")
     fitted = result if result.dtype == target.dtype else g.cast(result, target.dtype)
     return fitted if fitted.shape == target.shape else g.broadcast_to(fitted, target.shape)
+
+
+def _expect_available(arguments: Sequence[Any], target: str) -> None:
+    for item in arguments:
+        if isinstance(item, Unavailable):
+            raise NotSupported(f"{item.what} is not computed")
+        if isinstance(item, tuple) and target != "_operator.getitem":
+            _expect_available(item, target)
+
+
+def _storage(operand: Any, arguments: Mapping[str, Any]) -> Any:
+    """The tensor that has the memory of ``operand``, if it is in C order.
+
+    Raises:
+        NotSupported: it is not, or the place of the operand in it is not known.
+    """
+    if not isinstance(operand, Tensor):
+        return operand
+    whole, meta = operand.root, operand.root.meta
+    placed = whole is operand or arguments.get("storage_offset") is not None
+    if meta is None or meta.strides is None or not placed:
+        raise NotSupported("the layout of its operand in memory is not known")
+    sizes = [size for size in (*meta.shape, *meta.strides) if isinstance(size, int)]
+    rank = len(meta.shape)
+    if len(sizes) < 2 * rank or not is_contiguous(sizes[:rank], sizes[rank:]):
+        raise NotSupported("its operand is not contiguous in memory")
+    return whole
 
 
 def _holds_missing(arguments: tuple[Any, ...]) -> bool:

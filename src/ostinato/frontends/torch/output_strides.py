@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ostinato.frontends.torch.layout import contiguous_strides
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -43,8 +44,23 @@ class OutputStrides:
         if shape is None or strides is None:
             return OutputStrides()
         numbers = all(isinstance(n, int) for n in (*traced.shape, *traced.stride()))
-        exact = (shape, strides) if numbers else None
-        if 0 in shape or traced.is_complex():
+        return OutputStrides.at(shape, strides, fixed=numbers, is_complex=traced.is_complex())
+
+    @staticmethod
+    def at(
+        shape: tuple[int, ...], strides: tuple[int, ...], *, fixed: bool, is_complex: bool
+    ) -> OutputStrides:
+        """The strides of a tensor.
+
+        Args:
+            shape, strides: of the trace.
+            fixed: whether those of every call are the same.
+            is_complex: whether its elements are complex numbers.
+        """
+        exact = (shape, strides) if fixed else None
+        if 0 not in shape and strides == contiguous_strides(shape):
+            return OutputStrides()
+        if 0 in shape or is_complex:
             return OutputStrides(None, (), exact, bool(exact) and 0 not in shape)
         repeated = tuple(a for a, n in enumerate(shape) if n > 1 and strides[a] == 0)
         if repeated and exact is None:

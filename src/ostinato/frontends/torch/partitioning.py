@@ -6,6 +6,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.fx
 
 from ostinato.records import dataclass, field
 
@@ -27,6 +28,8 @@ class Phase:
         inputs: of a native one, the tensors that it reads.
         scalars: of a native one, the numbers that it reads.
         outputs: of a native one, the tensors that others read.
+        writes: of a native one, by placeholder, the value that its tensor takes.
+        copies: the nodes of the graph that write these values.
     """
 
     native: bool
@@ -34,6 +37,8 @@ class Phase:
     inputs: list[Node] = field(default_factory=list)
     scalars: list[Node] = field(default_factory=list)
     outputs: list[Node] = field(default_factory=list)
+    writes: dict[Node, Node] = field(default_factory=dict)
+    copies: list[Node] = field(default_factory=list)
 
 
 def partition(
@@ -91,11 +96,22 @@ def counts_as_node(node: Node) -> bool:
 
 def _is_ordered(node: Node) -> bool:
     """Whether a node has to keep its place among others of its kind."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        tags = node.target.tags
-        if torch.Tag.nondeterministic_seeded in tags or node.target._schema.is_mutable:
-            return True
-    return bool(node.is_impure())
+    return _is_random(node) or _writes(node) or node.is_impure(impure_random=False)
+
+
+def _is_random(node: Node) -> bool:
+    """Whether a node takes numbers from PyTorch's generator."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    arguments = node.target._schema.arguments
+    for position, argument in enumerate(arguments):
+        if argument.name == "dropout_p":  # attention, which is random only where it drops
+            default = argument.default_value
+            given = node.args[position] if position < len(node.args) else default
+            return bool(node.kwargs.get("dropout_p", given))
+    return True
 
 
 def _reason(node: Node) -> str:
@@ -106,9 +122,9 @@ def _reason(node: Node) -> str:
         return ""
     if _writes(node):
         return "it writes to a tensor of the caller"
-    if torch.Tag.nondeterministic_seeded in node.target.tags:
+    if _is_random(node):
         return "its numbers come from PyTorch's generator"
-    if node.is_impure():
+    if node.is_impure(impure_random=False):
         return "it has side effects"
     for tensor in _tensors(node):
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
@@ -171,7 +187,14 @@ def _numbers(graph: Graph, eager: Mapping[str, str]) -> dict[Node, int]:
 def _phases(graph: Graph, numbers: dict[Node, int]) -> list[Phase]:
     views = _outside_views(numbers)
     phases: dict[int, Phase] = {}
+    in_place = _writes_in_place(numbers, views)
     for node, number in numbers.items():
+        if node in in_place:
+            phase = phases[in_place[node]]
+            placeholder, value = node.args[:2]
+            phase.writes[placeholder] = value
+            phase.copies.append(node)
+            continue
         if number % 2 == 0 and node not in views.dropped:
             phases.setdefault(number, Phase(native=True)).nodes.append(node)
         if node in views.repeated:
@@ -181,7 +204,7 @@ def _phases(graph: Graph, numbers: dict[Node, int]) -> list[Phase]:
             phases.setdefault(number, Phase(native=False)).nodes.append(node)
     for phase in phases.values():
         if phase.native:
-            _find_interface(phase, views.repeated)
+            _find_interface(phase, views.repeated, in_place)
     return [phases[number] for number in sorted(phases)]
 
 
@@ -222,7 +245,60 @@ def _outside_views(numbers: dict[Node, int]) -> _Views:
     return views
 
 
-def _find_interface(phase: Phase, repeated: Mapping[Node, int]) -> None:
+def _writes_in_place(numbers: Mapping[Node, int], views: _Views) -> dict[Node, int]:
+    """The copies to placeholders that native partitions can make, with the partition's number.
+
+    Nodes outside of the partition must have read the tensor before it, since it writes to the
+    tensor as soon as its own nodes have read it.
+    """
+    found: dict[Node, int] = {}
+    for node in numbers:
+        if node.target is not torch.ops.aten.copy_.default or len(node.args) != 2 or node.users:
+            continue
+        placeholder: Any = node.args[0]
+        value: Any = node.args[1]
+        number = numbers.get(value, -1) if isinstance(value, torch.fx.Node) else -1
+        if placeholder.op != "placeholder" or number < 0 or number % 2 or value in views.dropped:
+            continue
+        if not _replaceable(placeholder.meta["val"], value.meta["val"]):
+            continue
+        readers = _readers(placeholder) - {node}
+        if all(
+            numbers.get(n, number + 1) < number or (numbers.get(n) == number and not repeated)
+            for n in readers
+            for repeated in (n in views.repeated,)
+        ):
+            found[node] = number
+    return found
+
+
+def _replaceable(tensor: Any, value: Any) -> bool:
+    """Whether the elements of a value can be computed in the memory of a tensor."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype == value.dtype
+        and not tensor.is_complex()
+        and tensor.is_contiguous()
+        and [*map(str, tensor.shape)] == [*map(str, value.shape)]
+    )
+
+
+def _readers(placeholder: Node) -> set[Node]:
+    """The nodes that read a tensor, also through views."""
+    found: set[Node] = set()
+    waiting = [placeholder]
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in found:
+                found.add(user)
+                if _is_view(user):
+                    waiting.append(user)
+    return found
+
+
+def _find_interface(
+    phase: Phase, repeated: Mapping[Node, int], in_place: Mapping[Node, int]
+) -> None:
     """The tensors and numbers that a native phase reads, and the tensors that others read."""
     members = set(phase.nodes)
     inputs: dict[Node, None] = {}
@@ -230,6 +306,7 @@ def _find_interface(phase: Phase, repeated: Mapping[Node, int]) -> None:
         for read in node.all_input_nodes:
             if read not in members:
                 inputs[read] = None
+    inputs.update(dict.fromkeys(phase.writes))
     phase.inputs = [node for node in inputs if is_tensor(node)]
     phase.scalars = [node for node in inputs if not is_tensor(node)]
     phase.outputs = [
@@ -237,5 +314,8 @@ def _find_interface(phase: Phase, repeated: Mapping[Node, int]) -> None:
         for node in phase.nodes
         if node not in repeated
         and isinstance(node.meta.get("val"), torch.Tensor)
-        and any(user not in members or user in repeated for user in node.users)
+        and any(
+            user in repeated or (user not in members and user not in in_place)
+            for user in node.users
+        )
     ]

@@ -20,6 +20,7 @@ __all__ = [
     "BUFFER",
     "BUFFER_MUTATION",
     "CONSTANT",
+    "INOUT",
     "INPUT_MUTATION",
     "PARAMETER",
     "USER_INPUT",
@@ -40,8 +41,9 @@ __all__ = [
 #: A size: a number, or an expression over the program's symbols as SymPy prints it.
 Size: TypeAlias = "int | str"
 
-#: Kinds of :class:`InputSpec`.
+#: Kinds of :class:`InputSpec`; the program writes to the caller's memory of an in-out input.
 USER_INPUT, PARAMETER, BUFFER, CONSTANT = "user_input", "parameter", "buffer", "constant"
+INOUT = "inout"
 
 #: Kinds of :class:`OutputSpec`.
 USER_OUTPUT, BUFFER_MUTATION, INPUT_MUTATION = "user_output", "buffer_mutation", "input_mutation"
@@ -135,7 +137,8 @@ class InputSpec:
 
     Attributes:
         name: as nodes refer to it.
-        kind: :data:`USER_INPUT`, :data:`PARAMETER`, :data:`BUFFER` or :data:`CONSTANT`.
+        kind: :data:`USER_INPUT`, :data:`PARAMETER`, :data:`BUFFER`, :data:`CONSTANT` or
+            :data:`INOUT`.
         meta: its type; ``None`` for an input that is no number.
         target: of a weight, its qualified name within the module; of a user's input, the name that
             its graph gives it.

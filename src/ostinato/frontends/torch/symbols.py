@@ -1,13 +1,8 @@
-"""Sizes of a program: expressions as SymPy prints them, as dims of a graph.
-
-Both of SymPy's forms are read: ``2*s0 + 1`` and ``Add(Mul(Integer(2), Symbol('s0')), Integer(1))``.
-"""
+"""Sizes of a program: expressions as SymPy prints them, as dims of a graph."""
 
 from __future__ import annotations
 
 import ast
-import operator
-import re
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ModelFormatError, UnsupportedOpError
@@ -31,8 +26,6 @@ _FUNCTIONS: dict[str, Callable[[Dim, Dim], Dim]] = {
     "PythonMod": remainder,
     "Max": maximum,
     "Min": minimum,
-    "Add": operator.add,
-    "Mul": operator.mul,
 }
 
 
@@ -119,12 +112,6 @@ class SymbolTable:
                 raise UnsupportedOpError(
                     f"the size {whole!r} depends on {name}, which no input gives"
                 )
-            case ast.Call(func=ast.Name(id="Symbol"), args=[ast.Constant(value=str() as name), *_]):
-                return self._evaluate(ast.Name(name), whole)
-            case ast.Call(func=ast.Name(id="Integer"), args=[number]):
-                return self._evaluate(number, whole)
-            case ast.Call(func=ast.Name(id="Pow"), args=[left, right]):
-                return self._binary(ast.Pow(), left, right, whole)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._evaluate(operand, whole)
             case ast.BinOp(left=left, op=op, right=right):
@@ -176,9 +163,4 @@ class SymbolTable:
 
 def _symbol_name(size: Any) -> str | None:
     """The symbol that an expression consists of."""
-    if not isinstance(size, str):
-        return None
-    if size.isidentifier():
-        return size
-    found = re.fullmatch(r"Symbol\('(\w+)'(, \w+=\w+)*\)", size)
-    return found[1] if found else None
+    return size if isinstance(size, str) and size.isidentifier() else None

@@ -1,10 +1,12 @@
-"""Weights of a compiled graph that are tensors of the caller's."""
+"""Weights of a compiled graph that are tensors of the caller's. This module imports PyTorch."""
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import torch
+
+from ostinato.frontends.torch._runtime import Watch
 from ostinato.frontends.torch.tensors import array_of
 
 if TYPE_CHECKING:
@@ -12,7 +14,13 @@ if TYPE_CHECKING:
 
     from ostinato.runtime.compiled_graph import CompiledGraph
 
-__all__ = ["Weights"]
+__all__ = ["Weights", "watch_of"]
+
+
+def watch_of(tensors: Sequence[torch.Tensor]) -> Watch:
+    """A watch over the memory, the dtypes and the versions of tensors."""
+    versioned = tuple((tensor, not tensor.is_inference()) for tensor in tensors)
+    return Watch(torch.Tensor.__dlpack_c_exchange_api__, torch.Tensor._version, (), versioned)
 
 
 class Weights:
@@ -23,55 +31,39 @@ class Weights:
 
     Args:
         names: of the params, in order.
-        start: the position of the first among the arguments of a call.
         checked: whether changes after the first call are looked for.
 
     Attributes:
+        watch: over the tensors, once they are packed.
         repacked: the number of calls before which weights had changed.
     """
 
-    def __init__(self, names: Sequence[str], start: int, *, checked: bool) -> None:
+    def __init__(self, names: Sequence[str], *, checked: bool) -> None:
         self._names = names
-        self._start = start
         self._checked = checked
-        self._known: list[tuple[Any, int, int]] | None = None
+        self._packed: tuple[torch.Tensor, ...] | None = None
+        self.watch: Watch | None = None
         self.repacked = 0
 
-    def stale(self, given: Sequence[Any]) -> bool:
-        """Whether weights among the arguments of a call differ from those that are packed."""
-        known = self._known
-        if known is None:
-            return True
-        if not self._checked:
-            return False
-        at = self._start
-        for reference, address, version in known:
-            tensor = given[at]
-            if (
-                reference() is not tensor
-                or tensor.data_ptr() != address
-                or _version(tensor) != version
-            ):
-                return True
-            at += 1
-        return False
-
-    def write(self, given: Sequence[Any], compiled: CompiledGraph) -> None:
-        """Pack the weights among the arguments of a call that differ."""
-        tensors = given[self._start : self._start + len(self._names)]
-        found = [(weakref.ref(t), t.data_ptr(), _version(t)) for t in tensors]
-        known = self._known
-        changed = [i for i, entry in enumerate(found) if known is None or entry != known[i]]
-        self.repacked += known is not None
+    def update(self, tensors: tuple[torch.Tensor, ...], compiled: CompiledGraph) -> None:
+        """Pack those weights that differ from the packed ones."""
+        packed = self._packed
+        if packed is None:
+            changed = {*range(len(tensors))}
+        elif not self._checked:
+            return
+        else:
+            assert self.watch is not None
+            changed = {*self.watch.take_changed()}
+            changed |= {i for i, t in enumerate(tensors) if t is not packed[i]}
+            if not changed:
+                return
+            self.repacked += 1
+        watch = watch_of(tensors) if self._checked else None
         if changed:
-            compiled.set_params({self._names[i]: array_of(tensors[i]) for i in changed})
-        self._known = found
+            compiled.set_params({self._names[i]: array_of(tensors[i]) for i in sorted(changed)})
+        self._packed, self.watch = tensors, watch
 
     def forget(self) -> None:
         """Pack all weights before the next call."""
-        self._known = None
-
-
-def _version(tensor: Any) -> int:
-    """The count of in-place writes; tensors of inference mode have none."""
-    return 0 if tensor.is_inference() else tensor._version
+        self._packed = self.watch = None

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import KernelBuilder, cast, in_memory_order, symbols_of
 from ostinato.lower.loopir.merge_axes import merge_axes
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import Number, Scan, Stage, Store, Update
 from ostinato.lower.loopir.views import Indices, linear_index
 from ostinato.lower.rules.loops import BLOCK, block_nest
-from ostinato.ops import reduction
 from ostinato.variables import axis as axis_over
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.program import LoweredBuffer
+    from ostinato.ops import reduction
     from ostinato.variables import Dim, Symbol
+else:
+    reduction = LazyModule("ostinato.ops.reduction")
 
 __all__ = [
     "concat_nest",

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.ops.special import bessel, elementary, gamma, normal
+from ostinato.ops.special import (
+    bessel,
+    elementary,
+    gamma,
+    incomplete_gamma,
+    normal,
+    polynomials,
+)
 
 if TYPE_CHECKING:
     from ostinato.ops.base import Elementwise
@@ -15,5 +22,7 @@ FAMILY: tuple[Elementwise, ...] = (
     *elementary.FAMILY,
     *normal.FAMILY,
     *gamma.FAMILY,
+    *incomplete_gamma.FAMILY,
     *bessel.FAMILY,
+    *polynomials.FAMILY,
 )

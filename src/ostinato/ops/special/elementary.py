@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ostinato.dtypes import DType
 from ostinato.ops.arithmetic import Binary, Primitive
 from ostinato.ops.special.base import SpecialFunction, sin_pi
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from ostinato.ops.base import Elementwise
 
 __all__ = ["FAMILY"]
+
+_GOLDEN = (1 + math.sqrt(5.0)) / 2
 
 
 class Entr(SpecialFunction):
@@ -123,6 +126,23 @@ class Signbit(Primitive):
     short = True
 
 
+class Gcd(Binary):
+    """The greatest common divisor, which is not negative; the least integers wrap."""
+
+    name = "gcd"
+    domain = "integer"
+    cost = 0
+
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        x, y = operands
+        # Euclid's algorithm takes the most steps for Fibonacci's numbers.
+        bits = DType.parse(x.dtype).bits
+        for _ in range(math.ceil(bits * math.log(2.0, _GOLDEN)) + 1):
+            done = xp.equal(y, 0)
+            x, y = xp.where(done, x, y), xp.where(done, y, xp.fmod(x, y))
+        return xp.abs(x)
+
+
 FAMILY: tuple[Elementwise, ...] = (
     Entr(),
     Xlogy(),
@@ -133,4 +153,5 @@ FAMILY: tuple[Elementwise, ...] = (
     Hypot(),
     Copysign(),
     Signbit(),
+    Gcd(),
 )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     table = LazyModule("ostinato.ops.special.coefficients")
 
-__all__ = ["FAMILY", "lgamma"]
+__all__ = ["FAMILY", "lgamma", "stirling_rest"]
 
 #: Bernoulli's numbers B2, B4, ...
 _BERNOULLI = (
@@ -32,6 +32,13 @@ _ROOT, _ROOT_REST = 1.4616321449683622, 9.549995429965697e-17
 
 #: The terms of the zeta function that are summed one by one.
 _TERMS = 10
+
+
+def stirling_rest(xp: Any, x: Any) -> Any:
+    """The difference of ``lgamma`` from Stirling's formula for ``x >= 10``."""
+    inverse = 1.0 / xp.maximum(x, _ASYMPTOTIC)
+    series = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI[:8], 1)]
+    return horner(inverse * inverse, series) * inverse
 
 
 def lgamma(xp: Any, x: Any) -> Any:
@@ -53,9 +60,7 @@ def lgamma(xp: Any, x: Any) -> Any:
     near = z * horner(2.0 * z, table.LOG_GAMMA)
     near = xp.where(below, near - xp.log1p(z), near)
     near = xp.where(far_below, near - xp.log(moved), near) + xp.log(product)
-    inverse = 1.0 / xp.maximum(positive, _ASYMPTOTIC)
-    series = [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI[:8], 1)]
-    rest = horner(inverse * inverse, series) * inverse
+    rest = stirling_rest(xp, positive)
     far = (positive - 0.5) * (xp.log(positive) - 1.0) + (_HALF_LOG_2_PI - 0.5) + rest
     result = xp.where(positive > _ASYMPTOTIC, far, near)
     reflected = xp.log(math.pi / (positive * xp.abs(sin_pi(xp, positive)))) - result

@@ -8,9 +8,11 @@ from ostinato.ops.vocabulary.binning import BinningVocabulary
 from ostinato.ops.vocabulary.core import T, VocabularyCore, located
 from ostinato.ops.vocabulary.distances import DistanceVocabulary
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
+from ostinato.ops.vocabulary.gradients import GradientVocabulary
 from ostinato.ops.vocabulary.images import ImageVocabulary
 from ostinato.ops.vocabulary.indexing import IndexingVocabulary
 from ostinato.ops.vocabulary.linalg import LinalgVocabulary
+from ostinato.ops.vocabulary.losses import LossVocabulary
 from ostinato.ops.vocabulary.moe import MoeVocabulary
 from ostinato.ops.vocabulary.normalization import NormalizationVocabulary
 from ostinato.ops.vocabulary.order import OrderVocabulary
@@ -20,6 +22,7 @@ from ostinato.ops.vocabulary.recurrent import RecurrentVocabulary
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
 from ostinato.ops.vocabulary.special import SpecialVocabulary
+from ostinato.ops.vocabulary.spectral import SpectralVocabulary
 from ostinato.ops.vocabulary.strided import StridedVocabulary
 from ostinato.ops.vocabulary.updates import UpdateVocabulary
 from ostinato.ops.vocabulary.windows import WindowVocabulary
@@ -32,12 +35,15 @@ class Vocabulary(
     MoeVocabulary[T],
     AttentionVocabulary[T],
     AffineVocabulary[T],
+    LossVocabulary[T],
+    GradientVocabulary[T],
     ImageVocabulary[T],
     PoolingVocabulary[T],
     WindowVocabulary[T],
     NormalizationVocabulary[T],
     RecurrentVocabulary[T],
     QuantVocabulary[T],
+    SpectralVocabulary[T],
     LinalgVocabulary[T],
     BinningVocabulary[T],
     DistanceVocabulary[T],

@@ -23,13 +23,24 @@ BagMode: TypeAlias = Literal["sum", "mean", "max"]
 class BinningVocabulary(OrderVocabulary[T]):
     """Methods that bring elements together by number; all raise ``GraphError`` for misfits."""
 
-    def bincount(self, x: Any, length: Dim, weights: Any = None) -> T:
-        """The occurrences of each of the numbers 0 to ``length - 1``; others are left out.
+    def bincount(
+        self,
+        x: Any,
+        weights: Any = None,
+        minlength: int = 0,
+        *,
+        length: Dim | None = None,
+        bound: Dim | None = None,
+    ) -> T:
+        """The occurrences of 0, 1 and so on up to the greatest number; negative ones are left out.
 
         Args:
             x: integers, of any shape.
-            length: of the result. A graph finds the greatest number by ``size_from(max(x) + 1)``.
             weights: of the shape of ``x``: summed instead of counting ones.
+            minlength: the least length of the result, if it depends on data.
+            length: of the result; numbers from there on are left out. ``None``: one more than the
+                greatest number, which only a graph can find.
+            bound: the greatest length then; a run that needs more raises ``VariableError``.
 
         Returns:
             A vector of int64, or of the dtype of ``weights``.
@@ -37,10 +48,16 @@ class BinningVocabulary(OrderVocabulary[T]):
         lifted, type_ = self._typed(x)
         if not type_.dtype.is_integer:
             raise GraphError(f"expected integers, got {type_}")
-        number = self.cast(lifted, INT64)
+        number = self.reshape(self.cast(lifted, INT64), (type_.size,))
+        if length is None:
+            if bound is None:
+                raise GraphError("the length depends on data: expected length, or a bound of it")
+            least = self.constant([operator.index(minlength) - 1], INT64)
+            greatest = self.max(self.concat([number, least]))
+            length = self._size_up_to(self.add(greatest, 1), as_dim(bound, "a bound"))
         bins = as_dim(length, "a length")
         place = self.where(self.less(number, 0), self.dim_value(bins), number)
-        return self._binned(place, bins, weights)
+        return self._binned(self.reshape(place, type_.shape), bins, weights)
 
     def histc(self, x: Any, bins: int = 100, min: float = 0, max: float = 0) -> T:
         """The numbers of elements in ``bins`` of one width from ``min`` to ``max``.
@@ -174,6 +191,12 @@ class BinningVocabulary(OrderVocabulary[T]):
         return self.cast(bagged, rows_type.dtype)
 
     # -- machinery --------------------------------------------------------------------------------
+
+    def _size_up_to(self, count: T, bound: Dim) -> Dim:
+        """The size that an integer scalar of the graph gives."""
+        raise GraphError(
+            f"a size of up to {bound} depends on data: only a graph has such sizes; give length"
+        )
 
     def _binned(self, place: T, bins: Dim, weights: Any = None) -> T:
         """Ones or weights summed by bin; places from ``bins`` on are left out."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from ostinato.dtypes import INT64
 from ostinato.errors import GraphError
 from ostinato.ops.base import broadcast_shapes, normalize_axis
 from ostinato.ops.vocabulary.core import T
-from ostinato.ops.vocabulary.indexing import IndexingVocabulary
-from ostinato.ops.vocabulary.reduction import ReductionVocabulary
+from ostinato.ops.vocabulary.strided import StridedVocabulary
+from ostinato.variables import bounds
 
 __all__ = ["DistanceVocabulary"]
 
 
-class DistanceVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
+class DistanceVocabulary(StridedVocabulary[T]):
     """Methods about vectors; all raise ``GraphError`` for shapes that do not fit."""
 
     def cross(self, x: Any, y: Any, axis: int = -1) -> T:
@@ -57,19 +55,20 @@ class DistanceVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         return self._length(apart, p)
 
     def pdist(self, x: Any, p: float = 2.0) -> T:
-        """The distances of all pairs of rows of ``x [n, features]``, in C order; ``n`` is an int.
+        """The distances of all pairs of rows of ``x [n, features]``, in C order.
 
         Args:
             p: as for :meth:`cdist`.
         """
         lifted, type_ = self._typed(x)
-        if type_.ndim != 2 or not isinstance(type_.shape[0], int):
-            raise GraphError(f"expected a matrix with a fixed number of rows, got {type_}")
-        first, second = (i.astype(np.int64) for i in np.triu_indices(type_.shape[0], 1))
-        if not len(first):
-            return self.zeros((0,), type_.dtype)
-        apart = self.subtract(self.take(lifted, first, axis=0), self.take(lifted, second, axis=0))
-        return self._length(apart, p)
+        if type_.ndim != 2:
+            raise GraphError(f"expected rows of features, got {type_}")
+        count = type_.shape[0]
+        if bounds(count)[1] < 2:
+            return self._length(self.slice(lifted, [0], [0]), p)
+        pairs = self.triu_indices(count, count, 1)
+        first, second = (self.take(lifted, self.getitem(pairs, i), axis=0) for i in (0, 1))
+        return self._length(self.subtract(first, second), p)
 
     def renorm(self, x: Any, p: float, axis: int, most: float) -> T:
         """``x`` with slices along ``axis`` scaled down to a norm of order ``p`` of ``most``."""

@@ -138,8 +138,7 @@ class OrderVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
 
     def mode(self, x: Any, axis: int = -1, keepdims: bool = False) -> tuple[T, T]:
         """The most frequent element along ``axis``, the least of several, and its last index."""
-        lifted, type_ = self._typed(x)
-        where = normalize_axis(axis, type_.ndim)
+        lifted, type_, where = self._row(x, axis)
         values, order = self.sort(lifted, where)
         size = type_.shape[where]
         place = self.iota(type_.shape, where)
@@ -257,11 +256,14 @@ class OrderVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         return self.where(same, lower, between)
 
     def _row(self, x: Any, axis: int | None) -> tuple[T, TensorType, int]:
-        """``x``, flattened if no axis is named, its type, and the axis."""
+        """``x``, flattened if no axis is named, its type, and the axis, which has elements."""
         lifted, type_ = self._typed(x)
         if axis is None:
             lifted, type_ = self._typed(self.reshape(lifted, (-1,)))
-        return lifted, type_, normalize_axis(0 if axis is None else axis, type_.ndim)
+        where = normalize_axis(0 if axis is None else axis, type_.ndim)
+        if bounds(type_.shape[where])[1] == 0:
+            raise GraphError(f"axis {where} of {type_} has no elements, so none has a rank")
+        return lifted, type_, where
 
     def _sorted_numbers(self, x: T, axis: int) -> tuple[T, T, T]:
         """The elements along ``axis`` in order, their indices, and how many are no NaN."""

@@ -10,14 +10,14 @@ from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ostinato.dtypes import BOOL, FLOAT32, INT64, UINT8
+from ostinato.dtypes import BOOL, FLOAT32, INT64
 from ostinato.errors import GraphError
 from ostinato.lazy import LazyModule
 from ostinato.ops.base import normalize_axis
 from ostinato.ops.vocabulary import Vocabulary
 from ostinato.ops.vocabulary.core import T, located
 from ostinato.ops.vocabulary.ranges import as_dim
-from ostinato.variables import DataVariable, Dim, prod
+from ostinato.variables import DataVariable, Dim, bounds, ceil_div, prod
 
 if TYPE_CHECKING:
     from ostinato.ops import sizes as ops
@@ -25,9 +25,6 @@ else:
     ops = LazyModule("ostinato.ops.sizes")
 
 __all__ = ["SizeVocabulary"]
-
-#: Rows of more elements are compared pair by pair, instead of sorted column by column.
-_MOST_SORTS = 32
 
 
 @partial(located, beyond=Vocabulary)
@@ -232,6 +229,9 @@ class SizeVocabulary(Vocabulary[T]):
     def new_variable(self, name: str | None) -> str:
         """A name for a Variable that no other one has."""
 
+    def _size_up_to(self, count: T, bound: Dim) -> Dim:
+        return self.size_from(count, bound)
+
     def _true_positions(self, mask: T) -> tuple[T, ...]:
         return self.nonzero(mask)
 
@@ -276,31 +276,31 @@ class SizeVocabulary(Vocabulary[T]):
         return first, inverse, counts
 
     def _row_order(self, rows: T) -> T:
-        """The lexicographic order of the rows of a matrix; equal ones keep theirs."""
-        count, width = self._typed(rows)[1].shape
-        if not isinstance(width, int) or width > _MOST_SORTS:
-            return self._row_order_by_pairs(rows)
-        order = self.iota((count,))
-        for column in reversed(range(width)):
-            key = self.take(self.getitem(rows, (slice(None), column)), order)
-            order = self.take(order, self.sort(key, 0)[1])
-        return order
+        """The lexicographic order of the rows of a matrix; equal ones keep theirs.
 
-    def _row_order_by_pairs(self, rows: T) -> T:
-        """The same of long rows: each counts the rows before it."""
-        count, _ = self._typed(rows)[1].shape
-        here, there = self.expand_dims(rows, 1), self.expand_dims(rows, 0)
-        differs = self._differ(here, there)
-        earlier_ones = self.cumsum(self.cast(differs, INT64), axis=2, exclusive=True)
-        decides = self._map("equal", earlier_ones, 0)
-        less = self._map("logical_and", decides, self._before(here, there))
-        same = self._map("logical_not", self.any(differs, axis=2))
-        earlier = self._map("less", self.iota((count, 1), 0), self.iota((1, count), 1))
-        precedes = self._map(
-            "logical_or", self.any(less, axis=2), self._map("logical_and", same, earlier)
-        )
-        rank = self.sum(self.cast(precedes, INT64), axis=0)
-        return self.scatter(self.zeros((count,), INT64), rank, self.iota((count,)))
+        Columns become ranks, and neighbouring columns one, again and again until one is left.
+        """
+        count, width = self._typed(rows)[1].shape
+        if bounds(width)[0] == 0:  # a column that is the same in all rows decides nothing
+            rows = self.concat([rows, self.zeros((count, 1), self._typed(rows)[1].dtype)], axis=1)
+            width = width + 1
+        while bounds(width)[1] > 1:
+            ranks = self.concat([self._ranks(rows), self.zeros((count, 1), INT64)], axis=1)
+            width, last = ceil_div(width, 2), self.dim_value(width)
+            left = self._map("multiply", self.iota((width,)), 2)
+            right = self._map("minimum", self._map("add", left, 1), last)
+            greater, lesser = (self.take(ranks, half, axis=1) for half in (left, right))
+            rows = self._map("add", self._map("multiply", greater, self.dim_value(count)), lesser)
+        return self.reshape(self.argsort(rows, 0), (count,))
+
+    def _ranks(self, columns: T) -> T:
+        """For each column of a matrix, the number of lesser values that it has."""
+        values, order = self.sort(columns, 0)
+        count, _ = self._typed(values)[1].shape
+        before = self._map("maximum", self._map("subtract", self.iota((count,)), 1), 0)
+        differs = self._differ(values, self.take(values, before, axis=0))
+        rank = self.cumsum(self.cast(differs, INT64), axis=0)
+        return self.scatter(self.zeros_like(order), order, rank)
 
     def _rows_begin(self, rows: T) -> T:
         """Whether each row of a matrix is the first, or differs from the one before."""
@@ -309,13 +309,3 @@ class SizeVocabulary(Vocabulary[T]):
         before = self.take(rows, self._map("maximum", self._map("subtract", line, 1), 0), axis=0)
         differs = self.any(self._differ(rows, before), axis=1)
         return self._map("logical_or", self._map("equal", line, 0), differs)
-
-    def _before(self, x: T, y: T) -> T:
-        """Whether elements of ``x`` come before those of ``y``; NaN comes last."""
-        if self._typed(x)[1].dtype.is_bool:
-            x, y = self.cast(x, UINT8), self.cast(y, UINT8)
-        less = self.less(x, y)
-        if not self._typed(x)[1].dtype.is_float:
-            return less
-        last = self.logical_and(self.logical_not(self.isnan(x)), self.isnan(y))
-        return self.logical_or(less, last)

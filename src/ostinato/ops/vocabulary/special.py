@@ -11,6 +11,8 @@ import operator
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ostinato.dtypes import FLOAT32, FLOAT64, promote
 from ostinato.errors import GraphError
 from ostinato.lazy import LazyModule
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
     from ostinato.ir.op import Attr
+    from ostinato.ops import elementwise
     from ostinato.ops.special import formats
 else:
+    elementwise = LazyModule("ostinato.ops.elementwise")
     formats = LazyModule("ostinato.ops.special.formats")
 
 __all__ = ["SpecialVocabulary"]
@@ -80,6 +84,70 @@ class SpecialVocabulary(ElementwiseVocabulary[T]):
         and other negative ``q``.
         """
         return self._real_map("zeta", s, q)
+
+    def igamma(self, a: Any, x: Any) -> T:
+        """The lower regularised incomplete gamma function; NaN where an operand is negative."""
+        return self._real_map("igamma", a, x)
+
+    def igammac(self, a: Any, x: Any) -> T:
+        """The upper regularised incomplete gamma function; NaN where an operand is negative."""
+        return self._real_map("igammac", a, x)
+
+    # -- orthogonal polynomials -------------------------------------------------------------------
+
+    def orthogonal_polynomial(self, x: Any, n: Any, family: str, most: int | None = None) -> T:
+        """The polynomial of degree ``n`` of a family, at ``x``; 0 where ``n`` is negative.
+
+        Args:
+            n: an int, or integers that broadcast against ``x``.
+            family: ``"chebyshev_t"``, ``"chebyshev_u"``, ``"chebyshev_v"``, ``"chebyshev_w"``,
+                ``"hermite_h"``, ``"hermite_he"``, ``"laguerre_l"`` or ``"legendre_p"``.
+            most: the highest degree, at most 256, and as which higher ones count; ``n`` unless
+                given. Degrees that are computed need it.
+        """
+        lifted, type_ = self._typed(x)
+        if not type_.dtype.is_float:
+            lifted = self.cast(lifted, FLOAT32)
+        if most is None:
+            if self.type_of(n) is not None:
+                raise GraphError("degrees that are computed need the highest one: most=")
+            degrees = np.asarray(n)
+            most = max(int(degrees.max(initial=0)), 0)
+        degree = self._typed(n)[0]
+        op = elementwise.ELEMENTWISE["orthogonal_polynomial"]
+        return self._one(op, lifted, degree, family=family, most=operator.index(most))
+
+    def chebyshev_polynomial_t(self, x: Any, n: Any, most: int | None = None) -> T:
+        """Chebyshev's polynomial of the first kind: see :meth:`orthogonal_polynomial`."""
+        return self.orthogonal_polynomial(x, n, "chebyshev_t", most)
+
+    def chebyshev_polynomial_u(self, x: Any, n: Any, most: int | None = None) -> T:
+        """Chebyshev's polynomial of the second kind: see :meth:`orthogonal_polynomial`."""
+        return self.orthogonal_polynomial(x, n, "chebyshev_u", most)
+
+    def chebyshev_polynomial_v(self, x: Any, n: Any, most: int | None = None) -> T:
+        """Chebyshev's polynomial of the third kind: see :meth:`orthogonal_polynomial`."""
+        return self.orthogonal_polynomial(x, n, "chebyshev_v", most)
+
+    def chebyshev_polynomial_w(self, x: Any, n: Any, most: int | None = None) -> T:
+        """Chebyshev's polynomial of the fourth kind: see :meth:`orthogonal_polynomial`."""
+        return self.orthogonal_polynomial(x, n, "chebyshev_w", most)
+
+    def hermite_polynomial_h(self, x: Any, n: Any, most: int | None = None) -> T:
+        """The physicist's Hermite polynomial: see :meth:`orthogonal_polynomial`."""
+        return self.orthogonal_polynomial(x, n, "hermite_h", most)
+
+    def hermite_polynomial_he(self, x: Any, n: Any, most: int | None = None) -> T:
+        """The probabilist's Hermite polynomial: see :meth:`orthogonal_polynomial`."""
+        return self.orthogonal_polynomial(x, n, "hermite_he", most)
+
+    def laguerre_polynomial_l(self, x: Any, n: Any, most: int | None = None) -> T:
+        """Laguerre's polynomial: see :meth:`orthogonal_polynomial`."""
+        return self.orthogonal_polynomial(x, n, "laguerre_l", most)
+
+    def legendre_polynomial_p(self, x: Any, n: Any, most: int | None = None) -> T:
+        """Legendre's polynomial: see :meth:`orthogonal_polynomial`."""
+        return self.orthogonal_polynomial(x, n, "legendre_p", most)
 
     # -- Bessel functions -------------------------------------------------------------------------
 
@@ -204,6 +272,19 @@ class SpecialVocabulary(ElementwiseVocabulary[T]):
     def rad2deg(self, x: Any) -> T:
         """Radians as degrees."""
         return self._scaled(x, 180 / math.pi)
+
+    # -- whole numbers ----------------------------------------------------------------------------
+
+    def gcd(self, x: Any, y: Any) -> T:
+        """The greatest common divisor of integers, which is not negative."""
+        return self._map("gcd", x, y)
+
+    def lcm(self, x: Any, y: Any) -> T:
+        """The least common multiple of integers, which is not negative; 0 where either is 0."""
+        left, right = self._lift(x, y)
+        divisor = self._map("gcd", left, right)
+        share = self._map("floor_divide", left, self._map("maximum", divisor, 1))
+        return self.abs(self._map("multiply", share, right))
 
     # -- signs and parts of floats ----------------------------------------------------------------
 

@@ -222,15 +222,19 @@ class StridedVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         """The sum of a diagonal; arguments as :meth:`diagonal`."""
         return self.sum(self.diagonal(x, offset, axis1, axis2), axis=-1)
 
-    def tril_indices(self, rows: int, columns: int, offset: int = 0) -> T:
-        """The int64 indices ``[2, n]`` of a matrix up to diagonal ``offset``, in C order."""
-        sizes = self._fixed_sizes(rows, columns)
-        return self.constant(np.stack(np.tril_indices(sizes[0], offset, sizes[1])).astype(np.int64))
+    def tril_indices(self, rows: Dim, columns: Dim, offset: int = 0) -> T:
+        """The int64 indices ``[2, n]`` of a matrix up to diagonal ``offset``, in C order.
 
-    def triu_indices(self, rows: int, columns: int, offset: int = 0) -> T:
-        """The int64 indices ``[2, n]`` of a matrix from diagonal ``offset`` on, in C order."""
-        sizes = self._fixed_sizes(rows, columns)
-        return self.constant(np.stack(np.triu_indices(sizes[0], offset, sizes[1])).astype(np.int64))
+        Of symbolic sizes, ``n`` depends on data.
+        """
+        return self._triangle(rows, columns, operator.index(offset), upper=False)
+
+    def triu_indices(self, rows: Dim, columns: Dim, offset: int = 0) -> T:
+        """The int64 indices ``[2, n]`` of a matrix from diagonal ``offset`` on, in C order.
+
+        Of symbolic sizes, ``n`` depends on data.
+        """
+        return self._triangle(rows, columns, operator.index(offset), upper=True)
 
     # -- turns ------------------------------------------------------------------------------------
 
@@ -290,12 +294,11 @@ class StridedVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         taken = self.take(x, self.maximum(line, 0), axis=-1)
         return self.broadcast_to(taken, (*type_.shape[:-1], rows, columns))
 
-    @staticmethod
-    def _fixed_sizes(rows: int, columns: int) -> tuple[int, int]:
-        sizes = as_dim(rows, "a size"), as_dim(columns, "a size")
-        if not isinstance(sizes[0], int) or not isinstance(sizes[1], int):
-            raise GraphError(
-                f"indices of a triangle of {rows} rows and {columns} columns: the sizes are "
-                "symbolic, and so is the number of indices; use nonzero of tril(ones)"
-            )
-        return sizes[0], sizes[1]
+    def _triangle(self, rows: Dim, columns: Dim, offset: int, *, upper: bool) -> T:
+        shape = check_shape("a triangle", (rows, columns))
+        if isinstance(shape[0], int) and isinstance(shape[1], int):
+            indices = np.triu_indices if upper else np.tril_indices
+            return self.constant(np.stack(indices(shape[0], offset, shape[1])).astype(np.int64))
+        along = self.subtract(self.iota(shape, 1, INT64), self.iota(shape, 0, INT64))
+        inside = self.greater_equal(along, offset) if upper else self.less_equal(along, offset)
+        return self.stack(self._true_positions(inside), 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ostinato.dtypes import BOOL, INT64
+from ostinato.dtypes import BOOL, INT64, UINT8
 from ostinato.errors import GraphError
 from ostinato.ops.base import normalize_axis
 from ostinato.ops.vocabulary.core import T
@@ -82,7 +82,9 @@ class UpdateVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
             start = self.full(ids_type.shape, _neutral(mode, type_.dtype), type_.dtype)
             base = self.scatter(lifted, ids, start, where)
         if mode != "mean":
-            return self.scatter(base, ids, new, where, _MODES[mode])
+            return self._combined(base, ids, new, where, _MODES[mode])
+        if type_.dtype.is_bool:
+            raise GraphError("bools have no mean; cast them first")
         wide = type_.dtype.accumulator
         total = self.scatter(self.cast(base, wide), ids, self.cast(new, wide), where, "add")
         ones = self.ones(ids_type.shape, INT64)
@@ -111,7 +113,7 @@ class UpdateVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         lifted, ids, rows, where = self._rows(x, indices, source, axis)
         if alpha != 1:
             rows = self.multiply(rows, alpha)
-        return self.scatter(lifted, self._spread(ids, rows, where), rows, where, "add")
+        return self._combined(lifted, self._spread(ids, rows, where), rows, where, "add")
 
     def index_reduce(
         self,
@@ -155,6 +157,10 @@ class UpdateVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         lifted, new = self._lift(x, values)
         type_ = self._typed(lifted)[1]
         new = self.cast(new, type_.dtype)
+        if accumulate and type_.dtype.is_bool:
+            wide = self.cast(lifted, INT64), self.cast(new, INT64)
+            summed = self.index_put(wide[0], indices, wide[1], accumulate=True)
+            return self.not_equal(summed, 0)
         keys = list(indices) if isinstance(indices, list | tuple) else [indices]
         masks = [k for k in keys if k is not None and self._typed(k)[1].dtype.is_bool]
         if len(masks) == 1 and all(k is None or k is masks[0] for k in keys):
@@ -261,6 +267,14 @@ class UpdateVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         new = self.cast(new, type_.dtype)
         self._expect_slices(new, type_, where, ids_type.shape[0])
         return lifted, ids, new, where
+
+    def _combined(self, x: T, ids: T, updates: T, axis: int, mode: str) -> T:
+        """A scatter; bools are added and multiplied as numbers other than 0 are."""
+        if not self._typed(x)[1].dtype.is_bool:
+            return self.scatter(x, ids, updates, axis, mode)
+        mode = {"add": "max", "mul": "min"}.get(mode, mode)
+        wide = self.cast(x, UINT8), self.cast(updates, UINT8)
+        return self.cast(self.scatter(wide[0], ids, wide[1], axis, mode), BOOL)
 
     def _expect_slices(self, source: T, type_: TensorType, axis: int, count: Dim) -> None:
         shape = (*type_.shape[:axis], count, *type_.shape[axis + 1 :])

@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 import ostinato as ost
 
-__all__ = ["TOLERANCE", "Comparison", "compare", "tensors_of"]
+__all__ = ["TOLERANCE", "Comparison", "compare", "compare_dynamic", "tensors_of"]
 
 #: The greatest error that passes, over the greatest magnitude of an output.
 TOLERANCE = 1e-4
@@ -47,16 +47,46 @@ def compare(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     Raises:
         AssertionError: an output has another shape or dtype.
     """
-    with torch.no_grad():
-        expected = tensors_of(model(*args, **kwargs))
     start = time.perf_counter()
     graph = ost.from_torch(model, args, kwargs)
     converted = time.perf_counter()
     compiled = ost.Session("cpu", threads=1).compile(graph)
     seconds = converted - start, time.perf_counter() - converted
+    error = _error(model, args, kwargs, compiled)
+    return Comparison(error, len(graph.nodes), seconds)
+
+
+def compare_dynamic(
+    model: torch.nn.Module, examples: list[dict[str, Any]], dynamic_shapes: dict[str, Any]
+) -> Comparison:
+    """The same with arguments of several shapes: the first are those of the export.
+
+    Raises:
+        AssertionError: an output has another shape or dtype, or there were several compiles.
+    """
+    start = time.perf_counter()
+    graph = ost.from_torch(model, (), examples[0], dynamic_shapes=dynamic_shapes)
+    converted = time.perf_counter()
+    compiled = ost.Session("cpu", threads=1).compile(graph)
+    seconds = converted - start, time.perf_counter() - converted
+    error = max(_error(model, (), kwargs, compiled) for kwargs in examples)
+    sizes = [found.sizes for found in compiled.specializations]
+    assert sizes == [""], f"compiled for {sizes}"
+    return Comparison(error, len(graph.nodes), seconds)
+
+
+def _error(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    compiled: ost.CompiledGraph,
+) -> float:
+    """The greatest error of a run."""
+    with torch.no_grad():
+        expected = tensors_of(model(*args, **kwargs))
     given = tensors_of((args, kwargs))
-    assert len(given) == len(graph.inputs), (len(given), list(graph.inputs))
-    found = compiled.run(dict(zip(graph.inputs, (t.numpy() for t in given), strict=True)))
+    assert len(given) == len(compiled.inputs), (len(given), list(compiled.inputs))
+    found = compiled.run(dict(zip(compiled.inputs, (t.numpy() for t in given), strict=True)))
     assert len(found) == len(expected), (len(found), len(expected))
     worst = 0.0
     for result, wanted in zip(found, expected, strict=True):
@@ -64,7 +94,7 @@ def compare(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         reference = wanted.detach().numpy()
         assert result.dtype == reference.dtype, (result.dtype, reference.dtype)
         worst = max(worst, _difference(result, reference))
-    return Comparison(worst, len(graph.nodes), seconds)
+    return worst
 
 
 def _difference(result: np.ndarray, wanted: np.ndarray) -> float:

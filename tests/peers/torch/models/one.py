@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import transformers
 
-from tests.peers.torch.models.comparison import TOLERANCE, compare
-from tests.peers.torch.models.small import build_hand_written, build_small
+from tests.peers.torch.models.comparison import TOLERANCE, compare, compare_dynamic
+from tests.peers.torch.models.small import build_dynamic, build_hand_written, build_small
 from tests.peers.torch.models.vision import build_vision
 
 
@@ -22,12 +22,17 @@ def main(kind: str, name: str) -> str:
     try:
         if kind == "vision":
             model, args = build_vision(name)
+        elif kind == "dynamic":
+            model, examples, shapes = build_dynamic(name)
         else:
             model, kwargs = (build_hand_written if kind == "hand-written" else build_small)(name)
     except Exception as error:  # the library's, about its own model
         return f"not built: {_line(error)}"
     try:
-        result = compare(model, args, kwargs)
+        if kind == "dynamic":
+            result = compare_dynamic(model, examples, shapes)
+        else:
+            result = compare(model, args, kwargs)
     except Exception as error:
         stage = "" if type(error).__module__.startswith("ostinato") else "not exported: "
         return f"{stage}{_line(error)}"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
 
-__all__ = ["MODEL_TYPES", "build_hand_written", "build_small", "randomize"]
+from tests.peers.hugging_face.architectures import Architecture
+from tests.peers.torch.models.hand_written import HAND_WRITTEN
+
+__all__ = ["MODEL_TYPES", "build_dynamic", "build_hand_written", "build_small", "randomize"]
 
 #: Model types that can be built so, without a configuration written for them.
 MODEL_TYPES = [
@@ -229,8 +233,6 @@ def build_small(model_type: str) -> tuple[torch.nn.Module, dict[str, torch.Tenso
 
 def build_hand_written(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """A model of a configuration of the table, and arguments for it."""
-    from tests.peers.torch.models.hand_written import HAND_WRITTEN
-
     architecture = HAND_WRITTEN[name]
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(architecture.model_type, **architecture.config)
@@ -238,8 +240,34 @@ def build_hand_written(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tens
     build = head.from_config if architecture.head.startswith("Auto") else head
     model = build(config).eval()
     randomize(model)
-    arrays = architecture.arrays(architecture.exported_sizes)
-    return model, {key: torch.from_numpy(array) for key, array in arrays.items()}
+    return model, _tensors(architecture, architecture.exported_sizes)
+
+
+def _tensors(architecture: Architecture, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    arrays = architecture.arrays(sizes)
+    return {key: torch.from_numpy(array) for key, array in arrays.items()}
+
+
+def build_dynamic(
+    name: str,
+) -> tuple[torch.nn.Module, list[dict[str, torch.Tensor]], dict[str, dict[int, Any]]]:
+    """A model of the table, arguments of six shapes, and the axes whose sizes vary.
+
+    Among the shapes are those with one row, and with one token.
+    """
+    architecture = HAND_WRITTEN[name]
+    model, _ = build_hand_written(name)
+    first = architecture.exported_sizes
+    examples = [_tensors(architecture, first)]
+    for batch, length in ((1, 1), (1, 8), (3, 1), (5, 13), (2, 7)):
+        sizes = {**first, "batch": batch, "length": length, "target": max(length - 1, 1)}
+        examples.append(_tensors(architecture, sizes))
+    dims = {dim: torch.export.Dim(dim, min=1, max=64) for dim in first}
+    shapes = {
+        operand.name: {axis: dims[dim] for axis, dim in enumerate(operand.dims) if dim in dims}
+        for operand in architecture.inputs
+    }
+    return model, examples, shapes
 
 
 def randomize(model: torch.nn.Module) -> None:

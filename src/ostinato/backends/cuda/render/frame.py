@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Frame", "Point", "function", "grid_of"]
 
-_HEADERS = ("arithmetic", "conversion", "groups", "math", "products")
+_HEADERS = ("arithmetic", "conversion", "groups", "math", "packs", "products")
 _INCLUDES = "".join(f'#include "{header}.cuh"\n' for header in _HEADERS)
 
 #: Blocks of a grid, at most, for each multiprocessor.
@@ -52,6 +52,7 @@ def function(
     types: Mapping[int, str] | None = None,
     before: str = "",
     resident: int = 1,
+    early: bool = False,
 ) -> str:
     """The source of a kernel.
 
@@ -63,6 +64,7 @@ def function(
         types: the element types of arguments that the kernel takes for something else.
         before: functions that the body calls.
         resident: blocks that a multiprocessor is to run at a time.
+        early: whether it is launched so that it starts before those in front of it have ended.
     """
     dialect, given = CudaDialect(), {} if types is None else types
     parameters = [
@@ -72,6 +74,8 @@ def function(
     head = ", ".join([*parameters, "const long long* vars"])
     bounds = f"__launch_bounds__({threads}, {resident})"
     lines = [f'extern "C" __global__ void {bounds} {kernel.name}({head}) {{']
+    if early:
+        lines.append("    ost::wait_for_earlier_kernels();")
     if kernel.guarded:
         lines += [f"    if (vars[{FAILED}] != 0)", "        return;"]
     first = "\n".join([*lines, Frame(kernel).sizes(sizes)])

@@ -164,7 +164,7 @@ def _members(nest: LoopNest, target: CudaTarget, points: int, longest: int) -> i
     lanes = max(_stage_lanes(nest, target))
     wanted = longest // max(_POINTS_PER_THREAD, lanes)
     if points * wanted < resident // 2:
-        wanted = longest // lanes
+        wanted = 1 << (-(-longest // lanes) - 1).bit_length()
     limit = _LARGEST_BLOCK if points <= 2 * target.multiprocessors else _BLOCK
     limit = target.block or limit
     if any(isinstance(s, Scan) for stage in nest.stages for s in stage.statements):

@@ -40,10 +40,16 @@ _ARRAY = re.compile(r"(\w+)((?:\[[^\]]+\])+)")
 
 
 def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
-    """The launch of a segment: as many blocks as are resident at the same time."""
+    """The launch of a segment: as many blocks as are resident at the same time.
+
+    Parts that need no barrier between them have blocks of their own.
+    """
     inside = _inside(target)
     launches = [part.kernel.launch(inside) for part in segment.parts]
     shared = max(found.shared_bytes for found in launches)
+    if _is_level(segment):
+        grid, early = sum(found.grid for found in launches), target.starts_kernels_early
+        return Launch(grid, SEGMENT_BLOCK, shared, programmatic=early)
     fits = _RESIDENT * (_POOL + shared + _RESERVED) <= target.shared_bytes_per_block
     resident = _RESIDENT if fits else 1
     return Launch(resident * target.multiprocessors, SEGMENT_BLOCK, shared, cooperative=True)
@@ -57,15 +63,19 @@ def source(segment: SegmentKernel, target: CudaTarget) -> str:
         f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
         for i, arg in enumerate(segment.args)
     )
+    level, early = _is_level(segment), target.starts_kernels_early
     lines = [
         '#include "segments.cuh"',
         *functions.values(),
         f'extern "C" __global__ void __launch_bounds__({SEGMENT_BLOCK}, {_RESIDENT})',
         f"{segment.name}({parameters}, const long long* vars) {{",
-        f"    unsigned* arrived = (unsigned*)(vars + {ARRIVED});",
         f"    __shared__ __align__(16) unsigned char pool[{_POOL}];",
-        "    unsigned awaited = gridDim.x;",
     ]
+    if not level:
+        lines.append(f"    unsigned* arrived = (unsigned*)(vars + {ARRIVED});")
+        lines.append("    unsigned awaited = gridDim.x;")
+    elif early:
+        lines.append("    ost::wait_for_earlier_kernels();")
     first = 0
     for before, part in pairwise((None, *segment.parts)):
         assert part is not None
@@ -85,7 +95,13 @@ def source(segment: SegmentKernel, target: CudaTarget) -> str:
             "    }",
         ]
         first += grid
-    return "\n".join([*lines, "    ost::arrive_last(arrived, awaited);", "}\n"])
+    last = [] if level else ["    ost::arrive_last(arrived, awaited);"]
+    return "\n".join([*lines, *last, "}\n"])
+
+
+def _is_level(segment: SegmentKernel) -> bool:
+    """Whether no part waits for another one."""
+    return segment.parts[0].level == segment.parts[-1].level
 
 
 def _inside(target: CudaTarget) -> CudaTarget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.rules.column_order import ColumnOrder
@@ -49,13 +50,17 @@ class _WeightRules:
     def __init__(self) -> None:
         self._columns = ColumnOrder()
 
+    @cached_property
+    def _matmuls(self) -> matmul.MatmulRules:
+        return matmul.MatmulRules(self._columns)
+
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
-        matmul.MatmulRules(self._columns).matmul(lowering, region, root)
+        self._matmuls.matmul(lowering, region, root)
 
     def convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a convolution."""
-        matmul.MatmulRules(self._columns).convolution(lowering, region, root)
+        self._matmuls.convolution(lowering, region, root)
 
     def blockwise(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul of bytes by codes of half a byte."""

@@ -16,6 +16,7 @@ __all__ = ["converters", "find_converter"]
 
 _FAMILIES = (
     "elementwise",
+    "special",
     "logic",
     "activations",
     "casts",
@@ -24,11 +25,14 @@ _FAMILIES = (
     "shape",
     "slicing",
     "indexing",
+    "order",
     "reduction",
     "normalization",
     "attention",
     "convolution",
     "pooling",
+    "binning",
+    "images",
     "losses",
     "random",
     "sizes",

@@ -6,10 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import FLOAT32
+from ostinato.ops.base import broadcast_shapes
+from ostinato.variables import prod
 
 if TYPE_CHECKING:
     from ostinato.frontends.torch.call import Call, Converter
     from ostinato.ir.graph import Value
+    from ostinato.variables import Dim
 
 __all__ = ["CONVERTERS"]
 
@@ -29,26 +32,23 @@ def _attention(
     if dropout_p:
         call.unsupported("dropout within attention")
     g = call.g
-    q, k, v = (_four_dims(call, x, query) for x in (query, key, value))
+    lead = broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+    q, k, v = (_four_dims(call, x, lead) for x in (query, key, value))
     mask = _mask(call, attn_mask, q, k, is_causal)
     causal = is_causal and mask is None
     result = g.attention(q, k, v, mask=mask, causal=causal, scale=call.known(scale, "scale"))
     return g.reshape(result, call.shape)
 
 
-def _four_dims(call: Call, x: Value, query: Value) -> Value:
-    """``x`` as ``[batch, heads, length, features]``; leading dims broadcast to the query's."""
+def _four_dims(call: Call, x: Value, lead: tuple[Dim, ...]) -> Value:
+    """``x`` as ``[batch, heads, length, features]``; ``lead`` has the dims of all batches."""
     g = call.g
-    if x.ndim > 4 or query.ndim > 4:
-        lead = query.shape[:-2]
-        x = g.broadcast_to(x, (*lead, *x.shape[-2:]))
-        return g.reshape(x, (-1, lead[-1], *x.shape[-2:]))
     if x.ndim < 4:
-        return g.reshape(x, (*(1,) * (4 - x.ndim), *x.shape))
-    batch = query.shape[0]
-    if x.shape[0] == 1 and batch != 1:
-        x = g.broadcast_to(x, (batch, *x.shape[1:]))
-    return x
+        x = g.reshape(x, (*(1,) * (4 - x.ndim), *x.shape))
+    if not lead:
+        return x
+    x = g.broadcast_to(x, (*lead, *x.shape[-3:]))
+    return g.reshape(x, (prod(lead), *x.shape[-3:]))
 
 
 def _mask(call: Call, mask: Value | None, q: Value, k: Value, is_causal: bool) -> Value | None:
@@ -63,8 +63,9 @@ def _mask(call: Call, mask: Value | None, q: Value, k: Value, is_causal: bool) -
         if not mask.dtype.is_bool:
             mask = g.cast(mask, q.dtype)
         if mask.ndim > 4:
-            lead = (*call.shape[:-2], *mask.shape[-2:])
-            mask = g.reshape(g.broadcast_to(mask, lead), (-1, lead[-3], *mask.shape[-2:]))
+            *lead, heads = call.shape[:-2]
+            mask = g.broadcast_to(mask, (*lead, heads, *mask.shape[-2:]))
+            mask = g.reshape(mask, (prod(lead), heads, *mask.shape[-2:]))
         return mask
     if is_causal and queries != keys:
         return g.less_equal(g.iota((1, keys), 1), g.iota((queries, 1), 0))

@@ -191,23 +191,46 @@ def _chain(call: Call, tensors: tuple[Value, ...]) -> Value:
 
 
 def _cross(call: Call, self: Value, other: Value, dim: int | None = None) -> Value:
-    g = call.g
-    a, b = (g.broadcast_to(x, call.shape) for x in call.promoted(self, other))
-    axis = (
-        next(axis for axis, size in enumerate(a.shape) if size == 3)
-        if dim is None
-        else call.axis(dim, a.ndim)
-    )
-    (a0, a1, a2), (b0, b1, b2) = g.split(a, 3, axis), g.split(b, 3, axis)
-    parts = [
-        g.subtract(g.multiply(p, s), g.multiply(q, r))
-        for p, q, r, s in ((a1, a2, b1, b2), (a2, a0, b2, b0), (a0, a1, b0, b1))
-    ]
-    return g.concat(parts, axis)
+    axis = dim
+    if axis is None:  # the first axis of 3
+        axis = next(a for a, size in enumerate(call.shape) if size == 3)
+    return call.g.cross(self, other, axis)
 
 
 def _linalg_cross(call: Call, self: Value, other: Value, *, dim: int = -1) -> Value:
     return _cross(call, self, other, dim)
+
+
+def _distances(
+    call: Call, x1: Value, x2: Value, p: float = 2.0, compute_mode: int | None = None
+) -> Value:
+    return call.g.cdist(x1, x2, p)
+
+
+def _pair_distances(call: Call, self: Value, p: float = 2.0) -> Value:
+    return call.g.pdist(self, p)
+
+
+def _renormed(call: Call, self: Value, p: Any, dim: int, maxnorm: Any) -> Value:
+    return call.g.renorm(self, p, call.axis(dim, self.ndim), maxnorm)
+
+
+def _grouped(
+    call: Call,
+    self: Value,
+    mat2: Value,
+    offs: Value | None = None,
+    bias: Value | None = None,
+    out_dtype: Any = None,
+) -> Value:
+    """Consecutive rows, up to each offset, times a matrix of their own."""
+    if self.ndim != 2 or mat2.ndim != 3 or offs is None or bias is not None:
+        call.unsupported("groups other than of rows")
+    return call.rounded(call.g.grouped_matmul(self, mat2, offsets=offs))
+
+
+def _grouped_fallback(call: Call, input: Value, weight: Value, offs: Value) -> Value:
+    return _grouped(call, input, weight, offs)
 
 
 def _matrix_power(call: Call, self: Value, n: int) -> Value:
@@ -256,6 +279,14 @@ CONVERTERS: dict[str, Converter] = {
     "aten.linalg_multi_dot": _chain,
     "aten.cross": _cross,
     "aten.linalg_cross": _linalg_cross,
+    "aten.cdist": _distances,
+    "aten._cdist_forward": _distances,
+    "aten._euclidean_dist": _distances,
+    "aten.pdist": _pair_distances,
+    "aten._pdist_forward": _pair_distances,
+    "aten.renorm": _renormed,
+    "aten._grouped_mm": _grouped,
+    "transformers.grouped_mm_fallback": _grouped_fallback,
     "aten.matrix_power": _matrix_power,
     "aten.linalg_matrix_power": _matrix_power,
 }

@@ -146,7 +146,11 @@ def _vander(call: Call, x: Value, N: int | None = None, increasing: bool = False
     if not increasing:
         powers = g.flip(powers, 0)
     base = g.expand_dims(g.cast(x, call.dtype), x.ndim)
-    return g.pow(base, g.cast(powers, call.dtype))
+    return g.reshape(g.pow(base, g.cast(powers, call.dtype)), call.shape)
+
+
+def _linalg_vander(call: Call, x: Value, *, N: int | None = None) -> Value:
+    return _vander(call, x, N, increasing=True)
 
 
 def _window(weights: Any) -> Converter:
@@ -209,7 +213,7 @@ CONVERTERS: dict[str, Converter] = {
     "aten.tril_indices": _triangle_indices(lower=True),
     "aten.triu_indices": _triangle_indices(lower=False),
     "aten.vander": _vander,
-    "aten.linalg_vander": _vander,
+    "aten.linalg_vander": _linalg_vander,
     "aten.hann_window": _window(_hann),
     "aten.hamming_window": _window(_hamming),
     "aten.blackman_window": _window(_blackman),

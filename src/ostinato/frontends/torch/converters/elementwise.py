@@ -174,11 +174,6 @@ def _fraction(call: Call, self: Value) -> Value:
     return call.g.subtract(self, call.g.trunc(self))
 
 
-def _error_complement(call: Call, self: Any) -> Value:
-    (x,) = call.widened(self)
-    return call.rounded(call.g.subtract(1, call.g.erf(x)))
-
-
 def _logit(call: Call, self: Any, eps: float | None = None) -> Value:
     g = call.g
     (x,) = call.widened(self)
@@ -187,59 +182,12 @@ def _logit(call: Call, self: Any, eps: float | None = None) -> Value:
     return call.rounded(g.log(g.divide(x, g.subtract(1, x))))
 
 
-def _sinc(call: Call, self: Any) -> Value:
-    g = call.g
-    (x,) = call.widened(self)
-    angle = g.multiply(x, math.pi)
-    return call.rounded(g.where(g.equal(x, 0), 1, g.divide(g.sin(angle), angle)))
-
-
 def _degrees(factor: float) -> Converter:
     def convert(call: Call, self: Any) -> Value:
         (x,) = call.widened(self)
         return call.rounded(call.g.multiply(x, factor))
 
     return convert
-
-
-def _hypotenuse(call: Call, self: Any, other: Any) -> Value:
-    """``sqrt(a² + b²)`` without overflow; infinite beside an infinity, whatever the other is."""
-    g = call.g
-    a, b = (g.abs(x) for x in call.widened(self, other))
-    longer, shorter = g.maximum(a, b), g.minimum(a, b)
-    ratio = g.divide(shorter, g.where(g.equal(longer, 0), 1, longer))
-    length = g.multiply(longer, g.sqrt(g.add(1, g.square(ratio))))
-    infinite = g.logical_or(g.isinf(a), g.isinf(b))
-    return call.rounded(g.where(infinite, math.inf, length))
-
-
-def _log_add_exp2(call: Call, self: Any, other: Any) -> Value:
-    g = call.g
-    a, b = call.widened(self, other)
-    distance = g.where(g.equal(a, b), 0, g.abs(g.subtract(a, b)))
-    rest = g.multiply(g.log1p(g.exp2(g.neg(distance))), 1 / math.log(2))
-    return call.rounded(g.add(g.maximum(a, b), rest))
-
-
-def _times_log(function: str) -> Converter:
-    """``x * log(y)``, 0 where ``x`` is 0, NaN where ``y`` is NaN."""
-
-    def convert(call: Call, self: Any, other: Any) -> Value:
-        g = call.g
-        x, y = call.widened(self, other)
-        product = g.where(g.equal(x, 0), 0, g.multiply(x, getattr(g, function)(y)))
-        return call.rounded(g.where(g.isnan(y), math.nan, product))
-
-    return convert
-
-
-def _entropy(call: Call, self: Any) -> Value:
-    """``-x log x``: 0 at 0, minus infinity below."""
-    g = call.g
-    (x,) = call.widened(self)
-    inside = g.neg(g.multiply(x, g.log(x)))
-    outside = g.where(g.equal(x, 0), 0, g.where(g.isnan(x), x, -math.inf))
-    return call.rounded(g.where(g.greater(x, 0), inside, outside))
 
 
 def _replace_nan(
@@ -404,16 +352,11 @@ CONVERTERS: dict[str, Converter] = {
     "aten.round.decimals": _round,
     "aten.special_round": _round,
     "aten.frac": _fraction,
-    "aten.erfc": _error_complement,
-    "aten.special_erfc": _error_complement,
     "aten.logit": _logit,
     "aten.special_logit": _logit,
-    "aten.sinc": _sinc,
-    "aten.special_sinc": _sinc,
     "aten.deg2rad": _degrees(math.pi / 180),
     "aten.rad2deg": _degrees(180 / math.pi),
     "aten.nan_to_num": _replace_nan,
-    "aten.special_entr": _entropy,
     "aten.add": _add,
     "aten.sub": _subtract,
     "aten.subtract": _subtract,
@@ -430,12 +373,7 @@ CONVERTERS: dict[str, Converter] = {
     "aten.float_power": _float_power,
     "aten.atan2": _binary("atan2"),
     "aten.arctan2": _binary("atan2"),
-    "aten.hypot": _hypotenuse,
     "aten.logaddexp": _binary("logaddexp"),
-    "aten.logaddexp2": _log_add_exp2,
-    "aten.xlogy": _times_log("log"),
-    "aten.special_xlogy": _times_log("log"),
-    "aten.special_xlog1py": _times_log("log1p"),
     "aten.heaviside": _step,
     "aten.lerp": _interpolate,
     "aten.addcmul": _add_product,

@@ -1,13 +1,13 @@
 """Converters of ops that read or write at indices.
 
-PyTorch checks indices and raises; here reads clamp them, and writes drop what lies outside.
+PyTorch checks indices and raises; here reads clamp them, and writes outside are dropped.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.dtypes import INT64
+from ostinato.dtypes import INT32, INT64, UINT8
 from ostinato.frontends.torch.converters.elementwise import scaled
 from ostinato.ir.graph import Value
 from ostinato.ops.base import broadcast_shapes
@@ -37,18 +37,10 @@ def _index_select(call: Call, self: Value, dim: int, index: Value) -> Value:
 
 def _gather(call: Call, self: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     g = call.g
+    if index.type.size == 0:
+        return g.zeros(index.shape, self.dtype)
     x, ids = _line(call, self), _line(call, index)
-    axis = call.axis(dim, x.ndim)
-    x = _first_of_each_axis(call, x, ids.shape, axis)
-    return g.reshape(g.take_along_axis(x, ids, axis=axis), index.shape)
-
-
-def _first_of_each_axis(call: Call, x: Value, shape: Sequence[Dim], axis: int) -> Value:
-    """``x`` cut to ``shape`` along all axes but one."""
-    axes = [a for a in range(x.ndim) if a != axis and x.shape[a] != shape[a]]
-    if not axes:
-        return x
-    return call.g.slice(x, [0] * len(axes), [shape[a] for a in axes], axes=axes)
+    return g.reshape(g.gather(x, ids, call.axis(dim, x.ndim)), index.shape)
 
 
 def _take_along(call: Call, self: Value, indices: Value, dim: int | None = None) -> Value:
@@ -153,15 +145,8 @@ def _nonzero_list(call: Call, self: Value) -> tuple[Value, ...]:
 # -- writing ----------------------------------------------------------------------------------
 
 
-def _from_front(call: Call, index: Value, size: Dim) -> Value:
-    """Indices that count from the front: negative ones count from the end."""
-    g = call.g
-    wide = g.cast(index, INT64)
-    return g.where(g.less(wide, 0), g.add(wide, g.dim_value(size)), wide)
-
-
 def _scatter(mode: str) -> Converter:
-    """A write, or a combination of what is there with what comes."""
+    """A write, or a combination of old elements with new ones."""
 
     def convert(call: Call, self: Value, dim: int, index: Value, src: Any) -> Value:
         return _scattered(call, self, dim, index, src, mode)
@@ -169,52 +154,47 @@ def _scatter(mode: str) -> Converter:
     return convert
 
 
-def _scattered(call: Call, x: Value, dim: int, index: Value, src: Any, mode: str) -> Value:
+def _scattered(
+    call: Call, self: Value, dim: int, index: Value, src: Any, mode: str, include_self: bool = True
+) -> Value:
     g = call.g
-    target, ids = _line(call, x), _line(call, index)
-    axis = call.axis(dim, target.ndim)
+    x, ids = _line(call, self), _line(call, index)
+    if ids.type.size == 0:
+        return self
+    axis = call.axis(dim, x.ndim)
     updates = call.value(src, x.dtype)
-    if isinstance(src, Value) and src.ndim == ids.ndim:
-        updates = _cut(call, updates, ids.shape)
-    updates = g.broadcast_to(
-        g.reshape(updates, ids.shape) if not index.ndim else updates, ids.shape
-    )
-    part = _first_of_each_axis(call, target, ids.shape, axis)
-    written = _combined(call, part, ids, updates, axis, mode)
-    for a in range(target.ndim):  # indices are for the first elements of the other axes
-        if part.shape[a] != target.shape[a]:
-            return _replaced(call, target, written)
-    return g.reshape(written, x.shape)
+    if isinstance(src, Value):
+        updates = _line(call, updates)
+    if mode == "set":
+        if updates.ndim:
+            updates = _cut(call, updates, ids.shape)
+        return g.reshape(g.scatter(x, ids, updates, axis), self.shape)
+    if x.dtype.is_bool:  # combined as bytes
+        x, updates = g.cast(x, UINT8), g.cast(updates, UINT8)
+        mode = _OF_BOOLS.get(mode, mode)
+    found = g.scatter_reduce(x, ids, updates, axis, mode, include_self)  # type: ignore[arg-type]
+    return g.reshape(g.cast(found, self.dtype), self.shape)
 
 
 def _cut(call: Call, x: Value, shape: Sequence[Dim]) -> Value:
+    """The first elements along each axis, as many as ``shape`` has."""
     axes = [a for a in range(x.ndim) if x.shape[a] != shape[a]]
     return call.g.slice(x, [0] * len(axes), [shape[a] for a in axes], axes=axes) if axes else x
 
 
-def _replaced(call: Call, x: Value, block: Value) -> Value:
-    return call.g.dynamic_update_slice(x, block, [0] * x.ndim)
-
-
-def _combined(call: Call, x: Value, ids: Value, updates: Value, axis: int, mode: str) -> Value:
-    """A scatter; bools are combined as bytes."""
-    g = call.g
-    if not x.dtype.is_bool or mode == "set":
-        return g.scatter(x, ids, updates, axis=axis, mode=mode)
-    bytes_ = {"add": "max", "mul": "min"}.get(mode, mode)
-    found = g.scatter(g.cast(x, "uint8"), ids, g.cast(updates, "uint8"), axis=axis, mode=bytes_)
-    return g.cast(found, x.dtype)
-
-
-#: The modes of ``scatter`` with ``reduce``, and of ``scatter_reduce``.
+#: Reductions by PyTorch's names, and those of the vocabulary.
 _REDUCTIONS = {
-    "add": "add",
-    "sum": "add",
-    "multiply": "mul",
-    "prod": "mul",
+    "add": "sum",
+    "sum": "sum",
+    "multiply": "prod",
+    "prod": "prod",
+    "mean": "mean",
     "amax": "max",
     "amin": "min",
 }
+
+#: Sums and products of bools, which are bools.
+_OF_BOOLS = {"sum": "max", "prod": "min", "mean": "min"}
 
 
 def _scatter_with(
@@ -243,44 +223,56 @@ def _scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Value:
-    if reduce not in _REDUCTIONS or not include_self:
-        call.unsupported(f"the reduction {reduce!r}, include_self={include_self}")
-    return _scattered(call, self, dim, index, src, _REDUCTIONS[reduce])
+    return _scattered(call, self, dim, index, src, _REDUCTIONS[reduce], include_self)
 
 
-def _rows(call: Call, index: Value, x: Value, axis: int) -> Value:
-    """A vector of positions on an axis, repeated for the elements of every slice of ``x``."""
-    g = call.g
-    ids = _from_front(call, _line(call, index), x.shape[axis])
-    shape = tuple(ids.shape[0] if a == axis else size for a, size in enumerate(x.shape))
-    line = tuple(ids.shape[0] if a == axis else 1 for a in range(x.ndim))
-    return g.broadcast_to(g.reshape(ids, line), shape)
-
-
-def _into_rows(call: Call, self: Value, dim: int, index: Value, source: Any, mode: str) -> Value:
-    g = call.g
-    x = _line(call, self)
-    axis = call.axis(dim, x.ndim)
-    ids = _rows(call, index, x, axis)
-    updates = call.value(source, self.dtype)
-    if not isinstance(source, Value) or not source.ndim:
-        updates = g.broadcast_to(updates, ids.shape)
-    return g.reshape(_combined(call, x, ids, updates, axis, mode), self.shape)
+def _slices(call: Call, self: Value, source: Value, index: Value) -> tuple[Value, Value, Value]:
+    """The operands of a write of slices, each with a dim at least; sources in the dtype."""
+    rows = call.g.cast(source, self.dtype)
+    return _line(call, self), _line(call, rows), _line(call, index)
 
 
 def _index_copy(call: Call, self: Value, dim: int, index: Value, source: Value) -> Value:
-    return _into_rows(call, self, dim, index, source, "set")
+    x, rows, ids = _slices(call, self, source, index)
+    written = call.g.index_copy(x, ids, rows, call.axis(dim, x.ndim))
+    return call.g.reshape(written, self.shape)
 
 
 def _index_add(
     call: Call, self: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
 ) -> Value:
-    scaled_source = scaled(call, call.g.cast(source, self.dtype), alpha)
-    return _into_rows(call, self, dim, index, scaled_source, "add")
+    g = call.g
+    x, rows, ids = _slices(call, self, source, index)
+    rows, axis = scaled(call, rows, alpha), call.axis(dim, x.ndim)
+    if x.dtype.is_bool:
+        x, rows = g.cast(x, UINT8), g.cast(rows, UINT8)
+        return g.reshape(g.cast(g.index_reduce(x, ids, rows, axis, "max"), self.dtype), self.shape)
+    return g.reshape(g.index_add(x, ids, rows, axis), self.shape)
 
 
 def _index_fill(call: Call, self: Value, dim: int, index: Value, value: Any) -> Value:
-    return _into_rows(call, self, dim, index, value, "set")
+    g = call.g
+    x = _line(call, self)
+    filler = g.reshape(call.value(value, self.dtype), ())
+    return g.reshape(
+        g.index_fill(x, _line(call, index), filler, call.axis(dim, x.ndim)), self.shape
+    )
+
+
+def _index_reduce(
+    call: Call,
+    self: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value:
+    x, rows, ids = _slices(call, self, source, index)
+    mode: Any = _REDUCTIONS[reduce]
+    written = call.g.index_reduce(x, ids, rows, call.axis(dim, x.ndim), mode, include_self)
+    return call.g.reshape(written, self.shape)
 
 
 def _index_put(
@@ -293,67 +285,23 @@ def _index_put(
 ) -> Value:
     """``x[i, :, j] = values``, or an addition to it."""
     g = call.g
-    updates = g.cast(values, self.dtype)
-    given = [index for index in indices if index is not None]
-    if not given:
-        update = g.broadcast_to(updates, self.shape)
-        return g.add(self, update) if accumulate else update
-    if len(given) == 1 and given[0].dtype.is_bool and _is_one(values):
-        return _put_by_mask(call, self, indices, g.reshape(updates, ()), accumulate)
-    listed = _expanded_indices(call, indices)
-    axes, place = _indexed_axes(listed)
-    found = [
-        _from_front(call, index, self.shape[axis])
-        for axis, index in enumerate(listed)
-        if index is not None
-    ]
-    vectors = _index_vectors(call, found)
-    front = list(range(len(axes)))
-    moved = g.moveaxis(self, axes, front)
-    count = vectors.ndim - 1
-    rest = moved.shape[len(axes) :]
-    lead = vectors.shape[:-1]
-    # Updates have their dims of indices where the result of reading has them.
-    full = (*rest[:place], *lead, *rest[place:])
-    spread = _moved_group(call, g.broadcast_to(updates, full), count, place, 0)
-    written = _scatter_vectors(call, moved, vectors, spread, "add" if accumulate else "set")
-    return g.moveaxis(written, front, axes)
-
-
-def _scatter_vectors(call: Call, x: Value, vectors: Value, updates: Value, mode: str) -> Value:
-    g = call.g
-    if not x.dtype.is_bool or mode == "set":
-        return g.scatter_nd(x, vectors, updates, mode=mode)
-    found = g.scatter_nd(g.cast(x, "uint8"), vectors, g.cast(updates, "uint8"), mode="max")
-    return g.cast(found, x.dtype)
-
-
-def _is_one(values: Value) -> bool:
-    return all(size == 1 for size in values.shape)
-
-
-def _put_by_mask(
-    call: Call, x: Value, indices: Sequence[Value | None], value: Value, accumulate: bool
-) -> Value:
-    """One number written wherever a mask holds, which takes no positions."""
-    g = call.g
-    axis = next(a for a, index in enumerate(indices) if index is not None)
-    mask = indices[axis]
-    assert mask is not None
-    after = x.ndim - axis - mask.ndim
-    wide = g.reshape(mask, (*mask.shape, *(1,) * after))
-    if accumulate and x.dtype.is_bool:
-        return g.where(wide, g.logical_or(x, value), x)
-    return g.where(wide, g.add(x, value) if accumulate else value, x)
+    given = tuple(
+        call.truth(index) if index is not None and index.dtype == UINT8 else index
+        for index in indices
+    )
+    if any(index is not None and not index.ndim and index.dtype.is_bool for index in given):
+        call.unsupported("a mask without dims")
+    if not (self.dtype.is_bool and accumulate):
+        return g.index_put(self, given, values, accumulate=accumulate)
+    marked = g.index_put(g.zeros(self.shape, INT32), given, g.cast(values, INT32), accumulate=True)
+    return g.logical_or(self, g.cast(marked, self.dtype))
 
 
 def _put(call: Call, self: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     g = call.g
-    flat = g.reshape(self, (-1,))
-    ids = _from_front(call, g.reshape(index, (-1,)), flat.shape[0])
-    updates = g.reshape(g.cast(source, self.dtype), (-1,))
-    mode = "add" if accumulate else "set"
-    return g.reshape(_combined(call, flat, ids, updates, 0, mode), self.shape)
+    flat, line = g.reshape(self, (self.type.size,)), g.reshape(index, (index.type.size,))
+    updates = g.reshape(source, (source.type.size,))
+    return g.reshape(_index_put(call, flat, (line,), updates, accumulate), self.shape)
 
 
 def _masked_fill(call: Call, self: Value, mask: Value, value: Any) -> Value:
@@ -364,73 +312,10 @@ def _masked_scatter(call: Call, self: Value, mask: Value, source: Value) -> Valu
     """The elements of ``source``, in order, where the mask holds."""
     g = call.g
     shape = broadcast_shapes(self.shape, mask.shape)
-    x, flags = g.broadcast_to(self, shape), g.broadcast_to(mask, shape)
-    flat = g.reshape(flags, (-1,))
-    rank = g.cumsum(g.cast(flat, INT64), axis=0, exclusive=True)
-    if source.type.size == 0:
-        return x
-    picked = g.reshape(g.take(g.reshape(source, (-1,)), rank), shape)
-    return g.where(flags, picked, x)
+    return g.masked_scatter(g.broadcast_to(self, shape), mask, source)
 
 
-# -- order ------------------------------------------------------------------------------------
-
-
-def _top(
-    call: Call,
-    self: Value,
-    k: Any,
-    dim: int = -1,
-    largest: bool = True,
-    sorted: bool = True,
-) -> tuple[Value, Value]:
-    g = call.g
-    x = _line(call, self)
-    values, order = g.topk(_ordered(call, x), k, call.axis(dim, x.ndim), largest=largest)
-    values = g.cast(values, self.dtype)
-    return g.reshape(values, call.shape_of(0)), g.reshape(order, call.shape_of(1))
-
-
-def _ordered(call: Call, x: Value) -> Value:
-    """Bools as bytes, which have an order."""
-    return call.g.cast(x, "uint8") if x.dtype.is_bool else x
-
-
-def _sort(call: Call, self: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
-    g = call.g
-    x = _line(call, self)
-    values, order = g.sort(x, call.axis(dim, x.ndim), descending=descending)
-    return g.reshape(values, self.shape), g.reshape(order, self.shape)
-
-
-def _sort_stable(
-    call: Call,
-    self: Value,
-    *,
-    stable: bool | None = None,
-    dim: int = -1,
-    descending: bool = False,
-) -> tuple[Value, Value]:
-    return _sort(call, self, dim, descending)
-
-
-def _argsort(call: Call, self: Value, dim: int = -1, descending: bool = False) -> Value:
-    return _sort(call, self, dim, descending)[1]
-
-
-def _argsort_stable(
-    call: Call,
-    self: Value,
-    *,
-    stable: bool | None = None,
-    dim: int = -1,
-    descending: bool = False,
-) -> Value:
-    return _sort(call, self, dim, descending)[1]
-
-
-def _msort(call: Call, self: Value) -> Value:
-    return _sort(call, self, 0)[0]
+# -- repetition -------------------------------------------------------------------------------
 
 
 def _one_hot(call: Call, self: Value, num_classes: int = -1) -> Value:
@@ -482,23 +367,18 @@ CONVERTERS: dict[str, Converter] = {
     "aten.scatter.value": _scatter_value,
     "aten.scatter.reduce": _scatter_with,
     "aten.scatter.value_reduce": _scatter_value_with,
-    "aten.scatter_add": _scatter("add"),
+    "aten.scatter_add": _scatter("sum"),
     "aten.scatter_reduce": _scatter_reduce,
     "aten.index_copy": _index_copy,
     "aten.index_add": _index_add,
     "aten.index_fill": _index_fill,
+    "aten.index_reduce": _index_reduce,
     "aten.index_put": _index_put,
     "aten._unsafe_index_put": _index_put,
     "aten._index_put_impl": _index_put,
     "aten.put": _put,
     "aten.masked_fill": _masked_fill,
     "aten.masked_scatter": _masked_scatter,
-    "aten.topk": _top,
-    "aten.sort": _sort,
-    "aten.sort.stable": _sort_stable,
-    "aten.argsort": _argsort,
-    "aten.argsort.stable": _argsort_stable,
-    "aten.msort": _msort,
     "aten.one_hot": _one_hot,
     "aten.repeat_interleave": _repeat_interleave,
 }

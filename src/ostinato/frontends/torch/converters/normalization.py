@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ostinato.frontends.torch.call import Call, Converter
     from ostinato.ir.graph import Value
@@ -67,9 +67,27 @@ def _layer_norm(
     axis = input.ndim - len(normalized_shape)
 
     def norm(x: Value, w: Value | None, b: Value | None) -> Value:
+        if eps < 0:
+            return _scaled(call, _standardised(call, x, range(axis, x.ndim), eps), w, b)
         return call.g.layer_norm(x, w, b, eps, axis=axis)
 
     return _in_common_dtype(call, input, (weight, bias), norm)
+
+
+def _standardised(call: Call, x: Value, axes: Iterable[int], eps: float) -> Value:
+    """``(x - mean) / sqrt(variance + eps)``, with an ``eps`` that may be negative."""
+    g = call.g
+    over = tuple(axes)
+    wide = g.cast(x, x.dtype.accumulator)
+    scale = g.rsqrt(g.add(g.var(wide, axis=over, keepdims=True), eps))
+    return g.cast(
+        g.multiply(g.subtract(wide, g.mean(wide, axis=over, keepdims=True)), scale), x.dtype
+    )
+
+
+def _scaled(call: Call, x: Value, weight: Value | None, bias: Value | None) -> Value:
+    weighted = x if weight is None else call.g.multiply(x, weight)
+    return weighted if bias is None else call.g.add(weighted, bias)
 
 
 def _native_layer_norm(
@@ -148,7 +166,15 @@ def _group_norm(
     cudnn_enabled: bool = True,
 ) -> Value:
     def norm(x: Value, w: Value | None, b: Value | None) -> Value:
-        return call.g.group_norm(x, num_groups, w, b, eps)
+        g = call.g
+        if eps >= 0:
+            return g.group_norm(x, num_groups, w, b, eps)
+        batch, channels, *rest = x.shape
+        parts = g.reshape(x, (batch, num_groups, channels // num_groups, *rest))
+        found = _standardised(call, parts, range(2, parts.ndim), eps)
+        per_channel = (channels, *(1,) * len(rest))
+        weights = (None if v is None else g.reshape(v, per_channel) for v in (w, b))
+        return _scaled(call, g.reshape(found, x.shape), *weights)
 
     return _in_common_dtype(call, input, (weight, bias), norm)
 
@@ -165,7 +191,7 @@ def _native_group_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     result = _group_norm(call, input, group, weight, bias, eps)
-    grouped = call.g.reshape(input, (N, group, -1))
+    grouped = call.g.reshape(input, (N, group, C // group * HxW))
     return (result, *_statistics(call, grouped, (2,), eps))
 
 
@@ -178,6 +204,9 @@ def _batch_norm_with(
     variance: Value,
     eps: float,
 ) -> Value:
+    if x.type.size == 0:
+        return x
+
     def norm(x: Value, mean: Value, variance: Value, w: Value | None, b: Value | None) -> Value:
         return call.g.batch_norm(x, mean, variance, w, b, eps)
 
@@ -323,6 +352,8 @@ def _cosine_similarity(call: Call, x1: Value, x2: Value, dim: int = 1, eps: floa
     a, b = call.widened(x1, x2)
     shape = g.add(a, b).shape
     a, b = g.broadcast_to(a, shape), g.broadcast_to(b, shape)
+    if not a.ndim:
+        a, b = g.reshape(a, (1,)), g.reshape(b, (1,))
     axis = call.axis(dim, a.ndim)
 
     def unit(x: Value) -> Value:

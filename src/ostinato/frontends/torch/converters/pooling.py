@@ -1,8 +1,7 @@
-"""Converters of pooling: windows of given sizes, and windows that follow from the result's size."""
+"""Converters of pooling."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,20 +13,23 @@ if TYPE_CHECKING:
 __all__ = ["CONVERTERS"]
 
 
-def _each(numbers: Any, spatial: int) -> tuple[int, ...]:
+def _each(numbers: Any, spatial: int) -> tuple[Any, ...]:
     """A number for each spatial axis: one that is given alone is for all of them."""
     listed = numbers if isinstance(numbers, tuple) else (numbers,)
     return listed * spatial if len(listed) == 1 else listed
 
 
-def _batched(call: Call, x: Value, spatial: int, pool: Callable[[Value], Value]) -> Value:
+def _batched(call: Call, x: Value, spatial: int, pool: Callable[[Value], Any]) -> Any:
     """``pool`` of ``x``, to which one item alone is a batch of one."""
     if x.ndim == spatial + 2:
         return pool(x)
-    return call.g.squeeze(pool(call.g.expand_dims(x, 0)), 0)
+    found = pool(call.g.expand_dims(x, 0))
+    if isinstance(found, tuple):
+        return tuple(call.g.squeeze(value, 0) for value in found)
+    return call.g.squeeze(found, 0)
 
 
-def _max_pool(spatial: int) -> Converter:
+def _max_pool(spatial: int, *, with_indices: bool) -> Converter:
     def convert(
         call: Call,
         self: Value,
@@ -36,21 +38,19 @@ def _max_pool(spatial: int) -> Converter:
         padding: Any = 0,
         dilation: Any = 1,
         ceil_mode: bool = False,
-    ) -> Value:
+    ) -> Any:
         kernel = _each(kernel_size, spatial)
-        return _batched(
-            call,
-            self,
-            spatial,
-            lambda x: call.g.max_pool(
-                x,
-                kernel,
-                _each(stride, spatial) if stride != () else kernel,
-                _each(padding, spatial),
-                _each(dilation, spatial),
-                ceil_mode,
-            ),
-        )
+        steps = _each(stride, spatial) if stride != () else kernel
+        pads, apart = _each(padding, spatial), _each(dilation, spatial)
+
+        def pool(x: Value) -> Any:
+            if with_indices:
+                return call.g.max_pool(
+                    x, kernel, steps, pads, apart, ceil_mode, return_indices=True
+                )
+            return call.g.max_pool(x, kernel, steps, pads, apart, ceil_mode)
+
+        return _batched(call, self, spatial, pool)
 
     return convert
 
@@ -65,25 +65,17 @@ def _avg_pool(spatial: int) -> Converter:
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> Value:
+    ) -> Any:
         kernel = _each(kernel_size, spatial)
-        if divisor_override is not None and (ceil_mode or not self.dtype.is_float):
-            call.unsupported("a divisor of its own together with ceil_mode")
-        counts_all = count_include_pad or divisor_override is not None
+        steps = _each(stride, spatial) if stride not in ((), None) else kernel
+        pads = _each(padding, spatial)
+        if not self.dtype.is_float:
+            call.unsupported("means of integers")
 
         def pool(x: Value) -> Value:
-            means = call.g.avg_pool(
-                x,
-                kernel,
-                _each(stride, spatial) if stride not in ((), None) else kernel,
-                _each(padding, spatial),
-                1,
-                ceil_mode,
-                counts_all,
+            return call.g.avg_pool(
+                x, kernel, steps, pads, 1, ceil_mode, count_include_pad, divisor_override
             )
-            if divisor_override is None:
-                return means
-            return call.g.multiply(means, math.prod(kernel) / divisor_override)
 
         return _batched(call, self, spatial, pool)
 
@@ -91,52 +83,50 @@ def _avg_pool(spatial: int) -> Converter:
 
 
 def _adaptive_avg_pool(spatial: int) -> Converter:
-    """Means over parts of each axis, as many as the result has; they may overlap by one."""
-
-    def convert(call: Call, self: Value, output_size: Any) -> Value:
-        g = call.g
+    def convert(call: Call, self: Value, output_size: Any) -> Any:
+        g, sizes = call.g, call.shape[-spatial:]
         first = self.ndim - spatial
-        x = g.cast(self, self.dtype.accumulator)
-        wanted = call.shape[first:]
-        if all(size == 1 for size in wanted):
-            axes = tuple(range(first, self.ndim))
-            return call.rounded(g.mean(x, axis=axes, keepdims=True))
+        if all(size == 1 for size in sizes):
+            return g.mean(self, axis=tuple(range(first, self.ndim)), keepdims=True)
         kernel = tuple(
             size // count
-            for size, count in zip(self.shape[first:], wanted, strict=True)
+            for size, count in zip(self.shape[first:], sizes, strict=True)
             if isinstance(size, int) and isinstance(count, int) and count and size % count == 0
         )
         if len(kernel) == spatial:
-            return _batched(call, self, spatial, lambda y: g.avg_pool(y, kernel))
-        for axis in range(first, self.ndim):
-            x = _means_along(call, x, axis)
-        return call.rounded(x)
+            return _batched(call, self, spatial, lambda x: g.avg_pool(x, kernel))
+        return _batched(call, self, spatial, lambda x: g.adaptive_avg_pool(x, sizes))
 
     return convert
 
 
-def _means_along(call: Call, x: Value, axis: int) -> Value:
-    """Means over the parts of an axis: from ``floor(i n / m)`` to ``ceil((i + 1) n / m)``."""
-    g = call.g
-    size, count = x.shape[axis], call.shape[axis]
-    if count == size:
-        return x
-    if not isinstance(size, int) or not isinstance(count, int):
-        call.unsupported("an adaptive pooling whose windows follow from run-time sizes")
-    if count == 0:
-        return g.slice(x, [0], [0], axes=[axis])
-    parts = []
-    for index in range(count):
-        start, stop = index * size // count, -(-(index + 1) * size // count)
-        part = g.slice(x, [start], [stop], axes=[axis])
-        parts.append(g.mean(part, axis=axis, keepdims=True))
-    return g.concat(parts, axis)
+def _adaptive_max_pool(spatial: int) -> Converter:
+    def convert(call: Call, self: Value, output_size: Any) -> Any:
+        g, sizes = call.g, call.shape[-spatial:]
+        return _batched(
+            call, self, spatial, lambda x: g.adaptive_max_pool(x, sizes, return_indices=True)
+        )
+
+    return convert
+
+
+def _max_unpool(spatial: int) -> Converter:
+    def convert(call: Call, self: Value, indices: Value, output_size: Any, *_: Any) -> Any:
+        g, sizes = call.g, call.shape[-spatial:]
+        if self.ndim == spatial + 2:
+            return g.max_unpool(self, indices, sizes)
+        x, places = g.expand_dims(self, 0), g.expand_dims(indices, 0)
+        return g.squeeze(g.max_unpool(x, places, sizes), 0)
+
+    return convert
 
 
 CONVERTERS: dict[str, Converter] = {
-    **{f"aten.max_pool{n}d": _max_pool(n) for n in (1, 2, 3)},
+    **{f"aten.max_pool{n}d": _max_pool(n, with_indices=False) for n in (1, 2, 3)},
+    **{f"aten.max_pool{n}d_with_indices": _max_pool(n, with_indices=True) for n in (1, 2, 3)},
     **{f"aten.avg_pool{n}d": _avg_pool(n) for n in (1, 2, 3)},
     **{f"aten.adaptive_avg_pool{n}d": _adaptive_avg_pool(n) for n in (1, 2, 3)},
-    "aten._adaptive_avg_pool2d": _adaptive_avg_pool(2),
-    "aten._adaptive_avg_pool3d": _adaptive_avg_pool(3),
+    **{f"aten._adaptive_avg_pool{n}d": _adaptive_avg_pool(n) for n in (2, 3)},
+    **{f"aten.adaptive_max_pool{n}d": _adaptive_max_pool(n) for n in (1, 2, 3)},
+    **{f"aten.max_unpool{n}d": _max_unpool(n) for n in (2, 3)},
 }

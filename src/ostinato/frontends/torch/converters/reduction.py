@@ -264,6 +264,14 @@ def _distance(call: Call, self: Value, other: Value, p: Any = 2) -> Value:
     return _vector_norm(call, g.subtract(a, b), p)
 
 
+def _pairwise_distance(
+    call: Call, x1: Value, x2: Value, p: Any = 2, eps: float = 1e-6, keepdim: bool = False
+) -> Value:
+    g = call.g
+    a, b = call.widened(x1, x2)
+    return _vector_norm(call, g.add(g.subtract(a, b), eps), p, -1, keepdim)
+
+
 # -- running reductions -----------------------------------------------------------------------
 
 
@@ -274,6 +282,20 @@ def _running(method: str) -> Converter:
         if not x.ndim:
             return x
         return getattr(g, method)(x, axis=call.axis(dim, x.ndim))  # type: ignore[no-any-return]
+
+    return convert
+
+
+def _running_extreme(method: str) -> Converter:
+    """The extreme so far, and the last place of it."""
+
+    def convert(call: Call, self: Value, dim: int) -> tuple[Value, Value]:
+        g = call.g
+        x = g.cast(self, UINT8) if self.dtype.is_bool else self
+        if not x.ndim:
+            return self, g.constant(0, INT64)
+        values, places = getattr(g, method)(x, axis=call.axis(dim, x.ndim))
+        return g.cast(values, self.dtype), places
 
     return convert
 
@@ -342,6 +364,10 @@ CONVERTERS: dict[str, Converter] = {
     "aten.norm": _norm,
     "aten.dist": _distance,
     "aten.frobenius_norm.dim": _frobenius_norm,
+    "aten.pairwise_distance": _pairwise_distance,
+    "aten.logcumsumexp": _running("logcumsumexp"),
+    "aten.cummax": _running_extreme("cummax"),
+    "aten.cummin": _running_extreme("cummin"),
     "aten.cumsum": _running("cumsum"),
     "aten.cumprod": _running("cumprod"),
     "aten.diff": _differences,

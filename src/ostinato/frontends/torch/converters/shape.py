@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ostinato.frontends.torch.call import Call, Converter
     from ostinato.ir.graph import Value
-    from ostinato.variables import Dim
 
-__all__ = ["CONVERTERS", "diagonal_mask", "moved_last"]
+__all__ = ["CONVERTERS"]
 
 
 def _reshaped(call: Call, self: Value, *_: Any) -> Value:
     """A tensor of the same elements in the shape that PyTorch gives to the result."""
     return call.g.reshape(self, call.shape)
+
+
+def _raised(call: Call, tensors: Any) -> Any:
+    """``atleast_1d``, ``atleast_2d`` and ``atleast_3d``, of one tensor or of several."""
+    if not isinstance(tensors, tuple):
+        return _reshaped(call, tensors)
+    return tuple(
+        call.g.reshape(tensor, call.shape_of(index)) for index, tensor in enumerate(tensors)
+    )
 
 
 def _viewed(call: Call, self: Value, dtype: Any) -> Value:
@@ -94,19 +102,6 @@ def _rolled(call: Call, x: Value, shift: Any, axis: int) -> Value:
     return g.take(x, at, axis=axis)
 
 
-def _rotate(call: Call, self: Value, k: int = 1, dims: tuple[int, ...] = (0, 1)) -> Value:
-    g = call.g
-    first, second = (call.axis(dim, self.ndim) for dim in dims)
-    match k % 4:
-        case 1:
-            return g.swapaxes(g.flip(self, second), first, second)
-        case 2:
-            return g.flip(self, (first, second))
-        case 3:
-            return g.flip(g.swapaxes(self, first, second), second)
-    return self
-
-
 def _repeat(call: Call, self: Value, repeats: tuple[Any, ...]) -> Value:
     return call.g.tile(self, repeats) if repeats else self
 
@@ -118,52 +113,70 @@ def _triangle(method: str) -> Converter:
     return convert
 
 
-def moved_last(call: Call, x: Value, dim1: int, dim2: int) -> Value:
-    """``x`` with two axes moved to the end, in this order."""
-    first, second = call.axis(dim1, x.ndim), call.axis(dim2, x.ndim)
-    return call.g.moveaxis(x, (first, second), (x.ndim - 2, x.ndim - 1))
-
-
 def _diagonal(call: Call, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    return call.g.diagonal(self, offset, dim1, dim2)
+
+
+def _diagonal_embedded(
+    call: Call, self: Value, offset: int = 0, dim1: int = -2, dim2: int = -1
+) -> Value:
+    return call.g.diag_embed(self, offset, dim1, dim2)
+
+
+def _diagonal_scattered(
+    call: Call, self: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    return call.g.diagonal_scatter(self, src, offset, dim1, dim2)
+
+
+def _trace(call: Call, self: Value) -> Value:
+    return call.g.sum(call.g.cast(call.g.diagonal(self), call.dtype))
+
+
+def _rotate(call: Call, self: Value, k: int = 1, dims: tuple[int, ...] = (0, 1)) -> Value:
+    return call.g.rot90(self, k, dims)
+
+
+def _strided(call: Call, self: Value, size: Any, stride: Any, storage_offset: Any = None) -> Value:
+    """A view of the elements in memory; only that of a tensor in C order is known."""
     g = call.g
-    matrices = moved_last(call, self, dim1, dim2)
-    *lead, rows, columns = matrices.shape
-    count = call.shape[-1]
-    if count == 0:
-        return g.zeros((*lead, 0), self.dtype)
-    line = g.iota((count,))
-    row = g.add(line, -offset) if offset < 0 else line
-    column = g.add(line, offset) if offset > 0 else line
-    flat = g.add(g.multiply(row, g.dim_value(columns)), column)
-    return g.take(g.reshape(matrices, (*lead, rows * columns)), flat, axis=len(lead))
+    offset = 0 if storage_offset is None else storage_offset
+    return g.as_strided(self, size, stride, offset)
+
+
+def _windows(call: Call, self: Value, dimension: int, size: Any, step: Any) -> Value:
+    x = self if self.ndim else call.g.reshape(self, (1,))
+    found = call.g.unfold(x, call.axis(dimension, x.ndim), size, step)
+    return call.g.reshape(found, call.shape)
+
+
+def _columns(
+    call: Call, self: Value, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+) -> Value:
+    g = call.g
+    x = self if self.ndim == 4 else g.expand_dims(self, 0)
+    return g.reshape(g.im2col(x, kernel_size, stride, padding, dilation), call.shape)
+
+
+def _folded(
+    call: Call,
+    self: Value,
+    output_size: Any,
+    kernel_size: Any,
+    dilation: Any,
+    padding: Any,
+    stride: Any,
+) -> Value:
+    g = call.g
+    x = self if self.ndim == 3 else g.expand_dims(self, 0)
+    found = g.col2im(x, output_size, kernel_size, stride, padding, dilation)
+    return g.reshape(found, call.shape)
 
 
 def _linalg_diagonal(
     call: Call, A: Value, *, offset: int = 0, dim1: int = -2, dim2: int = -1
 ) -> Value:
     return _diagonal(call, A, offset, dim1, dim2)
-
-
-def diagonal_mask(call: Call, rows: Dim, columns: Dim, offset: int) -> Value:
-    """Whether each position of a matrix lies on a diagonal."""
-    g = call.g
-    row, column = g.iota((rows, 1), 0), g.iota((1, columns), 1)
-    return g.equal(g.add(row, offset) if offset else row, column)
-
-
-def _diagonal_embedded(
-    call: Call, self: Value, offset: int = 0, dim1: int = -2, dim2: int = -1
-) -> Value:
-    """Vectors of the last axis as diagonals of matrices of zeros."""
-    g = call.g
-    rank = self.ndim + 1
-    first, second = call.axis(dim1, rank), call.axis(dim2, rank)
-    size = self.shape[-1] + abs(offset)
-    shifted = g.pad(self, (*((0, 0),) * (self.ndim - 1), (max(offset, 0), max(-offset, 0))))
-    mask = diagonal_mask(call, size, size, offset)
-    zero = call.value(0, self.dtype)
-    matrices = g.where(mask, g.expand_dims(shifted, self.ndim - 1), zero)
-    return g.moveaxis(matrices, (rank - 2, rank - 1), (first, second))
 
 
 def _diag(call: Call, self: Value, diagonal: int = 0) -> Value:
@@ -174,31 +187,6 @@ def _diag(call: Call, self: Value, diagonal: int = 0) -> Value:
 
 def _diag_flat(call: Call, self: Value, offset: int = 0) -> Value:
     return _diagonal_embedded(call, call.g.reshape(self, (-1,)), offset)
-
-
-def _diagonal_scattered(
-    call: Call, self: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Value:
-    g = call.g
-    matrices = moved_last(call, self, dim1, dim2)
-    *_, rows, columns = matrices.shape
-    mask = diagonal_mask(call, rows, columns, offset)
-    # Along columns the diagonal begins at its offset, or at the first one.
-    before = max(offset, 0)
-    after = columns - src.shape[-1] - before
-    widths = (*((0, 0),) * (src.ndim - 1), (before, call.known(after, "padding")))
-    spread = g.expand_dims(g.pad(src, widths), src.ndim - 1)
-    written = g.where(mask, spread, matrices)
-    first, second = call.axis(dim1, self.ndim), call.axis(dim2, self.ndim)
-    return g.moveaxis(written, (self.ndim - 2, self.ndim - 1), (first, second))
-
-
-def _trace(call: Call, self: Value) -> Value:
-    g = call.g
-    diagonal = g.where(
-        diagonal_mask(call, self.shape[0], self.shape[1], 0), self, call.value(0, self.dtype)
-    )
-    return g.sum(g.cast(diagonal, call.dtype))
 
 
 def _pixel_shuffle(call: Call, self: Value, upscale_factor: int) -> Value:
@@ -244,13 +232,11 @@ _RESHAPES = (
     "squeeze_copy",
     "unsqueeze",
     "unsqueeze_copy",
-    "atleast_1d",
-    "atleast_2d",
-    "atleast_3d",
 )
 
 CONVERTERS: dict[str, Converter] = {
     **{f"aten.{name}": _reshaped for name in _RESHAPES},
+    **{f"aten.atleast_{n}d": _raised for n in (1, 2, 3)},
     "aten.view.dtype": _viewed,
     "aten.view_copy.dtype": _viewed,
     "aten.permute": _permute,
@@ -290,6 +276,12 @@ CONVERTERS: dict[str, Converter] = {
     "aten.diagflat": _diag_flat,
     "aten.diagonal_scatter": _diagonal_scattered,
     "aten.trace": _trace,
+    "aten.as_strided": _strided,
+    "aten.as_strided_copy": _strided,
+    "aten.unfold": _windows,
+    "aten.unfold_copy": _windows,
+    "aten.im2col": _columns,
+    "aten.col2im": _folded,
     "aten.pixel_shuffle": _pixel_shuffle,
     "aten.pixel_unshuffle": _pixel_unshuffle,
     "aten.channel_shuffle": _channel_shuffle,

@@ -249,6 +249,10 @@ def _padded(call: Call, x: Value, pad: tuple[Any, ...], mode: str, value: Any) -
         pairs[x.ndim - 1 - index] = (pad[2 * index], pad[2 * index + 1])
     if any(isinstance(width, Expr) for pair in pairs for width in pair):
         return _padded_by_dims(call, x, pairs, mode, value)
+    if mode == "replicate":
+        grown = [(max(before, 0), max(after, 0)) for before, after in pairs]
+        x = g.pad(x, grown, mode=_MODES[mode])  # what is cut off is a part of the border
+        return g.pad(x, [(min(before, 0), min(after, 0)) for before, after in pairs])
     if mode != "constant":
         return g.pad(x, pairs, mode=_MODES[mode])
     if x.dtype.is_bool or x.dtype.is_float:
@@ -312,6 +316,10 @@ CONVERTERS: dict[str, Converter] = {
     "aten.unsafe_split_with_sizes": _split_sizes,
     "aten.chunk": _chunk,
     "aten.unsafe_chunk": _chunk,
+    "aten.tensor_split": _tensor_split,
+    "aten.hsplit": _split_along(1),
+    "aten.vsplit": _split_along(0),
+    "aten.dsplit": _split_along(2),
     "aten.unbind": _unbind,
     "aten.unbind_copy": _unbind,
     "aten.cat": _concatenated,

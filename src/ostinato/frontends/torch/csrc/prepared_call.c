@@ -20,7 +20,8 @@ typedef struct {
     PyObject *names;     /* of the keyword arguments, after those by position */
     PyObject *run, *variables;
     Py_ssize_t n_inputs, n_outputs;
-    tensor_type *inputs, *outputs;
+    tensor_type *inputs, *outputs; /* inputs in the order of the arguments */
+    Py_ssize_t *slots;             /* the position of each input in the run's list */
 } CallObject;
 
 /* The leaf at a position of the arguments; borrowed; NULL, perhaps with an exception, if missing. */
@@ -74,7 +75,7 @@ static PyObject *input_spans(const CallObject *self, runtime_state *state, PyObj
             Py_CLEAR(spans);
         } else {
             PyObject *span = span_new(state->span_type, first_element(&view), type->nbytes, leaf);
-            if (span == NULL || PyList_SetItem(spans, found++, span) < 0) {
+            if (span == NULL || PyList_SetItem(spans, self->slots[found++], span) < 0) {
                 Py_CLEAR(spans);
             }
         }
@@ -170,6 +171,33 @@ static tensor_type *read_types(PyObject *given, Py_ssize_t *count) {
     return types;
 }
 
+/* Reads the positions of the inputs: each of 0..n-1 once. */
+static int read_slots(CallObject *self, PyObject *given) {
+    Py_ssize_t count = self->n_inputs;
+    char *seen = PyMem_Calloc((size_t)count + 1, 1);
+    self->slots = PyMem_Calloc((size_t)count + 1, sizeof(Py_ssize_t));
+    int status = seen == NULL || self->slots == NULL ? -1 : 0;
+    if (status < 0) {
+        PyErr_NoMemory();
+    } else if (PyTuple_Size(given) != count) {
+        status = -1;
+    }
+    for (Py_ssize_t i = 0; status == 0 && i < count; i++) {
+        Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GetItem(given, i));
+        if (slot < 0 || slot >= count || seen[slot]) {
+            status = -1;
+        } else {
+            seen[slot] = 1;
+            self->slots[i] = slot;
+        }
+    }
+    PyMem_Free(seen);
+    if (status < 0 && !PyErr_Occurred()) {
+        PyErr_Format(PyExc_ValueError, "slots must be each of 0..%zd once", count - 1);
+    }
+    return status;
+}
+
 static int check_arguments(const CallObject *self) {
     Py_ssize_t tensors = 0, total = PyTuple_Size(self->arguments);
     for (Py_ssize_t i = 0; i < total; i++) {
@@ -185,12 +213,14 @@ static int check_arguments(const CallObject *self) {
 
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"exchange", "plain",   "arguments", "names", "inputs",
-                            "outputs",  "run",     "variables", "watch", NULL};
-    PyObject *capsule, *plain, *arguments, *keywords, *inputs, *outputs, *run, *variables, *watch;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!O!OOO:PreparedCall", names, &capsule,
-                                     &PyTuple_Type, &plain, &PyTuple_Type, &arguments,
+                            "slots",    "outputs", "run",       "variables", "watch", NULL};
+    PyObject *capsule, *plain, *arguments, *keywords, *inputs, *slots, *outputs;
+    PyObject *run, *variables, *watch;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!O!O!O!OOO:PreparedCall", names,
+                                     &capsule, &PyTuple_Type, &plain, &PyTuple_Type, &arguments,
                                      &PyTuple_Type, &keywords, &PyTuple_Type, &inputs,
-                                     &PyTuple_Type, &outputs, &run, &variables, &watch)) {
+                                     &PyTuple_Type, &slots, &PyTuple_Type, &outputs, &run,
+                                     &variables, &watch)) {
         return NULL;
     }
     runtime_state *state = PyType_GetModuleState(type);
@@ -218,7 +248,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     if (!PyErr_Occurred()) {
         self->outputs = read_types(outputs, &self->n_outputs);
     }
-    if (PyErr_Occurred() || check_arguments(self) < 0) {
+    if (PyErr_Occurred() || check_arguments(self) < 0 || read_slots(self, slots) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -254,13 +284,15 @@ static void call_dealloc(CallObject *self) {
     }
     PyMem_Free(self->inputs);
     PyMem_Free(self->outputs);
+    PyMem_Free(self->slots);
     PyObject_GC_Del(self);
     Py_DECREF(type);
 }
 
 static PyType_Slot call_slots[] = {
     {Py_tp_doc,
-     "PreparedCall(exchange, plain, arguments, names, inputs, outputs, run, variables, watch)\n--\n\n"
+     "PreparedCall(exchange, plain, arguments, names, inputs, slots, outputs, run, variables, watch)"
+     "\n--\n\n"
      "Calling it with a tuple of arguments and a dict of keyword arguments gives the tuple of\n"
      "results, or None, and nothing has happened, where these are not the expected ones."},
     {Py_tp_new, call_new},

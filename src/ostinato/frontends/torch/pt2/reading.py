@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from ostinato.errors import ModelFormatError, UnsupportedOpError
+from ostinato.frontends.torch.leaf_names import argument_names, result_names
 from ostinato.frontends.torch.program import (
     BUFFER,
     BUFFER_MUTATION,
@@ -25,6 +26,8 @@ from ostinato.frontends.torch.program import (
 )
 from ostinato.frontends.torch.pt2.archive import SCALAR_TYPES, Archive
 from ostinato.frontends.torch.pt2.record import Record
+from ostinato.frontends.torch.pt2.sizes import readable
+from ostinato.frontends.torch.pt2.trees import leaf_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -102,23 +105,38 @@ def _read_exported(document: Record, name: str, weights: Mapping[str, Array]) ->
     module = document.record("graph_module")
     graph, signature = module.record("graph"), module.record("signature")
     reader = _GraphReader(graph, 0)
-    inputs = tuple(
-        _input_spec(spec, argument, reader)
-        for spec, argument in _matched(signature.each("input_specs"), reader.inputs, "input")
-    )
+    arguments, results = _leaf_names(module)
+    given = _matched(signature.each("input_specs"), reader.inputs, "input")
+    inputs = tuple(_input_spec(spec, argument, reader, arguments) for spec, argument in given)
+    targets = {spec.name: spec.target for spec in inputs}
+    found = _matched(signature.each("output_specs"), reader.outputs, "output")
     outputs = tuple(
-        _output_spec(spec, argument, position)
-        for position, (spec, argument) in enumerate(
-            _matched(signature.each("output_specs"), reader.outputs, "output")
-        )
+        _output_spec(spec, argument, next(results, f"output_{position}"), targets)
+        if "user_output" in spec
+        else _output_spec(spec, argument, "", targets)
+        for position, (spec, argument) in enumerate(found)
     )
     for spec in inputs:
         if spec.kind in (PARAMETER, BUFFER, CONSTANT) and spec.target not in weights:
             document.malformed(f"the {spec.kind} {spec.target!r} has no elements in the archive")
     guards = tuple(document.items("guards_code", str)) if "guards_code" in document else ()
-    return Program(
-        name, inputs, reader.nodes(), outputs, dict(_symbols(document)), weights, guards=guards
-    )
+    symbols = dict(_symbols(document))
+    return Program(name, inputs, reader.nodes(), outputs, symbols, weights, guards=guards)
+
+
+def _leaf_names(module: Record) -> tuple[Iterator[str], Iterator[str]]:
+    """The names of the user's inputs, and of the results, in order."""
+    for entry in module.each("module_call_graph"):
+        if entry.text("fqn") == "" and "signature" in entry:
+            known = entry.record("signature")
+            words = "forward_arg_names"
+            arguments = known.items(words, str) if words in known else []
+            given, results = (
+                leaf_paths(known.text(spec), f"{known.path}.{spec}")
+                for spec in ("in_spec", "out_spec")
+            )
+            return iter(argument_names(given, arguments)), iter(result_names(results))
+    return iter(()), iter(())
 
 
 def _matched(specs: list[Record], arguments: list[Any], what: str) -> Iterator[tuple[Record, Any]]:
@@ -135,18 +153,22 @@ def _symbols(document: Record) -> Iterator[tuple[str, tuple[int, int | None]]]:
         yield symbol, (least, bounds.integer("max_val") if "max_val" in bounds else None)
 
 
-def _input_spec(spec: Record, argument: Any, reader: _GraphReader) -> InputSpec:
+def _input_spec(
+    spec: Record, argument: Any, reader: _GraphReader, arguments: Iterator[str]
+) -> InputSpec:
     kind, found = spec.choice()
     record = Record(found, f"{spec.path}.{kind}") if isinstance(found, dict) else spec
     if kind == "constant_input":
         name = record.text("name")
-        return InputSpec(name, USER_INPUT, None, name, _constant(record.record("value")))
+        fixed = _constant(record.record("value"))
+        return InputSpec(name, USER_INPUT, None, next(arguments, name), fixed)
     if not isinstance(argument, Ref):
-        return InputSpec(f"{spec.path}", USER_INPUT, None, spec.path, argument)
+        name = next(arguments, spec.path)
+        return InputSpec(spec.path, USER_INPUT, None, name, argument)
     meta = reader.meta(argument.name)
     match kind:
         case "user_input":
-            return InputSpec(argument.name, USER_INPUT, meta, argument.name)
+            return InputSpec(argument.name, USER_INPUT, meta, next(arguments, argument.name))
         case "parameter":
             return InputSpec(argument.name, PARAMETER, meta, record.text("parameter_name"))
         case "buffer":
@@ -161,18 +183,27 @@ def _constant(value: Record) -> Any:
     return None if kind == "as_none" else found
 
 
-def _output_spec(spec: Record, argument: Any, position: int) -> OutputSpec:
+def _output_spec(spec: Record, argument: Any, name: str, targets: Mapping[str, str]) -> OutputSpec:
+    """An output.
+
+    Args:
+        spec: its object.
+        argument: the result.
+        name: of one that the user gets.
+        targets: by name of an input, its ``target``.
+    """
     kind, found = spec.choice()
     record = Record(found, f"{spec.path}.{kind}") if isinstance(found, dict) else spec
     match kind:
         case "user_output":
-            return OutputSpec(argument, USER_OUTPUT, f"output_{position}")
+            return OutputSpec(argument, USER_OUTPUT, name)
         case "buffer_mutation":
             return OutputSpec(argument, BUFFER_MUTATION, record.text("buffer_name"))
         case "parameter_mutation":
             return OutputSpec(argument, BUFFER_MUTATION, record.text("parameter_name"))
         case "user_input_mutation":
-            return OutputSpec(argument, INPUT_MUTATION, record.text("user_input_name"))
+            given = record.text("user_input_name")
+            return OutputSpec(argument, INPUT_MUTATION, targets.get(given, given))
     raise UnsupportedOpError(f"{spec.path}: a {kind} has no place in a graph")
 
 
@@ -253,7 +284,7 @@ class _GraphReader:
             if name in values:
                 choice, found = values.record(name).choice()
                 if choice == "as_expr":
-                    found = values.record(name).record("as_expr").text("expr_str")
+                    found = readable(values.record(name).record("as_expr").text("expr_str"))
                 return ScalarMeta(kind, found)
         return None
 
@@ -329,7 +360,11 @@ class _GraphReader:
 
 def _size(size: Record) -> Size:
     kind, _ = size.choice()
-    return size.integer(kind) if kind == "as_int" else size.record("as_expr").text("expr_str")
+    return (
+        size.integer(kind)
+        if kind == "as_int"
+        else readable(size.record("as_expr").text("expr_str"))
+    )
 
 
 def _symbolic(argument: Record) -> Argument:

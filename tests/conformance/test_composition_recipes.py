@@ -17,6 +17,7 @@ from .build import BuildCases, Case
 from .compare import assert_close, check_against_oracle
 from .compositions import COMPOSITIONS
 from .draw import Draw
+from .test_sessions import SessionDraw
 
 OPTIMISED = ost.CompileOptions(verify=True)
 UNOPTIMISED = ost.CompileOptions(optimize=False, verify=True)
@@ -45,6 +46,20 @@ def test_composition(name: str, dtype: str, session: ost.Session) -> None:
     check_against_oracle(case.graph, case.inputs, [(session, OPTIMISED), (session, UNOPTIMISED)])
 
 
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_in_a_session(name: str) -> None:
+    recipe, dtypes = COMPOSITIONS[name]
+    case = make_case(name, dtypes[0])
+    executor = ost.GraphExecutor("cpu")
+    with executor.begin() as session:
+        rng = np.random.default_rng(zlib.crc32(f"{name} {dtypes[0]}".encode()))
+        made = recipe(SessionDraw(executor, session, rng), dtypes[0])
+    buffers = made if isinstance(made, list | tuple) else [made]
+    truths = ost.reference.evaluate(case.graph, case.inputs)
+    for mine, truth in zip(buffers, truths, strict=True):
+        assert_close(mine.copyout(), truth, name)
+
+
 def _resized(g: ost.Graph, x: Value) -> list[Value]:
     height, width = x.shape[2:]
     return [
@@ -66,9 +81,23 @@ def _pooled(g: ost.Graph, x: Value) -> list[Value]:
     ]
 
 
+def _trained(g: ost.Graph, x: Value) -> list[Value]:
+    layer = g.native_layer_norm(x)
+    results = g.attention(x, x, x, causal=True, return_logsumexp=True, scale=0.5)
+    target = g.argmax(x, axis=1)
+    return [
+        *g.layer_norm_backward(g.sin(x), x, *layer[1:]),
+        *g.batch_norm_training(x),
+        *results,
+        *g.attention_backward(g.sin(x), x, x, x, *results, causal=True, scale=0.5),
+        g.cross_entropy(x, target, ignore_index=1, label_smoothing=0.1),
+    ]
+
+
 SYMBOLIC: dict[str, Callable[[ost.Graph, Value], list[Value]]] = {
     "resized": _resized,
     "pooled": _pooled,
+    "trained": _trained,
 }
 
 
@@ -76,11 +105,13 @@ SYMBOLIC: dict[str, Callable[[ost.Graph, Value], list[Value]]] = {
 def test_open_sizes(name: str) -> None:
     graph = ost.Graph(name)
     n, m = ost.Variable("n", 2, 12), ost.Variable("m", 2, 12)
-    x = graph.input("x", (2, 3, n, m))
+    features = 4 if name == "trained" else m
+    x = graph.input("x", (2, 3, n, features))
     graph.set_outputs(SYMBOLIC[name](graph, x))
     compiled = ost.Session().compile(graph)
     rng = np.random.default_rng(3)
-    for sizes in ((2, 12), (7, 5), (12, 3)):
+    for rows, columns in ((2, 12), (7, 5), (12, 3)):
+        sizes = (rows, 4 if name == "trained" else columns)
         inputs: dict[str, Any] = {"x": rng.standard_normal((2, 3, *sizes)).astype(np.float32)}
         expected = ost.reference.evaluate(graph, inputs)
         fixed = ost.Graph(name)
