@@ -279,7 +279,10 @@ class CudaExecutable(Executable):
         with Submission(program.accesses, Accesses(touched) if touched else NOTHING):
             if not self.direct:
                 return False
-            places = program.places(arrays, variables, [start for start, _ in spans])
+            if any(isinstance(array, DeviceArray) for array in arrays):
+                places = program.places(arrays, variables)
+            else:
+                places = program.host_places(spans, variables)
             program.run_at(places, variables)
             self.last = tuple(outputs)
         return True

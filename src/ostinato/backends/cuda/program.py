@@ -100,13 +100,14 @@ class CudaProgram:
         )
         self._staging = self._new_staging()
         self._pipeline: Pipeline | None = None
+        self._staged: tuple[list[int], list[tuple[int, int, bool]]] | None = None
         decisions = sum(step.control != 0 for step in steps)
         self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""
         self._staging.discard()
-        self._pipeline = None
+        self._pipeline = self._staged = None
         if self._graphs is not None:
             self._graphs.clear()
 
@@ -192,14 +193,12 @@ class CudaProgram:
         self,
         blocks: Sequence[Any],
         variables: Sequence[int],
-        addresses: Sequence[int] | None = None,
         staging: Staging | None = None,
     ) -> Places:
         """The memory of a run on these inputs and outputs.
 
         Args:
             blocks, variables: see :meth:`run`.
-            addresses: of the blocks, if they are known.
             staging: the memory of the run's copies; by default, the program's own.
         """
         staging = self._staging if staging is None else staging
@@ -219,13 +218,45 @@ class CudaProgram:
                 (places.copied_out if external.written else places.copied_in).append(transfer)
                 continue
             staged = staging.host_address(number)
-            outside = host_address(block) if addresses is None else addresses[number]
-            transfer = Transfer(outside, staged or inside, nbytes)
+            transfer = Transfer(host_address(block), staged or inside, nbytes)
             if external.written:
                 (places.after if staged else places.copied_out).append(transfer)
             else:
                 (places.before if staged else places.copied_in).append(transfer)
         return places
+
+    def host_places(self, spans: Sequence[tuple[int, int]], variables: Sequence[int]) -> Places:
+        """The same for arrays of the host, all but whose addresses is known before the run.
+
+        Args:
+            spans: the address and the size of each array.
+            variables: see :meth:`run`.
+        """
+        if self._staged is None:
+            self._staged = self._staged_places()
+        inside, transfers = self._staged
+        fixed = self.fixed_addresses()
+        places = Places(fixed, fixed + inside, [], [], [], [])
+        kinds = (places.before, places.after, places.copied_in, places.copied_out)
+        for number, (kind, target, depends) in enumerate(transfers):
+            outside, nbytes = spans[number]
+            if depends:
+                nbytes = min(nbytes, self.sizes.nbytes(number, variables))
+            if nbytes:
+                kinds[kind].append(Transfer(outside, target, nbytes))
+        return places
+
+    def _staged_places(self) -> tuple[list[int], list[tuple[int, int, bool]]]:
+        """The slots of staged arrays; by array, its list of transfers, its place and whether its
+        size follows from Variables.
+        """
+        staging, transfers = self._staging, []
+        inside = [staging.address(number) for number in range(len(self._externals))]
+        for number, external in enumerate(self._externals):
+            staged = staging.host_address(number)
+            kind = int(external.written) + (0 if staged else 2)
+            transfers.append((kind, staged or inside[number], self.sizes.depends(number)))
+        return inside, transfers
 
     def _carry_out(
         self, places: Places, variables: Sequence[int], work: Callable[[Driver, list[int]], None]
