@@ -161,6 +161,18 @@ class Executable(ABC):
         for inputs, outputs, variables in runs:
             self.run(inputs, outputs, variables)
 
+    def run_buffers(self, inputs: int) -> Callable[[list[Any], Sequence[int]], None]:
+        """A function that runs on a list of buffers, for inputs and then outputs, and Variables.
+
+        Args:
+            inputs: the number of inputs.
+        """
+
+        def run(buffers: list[Any], variables: Sequence[int]) -> None:
+            self.run(buffers[:inputs], buffers[inputs:], variables)
+
+        return run
+
     @abstractmethod
     def bind(
         self,

@@ -250,7 +250,6 @@ class _TracedGraph:
             if n.name in reasons and counts_as_node(n)
         ]
         done.variables = list(dict.fromkeys(v for part in natives for v in part.variables))
-        done.watch(natives)
         return schedule.function()
 
     def _unsupported(self) -> dict[str, str]:
@@ -285,6 +284,7 @@ class _TracedGraph:
             self._session,
             f"partition {number} of {self._done.name}",
             checked=self._options.weights == "checked",
+            note_repacking=self._done.note_repacking,
         )
 
     def _refuse_or_warn(self, reasons: Mapping[str, str]) -> None:

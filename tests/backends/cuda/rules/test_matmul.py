@@ -163,6 +163,21 @@ def test_convolutions_of_images_with_their_channels_last(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_convolutions_of_few_results_and_long_sums(session: ost.Session, dtype: str) -> None:
+    d = drawn(f"long sums {dtype}")
+    x, bias = d.of((2, 32, 7, 6), dtype), d.of((24,), dtype)
+    draw, kind = np.random.default_rng(1), ost.DType.parse(dtype).numpy
+    first, second = (
+        d.g.constant((0.1 * draw.normal(size=shape)).astype(kind))
+        for shape in ((120, 32, 1, 1), (24, 120, 3, 3))
+    )
+    inner = d.g.relu(d.g.conv(x, first))
+    check(session, d, d.g.relu(d.g.conv(inner, second, bias, padding=1)))
+    titles = [call.title for call in lowered(d.g)]
+    assert titles[-2:] == ["conv of sections", "conv+relu"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("channels", [2, 3, 7])
 def test_convolutions_of_a_few_channels(session: ost.Session, dtype: str, channels: int) -> None:
     d = drawn(f"few channels {dtype} {channels}")

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.rules.segments import Segment
-from ostinato.backends.cuda.target import CudaTarget
+from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
 from ostinato.plan.prepared import KernelCall
+from ostinato.records import replace
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import registered
@@ -45,6 +47,22 @@ def test_levels_follow_what_is_read_and_written(session: ost.Session) -> None:
     assert levels[2] == 1
     text = segment.source(CudaTarget.of_arch("sm_90"))
     assert text.count("ost::arrive_and_wait(") == levels[-1]
+
+
+def test_parts_without_a_barrier_have_blocks_of_their_own(session: ost.Session) -> None:
+    d = Draw(ost.Graph("apart"), np.random.default_rng(3))
+    x, y, z = (d.of((7, 50), "float32") for _ in range(3))
+    d.g.set_outputs([d.g.exp(x), d.g.sqrt(d.g.abs(y)), d.g.sum(z, axis=1)])
+    check_against_oracle(d.g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(d.g))
+    target = CudaTarget.of_arch("sm_90")
+    launch, text = segment.launch(target), segment.source(target)
+    inside = replace(target, block=SEGMENT_BLOCK, early_starts=False)
+    assert launch.grid == sum(part.kernel.launch(inside).grid for part in segment.parts)
+    assert (launch.cooperative, launch.programmatic) == (False, True)
+    assert "arrive" not in text
+    assert text.count("ost::wait_for_earlier_kernels();") == 1
+    compile_text(text, "sm_90")
 
 
 def test_results_are_those_of_the_kernels_alone(session: ost.Session) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.backends.cuda.rules.narrow_channels import CHANNELS, is_narrow, with_more_channels
 from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
+from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
 from ostinato.dtypes import INT8, INT32, UINT8
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.lazy import LazyModule
@@ -99,10 +100,12 @@ class MatmulRules:
 
     Args:
         columns: the weights of its matmuls that are in order.
+        splits: whether long sums of few results may be two kernels.
     """
 
-    def __init__(self, columns: ColumnOrder) -> None:
+    def __init__(self, columns: ColumnOrder, *, splits: bool = True) -> None:
         self._columns = columns
+        self._splits = splits
         self._filters: dict[Value, LoweredBuffer] = {}
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -139,6 +142,9 @@ class MatmulRules:
             build = lowering.builder(region)
             nest = spec.loop_nest(build, outputs, lowering.variables)
             lowering.call(region, build, nest, outputs)
+            return
+        if instead is not None and self._splits and is_long(spec):
+            lower_split(lowering, region, spec, instead, TiledMatmul)
             return
         few = bounds(spec.m)[1] <= FEW_ROWS
         in_bytes = spec.b.dtype in (INT8, UINT8) and spec.acc == INT32

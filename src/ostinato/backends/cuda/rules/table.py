@@ -97,7 +97,7 @@ def lower_for_cuda(
     """
     rules = _RULES
     if settings.templates:
-        rules = rules | {**weight_rules.weight_rules()}
+        rules = rules | {**weight_rules.weight_rules(splits=settings.split_reductions)}
     gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
     table = RuleTable(_DEVICE, rules, layout_gains=gains if settings.templates else None)
     if settings.library is not None:
@@ -187,10 +187,10 @@ def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> N
 
 _DEVICE = "the CUDA device"
 
-#: The saving by channels last, in the time that a strided access of an element costs.
+#: Gains of channels last, in the time that a strided access of an element costs.
 _GAINS, _DEPTHWISE_GAINS = (1.0, 0.5), (0.0, 0.0)
 
-#: The same of a pooling; of values read or written across their order; of exchanged channels.
+#: Those of a pooling; of values read or written across their order; of exchanged channels.
 _WINDOW, _STRIDED, _SHUFFLED = 0.0, -0.5, -0.1
 
 #: Chunks of an asynchronous copy are as many channels.

@@ -32,9 +32,13 @@ else:
 __all__ = ["weight_rules"]
 
 
-def weight_rules() -> Mapping[str, Rule]:
-    """The rules for one graph, by the names of ops."""
-    rules = _WeightRules()
+def weight_rules(*, splits: bool = True) -> Mapping[str, Rule]:
+    """The rules for one graph, by the names of ops.
+
+    Args:
+        splits: whether long sums of few results may be two kernels.
+    """
+    rules = _WeightRules(splits)
     return {
         "matmul": rules.matmul,
         "integer_matmul": rules.matmul,
@@ -47,12 +51,13 @@ def weight_rules() -> Mapping[str, Rule]:
 
 
 class _WeightRules:
-    def __init__(self) -> None:
+    def __init__(self, splits: bool) -> None:
+        self._splits = splits
         self._columns = ColumnOrder()
 
     @cached_property
     def _matmuls(self) -> matmul.MatmulRules:
-        return matmul.MatmulRules(self._columns)
+        return matmul.MatmulRules(self._columns, splits=self._splits)
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""

@@ -34,13 +34,14 @@ _FAMILIES = (
     "binning",
     "images",
     "losses",
+    "gradients",
     "random",
     "sizes",
     "control",
 )
 
 #: The families whose operands or results are complex.
-_COMPLEX_FAMILIES = ("complex", "sizes", "control")
+_COMPLEX_FAMILIES = ("complex", "fourier", "sizes", "control")
 
 
 @lru_cache(maxsize=2)
