@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError, OstinatoError, VariableError
+from ostinato.frontends.torch.caches import register_caches
 from ostinato.frontends.torch.compiled_program import (
     Arguments,
     CompiledProgram,
@@ -118,6 +119,7 @@ class CompiledModule:
                 raise InputError("an ExportedProgram has its example arguments already")
             example = source.example_inputs
             args, kwargs = example if example is not None else ((), {})
+        register_caches()
         with self._guard:
             self._remember_modes()
             self._add(args, kwargs)
@@ -163,6 +165,7 @@ class CompiledModule:
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_autocast()
+        register_caches()
         leaves, spec = _pytree.tree_flatten((args, kwargs))
         with self._guard:
             self._quick = None
