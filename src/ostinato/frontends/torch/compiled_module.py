@@ -122,7 +122,7 @@ class CompiledModule:
         register_caches()
         with self._guard:
             self._remember_modes()
-            self._add(args, kwargs)
+            self._add(args, dict(sorted(kwargs.items())))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results of the module.
@@ -166,6 +166,7 @@ class CompiledModule:
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_autocast()
         register_caches()
+        kwargs = dict(sorted(kwargs.items()))
         leaves, spec = _pytree.tree_flatten((args, kwargs))
         with self._guard:
             self._quick = None
