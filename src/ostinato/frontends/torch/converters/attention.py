@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from ostinato.dtypes import FLOAT32
 from ostinato.ops.base import broadcast_shapes
 from ostinato.variables import prod
 
@@ -84,25 +82,43 @@ def _flash_attention(
     scale: float | None = None,
 ) -> tuple[Value, Value]:
     """The result, and the logarithm of each query's sum of exponentials."""
-    g = call.g
-    result = _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
-    wide = FLOAT32 if query.dtype.itemsize == 2 else query.dtype
-    factor = (
-        1 / math.sqrt(call.fixed(query.shape[-1], "number of features")) if scale is None else scale
-    )
-    products = g.matmul(g.cast(query, wide), g.matrix_transpose(g.cast(key, wide)))
-    scores = g.multiply(products, factor)
+    if dropout_p:
+        call.unsupported("dropout within attention")
     mask = _mask(call, attn_mask, query, key, is_causal)
-    if mask is None and is_causal:
-        mask = g.less_equal(g.iota((1, key.shape[2]), 1), g.iota((query.shape[2], 1), 0))
-    if mask is not None and mask.dtype.is_bool:
-        scores = g.where(mask, scores, -math.inf)
-    elif mask is not None:
-        scores = g.add(scores, g.cast(mask, wide))
-    return result, g.logsumexp(scores, axis=-1)
+    factor = call.known(scale, "scale")
+    causal = is_causal and mask is None
+    return call.g.attention(
+        query, key, value, mask=mask, causal=causal, scale=factor, return_logsumexp=True
+    )
+
+
+def _flash_attention_backward(
+    call: Call,
+    grad_out: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    out: Value,
+    logsumexp: Value,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> tuple[Value, Value, Value]:
+    """The gradients of query, key and value."""
+    if dropout_p:
+        call.unsupported("dropout within attention")
+    mask = _mask(call, attn_mask, query, key, is_causal)
+    factor = call.known(scale, "scale")
+    causal = is_causal and mask is None
+    return call.g.attention_backward(
+        grad_out, query, key, value, out, logsumexp, mask=mask, causal=causal, scale=factor
+    )
 
 
 CONVERTERS: dict[str, Converter] = {
     "aten.scaled_dot_product_attention": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu": _flash_attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _flash_attention_backward,
 }
