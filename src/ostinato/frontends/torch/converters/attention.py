@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "attention_operands"]
 
 
 def _attention(
@@ -32,8 +32,7 @@ def _attention(
     g = call.g
     lead = broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
     q, k, v = (_four_dims(call, x, lead) for x in (query, key, value))
-    mask = _mask(call, attn_mask, q, k, is_causal)
-    causal = is_causal and mask is None
+    mask, causal = attention_operands(call, q, k, attn_mask, is_causal)
     result = g.attention(q, k, v, mask=mask, causal=causal, scale=call.known(scale, "scale"))
     return g.reshape(result, call.shape)
 
@@ -70,6 +69,14 @@ def _mask(call: Call, mask: Value | None, q: Value, k: Value, is_causal: bool) -
     return None
 
 
+def attention_operands(
+    call: Call, query: Value, key: Value, attn_mask: Value | None, is_causal: bool
+) -> tuple[Value | None, bool]:
+    """The mask as the vocabulary takes it, and whether queries attend to no later key."""
+    mask = _mask(call, attn_mask, query, key, is_causal)
+    return mask, is_causal and mask is None
+
+
 def _flash_attention(
     call: Call,
     query: Value,
@@ -84,41 +91,20 @@ def _flash_attention(
     """The result, and the logarithm of each query's sum of exponentials."""
     if dropout_p:
         call.unsupported("dropout within attention")
-    mask = _mask(call, attn_mask, query, key, is_causal)
-    factor = call.known(scale, "scale")
-    causal = is_causal and mask is None
-    return call.g.attention(
-        query, key, value, mask=mask, causal=causal, scale=factor, return_logsumexp=True
+    mask, causal = attention_operands(call, query, key, attn_mask, is_causal)
+    result, sums = call.g.attention(
+        query,
+        key,
+        value,
+        mask=mask,
+        causal=causal,
+        scale=call.known(scale, "scale"),
+        return_logsumexp=True,
     )
-
-
-def _flash_attention_backward(
-    call: Call,
-    grad_out: Value,
-    query: Value,
-    key: Value,
-    value: Value,
-    out: Value,
-    logsumexp: Value,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: Value | None = None,
-    scale: float | None = None,
-) -> tuple[Value, Value, Value]:
-    """The gradients of query, key and value."""
-    if dropout_p:
-        call.unsupported("dropout within attention")
-    mask = _mask(call, attn_mask, query, key, is_causal)
-    factor = call.known(scale, "scale")
-    causal = is_causal and mask is None
-    return call.g.attention_backward(
-        grad_out, query, key, value, out, logsumexp, mask=mask, causal=causal, scale=factor
-    )
+    return result, call.g.cast(sums, call.element_type(call.meta(1).dtype))
 
 
 CONVERTERS: dict[str, Converter] = {
     "aten.scaled_dot_product_attention": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu": _flash_attention,
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _flash_attention_backward,
 }
