@@ -17,6 +17,7 @@ __all__ = ["converters", "find_converter"]
 _FAMILIES = (
     "elementwise",
     "special",
+    "polynomials",
     "logic",
     "activations",
     "casts",
