@@ -184,6 +184,39 @@ def test_other_shapes_dtypes_and_constants_compile_anew():
     assert len(compiled.graphs) == 8
 
 
+def test_keyword_arguments_in_any_order():
+    def function(*, a: Any, b: Any, c: Any) -> Any:
+        b.add_(1)
+        return a - c, b, c.t()
+
+    tensors = {name: torch.randn(3, 3) for name in "abc"}
+    twins = {name: tensor.clone() for name, tensor in tensors.items()}
+    compiled = ost.torch.compile(function, (), tensors, threads=1)
+    for order in ("abc", "cab", "bca", "acb") * 2:
+        found = compiled(**{name: tensors[name] for name in order})
+        agree(found, function(**twins))
+        assert found[1] is tensors["b"]
+        assert found[2].data_ptr() == tensors["c"].data_ptr()
+    assert len(compiled.graphs) == 1
+
+
+def test_nested_arguments():
+    def function(x: Any, more: Any) -> Any:
+        more["b"][0].add_(x)
+        return {"sum": x + more["a"], "b": more["b"]}
+
+    def arguments() -> Any:
+        torch.manual_seed(1)
+        return torch.randn(3), {"a": torch.randn(3), "b": [torch.randn(3), 2, "word"]}
+
+    compiled = ost.torch.compile(function, arguments(), threads=1)
+    given, twin = arguments(), arguments()
+    for _ in range(4):
+        agree(compiled(*given), function(*twin))
+        agree(given, twin)
+    assert len(compiled.graphs) == 1
+
+
 def test_the_number_of_programs_is_bounded():
     compiled = compile_module(lambda x: x + 1, torch.ones(1))
     for size in range(1, 20):

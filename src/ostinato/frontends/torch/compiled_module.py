@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError, OstinatoError, VariableError
+from ostinato.frontends.torch.caches import register_caches
 from ostinato.frontends.torch.compiled_program import (
     Arguments,
     CompiledProgram,
@@ -118,9 +119,10 @@ class CompiledModule:
                 raise InputError("an ExportedProgram has its example arguments already")
             example = source.example_inputs
             args, kwargs = example if example is not None else ((), {})
+        register_caches()
         with self._guard:
             self._remember_modes()
-            self._add(args, kwargs)
+            self._add(args, dict(sorted(kwargs.items())))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results of the module.
@@ -163,6 +165,8 @@ class CompiledModule:
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_autocast()
+        register_caches()
+        kwargs = dict(sorted(kwargs.items()))
         leaves, spec = _pytree.tree_flatten((args, kwargs))
         with self._guard:
             self._quick = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from contextlib import ExitStack
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +15,7 @@ from torch.fx.experimental import _config as export_config
 from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError, VariableError
 from ostinato.frontends.torch.assembly import build_graph
+from ostinato.frontends.torch.caches import register_caches
 from ostinato.frontends.torch.decompositions import decomposed
 from ostinato.frontends.torch.dynamic_shapes import DynamicShapes
 from ostinato.frontends.torch.fx import leaf_trees, read_exported
@@ -282,7 +282,7 @@ def _exported(
     It is asked where no bounds are given: a size of 1 is then allowed unless a decision depends on
     it.
     """
-    _register_caches()
+    register_caches()
     careful = shapes.given is not None and not shapes.named
     if careful and hasattr(export_config, "backed_size_oblivious"):
         try:
@@ -312,13 +312,3 @@ def _export_once(
             if shapes.given is None:
                 raise
             raise VariableError(f"dynamic_shapes: {error}") from error
-
-
-def _register_caches() -> None:
-    """Let caches of Transformers, where that is in use, be arguments and results of an export."""
-    if "transformers.cache_utils" in sys.modules:
-        try:
-            from transformers.integrations.executorch import register_dynamic_cache_export_support
-        except ImportError:
-            return
-        register_dynamic_cache_export_support()

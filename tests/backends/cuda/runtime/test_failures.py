@@ -176,3 +176,14 @@ def test_the_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ost.DeviceUnavailableError, match=r"pip install 'ostinato\[cuda\]'"):
         drivers.nvidia_driver()
     drivers.nvidia_driver.cache_clear()
+
+
+def test_a_state_that_is_too_large_is_refused_before_its_elements_are_made(
+    session: ost.Session,
+) -> None:
+    """A terabyte: the host could not hold an array of it, either."""
+    g = ost.Graph("huge")
+    cache = g.state("cache", (1 << 20, 1 << 20), "uint8")
+    g.set_outputs([g.cast(cache[:1, :4], "float32")])
+    with pytest.raises(ost.DeviceMemoryError, match="no 1,099,511,627,776 bytes for a compiled"):
+        session.compile(g)
