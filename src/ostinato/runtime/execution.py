@@ -296,6 +296,36 @@ class Execution:
             self.executable.last = tuple(results)
         return results
 
+    def perform_many(
+        self, input_sets: Sequence[object], variables: Mapping[str, int]
+    ) -> list[list[Array]]:
+        """A run for each set of inputs, with nothing in between; all outputs of each.
+
+        Where one run decides what another one gets, or the shapes of its outputs, they run one by
+        one; else the device has all of them at once.
+        """
+        runs = []
+        for given in input_sets:
+            block = self.block(variables)
+            arrays, live = self.checked(
+                self.handles.complete(given), block=block, variables=variables
+            )
+            if self.handles.feeds or live.data_sized:
+                return [
+                    self.perform(each, self.fresh, variables=variables, own=True)
+                    for each in input_sets
+                ]
+            runs.append((arrays, self._with_arena_outputs(self.fresh(live), live), live))
+        try:
+            self.executable.run_many(
+                [(arrays, outputs, live.variables) for arrays, outputs, live in runs]
+            )
+        except ValueError as error:
+            raise self._refusal(*runs[0][:2], error) from None
+        if runs:
+            self.executable.last = tuple(runs[-1][1])
+        return [outputs for _, outputs, _ in runs]
+
     def _launch(self, inputs: list[Array], outputs: list[Array], live: Live) -> list[Array]:
         """One run; returns the outputs in the shapes that it gave them."""
         executable = self.executable

@@ -84,6 +84,36 @@ def test_a_static_cache_gives_the_tokens_of_eager(decoder):
         torch.testing.assert_close(buffer, wanted, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_a_static_cache_as_an_argument_is_written_in_place(decoder):
+    def filled() -> Any:
+        cache = transformers.StaticCache(config=decoder.config, max_cache_len=16)
+        prompt = torch.tensor([[1, 2, 3]])
+        with torch.no_grad():
+            decoder(input_ids=prompt, past_key_values=cache, use_cache=True)
+        return cache
+
+    caches = filled(), filled()
+    layer, twin = caches[0].layers[1], caches[1].layers[1]
+    address = layer.keys.data_ptr()
+    example = {"input_ids": torch.tensor([[4]]), "past_key_values": caches[0], "use_cache": True}
+    compiled = ost.torch.compile(decoder, (), example, threads=1)
+    assert layer.cumulative_length == 3
+    tokens: list[list[int]] = [[4], [4]]
+    for _ in range(6):
+        for run, cache, found in zip((compiled, decoder), caches, tokens, strict=True):
+            ids = torch.tensor([found[-1:]])
+            with torch.no_grad():
+                result = run(input_ids=ids, past_key_values=cache, use_cache=True)
+            assert result.past_key_values.layers[0].keys is cache.layers[0].keys
+            found.append(int(result.logits[0, -1].argmax()))
+        torch.testing.assert_close(layer.keys, twin.keys, rtol=1e-4, atol=1e-5)
+        assert layer.cumulative_length == twin.cumulative_length
+    assert tokens[0] == tokens[1]
+    assert layer.keys.data_ptr() == address
+    assert len(compiled.graphs) == 1
+    assert "past_key_values.1.key" in compiled.graphs[0].states
+
+
 def test_a_dynamic_cache_is_an_argument_and_a_result(decoder):
     ids, token = torch.randint(0, 64, (1, 8)), torch.tensor([[7]])
     compiled = ost.torch.compile(decoder, (), {"input_ids": ids, "use_cache": True}, threads=1)

@@ -184,6 +184,39 @@ def test_other_shapes_dtypes_and_constants_compile_anew():
     assert len(compiled.graphs) == 8
 
 
+def test_keyword_arguments_in_any_order():
+    def function(*, a: Any, b: Any, c: Any) -> Any:
+        b.add_(1)
+        return a - c, b, c.t()
+
+    tensors = {name: torch.randn(3, 3) for name in "abc"}
+    twins = {name: tensor.clone() for name, tensor in tensors.items()}
+    compiled = ost.torch.compile(function, (), tensors, threads=1)
+    for order in ("abc", "cab", "bca", "acb") * 2:
+        found = compiled(**{name: tensors[name] for name in order})
+        agree(found, function(**twins))
+        assert found[1] is tensors["b"]
+        assert found[2].data_ptr() == tensors["c"].data_ptr()
+    assert len(compiled.graphs) == 1
+
+
+def test_nested_arguments():
+    def function(x: Any, more: Any) -> Any:
+        more["b"][0].add_(x)
+        return {"sum": x + more["a"], "b": more["b"]}
+
+    def arguments() -> Any:
+        torch.manual_seed(1)
+        return torch.randn(3), {"a": torch.randn(3), "b": [torch.randn(3), 2, "word"]}
+
+    compiled = ost.torch.compile(function, arguments(), threads=1)
+    given, twin = arguments(), arguments()
+    for _ in range(4):
+        agree(compiled(*given), function(*twin))
+        agree(given, twin)
+    assert len(compiled.graphs) == 1
+
+
 def test_the_number_of_programs_is_bounded():
     compiled = compile_module(lambda x: x + 1, torch.ones(1))
     for size in range(1, 20):
@@ -433,6 +466,42 @@ def test_an_exported_program_has_one_shape():
     agree(compiled(torch.ones(1, 2)), exported.module()(torch.ones(1, 2)).detach())
     with pytest.raises(ost.InputError, match=r"float32\[1, 2\]; got float32\[3, 2\]"):
         compiled(torch.ones(3, 2))
+
+
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = torch.nn.functional.gelu(self.inner(x))
+            with torch.autocast("cpu", enabled=False):
+                z = self.inner(x)
+        with torch.no_grad():
+            x.add_(1)
+        return y, z, y.float() + x
+
+
+def test_regions_of_autocast_and_of_modes():
+    module = Mixing()
+    x, twin = torch.ones(2, 4), torch.ones(2, 4)
+    compiled = compile_module(module, x.clone())
+    for _ in range(2):
+        found, wanted = compiled(x), module(twin)
+        assert [t.dtype for t in found] == [t.dtype for t in wanted]
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b.detach(), rtol=2e-2, atol=2e-2)
+        assert torch.equal(x, twin)
+
+
+def test_autocast_around_a_call_is_refused():
+    compiled = compile_module(nn.Linear(2, 2), torch.ones(1, 2))
+    compiled(torch.ones(1, 2))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ost.InputError, match="autocast"):
+        compiled(torch.ones(1, 2))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ost.InputError, match="autocast"):
+        ost.from_torch(nn.Linear(2, 2), (torch.ones(1, 2),))
 
 
 def test_unsupported_nodes_are_listed():

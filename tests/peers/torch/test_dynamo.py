@@ -276,6 +276,17 @@ def test_training_gives_eagers_gradients():
     for got, p in zip(found, m.parameters(), strict=True):
         torch.testing.assert_close(got, p.grad)
     assert [graph.kind for graph in report(c).graphs] == ["forward", "backward"]
+    assert all(graph.native_nodes for graph in report(c).graphs)
+
+
+def test_ops_without_an_equivalent_are_decomposed():
+    def run(x, y):
+        return torch.nn.functional.gelu(x) * 2, torch.ops.aten.gelu_backward(y, x) + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        found = check(run, torch.randn(4, 8), torch.randn(4, 8))
+    assert not found.eager_nodes
 
 
 def test_a_graph_without_outputs_runs():
@@ -393,3 +404,30 @@ def test_arguments_that_overlap():
             agree(x, eager)
             agree(c(x, x), run(eager, eager))
             agree(x, eager)
+
+
+def test_attention_with_shared_heads_and_its_gradients():
+    def attend(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    assert not check(attend, q, k, v).eager_nodes
+
+    def loss(function, *given):
+        given = [t.clone().requires_grad_() for t in given]
+        function(*given).square().sum().backward()
+        return [t.grad for t in given]
+
+    same = torch.nn.functional.scaled_dot_product_attention
+    c = compiled(lambda q, k, v: same(q, k, v) + 0)
+    heads = torch.randn(2, 4, 5, 8)
+    for got, wanted in zip(loss(c, q, heads, heads), loss(same, q, heads, heads), strict=True):
+        torch.testing.assert_close(got, wanted)
+    assert not report(c).eager_nodes
+
+
+def test_tensors_that_are_part_of_a_graph():
+    def run(x):
+        return torch.relu(x) * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor(1.5)
+
+    assert not check(run, torch.randn(2, 3)).eager_nodes

@@ -13,14 +13,14 @@ from torch.utils import _pytree
 
 from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError, OstinatoError, VariableError
+from ostinato.frontends.torch.caches import register_caches
 from ostinato.frontends.torch.compiled_program import (
     Arguments,
     CompiledProgram,
     OtherWeightsError,
     PreparedArguments,
-    autocast_enabled,
 )
-from ostinato.frontends.torch.export import as_module, export, with_decompositions
+from ostinato.frontends.torch.export import as_module, check_autocast, export, with_decompositions
 from ostinato.frontends.torch.module_weights import PLAIN, TrainingModes
 from ostinato.runtime.session import Session
 
@@ -35,6 +35,9 @@ __all__ = ["CompiledModule", "compile_module"]
 
 #: Programs that one module keeps, each for a kind of arguments.
 _MOST_PROGRAMS = 16
+
+#: Looked up once: it is called before each run.
+_autocast_enabled = torch._C._is_any_autocast_enabled
 
 _WEIGHTS = ("checked", "live", "frozen")
 
@@ -116,9 +119,10 @@ class CompiledModule:
                 raise InputError("an ExportedProgram has its example arguments already")
             example = source.example_inputs
             args, kwargs = example if example is not None else ((), {})
+        register_caches()
         with self._guard:
             self._remember_modes()
-            self._add(args, kwargs)
+            self._add(args, dict(sorted(kwargs.items())))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results of the module.
@@ -127,7 +131,7 @@ class CompiledModule:
             OstinatoError: the arguments make no sense to it. Nothing has been written.
         """
         quick = self._quick
-        if quick is not None and quick.autocast == autocast_enabled():
+        if quick is not None and not _autocast_enabled():
             found, results = quick.call(args, kwargs)
             if found:
                 return results
@@ -160,6 +164,9 @@ class CompiledModule:
     # -- programs ------------------------------------------------------------------------------
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_autocast()
+        register_caches()
+        kwargs = dict(sorted(kwargs.items()))
         leaves, spec = _pytree.tree_flatten((args, kwargs))
         with self._guard:
             self._quick = None
@@ -229,12 +236,11 @@ class CompiledModule:
         else:
             module = as_module(source)[0]
             exported = export(source, args, kwargs, dynamic_shapes=self._dynamic_shapes, name=None)
-        autocast = autocast_enabled()
         modes = () if self._weights == "frozen" else self._modes.entries
         program = with_decompositions(
             exported,
             lambda found: CompiledProgram(
-                found, exported, module, leaves, spec, self._session, self._weights, modes, autocast
+                found, exported, module, leaves, spec, self._session, self._weights, modes
             ),
         )
         self._programs = [*self._programs[1 - _MOST_PROGRAMS :], program]

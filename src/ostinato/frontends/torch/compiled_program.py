@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,6 @@ __all__ = [
     "CompiledProgram",
     "OtherWeightsError",
     "PreparedArguments",
-    "autocast_enabled",
 ]
 
 #: Shapes that one program is prepared for.
@@ -72,9 +72,6 @@ def _kind(leaf: Any) -> Any:
         return (type(leaf), leaf)
     strides = "contiguous" if leaf.is_contiguous() else tuple(leaf.stride())
     return (torch.Tensor, leaf.dtype, leaf.ndim, str(leaf.device), strides)
-
-
-autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def _in_place(tensor: torch.Tensor, array: np.ndarray[Any, Any]) -> bool:
@@ -116,22 +113,29 @@ class PreparedArguments:
 
     Attributes:
         prepared: the native call.
-        lifted: the dictionaries and keys of weights that are arguments of the native call.
+        names: of the keyword arguments, in the order of the program's.
+        spec: the tree of the arguments, where these are nested: the native call takes the leaves.
+        lifted: give the weights that are arguments of the native call.
         bare: whether the result is the only tensor that the run makes.
         finish: makes the module's results of the run's, and of the tensors that were given.
         written: the positions, among the tensors that were given, of those that the run writes to.
-        autocast: whether autocast was on.
     """
 
     prepared: PreparedCall
+    names: tuple[str, ...]
+    spec: Any
     lifted: tuple[Callable[[], torch.Tensor], ...]
     bare: bool
     finish: Callable[[Sequence[Any], Sequence[Any]], Any]
     written: tuple[int, ...]
-    autocast: bool
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Whether the arguments are the expected ones; and if so, the results."""
+        if self.spec is not None:
+            leaves, spec = _pytree.tree_flatten((args, kwargs))
+            if spec != self.spec:
+                return False, None
+            args, kwargs = tuple(leaves), {}
         given = args
         if self.lifted:
             given = (*[get() for get in self.lifted], *args)
@@ -143,7 +147,8 @@ class PreparedArguments:
             return False, None
         if self.bare:
             return True, made[0]
-        tensors = [leaf for leaf in (*given, *kwargs.values()) if isinstance(leaf, torch.Tensor)]
+        named = [kwargs[name] for name in self.names]
+        tensors = [leaf for leaf in (*given, *named) if isinstance(leaf, torch.Tensor)]
         for position in self.written:
             note_write(tensors[position])
         return True, self.finish(made, tensors)
@@ -161,7 +166,6 @@ class CompiledProgram:
         session: compiles.
         weights: ``"checked"``, ``"live"`` or ``"frozen"``.
         modes: dictionaries, keys, and what these have to hold for the program to stay right.
-        autocast: whether autocast was on.
 
     Attributes:
         graph: the graph.
@@ -178,9 +182,8 @@ class CompiledProgram:
         session: Session,
         weights: str,
         modes: Sequence[tuple[dict[str, Any], str, Any]],
-        autocast: bool,
     ) -> None:
-        self.spec, self._program, self._mode, self._autocast = spec, program, weights, autocast
+        self.spec, self._program, self._mode = spec, program, weights
         example = Arguments(leaves)
         self._kinds = example.kinds
         self.described = str(example)
@@ -304,7 +307,7 @@ class CompiledProgram:
 
     def fits(self, shapes: Arguments) -> bool:
         """Whether arguments are of the kinds that the program is for; their sizes aside."""
-        if shapes.kinds != self._kinds or autocast_enabled() != self._autocast:
+        if shapes.kinds != self._kinds:
             return False
         users = self._tensors[len(self._lifted) :]
         return all(
@@ -410,21 +413,28 @@ class CompiledProgram:
         kwargs: dict[str, Any],
     ) -> PreparedArguments | None:
         """The native call for arguments of these shapes, if there can be one."""
+        if EXCHANGE is None or any(leaf is ... for leaf in leaves):
+            return None
         flat = [*args, *kwargs.values()]
-        if EXCHANGE is None or len(flat) != len(leaves):
-            return None
-        if any(a is not b for a, b in zip(flat, leaves, strict=True)):
-            return None
-        key = (shapes.shapes, tuple(kwargs))
+        plain = len(flat) == len(leaves) and all(map(operator.is_, flat, leaves))
+        names = tuple(kwargs) if plain else None
+        key = (shapes.shapes, names)
         if key not in self._shapes:
-            self._shapes[key] = self._prepared(shapes, flat, kwargs)
+            self._shapes[key] = self._prepared(shapes, leaves, names)
             if len(self._shapes) > _MOST_SHAPES:
                 self._shapes.popitem(last=False)
         return self._shapes[key]
 
     def _prepared(
-        self, shapes: Arguments, flat: Sequence[Any], kwargs: dict[str, Any]
+        self, shapes: Arguments, flat: Sequence[Any], names: tuple[str, ...] | None
     ) -> PreparedArguments | None:
+        """The native call.
+
+        Args:
+            shapes: of the arguments.
+            flat: the leaves of the arguments.
+            names: of the last ones, which are given by name; ``None``: arguments are nested.
+        """
         given = self._given(flat)
         if any(t.is_complex() or not t.is_contiguous() for t in given):
             return None
@@ -448,7 +458,7 @@ class CompiledProgram:
                 EXCHANGE,
                 PLAIN,
                 (*[...] * len(self._lifted), *constants),
-                tuple(kwargs),
+                names or (),
                 tuple(
                     (_dlpack_type(inputs[target].dtype.numpy), tuple(tensor.shape))
                     for target, tensor in zip(targets, given, strict=True)
@@ -459,11 +469,12 @@ class CompiledProgram:
                 run.variables,
                 self._watch,
             ),
+            names or (),
+            None if names is not None else self.spec,
             tuple(self._getter(name) for name in self._lifted),
             plain and not written and self._out_spec.is_leaf(),
             self.finisher(shapes),
             written,
-            self._autocast,
         )
 
     def _getter(self, name: str) -> Callable[[], torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from contextlib import ExitStack
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +15,7 @@ from torch.fx.experimental import _config as export_config
 from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError, VariableError
 from ostinato.frontends.torch.assembly import build_graph
+from ostinato.frontends.torch.caches import register_caches
 from ostinato.frontends.torch.decompositions import decomposed
 from ostinato.frontends.torch.dynamic_shapes import DynamicShapes
 from ostinato.frontends.torch.fx import leaf_trees, read_exported
@@ -39,7 +39,14 @@ _EXPORTING = Mutex()
 #: Decompositions of decompositions: none goes deeper.
 _MOST_ROUNDS = 8
 
-__all__ = ["Exported", "as_module", "export", "from_torch", "with_decompositions"]
+__all__ = [
+    "Exported",
+    "as_module",
+    "check_autocast",
+    "export",
+    "from_torch",
+    "with_decompositions",
+]
 
 
 def from_torch(
@@ -158,6 +165,7 @@ def export(
                 "an ExportedProgram has its example arguments and dynamic shapes already"
             )
         return _read(source, name or "exported_program")
+    check_autocast()
     module, found_name = as_module(source)
     args, kwargs = _checked_arguments(args, kwargs)
     _check_weights(module)
@@ -234,6 +242,18 @@ def as_module(source: Any) -> tuple[torch.nn.Module, str]:
     )
 
 
+def check_autocast() -> None:
+    """Check that autocast is off: it would choose dtypes anew in each call.
+
+    Raises:
+        InputError: it is on.
+    """
+    if torch._C._is_any_autocast_enabled():
+        raise InputError(
+            "autocast is on; use it within the module's forward, or convert the module with to()"
+        )
+
+
 def _checked_arguments(
     args: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -262,7 +282,7 @@ def _exported(
     It is asked where no bounds are given: a size of 1 is then allowed unless a decision depends on
     it.
     """
-    _register_caches()
+    register_caches()
     careful = shapes.given is not None and not shapes.named
     if careful and hasattr(export_config, "backed_size_oblivious"):
         try:
@@ -292,13 +312,3 @@ def _export_once(
             if shapes.given is None:
                 raise
             raise VariableError(f"dynamic_shapes: {error}") from error
-
-
-def _register_caches() -> None:
-    """Let caches of Transformers, where that is in use, be arguments and results of an export."""
-    if "transformers.cache_utils" in sys.modules:
-        try:
-            from transformers.integrations.executorch import register_dynamic_cache_export_support
-        except ImportError:
-            return
-        register_dynamic_cache_export_support()

@@ -6,6 +6,8 @@ import ast
 import threading
 from typing import TYPE_CHECKING, Any
 
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
 from ostinato.errors import VariableError
 from ostinato.frontends.torch.call import Complex
 from ostinato.frontends.torch.fx import meta_of
@@ -165,7 +167,8 @@ class NativePartition:
         body = [nodes[node.name] for node in phase.nodes]
         outputs = [OutputSpec(Ref(n.name), USER_OUTPUT, n.name) for n in phase.outputs]
         outputs += [OutputSpec(Ref(v.name), INPUT_MUTATION, n.name) for n, v in written.items()]
-        elements = {n.name: array_of(t) for n, t in constants.items() if n in phase.inputs}
+        with unset_fake_temporarily():  # PyTorch compiles under a mode that allows fakes alone
+            elements = {n.name: array_of(t) for n, t in constants.items() if n in phase.inputs}
         self._program = Program(name, tuple(specs), tuple(body), tuple(outputs), {}, elements)
         used = symbols_of([*(s.meta for s in specs), *(m for n in body for m in n.metas)])
         self._symbols = {n: s for n, s in symbols.items() if n in used}

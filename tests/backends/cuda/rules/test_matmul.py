@@ -96,6 +96,15 @@ def test_operands_stored_otherwise(
     check(session, d, d.g.matmul(left, right), d.g.matmul(left, d.g.flip(strided, (1,))))
 
 
+def test_left_operands_whose_indices_take_several_statements(session: ost.Session) -> None:
+    """Rows in an order that takes divisions, beside a weight that is read along ``k``."""
+    d = drawn("interleaved")
+    k, n = 32, 11
+    left = d.g.reshape(d.g.permute_dims(d.of((k, 2, 4), "float32"), (2, 1, 0)), (8, k))
+    right = d.g.permute_dims(d.of((n, k), "float32"), (1, 0))
+    check(session, d, d.g.matmul(left, right))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("size", STORED)
 def test_epilogues(session: ost.Session, dtype: str, size: tuple[int, int, int]) -> None:

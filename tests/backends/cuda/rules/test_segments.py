@@ -139,3 +139,36 @@ def test_parts_of_a_level_have_nothing_in_common(session: ost.Session, monkeypat
                     assert apart or other == number or not (writes or arg.writes)
                 touched.setdefault(part.level, []).append((span, arg.writes, number))
     assert segments
+
+
+def test_a_segment_moves_the_bytes_of_its_parts(session: ost.Session) -> None:
+    """A row that is appended to a large state counts as a row."""
+    rows, width = 4096, 64
+    g = ost.Graph("append")
+    row, position = g.input("row", (1, width)), g.input("at", (), "int64")
+    cache = g.state("cache", (rows, width))
+    new = g.dynamic_update_slice(cache, row, (position, 0))
+    g.assign(cache, new)
+    g.set_outputs([g.dynamic_slice(new, (position, 0), (1, width)) + 0.0])
+    plan = session.compile(g).plan
+    assert any(isinstance(kernel.kernel, Segment) for kernel in plan.kernels)
+    assert all(record.bytes < rows * width // 10 for record in plan.execute_profiled())
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_decoding_step_with_narrow_weights_is_one_kernel(
+    session: ost.Session, monkeypatch, form: str
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    model = importlib.import_module("tiny_llama")
+    config = model.Config(
+        vocabulary=64, width=64, heads=2, key_heads=1, head_dim=32, hidden=96, layers=1
+    )
+    graph = model.decoder_graph(config, model.random_weights(config))
+    narrow = ost.quantize(graph, form, min_elements=64)
+    assert len(narrow.quantized) == 8
+    compiled, expected = session.compile(narrow), ost.Session("cpu").compile(narrow)
+    assert len(compiled.plan.kernels) == 1
+    for position, token in enumerate((1, 17, 40)):
+        values = {"token": token, "position": position, "kv_len": position + 1}
+        assert compiled.run({}, variables=values)[0] == expected.run({}, variables=values)[0]

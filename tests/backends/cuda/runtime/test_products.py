@@ -201,6 +201,23 @@ def test_the_fastest_algorithm_is_kept(
     assert again == launched[-1:]
 
 
+def test_stored_programs_and_clones(session: ost.Session, library: HostProducts):
+    g = ost.Graph("stored")
+    w = g.param("w", (143, 157), "float64", value=random((143, 157), seed=1))
+    g.set_outputs({"z": g.exp(g.matmul(g.input("x", (128, 143), "float64"), w))})
+    x = 0.01 * random((128, 143))
+    expected = np.exp(x @ random((143, 157), seed=1))
+    for _ in range(2):  # the second one is read from the cache
+        compiled = session.compile(g)
+        np.testing.assert_allclose(compiled.run({"x": x})[0], expected, rtol=1e-12)
+    np.testing.assert_allclose(compiled.clone().run({"x": x})[0], expected, rtol=1e-12)
+    assert len(library.products) == 3
+    assert len(set(library.products)) == 1
+    titles = [kernel.name for kernel in compiled.plan.execute_profiled()]
+    assert titles == ["matmul by cuBLASLt", "exp"]
+    assert "cuBLASLt: 157x128x143 NN float64" in compiled.plan.kernels[0].source
+
+
 def test_no_memory_for_timing(session: ost.Session, library: HostProducts, driver: HostDriver):
     g = ost.Graph("g")
     x, y = g.input("x", (128, 127), "float64"), g.input("y", (127, 152), "float64")

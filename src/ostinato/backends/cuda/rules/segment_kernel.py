@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
-    from ostinato.variables import Symbol
+    from ostinato.variables import Dim, Symbol
 
 __all__ = ["Part", "SegmentKernel"]
 
@@ -60,6 +60,19 @@ class SegmentKernel(CudaKernel):
         for part in self.parts:
             for access in part.kernel.accesses():
                 yield Access(part.arguments[access.position], access.index, access.writes)
+
+    def elements(self, position: int, *, writes: bool) -> Dim | None:
+        total: Dim = 0
+        for part in self.parts:
+            for own, argument in enumerate(part.arguments):
+                arg = part.kernel.args[own]
+                if argument != position or not (arg.writes if writes else arg.reads):
+                    continue
+                found = part.kernel.elements(own, writes=writes)
+                if found is None:
+                    return None
+                total = total + found
+        return total
 
     def variable_free(self) -> bool:
         return all(part.kernel.variable_free() for part in self.parts)

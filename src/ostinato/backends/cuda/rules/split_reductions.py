@@ -1,7 +1,9 @@
 """Reductions of few results over many elements, as two kernels.
 
 The first one reduces sections of the elements, so that all multiprocessors have work; the second
-one reduces what those have left. Both have a fixed order.
+one reduces what those have left. Both have a fixed order. Where the position of an extreme is
+wanted, sections leave the extreme, too: the second kernel finds the section with the greatest or
+least one, then takes its position.
 """
 
 from __future__ import annotations
@@ -9,12 +11,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ostinato.dtypes import BOOL, INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import (
+    Apply,
     Arg,
     Guard,
+    IndexValue,
     Load,
     Number,
     Reduce,
@@ -31,9 +36,9 @@ from ostinato.records import replace
 from ostinato.variables import Expr, axis, bounds, prod, substitute, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from ostinato.lower.loopir.nodes import Scalar, Statement
+    from ostinato.lower.loopir.nodes import Reduction, Scalar, Statement
     from ostinato.lower.program import Role
     from ostinato.variables import Dim, Symbol
 
@@ -49,8 +54,8 @@ _SECTION = 1 << 13
 #: Sections of a result, at most: the second kernel has a block of threads for each result.
 _MOST_SECTIONS = 1024
 
-#: Reductions whose results have lost what a second one would need.
-_INDICES = ("argmax", "argmin")
+#: Reductions whose results are positions, and those whose results are the elements there.
+_EXTREMES: dict[str, Reduction] = {"argmax": "max", "argmin": "min"}
 
 #: The result of a reduction of nothing.
 _NEUTRAL = {"sum": 0, "prod": 1, "any": False, "all": True}
@@ -77,29 +82,82 @@ def split_reduction(call: Call, partial: Role) -> list[Call]:
         [*map(extent_of, outer), sections], [*(_value(symbol) for symbol in outer), section]
     )
     size = bounds(prod([*map(extent_of, outer), sections]))[1]
+    left = [*reductions, *map(_extreme, _of_positions(reductions))]
+    types = [INT64 if r.op in _EXTREMES else r.dtype for r in left]
     temps = [
-        LoweredBuffer(TensorType(r.dtype, (size,)), partial, f"sections of {call.title}")
-        for r in reductions
+        LoweredBuffer(TensorType(dtype, (size,)), partial, f"sections of {call.title}")
+        for dtype in types
     ]
     first = len(nest.args)
     at = section * length + element
     rewriter = Rewriter(index=lambda dim: substitute(dim, {along: at}))
-    parts = [rewriter.statement(reduction) for reduction in reductions]
+    parts = [rewriter.statement(reduction) for reduction in left]
     if count % sections:
         parts = [_within(part, count - 1 - at) for part in parts]
-    stores = [Store(first + i, place, Ref(r.name, r.dtype)) for i, r in enumerate(reductions)]
-    begin = (Stage(_axis_of(element), tuple(parts)), Stage((), tuple(stores)))
-    joined = [
-        Reduce(r.name, r.op, Load(first + i, place, r.dtype), r.dtype)
-        for i, r in enumerate(reductions)
+    stores = [
+        Store(first + i, place, Ref(r.name, dtype))
+        for i, (r, dtype) in enumerate(zip(left, types, strict=True))
     ]
-    end = (Stage(_axis_of(section), tuple(joined)), *nest.stages[1:])
+    begin = (Stage(_axis_of(element), tuple(parts)), Stage((), tuple(stores)))
+    loads = {
+        r.name: Load(first + i, place, dtype)
+        for i, (r, dtype) in enumerate(zip(left, types, strict=True))
+    }
+    end = (*_joined(reductions, loads, section), *nest.stages[1:])
     buffers = (*call.buffers, *temps)
     axes = (*nest.axes, *_axis_of(section))
     return [
         _call(call, axes, begin, buffers, call.flops),
         _call(call, nest.axes, end, buffers, 0),
     ]
+
+
+def _of_positions(reductions: Sequence[Reduce]) -> list[Reduce]:
+    """Those whose results are positions."""
+    return [reduction for reduction in reductions if reduction.op in _EXTREMES]
+
+
+def _extreme(reduction: Reduce) -> Reduce:
+    """The element at the position that a reduction finds."""
+    op = _EXTREMES[reduction.op]
+    return replace(reduction, name=f"{reduction.name}.extreme", op=op, index=0)
+
+
+def _joined(
+    reductions: Sequence[Reduce], loads: Mapping[str, Load], section: Dim
+) -> Iterator[Stage]:
+    """The stages that reduce what sections have left.
+
+    Args:
+        reductions: of the whole.
+        loads: by name of a reduction of sections, what it has left.
+        section: the axis of sections.
+    """
+    joined = []
+    for reduction in reductions:
+        if reduction.op in _EXTREMES:
+            load = loads[_extreme(reduction).name]
+            name = f"{reduction.name}.section"
+            joined.append(replace(reduction, name=name, value=load, index=section))
+        else:
+            joined.append(replace(reduction, value=loads[reduction.name], fused=False))
+    yield Stage(_axis_of(section), tuple(joined))
+    if not (positions := _of_positions(reductions)):
+        return
+    again = axis("section.again", _extent(section))
+    rewriter = Rewriter(index=lambda dim: substitute(dim, dict.fromkeys(_axis_of(section), again)))
+    taken = []
+    for reduction in positions:
+        found = Ref(f"{reduction.name}.section", INT64)
+        own = Apply("equal", (IndexValue(again, INT64), found), BOOL)
+        terms = own, rewriter.scalar(loads[reduction.name]), Number(0, INT64)
+        taken.append(Reduce(reduction.name, "sum", Apply("where", terms, INT64), INT64))
+    yield Stage(_axis_of(again), tuple(taken))
+
+
+def _extent(index: Dim) -> Dim:
+    """The number of values of an axis."""
+    return prod(extent_of(symbol) for symbol in _axis_of(index))
 
 
 def _reductions(nest: LoopNest) -> list[Reduce]:
@@ -112,7 +170,7 @@ def _reductions(nest: LoopNest) -> list[Reduce]:
         return []
     if max_extent(first.axes[0]) < _MANY_ELEMENTS:
         return []
-    found = [s for s in first.statements if isinstance(s, Reduce) and s.op not in _INDICES]
+    found = [s for s in first.statements if isinstance(s, Reduce)]
     whole = len(found) == len(first.statements)
     return found if whole and all(isinstance(s, Store) for s in last.statements) else []
 
@@ -147,7 +205,7 @@ def _neutral(reduction: Reduce) -> Number:
     dtype = reduction.value.dtype
     if reduction.op in _NEUTRAL:
         return Number(_NEUTRAL[reduction.op], dtype)
-    least = reduction.op == "max"
+    least = reduction.op in ("max", "argmax")
     if dtype.is_float:
         return Number(-math.inf if least else math.inf, dtype)
     if dtype.is_bool:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
         attention,
         experts,
         library,
-        matmul,
         recurrent,
         segments,
         selection,
         sums_of_products,
         topk,
+        weight_rules,
     )
     from ostinato.backends.cuda.rules.library import LibrarySettings
     from ostinato.ir.facts import Fact
@@ -49,12 +49,12 @@ else:
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
     experts = LazyModule("ostinato.backends.cuda.rules.experts")
     library = LazyModule("ostinato.backends.cuda.rules.library")
-    matmul = LazyModule("ostinato.backends.cuda.rules.matmul")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
     selection = LazyModule("ostinato.backends.cuda.rules.selection")
     sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
     topk = LazyModule("ostinato.backends.cuda.rules.topk")
+    weight_rules = LazyModule("ostinato.backends.cuda.rules.weight_rules")
     convolution = LazyModule("ostinato.ops.convolution")
 
 __all__ = ["LOWERED_OPS", "CudaLowering", "lower_for_cuda"]
@@ -97,11 +97,7 @@ def lower_for_cuda(
     """
     rules = _RULES
     if settings.templates:
-        products = matmul.MatmulRules(splits=settings.split_reductions)
-        rules = rules | {
-            **dict.fromkeys(("matmul", "integer_matmul"), products.matmul),
-            **dict.fromkeys(("conv", "integer_conv"), products.convolution),
-        }
+        rules = rules | {**weight_rules.weight_rules(splits=settings.split_reductions)}
     gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
     table = RuleTable(_DEVICE, rules, layout_gains=gains if settings.templates else None)
     if settings.library is not None:
