@@ -37,7 +37,7 @@ __all__ = ["backend", "report"]
 #: The attribute of PyTorch's object for one ``torch.compile`` that has our :class:`_Compiler`.
 _ATTRIBUTE = "_ostinato_compiler"
 
-#: How often ops of a graph are decomposed, at most: parts may have parts.
+#: The most rounds of decomposition of a graph: parts may have parts.
 _MOST_ROUNDS = 4
 
 
