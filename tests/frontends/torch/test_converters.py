@@ -237,3 +237,10 @@ def test_complex_operands_have_a_table_of_their_own():
 def test_what_has_no_converter_is_named():
     with pytest.raises(ost.UnsupportedOpError, match=r"'n' \(aten.no_such_op.default\)"):
         run("aten.no_such_op.default", f32(1.0), f32(1.0))
+
+
+def test_what_a_bag_keeps_for_its_gradient_is_not_computed():
+    table, ids = np.arange(12, dtype=np.float32).reshape(4, 3), i64(0, 3, 1)
+    offsets, results = i64(0, 2), (np.zeros((2, 3), np.float32), ids, ids[:2], ids[:2])
+    found = run("aten.embedding_bag.default", results, table, ids, offsets)
+    np.testing.assert_array_equal(found, [table[0] + table[3], table[1]])

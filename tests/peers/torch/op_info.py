@@ -118,7 +118,7 @@ def compare_entry(op: Any, dtype: str, most: int) -> Outcome:
     """Compare up to ``most`` samples of an entry, spread over all of them."""
     samples = list(op.sample_inputs("cpu", getattr(torch, dtype), requires_grad=False))
     if len(samples) > most:
-        samples = [samples[round(i * (len(samples) - 1) / (most - 1))] for i in range(most)]
+        samples = [samples[round(i * (len(samples) - 1) / max(most - 1, 1))] for i in range(most)]
     outcome = Outcome()
     for sample in samples:
         _compare(op, sample, outcome)

@@ -300,7 +300,7 @@ class Importer:
         """
         results = result if isinstance(result, tuple) else (result,)
         for index, (meta, found) in enumerate(zip(node.metas, results, strict=False)):
-            if not isinstance(meta, TensorMeta) or found is None:
+            if not isinstance(meta, TensorMeta) or isinstance(found, Unavailable | None):
                 continue
             complex_ = isinstance(found, Complex)
             value = found.pairs if isinstance(found, Complex) else found
