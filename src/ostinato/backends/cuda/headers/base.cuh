@@ -69,6 +69,11 @@ struct number<double> {
     static double greatest() { return float_of(0x7FF0000000000000ULL); }
 };
 
+// A number of blocks, or the number of one of them.
+struct place {
+    unsigned x;
+};
+
 // Waits until all kernels in front of this one have ended, where it may start before.
 inline void wait_for_earlier_kernels() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -11,11 +11,6 @@
 
 namespace ost {
 
-// What a part takes for blockIdx, or for gridDim.
-struct place {
-    unsigned x;
-};
-
 // The number of this block, counted from another one.
 inline unsigned turned(unsigned first) {
     unsigned from = first % gridDim.x;

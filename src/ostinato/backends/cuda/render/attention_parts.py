@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.attention_kernel import PartsKernel
     from ostinato.backends.cuda.target import CudaTarget
 
-__all__ = ["launch", "source"]
+__all__ = ["body", "launch"]
 
 _THREADS = 256
 
 _BODY = Template("""\
-    for (long long item = blockIdx.x; item < points * rows; item += gridDim.x) {
+    for (long long item = own.x; item < points * rows; item += all.x) {
         const long long m = item % rows, point = item / rows;
 $batch
         const $acc* const kept = b$scratch + item * $splits * ($features + 2);
@@ -49,12 +50,12 @@ def launch(parts: PartsKernel, target: CudaTarget) -> Launch:
     return Launch(grid_of(blocks, target), _THREADS)
 
 
-def source(parts: PartsKernel) -> str:
-    """CUDA C++ with the kernel."""
+def body(parts: PartsKernel) -> Body:
+    """The code of a kernel."""
     frame, dialect = Frame(parts, (), [parts.store]), CudaDialect()
     batch, names = frame.unravel(parts.batch, "point", 2)
     names |= {parts.m: "m", parts.column: "n"}
-    body = _BODY.substitute(
+    text = _BODY.substitute(
         acc=dialect.register_type(parts.acc),
         minus_infinity=dialect.literal(parts.acc, float("-inf")),
         batch=batch,
@@ -65,4 +66,4 @@ def source(parts: PartsKernel) -> str:
         store=frame.stores([parts.store], parts.acc, 3, names, "total"),
     )
     sizes = {"points": parts.points, "rows": extent_of(parts.m)}
-    return function(parts, body, sizes, _THREADS)
+    return body_of(parts, text, sizes, _THREADS)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.namespace import CNamespace
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.dtypes import BOOL
 from ostinato.lower.loopir.nodes import extent_of, max_extent
@@ -23,11 +24,12 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.variables import Symbol
 
-__all__ = ["ROWS", "launch", "score_text", "source"]
+__all__ = ["ROWS", "body", "launch", "score_text"]
 
 ROWS = 8
 """Rows of a block, at most."""
@@ -41,12 +43,10 @@ _WARP = 32
 _QUERY_BYTES = 8192
 
 _BODY = Template("""\
-    __shared__ $acc query[$rows][$slice], weights[$rows][$threads];
-    __shared__ $acc greatest[$rows], totals[$rows], corrections[$rows];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int across = threadIdx.x % $across, part = threadIdx.x / $across;
     const long long row_blocks = (rows + $rows - 1) / $rows;
-    for (long long item = blockIdx.x; item < points * row_blocks * $splits; item += gridDim.x) {
+    for (long long item = own.x; item < points * row_blocks * $splits; item += all.x) {
         const long long split = item % $splits, first_row = item / $splits % row_blocks * $rows;
         const long long point = item / $splits / row_blocks;
 $batch
@@ -203,8 +203,8 @@ def _rows(attention: AttentionKernel) -> int:
     return max(1, min(ROWS, max_extent(attention.spec.m)))
 
 
-def source(attention: AttentionKernel) -> str:
-    """CUDA C++ with the kernel."""
+def body(attention: AttentionKernel) -> Body:
+    """The code of a kernel."""
     frame = Frame(attention, attention.spec.operands, [attention.spec.store])
     acc, dialect = attention.spec.acc, CudaDialect()
     batch, names = frame.unravel(attention.spec.batch, "point", 2)
@@ -235,7 +235,7 @@ def source(attention: AttentionKernel) -> str:
             splits=attention.splits,
             features=features,
         )
-    body = _BODY.substitute(
+    text = _BODY.substitute(
         acc=dialect.register_type(acc),
         minus_infinity=dialect.literal(acc, float("-inf")),
         rows=_rows(attention),
@@ -266,7 +266,12 @@ def source(attention: AttentionKernel) -> str:
         "keys": extent_of(attention.spec.key),
         "length": attention.spec.length,
     }
-    return function(attention, body, sizes, _THREADS)
+    type_, rows = dialect.register_type(acc), _rows(attention)
+    shapes: list[tuple[str, tuple[int, ...]]] = [("query", (rows, slice_))]
+    shapes += [("weights", (rows, _THREADS)), ("greatest", (rows,))]
+    shapes += [("totals", (rows,)), ("corrections", (rows,))]
+    arrays = tuple(SharedArray(type_, acc.itemsize, name, shape) for name, shape in shapes)
+    return body_of(attention, text, sizes, _THREADS, arrays=arrays)
 
 
 def score_text(

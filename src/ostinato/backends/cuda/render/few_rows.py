@@ -12,8 +12,9 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.backends.cuda.render.sums import matmul_sizes, sum_type
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.lower.loopir.nodes import extent_of, max_extent
@@ -21,11 +22,12 @@ from ostinato.records import dataclass
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.render.vectors import Run
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
 
-__all__ = ["launch", "source"]
+__all__ = ["body", "launch"]
 
 _THREADS = 256
 
@@ -39,8 +41,8 @@ _SUMS = 32
 
 _BY_COLUMN = Template("""\
     const int lane = threadIdx.x % 32;
-    const long long warps = (long long)gridDim.x * $warps;
-    for (long long item = (long long)blockIdx.x * $warps + threadIdx.x / 32;
+    const long long warps = (long long)all.x * $warps;
+    for (long long item = (long long)own.x * $warps + threadIdx.x / 32;
          item < points * columns; item += warps) {
         [[maybe_unused]] const long long n = item % columns, point = item / columns;
 $batch
@@ -79,10 +81,9 @@ $store
 """)
 
 _BY_PARTS = Template("""\
-    __shared__ $sum parts[$slices][$width];
     const int part = threadIdx.x / $across, place = threadIdx.x % $across * $count;
     const long long tiles = (columns + $width - 1) / $width;
-    for (long long tile = blockIdx.x; tile < points * tiles; tile += gridDim.x) {
+    for (long long tile = own.x; tile < points * tiles; tile += all.x) {
         const long long first_column = tile % tiles * $width;
         [[maybe_unused]] const long long point = tile / tiles;
         const long long start = first_column + place;
@@ -167,11 +168,15 @@ def launch(matmul: Matmul, target: CudaTarget) -> Launch:
     return Launch(grid_of(blocks, target), _THREADS)
 
 
-def source(matmul: Matmul, target: CudaTarget) -> str:
-    """CUDA C++ with the kernel of a matmul."""
+def body(matmul: Matmul, target: CudaTarget) -> Body:
+    """The code of a matmul."""
     shape = _shape(matmul, target)
-    body = _by_column(matmul, shape) if shape.by_column else _by_parts(matmul, shape)
-    return function(matmul, body, matmul_sizes(matmul), _THREADS)
+    if shape.by_column:
+        return body_of(matmul, _by_column(matmul, shape), matmul_sizes(matmul), _THREADS)
+    sizes = (_THREADS // shape.across, shape.width)
+    parts = SharedArray(sum_type(matmul.acc), matmul.acc.itemsize, "parts", sizes)
+    text = _by_parts(matmul, shape)
+    return body_of(matmul, text, matmul_sizes(matmul), _THREADS, arrays=(parts,))
 
 
 def _shape(matmul: Matmul, target: CudaTarget) -> _Shape:
@@ -198,7 +203,7 @@ def _by_column(matmul: Matmul, shape: _Shape) -> str:
     assert shape.run is not None
     left = run_of(matmul.a, matmul.k[0], extent_of(matmul.k[0]))
     beside = left is not None and left.count >= shape.count
-    body: str = _BY_COLUMN.substitute(
+    text: str = _BY_COLUMN.substitute(
         _common(matmul, shape),
         warps=_THREADS // _WARP,
         batch=batch,
@@ -208,7 +213,7 @@ def _by_column(matmul: Matmul, shape: _Shape) -> str:
         else frame.elements(matmul.a, matmul.k[0], shape.count, matmul.acc, 6, names, "left"),
         store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
     )
-    return body
+    return text
 
 
 def _by_parts(matmul: Matmul, shape: _Shape) -> str:
@@ -221,7 +226,7 @@ def _by_parts(matmul: Matmul, shape: _Shape) -> str:
         right = frame.elements(matmul.b, matmul.n, 1, matmul.acc, 5, at, "right")
     else:
         right = frame.vector(matmul.b, shape.run.load, shape.count, matmul.acc, 5, at, "right")
-    body: str = _BY_PARTS.substitute(
+    text: str = _BY_PARTS.substitute(
         _common(matmul, shape),
         slices=_THREADS // shape.across,
         across=shape.across,
@@ -232,7 +237,7 @@ def _by_parts(matmul: Matmul, shape: _Shape) -> str:
         left=frame.element(matmul.a, matmul.acc, 7, names, "left"),
         store=frame.stores(matmul.stores, matmul.acc, 5, names, "total"),
     )
-    return body
+    return text
 
 
 def _common(matmul: Matmul, shape: _Shape) -> dict[str, object]:

@@ -64,8 +64,8 @@ def grid_loop(code: NestCode, axes: Sequence[Symbol]) -> Iterator[Scope]:
     points = code.size(prod(map(extent_of, axes)), code.outermost, threads)
     type_, name = code.dialect.index_type(points.wide), code.writer.fresh("p")
     block = code.launch.block
-    start = f"({type_})blockIdx.x * {block} + threadIdx.x"
-    step = f"({type_})gridDim.x * {block}"
+    start = f"({type_})own.x * {block} + threadIdx.x"
+    step = f"({type_})all.x * {block}"
     head = f"for ({type_} {name} = {start}; {name} < {points.text}; {name} += {step})"
     with code.writer.block(head):
         yield code.enter(axes, Index(name, points.wide), code.outermost)

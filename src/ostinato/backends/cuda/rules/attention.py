@@ -20,6 +20,7 @@ from ostinato.variables import bounds, ceil_div, floor_div
 if TYPE_CHECKING:
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.kernel import CudaKernel
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
@@ -51,9 +52,13 @@ class Attention(AttentionKernel):
         return attention_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
+        body = self.body(target)
+        return attention_tiles.source(self) if body is None else body.kernel(self.name)
+
+    def body(self, target: CudaTarget) -> Body | None:
         if attention_tiles.fits(self, target):
-            return attention_tiles.source(self)
-        return attention_rows.source(self)
+            return None
+        return attention_rows.body(self)
 
 
 class CombineParts(PartsKernel):
@@ -63,7 +68,10 @@ class CombineParts(PartsKernel):
         return attention_parts.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
-        return attention_parts.source(self)
+        return self.body(target).kernel(self.name)
+
+    def body(self, target: CudaTarget) -> Body:
+        return attention_parts.body(self)
 
 
 def lower_attention(lowering: ProgramBuilder, region: Region, root: Node) -> None:

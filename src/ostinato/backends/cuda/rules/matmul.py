@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.render import few_rows, tensor_rows, tensor_tiles, tiles
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
@@ -69,9 +70,12 @@ class FewRowsMatmul(Matmul):
         return few_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
+        return self.body(target).kernel(self.name)
+
+    def body(self, target: CudaTarget) -> Body:
         if tensor_rows.fits(self, target):
-            return tensor_rows.source(self, target)
-        return few_rows.source(self, target)
+            return tensor_rows.body(self, target)
+        return few_rows.body(self, target)
 
 
 class MatmulRules:
