@@ -36,6 +36,7 @@ class CompileOptions:
             subnormal numbers count as zero. Off unless wanted.
         streaming_stores: write results that no cache can hold past the caches.
         segments: on GPUs, run small kernels that follow one another as one kernel.
+        stream_weights: in such a kernel, copy weights into shared memory ahead of their use.
         cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
             instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a slot of its own, so
@@ -72,6 +73,7 @@ class CompileOptions:
     amx: bool = False
     streaming_stores: bool = True
     segments: bool = True
+    stream_weights: bool = True
     cast_inputs: bool = False
     keep_intermediates: bool = False
     verify: bool = False

@@ -29,4 +29,10 @@ CAPABILITIES = Capabilities(
 def lowering_options(options: CompileOptions) -> CudaLowering:
     """The settings of lowering under these switches."""
     shared, on = shared_options(options), options.optimize
-    return CudaLowering(shared, templates=on, split_reductions=on, segments=on and options.segments)
+    return CudaLowering(
+        shared,
+        templates=on,
+        split_reductions=on,
+        segments=on and options.segments,
+        stream_weights=options.stream_weights,
+    )

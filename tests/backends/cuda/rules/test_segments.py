@@ -122,3 +122,40 @@ def test_parts_of_a_level_have_nothing_in_common(session: ost.Session, monkeypat
                     assert apart or other == number or not (writes or arg.writes)
                 touched.setdefault(part.level, []).append((span, arg.writes, number))
     assert segments
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize(("depth", "columns"), [(16, 7), (528, 50), (1040, 33)])
+def test_streamed_weights(
+    session: ost.Session, dtype: str, rows: int, depth: int, columns: int
+) -> None:
+    """Products of weights that come through the ring, and of those that do not."""
+    d = Draw(ost.Graph("streamed"), np.random.default_rng(rows + depth))
+    g, x = d.g, d.of((rows, depth), dtype)
+    scale, numpy_dtype = d.of((1, depth), dtype), x.dtype.numpy
+    first, second = (
+        g.param(name, (depth, n), dtype, value=(made / np.sqrt(depth)).astype(numpy_dtype))
+        for name, n in (("first", columns), ("second", columns + 32))
+        for made in [np.random.default_rng(n).standard_normal((depth, n))]
+    )
+    y = g.matmul(x, first)
+    z = g.silu(g.matmul(g.multiply(x, scale), second))
+    g.set_outputs([y, z, g.softmax(z)])
+    plain = ost.CompileOptions(stream_weights=False)
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions()), (session, plain)])
+    for options, streams in ((ost.CompileOptions(), True), (plain, False)):
+        (segment,) = segments_of(session.compile(g, options=options))
+        assert any(part.streams for part in segment.parts) is streams
+        assert ("ring.await" in segment.source(CudaTarget.of_arch("sm_90"))) is streams
+        assert "ring.await" not in segment.source(CudaTarget.of_arch("sm_80"))
+
+
+def test_what_a_segment_writes_is_not_fetched_ahead(session: ost.Session) -> None:
+    d = Draw(ost.Graph("written"), np.random.default_rng(2))
+    g, x = d.g, d.of((3, 32), "float32")
+    rows = g.matmul(d.of((20, 8), "float32"), d.of((8, 32), "float32"))
+    g.set_outputs([g.matmul(x, g.permute_dims(rows, (1, 0)))])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    for segment in segments_of(session.compile(g)):
+        assert not any(part.streams for part in segment.parts)

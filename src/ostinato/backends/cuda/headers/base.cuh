@@ -74,6 +74,17 @@ struct place {
     unsigned x;
 };
 
+// Threads of a segment's block that compute; a warp behind them fetches what they read.
+constexpr unsigned computing = 256, fetching = 32;
+
+// Threads of a block, but for those that fetch for the others.
+inline unsigned computing_threads() {
+    return blockDim.x == computing + fetching ? computing : blockDim.x;
+}
+
+// A barrier of the threads of a block that compute.
+#define OST_SYNC() __barrier_sync_count(0, ost::computing_threads())
+
 // Waits until all kernels in front of this one have ended, where it may start before.
 inline void wait_for_earlier_kernels() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -20,7 +20,7 @@ inline unsigned turned(unsigned first) {
 // Waits until as many blocks have arrived as are awaited. What any block wrote before it arrived is
 // seen by every block that waited for it.
 static OST_APART void arrive_and_wait(unsigned* arrived, unsigned awaited) {
-    __syncthreads();
+    OST_SYNC();
 #ifdef __CUDA_ARCH__
     if (threadIdx.x == 0) {
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
@@ -31,13 +31,13 @@ static OST_APART void arrive_and_wait(unsigned* arrived, unsigned awaited) {
         } while (found < awaited);
     }
 #endif
-    __syncthreads();
+    OST_SYNC();
 }
 
 // The last block to arrive leaves the count at 0, for the next kernel.
 static OST_APART void arrive_last(unsigned* arrived, unsigned awaited) {
 #ifdef __CUDA_ARCH__
-    __syncthreads();
+    OST_SYNC();
     if (threadIdx.x == 0 && atomicAdd(arrived, 1u) == awaited - 1) *arrived = 0;
 #endif
 }

@@ -72,7 +72,7 @@ $batch
             $acc products[$rows] = {};
             for (long long first = 0; first < $depth; first += $slice) {
                 const int there = $depth - first < $slice ? (int)($depth - first) : $slice;
-                __syncthreads();
+                OST_SYNC();
                 for (int i = threadIdx.x; i < $rows * there; i += $threads) {
                     const int r = i / there;
                     const long long m = first_row + r, d = first + i % there;
@@ -82,7 +82,7 @@ $query
                     }
                     query[r][i % there] = value;
                 }
-                __syncthreads();
+                OST_SYNC();
                 if (key < end) {
 #pragma unroll 8
                     for (int i = 0; i < there; i += $count) {
@@ -110,7 +110,7 @@ $score
                 }
                 weights[r][threadIdx.x] = score;
             }
-            __syncthreads();
+            OST_SYNC();
             for (int r = warp; r < $rows; r += $warps) {
                 const $acc before = greatest[r];
                 $acc most = before;
@@ -134,7 +134,7 @@ $score
                     greatest[r] = most;
                 }
             }
-            __syncthreads();
+            OST_SYNC();
             const int count = end - start < $threads ? (int)(end - start) : $threads;
 #pragma unroll
             for (int c = 0; c < $columns; c++) {
@@ -155,13 +155,13 @@ $value
                 }
             }
         }
-        __syncthreads();
+        OST_SYNC();
 #pragma unroll
         for (int c = 0; c < $columns; c++) {
 #pragma unroll
             for (int r = 0; r < $rows; r++)
                 weights[r][threadIdx.x] = sums[r][c];
-            __syncthreads();
+            OST_SYNC();
             for (int i = threadIdx.x; i < $rows * $across; i += $threads) {
                 const int r = i / $across, beside = i % $across;
                 const long long m = first_row + r, n = beside + c * $across;
@@ -172,7 +172,7 @@ $value
 $store
                 }
             }
-            __syncthreads();
+            OST_SYNC();
         }
     }
 """)

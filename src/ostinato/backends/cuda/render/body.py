@@ -55,6 +55,7 @@ class Body:
         threads: of a block.
         resident: blocks that a multiprocessor is to run at a time.
         dynamic: the name of the dynamic shared memory, if there is any.
+        streams: whether it reads an operand through the ring of a segment's block: it is no kernel.
         start: statements before all others, which only a kernel of its own needs.
     """
 
@@ -65,6 +66,7 @@ class Body:
     arrays: tuple[SharedArray, ...] = ()
     resident: int = 1
     dynamic: str = ""
+    streams: bool = False
     start: str = ""
 
     @property
@@ -100,9 +102,11 @@ class Body:
         """A function that does the same in a block of a segment.
 
         Its first parameters are the place of the block, the number of blocks, and shared memory for
-        the arrays, with the dynamic one behind them.
+        the arrays, with the dynamic one behind them; then the ring, if it reads one.
         """
         first = "ost::place own, ost::place all, unsigned char* pool"
+        if self.streams:
+            first += ", ost::ring& ring"
         lines = [
             f"static __device__ OST_APART void {name}({', '.join([first, *self.parameters])}) {{",
         ]

@@ -116,7 +116,7 @@ $left
 #pragma unroll
                 for (int i = 0; i < $count; i++)
                     parts[part][place + i] = sums[r][i];
-                __syncthreads();
+                OST_SYNC();
                 const long long m = first_row + r, n = first_column + threadIdx.x;
                 if (threadIdx.x < $width && m < rows && n < columns) {
                     $sum all = parts[0][threadIdx.x];
@@ -125,7 +125,7 @@ $left
                     const $register total = ($register)all;
 $store
                 }
-                __syncthreads();
+                OST_SYNC();
             }
         }
     }

@@ -235,7 +235,7 @@ class _Groups:
 
     def _barrier(self) -> None:
         if self.members > WARP or self.mapping.shape is Shape.COLUMNS:
-            self.writer.line("__syncthreads();")
+            self.writer.line("OST_SYNC();")
         elif self.members > 1:
             self.writer.line("__syncwarp();")
 

@@ -2,8 +2,11 @@
 
 The kernels become functions, each once, however often it is part of the segment. A table of records
 has, for each part, its function, its arguments, its number of blocks and whether there is a barrier
-in front; every block goes through it. Shared memory has the addresses of all arguments, then the
-records, then the arrays of the part that runs.
+in front; every block goes through it. Where weights are streamed, a warp of every block does so on
+its own, and fetches what the block will multiply with, as far ahead as the ring has slots.
+
+Shared memory has the addresses of all arguments, the records, the arrays of the part that runs, and
+the ring.
 """
 
 from __future__ import annotations
@@ -13,29 +16,35 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
+from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.target import SEGMENT_BLOCK
+from ostinato.backends.cuda.rules.product import Matmul
+from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.records import replace
 
 if TYPE_CHECKING:
-    from ostinato.backends.cuda.kernel import CudaKernel
     from ostinato.backends.cuda.render.body import Body
-    from ostinato.backends.cuda.rules.segment_kernel import SegmentKernel
+    from ostinato.backends.cuda.render.streamed_rows import Stream
+    from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel
     from ostinato.backends.cuda.target import CudaTarget
 
 __all__ = ["launch", "source"]
 
-#: Blocks that share a multiprocessor, at most.
+#: Blocks that share a multiprocessor, at most, where they have no ring.
 _RESIDENT = 2
 
 #: Bytes of shared memory that the driver takes for each block.
 _RESERVED = 1 << 10
 
-_WARP = 32
-
 #: Fields of a record before the arguments: the function, whether there is a barrier of the grid in
 #: front, the number of blocks that have work, and the first of them.
 _FIELDS = 4
+
+#: Slots of a ring, at least and at most.
+_LEAST_SLOTS, _MOST_SLOTS = 4, 32
+
+#: Bytes of a barrier in shared memory.
+_BARRIER_BYTES = 8
 
 
 def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
@@ -48,23 +57,60 @@ def source(segment: SegmentKernel, target: CudaTarget) -> str:
     return _Renderer(segment, target).source()
 
 
+class _Function:
+    """A kernel as a function of a segment.
+
+    Attributes:
+        number: its own.
+        stream: the operand that comes through the ring, if one does.
+        body: its code.
+        blocks: blocks that have work.
+        shared_bytes: bytes of its arrays.
+    """
+
+    def __init__(self, number: int, part: Part, target: CudaTarget, streams: bool) -> None:
+        kernel = part.kernel
+        self.number = number
+        self.stream: Stream | None = None
+        body: Body | None
+        if streams and part.streams:
+            assert isinstance(kernel, Matmul)
+            self.stream, body = streamed_rows.stream_of(kernel), streamed_rows.body(kernel)
+            self.blocks, dynamic = streamed_rows.tiles(kernel), 0
+        else:
+            body, launch = kernel.body(target), kernel.launch(target)
+            self.blocks, dynamic = launch.grid, launch.shared_bytes
+        assert body is not None, f"{kernel.name} is part of a segment"
+        self.body = body
+        self.shared_bytes = body.array_bytes + dynamic
+
+
 class _Renderer:
     """The text of a segment."""
 
     def __init__(self, segment: SegmentKernel, target: CudaTarget) -> None:
         self.segment = segment
         self.target = target
-        self.inside = replace(target, block=SEGMENT_BLOCK, early_starts=False)
-        kernels = {part.kernel.name: part.kernel for part in segment.parts}
-        self.kernels = list(kernels.values())
-        self.numbers = {name: number for number, name in enumerate(kernels)}
-        self.launches = [kernel.launch(self.inside) for kernel in self.kernels]
         self.width = _FIELDS + max(len(part.arguments) for part in segment.parts)
+        self.streams = target.copies_in_bulk and any(part.streams for part in segment.parts)
+        self._collect()
+        if self.streams and self.slots < _LEAST_SLOTS:
+            self.streams = False
+            self._collect()
 
-    @cached_property
-    def bodies(self) -> list[Body]:
-        """The code of each kernel."""
-        return [_body(kernel, self.inside) for kernel in self.kernels]
+    def _collect(self) -> None:
+        """The functions of all parts, each once."""
+        inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
+        found: dict[tuple[str, bool], _Function] = {}
+        self.functions = []
+        for part in self.segment.parts:
+            key = (part.kernel.name, part.streams)
+            if key not in found:
+                found[key] = _Function(len(found), part, inside, self.streams)
+            self.functions.append(found[key])
+        self.distinct = list(found.values())
+
+    # -- memory -----------------------------------------------------------------------------
 
     @property
     def address_bytes(self) -> int:
@@ -76,51 +122,64 @@ class _Renderer:
         """Bytes of the table of records."""
         return _whole(2 * self.width * len(self.segment.parts))
 
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes before the ring: the tables, and the arrays of any part."""
+        arrays = max(function.shared_bytes for function in self.distinct)
+        return self.address_bytes + self.record_bytes + _whole(arrays)
+
+    @property
+    def slots(self) -> int:
+        """Slots of the ring: all that there is room for."""
+        each = streamed_rows.SLOT_BYTES + 2 * _BARRIER_BYTES
+        return min((self.target.shared_bytes_per_block - self.fixed_bytes) // each, _MOST_SLOTS)
+
     @cached_property
     def launch(self) -> Launch:
         """See :func:`launch`."""
-        pool = max(
-            body.array_bytes + found.shared_bytes
-            for body, found in zip(self.bodies, self.launches, strict=True)
-        )
-        shared = self.address_bytes + self.record_bytes + pool
+        blocks, shared = self.target.multiprocessors, self.fixed_bytes
+        if self.streams:
+            shared += self.slots * (streamed_rows.SLOT_BYTES + 2 * _BARRIER_BYTES)
+            return Launch(blocks, SEGMENT_BLOCK + WARP, shared, cooperative=True)
         fits = _RESIDENT * (shared + _RESERVED) <= self.target.shared_bytes_per_block
         resident = _RESIDENT if fits else 1
-        grid = resident * self.target.multiprocessors
-        return Launch(grid, SEGMENT_BLOCK, shared, cooperative=True)
+        return Launch(resident * blocks, SEGMENT_BLOCK, shared, cooperative=True)
+
+    # -- text -------------------------------------------------------------------------------
 
     def source(self) -> str:
         """The whole text."""
         segment, dialect, name = self.segment, CudaDialect(), self.segment.name
         includes = dict.fromkeys(
-            line for body in self.bodies for line in body.includes.splitlines() if line
+            line for f in self.distinct for line in f.body.includes.splitlines() if line
         )
-        functions = [body.part(f"{name}_{i}") for i, body in enumerate(self.bodies)]
         parameters = ", ".join(
             f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
             for i, arg in enumerate(segment.args)
         )
-        resident = self.launch.grid // self.target.multiprocessors
+        block, resident = self.launch.block, self.launch.grid // self.target.multiprocessors
+        tables = self.address_bytes + self.record_bytes
         return "\n".join(
             [
                 '#include "segments.cuh"',
                 *includes,
-                *functions,
+                *(f.body.part(f"{name}_{f.number}") for f in self.distinct),
                 self._records(),
-                f'extern "C" __global__ void __launch_bounds__({SEGMENT_BLOCK}, {resident})',
+                f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
                 f"{name}({parameters}, const long long* vars) {{",
                 f"    extern __shared__ __align__(16) unsigned char {name}_memory[];",
+                f"    unsigned char* const memory = {name}_memory;",
                 *([f"    if (vars[{FAILED}] != 0) return;"] if segment.guarded else []),
-                f"    const void** const at = (const void**){name}_memory;",
+                "    const void** const at = (const void**)memory;",
                 *self._addresses(),
-                "    unsigned short* const records = "
-                f"(unsigned short*)({name}_memory + {self.address_bytes});",
+                f"    unsigned short* const records = (unsigned short*)(memory + "
+                f"{self.address_bytes});",
                 f"    for (int i = threadIdx.x; i < {len(segment.parts) * self.width}; "
-                f"i += {SEGMENT_BLOCK})",
+                f"i += {block})",
                 f"        records[i] = {name}_records[i];",
-                f"    unsigned char* const pool = {name}_memory + "
-                f"{self.address_bytes + self.record_bytes};",
-                *self._loop(),
+                f"    unsigned char* const pool = memory + {tables};",
+                *(self._ring() if self.streams else ["    __syncthreads();"]),
+                *self._parts(),
                 "}\n",
             ]
         )
@@ -128,10 +187,10 @@ class _Renderer:
     def _addresses(self) -> list[str]:
         """Statements that bring the addresses of arguments into memory that has an index."""
         lines = []
-        count, warps = len(self.segment.args), SEGMENT_BLOCK // _WARP
+        count, warps = len(self.segment.args), SEGMENT_BLOCK // WARP
         share = -(-count // warps)
         for warp in range(-(-count // share)):
-            lines.append(f"    if (threadIdx.x == {warp * _WARP}) {{")
+            lines.append(f"    if (threadIdx.x == {warp * WARP}) {{")
             own = range(warp * share, min((warp + 1) * share, count))
             lines += [f"        at[{i}] = b{i};" for i in own]
             lines.append("    }")
@@ -141,48 +200,73 @@ class _Renderer:
         """The table, as constants."""
         blocks = self.launch.grid
         rows, first = [], 0
-        for before, part in pairwise((None, *self.segment.parts)):
+        parts = zip(pairwise((None, *self.segment.parts)), self.functions, strict=True)
+        for (before, part), function in parts:
             assert part is not None
-            number = self.numbers[part.kernel.name]
             waits = before is not None and before.level != part.level
-            grid = self.launches[number].grid
-            fields = [number, int(waits), min(grid, blocks), first, *part.arguments]
+            here = min(function.blocks, blocks)
+            fields = [function.number, int(waits), here, first, *part.arguments]
             fields += [0] * (self.width - len(fields))
             rows.append(f"    {', '.join(map(str, fields))},")
-            first = (first + grid) % blocks
-        size = f"{len(rows) * self.width}"
+            first = (first + function.blocks) % blocks
+        size = len(rows) * self.width
         head = f"static __device__ const unsigned short {self.segment.name}_records[{size}] = {{"
         return "\n".join([head, *rows, "};"])
 
-    def _loop(self) -> list[str]:
+    def _ring(self) -> list[str]:
+        """The ring, and the warp that fills it."""
+        lines = [
+            "    ost::ring ring;",
+            f"    ring.arrived = (ost::phased_barrier*)(memory + {self.fixed_bytes});",
+            f"    ring.emptied = ring.arrived + {self.slots};",
+            f"    ring.slots = (unsigned char*)(ring.emptied + {self.slots});",
+            f"    ring.count = {self.slots};",
+            f"    if (threadIdx.x == 0) ring.start({SEGMENT_BLOCK});",
+            "    __syncthreads();",
+            f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
+            f"        for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
+            *self._place(),
+            "            switch (record[0]) {",
+        ]
+        for function in self.distinct:
+            if (found := function.stream) is not None:
+                start = f"(const unsigned char*)at[record[{_FIELDS + found.argument}]]"
+                start += f" + {found.offset}" * (found.offset > 0)
+                call = f"ring.fetch(own, all, {start}, {found.rows}, {found.nbytes})"
+                lines.append(f"            case {function.number}: {call}; break;")
+        return [*lines, "            }", "        }", "        return;", "    }"]
+
+    def _parts(self) -> list[str]:
         """The loop over all parts."""
         lines = [
             f"    unsigned* const arrived = (unsigned*)(vars + {ARRIVED});",
             "    unsigned awaited = gridDim.x;",
             f"    for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
-            "        __syncthreads();",
-            f"        const unsigned short* const record = records + i * {self.width};",
-            "        if (record[1]) {",
-            "            ost::arrive_and_wait(arrived, awaited);",
-            "            awaited += gridDim.x;",
-            "        }",
-            "        const ost::place own = {ost::turned(record[3])};",
-            "        const ost::place all = {gridDim.x < record[2] ? gridDim.x : record[2]};",
-            "        if (own.x >= all.x) continue;",
-            "        switch (record[0]) {",
+            "        OST_SYNC();",
+            *self._place(),
+            "            if (record[1]) {",
+            "                ost::arrive_and_wait(arrived, awaited);",
+            "                awaited += gridDim.x;",
+            "            }",
+            "            if (own.x >= all.x) continue;",
+            "            switch (record[0]) {",
         ]
-        for number, body in enumerate(self.bodies):
-            *types, _ = (parameter.rpartition(" ")[0] for parameter in body.parameters)
+        for function in self.distinct:
+            *types, _ = (parameter.rpartition(" ")[0] for parameter in function.body.parameters)
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
-            call = ", ".join(["own", "all", "pool", *given, "vars"])
-            lines.append(f"        case {number}: {self.segment.name}_{number}({call}); break;")
-        return [*lines, "        }", "    }", "    ost::arrive_last(arrived, awaited);"]
+            ring = ["ring"] * (function.stream is not None)
+            call = ", ".join(["own", "all", "pool", *ring, *given, "vars"])
+            name = f"{self.segment.name}_{function.number}"
+            lines.append(f"            case {function.number}: {name}({call}); break;")
+        return [*lines, "            }", "    }", "    ost::arrive_last(arrived, awaited);"]
 
-
-def _body(kernel: CudaKernel, target: CudaTarget) -> Body:
-    body = kernel.body(target)
-    assert body is not None, f"{kernel.name} is a part of a segment"
-    return body
+    def _place(self) -> list[str]:
+        """Declarations of the record of a part, and of the block's place in it."""
+        return [
+            f"            const unsigned short* const record = records + i * {self.width};",
+            "            const ost::place own = {ost::turned(record[3])};",
+            "            const ost::place all = {gridDim.x < record[2] ? gridDim.x : record[2]};",
+        ]
 
 
 def _whole(nbytes: int) -> int:

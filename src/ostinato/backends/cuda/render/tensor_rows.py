@@ -82,7 +82,7 @@ $left
                 parts[warp][g + e / 2 * 8][$place] = sums[j][e];
             }
         }
-        __syncthreads();
+        OST_SYNC();
         for (int i = threadIdx.x; i < $rows * $width; i += $threads) {
             const long long m = i / $width, n = first_column + i % $width;
             if (m < rows && n < columns) {
@@ -92,7 +92,7 @@ $left
 $store
             }
         }
-        __syncthreads();
+        OST_SYNC();
     }
 """)
 

@@ -109,7 +109,7 @@ class _Tiles:
                     element = code.scalars.indices.value(load.index, inside).text
                     tile = self.tiles[id(load)]
                     writer.line(f"{tile}[step][lane] = b{load.buffer}[{element}];")
-            writer.line("__syncthreads();")
+            writer.line("OST_SYNC();")
             with self._points(scope, rows * TILE, columns * TILE, loads=False) as inside:
                 for load in self.loads:
                     element = f"{self.tiles[id(load)]}[lane][step]"
@@ -120,7 +120,7 @@ class _Tiles:
                 for statement in statements:
                     assert isinstance(statement, Store)
                     code.scalars.store(statement, code.dtypes[statement.buffer], inside)
-            writer.line("__syncthreads();")
+            writer.line("OST_SYNC();")
 
     @contextmanager
     def _points(self, scope: Scope, row: Dim, column: Dim, *, loads: bool) -> Iterator[Scope]:

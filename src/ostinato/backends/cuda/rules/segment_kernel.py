@@ -26,11 +26,14 @@ class Part:
         kernel: the kernel.
         arguments: the positions of its arguments among those of the segment.
         level: the number of barriers before it.
+        streams: whether weights that it reads may be fetched ahead, through a ring: nothing in the
+            segment writes them, and they are rows of memory.
     """
 
     kernel: CudaKernel
     arguments: tuple[int, ...]
     level: int
+    streams: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +57,8 @@ class SegmentKernel(CudaKernel):
         text.head(self.args)
         for part in self.parts:
             named = ", ".join(f"b{position}" for position in part.arguments)
-            text.line(1, f"level {part.level}: {part.kernel.name}({named})")
+            how = " streams" * part.streams
+            text.line(1, f"level {part.level}{how}: {part.kernel.name}({named})")
 
     def accesses(self) -> Iterator[Access]:
         for part in self.parts:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
+from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.backends.cuda.abi import Launch
-    from ostinato.backends.cuda.render import segments
+    from ostinato.backends.cuda.render import segments, streamed_rows
     from ostinato.lower.program import LoweredBuffer
     from ostinato.variables import Dim, Symbol
 else:
     segments = LazyModule("ostinato.backends.cuda.render.segments")
+    streamed_rows = LazyModule("ostinato.backends.cuda.render.streamed_rows")
 
 __all__ = ["Segment", "form_segments"]
 
@@ -51,8 +53,13 @@ class Segment(SegmentKernel):
         return segments.source(self, target)
 
 
-def form_segments(calls: Sequence[Call]) -> list[Call]:
-    """The calls, with runs of small kernels as segments."""
+def form_segments(calls: Sequence[Call], *, stream: bool = True) -> list[Call]:
+    """The calls, with runs of small kernels as segments.
+
+    Args:
+        calls: in order.
+        stream: whether weights may be fetched ahead.
+    """
     found: list[Call] = []
     run: list[Call] = []
     buffers: set[LoweredBuffer] = set()
@@ -60,7 +67,7 @@ def form_segments(calls: Sequence[Call]) -> list[Call]:
         fits = _is_small(call)
         together = buffers | {*call.buffers}
         if run and not (fits and len(together) <= _MOST_ARGUMENTS):
-            found += _segment(run)
+            found += _segment(run, stream)
             run, together = [], {*call.buffers}
         if fits:
             run.append(call)
@@ -68,7 +75,7 @@ def form_segments(calls: Sequence[Call]) -> list[Call]:
         else:
             found.append(call)
             buffers = set()
-    return found + _segment(run)
+    return found + _segment(run, stream)
 
 
 def _is_small(call: Call) -> bool:
@@ -96,21 +103,23 @@ def _size(axes: Sequence[Symbol]) -> int:
     return math.prod(map(max_extent, axes))
 
 
-def _segment(calls: Sequence[Call]) -> list[Call]:
+def _segment(calls: Sequence[Call], stream: bool) -> list[Call]:
     """A run of calls as one; a single one stays as it is."""
     if len(calls) < 2:
         return list(calls)
     buffers = list(dict.fromkeys(buffer for call in calls for buffer in call.buffers))
     position = {buffer: i for i, buffer in enumerate(buffers)}
     reads, writes = [False] * len(buffers), [False] * len(buffers)
-    parts = []
-    for call, level in zip(calls, _levels(calls), strict=True):
-        assert isinstance(call.kernel, CudaKernel)
+    for call in calls:
         for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
             reads[position[buffer]] |= arg.reads
             writes[position[buffer]] |= arg.writes
+    parts = []
+    for call, level in zip(calls, _levels(calls), strict=True):
+        assert isinstance(call.kernel, CudaKernel)
         arguments = tuple(position[buffer] for buffer in call.buffers)
-        parts.append(Part(call.kernel, arguments, level))
+        streams = stream and _streams(call.kernel, [writes[number] for number in arguments])
+        parts.append(Part(call.kernel, arguments, level, streams))
     args = tuple(
         Arg(buffer.type.dtype, *access)
         for buffer, *access in zip(buffers, reads, writes, strict=True)
@@ -122,6 +131,19 @@ def _segment(calls: Sequence[Call]) -> list[Call]:
     for call in calls:
         flops = flops + call.flops
     return [Call(kernel, tuple(buffers), labels, f"segment of {len(calls)} kernels", flops)]
+
+
+def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
+    """Whether the weights of a kernel can be fetched before it is its turn.
+
+    Args:
+        kernel: a part of a segment.
+        written: by argument, whether some part writes it.
+    """
+    if not isinstance(kernel, FewRowsMatmul):
+        return False
+    found = streamed_rows.stream_of(kernel)
+    return found is not None and not written[found.argument]
 
 
 def _levels(calls: Sequence[Call]) -> list[int]:

@@ -62,12 +62,14 @@ class CudaLowering:
         shared: the optimisations that are not the device's alone.
         templates: multiply with tiles and vector loads; without, by plain loop nests.
         segments: run small kernels that follow one another as one.
+        stream_weights: fetch the weights of a segment's products ahead of their use.
         split_reductions: reduce many elements to few results by two kernels.
     """
 
     shared: LoweringOptions = field(default_factory=LoweringOptions)
     templates: bool = True
     segments: bool = False
+    stream_weights: bool = True
     split_reductions: bool = True
 
 
@@ -99,7 +101,7 @@ def lower_for_cuda(
     calls = [done for call in program.calls for done in _finalised(call, settings, Role.TEMP)]
     prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
     if settings.segments:
-        calls = segments.form_segments(calls)
+        calls = segments.form_segments(calls, stream=settings.stream_weights)
     return replace(program, calls=calls, prepare=prepare), refused
 
 

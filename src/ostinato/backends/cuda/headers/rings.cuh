@@ -1,0 +1,241 @@
+// A ring of slots in shared memory, through which one warp of a block brings the rows of matrices
+// to all others: bulk copies that run ahead, across the barriers of those who wait for them.
+#pragma once
+#include "products.cuh"
+
+namespace ost {
+
+// Barriers of shared memory -----------------------------------------------------------------------
+
+// A phase ends with so many arrivals, once all bytes that were announced are there.
+struct phased_barrier {
+    unsigned words[2];  // of a host: the arrivals; the arrivals of a phase, and 1024 for each byte
+};
+
+// The 32-bit address of what is in shared memory.
+inline unsigned shared_address(const void* p) {
+#ifdef __CUDA_ARCH__
+    return (unsigned)__cvta_generic_to_shared(p);
+#else
+    return 0;
+#endif
+}
+
+inline void barrier_start(phased_barrier* barrier, unsigned arrivals) {
+#ifdef __CUDA_ARCH__
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+#else
+    barrier->words[0] = 0;
+    barrier->words[1] = arrivals;
+#endif
+}
+
+// Makes barriers that were started known to the copies that arrive at them.
+inline void barriers_started() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+inline void barrier_arrive(phased_barrier* barrier) {
+#ifdef __CUDA_ARCH__
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+#else
+    atomicAdd(&barrier->words[0], 1u);
+#endif
+}
+
+// Arrives, and announces the bytes of copies.
+inline void barrier_expect(phased_barrier* barrier, unsigned bytes) {
+#if defined(__CUDA_ARCH__)
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+#endif
+#else
+    atomicAdd(&barrier->words[1], bytes * 1024u);
+    atomicAdd(&barrier->words[0], 1u);
+#endif
+}
+
+inline bool barrier_passed(phased_barrier* barrier, unsigned parity) {
+#ifdef __CUDA_ARCH__
+    unsigned passed = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(passed)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory"
+    );
+#endif
+    return passed != 0;
+#else
+    unsigned arrived = atomicAdd(&barrier->words[0], 0u);
+    unsigned expected = atomicAdd(&barrier->words[1], 0u);
+    return ((arrived / (expected % 1024u) - (expected >= 1024u)) & 1u) != parity;
+#endif
+}
+
+// Waits until the phase of a parity has ended.
+inline void barrier_wait(phased_barrier* barrier, unsigned parity) {
+    unsigned polls = 0;
+    while (!barrier_passed(barrier, parity)) {
+#ifndef __CUDA_ARCH__
+        __nanosleep(0);
+#endif
+        if (++polls == 1u << 28) __trap();  // what will never come
+    }
+}
+
+// A copy into shared memory that arrives at a barrier; both addresses and the size are multiples of
+// 16 bytes. What it reads is the first to leave the cache.
+inline void copy_bulk(void* to, const void* from, unsigned bytes, phased_barrier* barrier) {
+#if defined(__CUDA_ARCH__)
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], once; }" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory"
+    );
+#endif
+#else
+    __pipeline_memcpy_async(to, from, bytes);
+    atomicAdd(&barrier->words[1], 0u - bytes * 1024u);
+#endif
+}
+
+// The ring ----------------------------------------------------------------------------------------
+
+// The slot of the next stage, and the parity of its phase; each thread has its own.
+struct ring {
+    // A stage: pieces of neighbouring rows, each as far from the next that columns of 16 bytes are
+    // in different banks.
+    static constexpr int rows = 16, piece = 1024, pitch = piece + 16, bytes = rows * pitch;
+
+    // Stages that may be under way: more of them delay every other access to memory.
+    static constexpr int ahead = 2;
+
+    phased_barrier *arrived, *emptied;
+    unsigned char* slots;
+    int count;
+    int slot = 0;
+    unsigned parity = 0;
+
+    // Starts the barriers: called by one thread, before all others use them.
+    void start(unsigned readers) {
+        for (int i = 0; i < count; i++) {
+            barrier_start(arrived + i, 1);
+            barrier_start(emptied + i, readers);
+        }
+        barriers_started();
+    }
+
+    void advance() {
+        if (++slot == count) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+
+    // The next stage, once it has arrived.
+    const unsigned char* await() {
+        barrier_wait(arrived + slot, parity);
+        return slots + slot * bytes;
+    }
+
+    // Called by every reader when it needs the stage no longer.
+    void release() {
+        barrier_arrive(emptied + slot);
+        advance();
+    }
+
+    // Fills slots with the rows of a block's tiles, each from end to end: called by a warp.
+    void fetch(place own, place all, const unsigned char* from, long long total, long long length) {
+        const int lane = threadIdx.x % 32;
+        for (long long first = (long long)own.x * rows; first < total; first += (long long)all.x * rows) {
+            const int there = total - first < rows ? (int)(total - first) : rows;
+            for (long long start = 0; start < length; start += piece) {
+                const int size = length - start < piece ? (int)(length - start) : piece;
+                barrier_wait(emptied + slot, parity ^ 1);
+                const bool wrapped = slot < ahead;
+                const int earlier = wrapped ? slot + count - ahead : slot - ahead;
+                barrier_wait(arrived + earlier, wrapped ? parity ^ 1 : parity);
+                if (lane == 0) barrier_expect(arrived + slot, there * size);
+                __syncwarp();
+                if (lane < there)
+                    copy_bulk(
+                        slots + slot * bytes + lane * pitch, from + (first + lane) * length + start,
+                        size, arrived + slot
+                    );
+                advance();
+            }
+        }
+    }
+};
+
+// Products with a stage ---------------------------------------------------------------------------
+
+// Elements of a stage's row that a warp multiplies: the block has 8 of them.
+template <class T>
+constexpr int own_elements = ring::piece / 8 / (int)sizeof(T);
+
+// Adds the products of a warp with the columns that are there: `sums` has tiles of 8 columns for up
+// to 16 rows of the left operand.
+template <class Format, int Halves>
+inline void multiply_stage(
+    float (&sums)[2][4], const unsigned char* stage, int there, const unsigned short* left,
+    long long pitch, int rows, int depths
+) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, column = lane / 16 * 8 + lane % 8;
+    const unsigned char* const row = stage + (column < there ? column : 0) * ring::pitch;
+#pragma unroll
+    for (int k = 0; k < own_elements<unsigned short>; k += 16) {
+        if (k < depths) {
+            unsigned b[4], a[4] = {};
+            load_matrices(b, (const unsigned short*)row + k + lane / 8 % 2 * 8);
+#pragma unroll
+            for (int half = 0; half < Halves; half++) {
+                if (g + 8 * half < rows) {
+                    const unsigned short* const from = left + (g + 8 * half) * pitch + k + 2 * t;
+                    a[half] = *(const unsigned*)from;
+                    a[half + 2] = *(const unsigned*)(from + 8);
+                }
+            }
+            multiply_tiles(sums[0], a, b[0], b[1], Format());
+            multiply_tiles(sums[1], a, b[2], b[3], Format());
+        }
+    }
+}
+
+// The same of floats: a lane has a column, and half of the warp's elements.
+template <int Rows>
+inline void multiply_stage(
+    float (&sums)[Rows], const unsigned char* stage, int there, const float* left, long long pitch,
+    int rows, int depths
+) {
+    const int lane = threadIdx.x % 32, first = lane / 16 * (own_elements<float> / 2);
+    const int column = lane % 16 < there ? lane % 16 : 0;
+    const float* const row = (const float*)(stage + column * ring::pitch) + first;
+#pragma unroll
+    for (int k = 0; k < own_elements<float> / 2; k += 4) {
+        if (first + k < depths) {
+            const vector<float, 4> right = *(const vector<float, 4>*)(row + k);
+#pragma unroll
+            for (int r = 0; r < Rows; r++) {
+                if (r < rows) {
+                    const vector<float, 4> a = *(const vector<float, 4>*)(left + r * pitch + first + k);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) sums[r] = fmaf(a.at[i], right.at[i], sums[r]);
+                }
+            }
+        }
+    }
+}
+
+}  // namespace ost
