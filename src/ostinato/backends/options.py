@@ -37,6 +37,8 @@ class CompileOptions:
         streaming_stores: write results that no cache can hold past the caches.
         segments: on GPUs, run small kernels that follow one another as one kernel.
         stream_weights: in such a kernel, copy weights into shared memory ahead of their use.
+        segment_exchange: in such a kernel, compute short values on every block, or send them in
+            packets, where barriers of all blocks would cost more.
         cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
             instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a slot of its own, so
@@ -74,6 +76,7 @@ class CompileOptions:
     streaming_stores: bool = True
     segments: bool = True
     stream_weights: bool = True
+    segment_exchange: bool = True
     cast_inputs: bool = False
     keep_intermediates: bool = False
     verify: bool = False

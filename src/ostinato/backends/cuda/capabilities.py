@@ -35,4 +35,5 @@ def lowering_options(options: CompileOptions) -> CudaLowering:
         split_reductions=on,
         segments=on and options.segments,
         stream_weights=options.stream_weights,
+        exchange=options.segment_exchange,
     )

@@ -11,10 +11,17 @@
 
 namespace ost {
 
-// The number of this block, counted from another one.
-inline unsigned turned(unsigned first) {
+// The blocks that share a part, of those that have work; 0: each has all of it for itself.
+inline place all_places(unsigned working) {
+    if (working == 0) return {1};
+    return {gridDim.x < working ? gridDim.x : working};
+}
+
+// The number of this block among them, counted from the first one.
+inline place own_place(unsigned working, unsigned first) {
+    if (working == 0) return {0};
     unsigned from = first % gridDim.x;
-    return blockIdx.x >= from ? blockIdx.x - from : blockIdx.x + gridDim.x - from;
+    return {blockIdx.x >= from ? blockIdx.x - from : blockIdx.x + gridDim.x - from};
 }
 
 // Waits until as many blocks have arrived as are awaited. What any block wrote before it arrived is

@@ -7,8 +7,12 @@ mention the arrays in shared memory and the arguments ``b0``, ``b1``, ... ``vars
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = ["Body", "SharedArray"]
 
@@ -74,6 +78,13 @@ class Body:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
 
+    def types(self, sent: Collection[int] = ()) -> list[str]:
+        """The types of the parameters; see :meth:`part`."""
+        types = [parameter.rpartition(" ")[0] for parameter in self.parameters]
+        for position in sent:
+            types[position] = f"ost::outbox<{types[position].removesuffix('*')}>"
+        return types
+
     def kernel(self, name: str, before: str = "") -> str:
         """CUDA C++ with the kernel ``name``.
 
@@ -98,17 +109,25 @@ class Body:
         head = "\n".join(lines)
         return f"{self.includes}\n{before}{head}\n{self.text}}}\n"
 
-    def part(self, name: str) -> str:
+    def part(self, name: str, sent: Collection[int] = ()) -> str:
         """A function that does the same in a block of a segment.
 
         Its first parameters are the place of the block, the number of blocks, and shared memory for
         the arrays, with the dynamic one behind them; then the ring, if it reads one.
+
+        Args:
+            name: of the function.
+            sent: the arguments whose elements are sent as they are written.
         """
         first = "ost::place own, ost::place all, unsigned char* pool"
+        declared = [
+            f"{type_} {parameter.rpartition(' ')[2]}"
+            for type_, parameter in zip(self.types(sent), self.parameters, strict=True)
+        ]
         if self.streams:
             first += ", ost::ring& ring"
         lines = [
-            f"static __device__ OST_APART void {name}({', '.join([first, *self.parameters])}) {{",
+            f"static __device__ OST_APART void {name}({', '.join([first, *declared])}) {{",
         ]
         offset = 0
         for array in self.arrays:

@@ -5,8 +5,8 @@ has, for each part, its function, its arguments, its number of blocks and whethe
 in front; every block goes through it. Where weights are streamed, a warp of every block does so on
 its own, and fetches what the block will multiply with, as far ahead as the ring has slots.
 
-Shared memory has the addresses of all arguments, the records, the arrays of the part that runs, and
-the ring.
+Shared memory has the addresses of all arguments, the records, the values that every block has, the
+arrays of the part that runs, and the ring.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
 from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.rules.product import Matmul
+from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
-from ostinato.records import replace
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
     from ostinato.backends.cuda.render.body import Body
@@ -37,7 +38,7 @@ _RESIDENT = 2
 _RESERVED = 1 << 10
 
 #: Fields of a record before the arguments: the function, whether there is a barrier of the grid in
-#: front, the number of blocks that have work, and the first of them.
+#: front, the number of blocks that have work (0: all of them, all of it), and the first of them.
 _FIELDS = 4
 
 #: Slots of a ring, at least and at most.
@@ -57,6 +58,23 @@ def source(segment: SegmentKernel, target: CudaTarget) -> str:
     return _Renderer(segment, target).source()
 
 
+@dataclass(frozen=True)
+class _How:
+    """The way in which a kernel is a function of a segment.
+
+    Attributes:
+        kernel: its name.
+        streams: whether its weights come through the ring.
+        sent: the arguments whose elements are sent in packets.
+        held: the arguments that are in shared memory.
+    """
+
+    kernel: str
+    streams: bool
+    sent: frozenset[int]
+    held: frozenset[int]
+
+
 class _Function:
     """A kernel as a function of a segment.
 
@@ -66,16 +84,19 @@ class _Function:
         body: its code.
         blocks: blocks that have work.
         shared_bytes: bytes of its arrays.
+        sent: the arguments whose elements are sent in packets.
     """
 
-    def __init__(self, number: int, part: Part, target: CudaTarget, streams: bool) -> None:
+    def __init__(self, number: int, part: Part, target: CudaTarget, how: _How) -> None:
         kernel = part.kernel
         self.number = number
+        self.sent = how.sent
         self.stream: Stream | None = None
         body: Body | None
-        if streams and part.streams:
+        if how.streams:
             assert isinstance(kernel, Matmul)
-            self.stream, body = streamed_rows.stream_of(kernel), streamed_rows.body(kernel)
+            self.stream = streamed_rows.stream_of(kernel)
+            body = streamed_rows.body(kernel, how.held)
             self.blocks, dynamic = streamed_rows.tiles(kernel), 0
         else:
             body, launch = kernel.body(target), kernel.launch(target)
@@ -101,21 +122,36 @@ class _Renderer:
     def _collect(self) -> None:
         """The functions of all parts, each once."""
         inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
-        found: dict[tuple[str, bool], _Function] = {}
+        found: dict[_How, _Function] = {}
         self.functions = []
         for part in self.segment.parts:
-            key = (part.kernel.name, part.streams)
-            if key not in found:
-                found[key] = _Function(len(found), part, inside, self.streams)
-            self.functions.append(found[key])
+            how = self._how(part)
+            if how not in found:
+                found[how] = _Function(len(found), part, inside, how)
+            self.functions.append(found[how])
         self.distinct = list(found.values())
+
+    def _how(self, part: Part) -> _How:
+        streams = self.streams and part.streams
+        sent, held = set(), set()
+        for number, (arg, position) in enumerate(
+            zip(part.kernel.args, part.arguments, strict=True)
+        ):
+            space = self.segment.space(position)
+            if space is None:
+                continue
+            if space.kind is SpaceKind.BLOCK and streams:
+                held.add(number)
+            elif space.kind is SpaceKind.PACKETS and arg.writes:
+                sent.add(number)
+        return _How(part.kernel.name, streams, frozenset(sent), frozenset(held))
 
     # -- memory -----------------------------------------------------------------------------
 
     @property
     def address_bytes(self) -> int:
         """Bytes of the table of addresses."""
-        return _whole(8 * len(self.segment.args))
+        return _whole(8 * (len(self.segment.args) + len(self.segment.spaces)))
 
     @property
     def record_bytes(self) -> int:
@@ -123,10 +159,15 @@ class _Renderer:
         return _whole(2 * self.width * len(self.segment.parts))
 
     @property
+    def pool_start(self) -> int:
+        """Bytes before the arrays of the part that runs."""
+        return self.address_bytes + self.record_bytes + _whole(self.segment.block_bytes)
+
+    @property
     def fixed_bytes(self) -> int:
-        """Bytes before the ring: the tables, and the arrays of any part."""
+        """Bytes before the ring: the tables, the values of a block, and the arrays of any part."""
         arrays = max(function.shared_bytes for function in self.distinct)
-        return self.address_bytes + self.record_bytes + _whole(arrays)
+        return self.pool_start + _whole(arrays)
 
     @property
     def slots(self) -> int:
@@ -158,12 +199,12 @@ class _Renderer:
             for i, arg in enumerate(segment.args)
         )
         block, resident = self.launch.block, self.launch.grid // self.target.multiprocessors
-        tables = self.address_bytes + self.record_bytes
         return "\n".join(
             [
                 '#include "segments.cuh"',
+                *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
-                *(f.body.part(f"{name}_{f.number}") for f in self.distinct),
+                *(f.body.part(f"{name}_{f.number}", f.sent) for f in self.distinct),
                 self._records(),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
                 f"{name}({parameters}, const long long* vars) {{",
@@ -177,7 +218,7 @@ class _Renderer:
                 f"    for (int i = threadIdx.x; i < {len(segment.parts) * self.width}; "
                 f"i += {block})",
                 f"        records[i] = {name}_records[i];",
-                f"    unsigned char* const pool = memory + {tables};",
+                f"    unsigned char* const pool = memory + {self.pool_start};",
                 *(self._ring() if self.streams else ["    __syncthreads();"]),
                 *self._parts(),
                 "}\n",
@@ -186,29 +227,39 @@ class _Renderer:
 
     def _addresses(self) -> list[str]:
         """Statements that bring the addresses of arguments into memory that has an index."""
+        found = [f"b{i}" for i in range(len(self.segment.args))]
+        for space in self.segment.spaces:
+            if space.kind is SpaceKind.PACKETS:
+                found.append(f"b{self.segment.packets} + {space.offset}")
+            else:
+                start = self.address_bytes + self.record_bytes + space.offset
+                found.append(f"memory + {start}")
         lines = []
-        count, warps = len(self.segment.args), SEGMENT_BLOCK // WARP
-        share = -(-count // warps)
-        for warp in range(-(-count // share)):
-            lines.append(f"    if (threadIdx.x == {warp * WARP}) {{")
-            own = range(warp * share, min((warp + 1) * share, count))
-            lines += [f"        at[{i}] = b{i};" for i in own]
+        share = -(-len(found) * WARP // SEGMENT_BLOCK)
+        for first in range(0, len(found), share):
+            lines.append(f"    if (threadIdx.x == {first // share * WARP}) {{")
+            own = enumerate(found[first : first + share], first)
+            lines += [f"        at[{i}] = {address};" for i, address in own]
             lines.append("    }")
         return lines
 
     def _records(self) -> str:
         """The table, as constants."""
         blocks = self.launch.grid
-        rows, first = [], 0
+        rows, following = [], 0
+        starts: list[int] = []
         parts = zip(pairwise((None, *self.segment.parts)), self.functions, strict=True)
         for (before, part), function in parts:
             assert part is not None
             waits = before is not None and before.level != part.level
-            here = min(function.blocks, blocks)
+            here = 0 if part.everywhere else min(function.blocks, blocks)
+            first = following if part.tiles_of is None else starts[part.tiles_of]
             fields = [function.number, int(waits), here, first, *part.arguments]
             fields += [0] * (self.width - len(fields))
             rows.append(f"    {', '.join(map(str, fields))},")
-            first = (first + function.blocks) % blocks
+            starts.append(first)
+            if not part.everywhere:
+                following = (first + function.blocks) % blocks
         size = len(rows) * self.width
         head = f"static __device__ const unsigned short {self.segment.name}_records[{size}] = {{"
         return "\n".join([head, *rows, "};"])
@@ -252,7 +303,7 @@ class _Renderer:
             "            switch (record[0]) {",
         ]
         for function in self.distinct:
-            *types, _ = (parameter.rpartition(" ")[0] for parameter in function.body.parameters)
+            *types, _ = function.body.types(function.sent)
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
             ring = ["ring"] * (function.stream is not None)
             call = ", ".join(["own", "all", "pool", *ring, *given, "vars"])
@@ -264,8 +315,8 @@ class _Renderer:
         """Declarations of the record of a part, and of the block's place in it."""
         return [
             f"            const unsigned short* const record = records + i * {self.width};",
-            "            const ost::place own = {ost::turned(record[3])};",
-            "            const ost::place all = {gridDim.x < record[2] ? gridDim.x : record[2]};",
+            "            const ost::place own = ost::own_place(record[2], record[3]);",
+            "            const ost::place all = ost::all_places(record[2]);",
         ]
 
 

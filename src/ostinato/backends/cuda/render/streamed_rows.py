@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.frame import Frame, body_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
-from ostinato.backends.cuda.render.vectors import run_of
+from ostinato.backends.cuda.render.vectors import VECTOR_BYTES, run_of
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
@@ -21,7 +21,7 @@ from ostinato.records import dataclass, replace
 from ostinato.variables import coefficient
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.product import Matmul
@@ -155,7 +155,7 @@ def stream_of(matmul: Matmul) -> Stream | None:
         return None
     row = depth * b.dtype.itemsize
     offset = _rest(b.index, {matmul.n: depth, matmul.k[0]: 1})
-    if offset is None or row % _GRAIN or offset * b.dtype.itemsize % 16:
+    if offset is None or row % _GRAIN or offset * b.dtype.itemsize % VECTOR_BYTES:
         return None
     if matmul.acc != FLOAT32 or a.dtype != b.dtype or _left_of(matmul) is None:
         return None
@@ -167,13 +167,18 @@ def tiles(matmul: Matmul) -> int:
     return -(-max_extent(matmul.n) // COLUMNS)
 
 
-def body(matmul: Matmul) -> Body:
-    """The code of a matmul, whose right operand is :func:`stream_of`."""
+def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
+    """The code of a matmul, whose right operand is :func:`stream_of`.
+
+    Args:
+        matmul: the kernel.
+        held: the arguments that are in shared memory as it is.
+    """
     dtype, rows = matmul.b.dtype, max(1, max_extent(matmul.m))
     frame, names = Frame(matmul, (matmul.a,), matmul.stores), {matmul.m: "m", matmul.n: "n"}
     halves = 2 if rows > _ROWS // 2 else 1
     tensor = dtype != FLOAT32
-    left = _left_of(matmul)
+    left = _left_of(matmul, held)
     assert left is not None
     text = _BODY.substitute(
         left=left.text(frame),
@@ -236,7 +241,7 @@ class _Left:
             "padding": _PADDING_BYTES // a.dtype.itemsize,
             "pitch": self.pitch,
         }
-        whole = run is not None and run.load is a and run.count * a.dtype.itemsize == 16
+        whole = run is not None and run.load is a and run.count * a.dtype.itemsize == VECTOR_BYTES
         if run is not None and (whole or not self.staged):
             point = frame.point(2 if self.staged else 1, names)
             point.writer.line(f"const long long place = {point.index(run.load.index)};")
@@ -251,16 +256,20 @@ class _Left:
         return _BY_ELEMENT.substitute(given, element=element, register=register, stored=stored)
 
 
-def _left_of(matmul: Matmul) -> _Left | None:
+def _left_of(matmul: Matmul, held: Collection[int] = ()) -> _Left | None:
     """The way to the left operand, if there is one."""
     a, depth = matmul.a, max_extent(matmul.k[0])
+    if isinstance(a, Load) and a.buffer in held and max_extent(matmul.m) == 1:
+        run = run_of(a, matmul.k[0], depth)
+        if run is not None and run.load is a and run.count * a.dtype.itemsize == VECTOR_BYTES:
+            return _Left(matmul, depth, staged=False)
     padded = depth + _PADDING_BYTES // a.dtype.itemsize
     if max_extent(matmul.m) * padded * a.dtype.itemsize <= _LEFT_BYTES:
         return _Left(matmul, padded, staged=True)
     if not isinstance(a, Load) or a.bindings:
         return None
     run = run_of(a, matmul.k[0], depth)
-    if run is None or run.load is not a or run.count * a.dtype.itemsize != 16:
+    if run is None or run.load is not a or run.count * a.dtype.itemsize != VECTOR_BYTES:
         return None
     rest = _rest(a.index, {matmul.m: depth, matmul.k[0]: 1})
     return None if rest is None else _Left(matmul, depth, staged=False)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ostinato.dtypes import INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import (
     Arg,
+    Binding,
     Guard,
     Load,
     Number,
@@ -28,14 +30,15 @@ from ostinato.lower.loopir.rewrite import Rewriter
 from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import Call, LoweredBuffer
 from ostinato.records import replace
-from ostinato.variables import Expr, axis, bounds, prod, substitute, symbols
+from ostinato.variables import Expr, Symbol, axis, bounds, prod, substitute, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ostinato.lower.loopir.nodes import Scalar, Statement
+    from ostinato.dtypes import DType
+    from ostinato.lower.loopir.nodes import Reduction, Scalar, Statement
     from ostinato.lower.program import Role
-    from ostinato.variables import Dim, Symbol
+    from ostinato.variables import Dim
 
 __all__ = ["split_reduction"]
 
@@ -49,8 +52,8 @@ _SECTION = 1 << 13
 #: Sections of a result, at most: the second kernel has a block of threads for each result.
 _MOST_SECTIONS = 1024
 
-#: Reductions whose results have lost what a second one would need.
-_INDICES = ("argmax", "argmin")
+#: Reductions that find an index, and those that find the value there.
+_INDICES: dict[str, Reduction] = {"argmax": "max", "argmin": "min"}
 
 #: The result of a reduction of nothing.
 _NEUTRAL = {"sum": 0, "prod": 1, "any": False, "all": True}
@@ -77,23 +80,27 @@ def split_reduction(call: Call, partial: Role) -> list[Call]:
         [*map(extent_of, outer), sections], [*(_value(symbol) for symbol in outer), section]
     )
     size = bounds(prod([*map(extent_of, outer), sections]))[1]
+    kept = [found for reduction in reductions for found in _kept(reduction)]
     temps = [
-        LoweredBuffer(TensorType(r.dtype, (size,)), partial, f"sections of {call.title}")
-        for r in reductions
+        LoweredBuffer(TensorType(_result(r), (size,)), partial, f"sections of {call.title}")
+        for r in kept
     ]
     first = len(nest.args)
     at = section * length + element
     rewriter = Rewriter(index=lambda dim: substitute(dim, {along: at}))
-    parts = [rewriter.statement(reduction) for reduction in reductions]
+    parts = [rewriter.statement(reduction) for reduction in kept]
     if count % sections:
         parts = [_within(part, count - 1 - at) for part in parts]
-    stores = [Store(first + i, place, Ref(r.name, r.dtype)) for i, r in enumerate(reductions)]
+    stores = [Store(first + i, place, Ref(r.name, _result(r))) for i, r in enumerate(kept)]
     begin = (Stage(_axis_of(element), tuple(parts)), Stage((), tuple(stores)))
-    joined = [
-        Reduce(r.name, r.op, Load(first + i, place, r.dtype), r.dtype)
-        for i, r in enumerate(reductions)
-    ]
-    end = (Stage(_axis_of(section), tuple(joined)), *nest.stages[1:])
+    numbers = {r.name: first + i for i, r in enumerate(kept)}
+    joined = [_joined(r, numbers, place, section) for r in reductions]
+    found = [_found(r, numbers, place, section) for r in reductions if r.op in _INDICES]
+    end = (
+        Stage(_axis_of(section), tuple(joined)),
+        *([Stage((), tuple(found))] if found else []),
+        *nest.stages[1:],
+    )
     buffers = (*call.buffers, *temps)
     axes = (*nest.axes, *_axis_of(section))
     return [
@@ -112,9 +119,49 @@ def _reductions(nest: LoopNest) -> list[Reduce]:
         return []
     if max_extent(first.axes[0]) < _MANY_ELEMENTS:
         return []
-    found = [s for s in first.statements if isinstance(s, Reduce) and s.op not in _INDICES]
+    found = [s for s in first.statements if isinstance(s, Reduce)]
     whole = len(found) == len(first.statements)
     return found if whole and all(isinstance(s, Store) for s in last.statements) else []
+
+
+def _kept(reduction: Reduce) -> list[Reduce]:
+    """The reductions of a section: that itself, and of an index, the value there, too."""
+    if reduction.op not in _INDICES:
+        return [reduction]
+    op, dtype = _INDICES[reduction.op], reduction.value.dtype
+    return [reduction, Reduce(f"{reduction.name}.value", op, reduction.value, dtype)]
+
+
+def _result(reduction: Reduce) -> DType:
+    """The dtype of a reduction's result."""
+    return INT64 if reduction.op in _INDICES else reduction.dtype
+
+
+def _joined(reduction: Reduce, numbers: Mapping[str, int], place: Dim, section: Dim) -> Reduce:
+    """The reduction of what sections have left; of an index, the number of the section.
+
+    Args:
+        reduction: of all elements.
+        numbers: by name of a reduction, the buffer with the results of its sections.
+        place: the position of a section's result.
+        section: its number.
+    """
+    if reduction.op not in _INDICES:
+        load = Load(numbers[reduction.name], place, reduction.dtype)
+        return Reduce(reduction.name, reduction.op, load, reduction.dtype)
+    values = numbers[f"{reduction.name}.value"]
+    load = Load(values, place, reduction.value.dtype)
+    return Reduce(f"{reduction.name}.section", reduction.op, load, reduction.dtype, section)
+
+
+def _found(reduction: Reduce, numbers: Mapping[str, int], place: Dim, section: Dim) -> Reduce:
+    """The index that the section has left which :func:`_joined` finds."""
+    (symbol,) = symbols(section)
+    chosen = Symbol(f"{symbol.name}.found", 0, bounds(section)[1])
+    bound = Binding(chosen, Ref(f"{reduction.name}.section", INT64))
+    at = substitute(place, {symbol: _value(chosen)})
+    load = Load(numbers[reduction.name], at, INT64, (bound,))
+    return Reduce(reduction.name, "sum", load, INT64)
 
 
 def _sections(count: int) -> int:
@@ -147,7 +194,7 @@ def _neutral(reduction: Reduce) -> Number:
     dtype = reduction.value.dtype
     if reduction.op in _NEUTRAL:
         return Number(_NEUTRAL[reduction.op], dtype)
-    least = reduction.op == "max"
+    least = reduction.op in ("max", "argmax")
     if dtype.is_float:
         return Number(-math.inf if least else math.inf, dtype)
     if dtype.is_bool:

@@ -63,6 +63,7 @@ class CudaLowering:
         templates: multiply with tiles and vector loads; without, by plain loop nests.
         segments: run small kernels that follow one another as one.
         stream_weights: fetch the weights of a segment's products ahead of their use.
+        exchange: pass values from part to part of a segment without barriers where there is a way.
         split_reductions: reduce many elements to few results by two kernels.
     """
 
@@ -70,6 +71,7 @@ class CudaLowering:
     templates: bool = True
     segments: bool = False
     stream_weights: bool = True
+    exchange: bool = True
     split_reductions: bool = True
 
 
@@ -101,7 +103,10 @@ def lower_for_cuda(
     calls = [done for call in program.calls for done in _finalised(call, settings, Role.TEMP)]
     prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
     if settings.segments:
-        calls = segments.form_segments(calls, stream=settings.stream_weights)
+        leaves = (program.outputs, program.states, program.next_states, program.live_sizes)
+        kept = program.kept.union(*(found.values() for found in leaves))
+        found = segments.SegmentSettings(settings.stream_weights, settings.exchange)
+        calls = segments.form_segments(calls, kept, found)
     return replace(program, calls=calls, prepare=prepare), refused
 
 
