@@ -128,10 +128,10 @@ struct ring {
     unsigned parity = 0;
 
     // Starts the barriers: called by one thread, before all others use them.
-    void start(unsigned readers) {
+    void start() {
         for (int i = 0; i < count; i++) {
             barrier_start(arrived + i, 1);
-            barrier_start(emptied + i, readers);
+            barrier_start(emptied + i, computing / 32);
         }
         barriers_started();
     }
@@ -149,9 +149,10 @@ struct ring {
         return slots + slot * bytes;
     }
 
-    // Called by every reader when it needs the stage no longer.
+    // Called by every warp that has read the stage.
     void release() {
-        barrier_arrive(emptied + slot);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(emptied + slot);
         advance();
     }
 
@@ -186,35 +187,44 @@ template <class T>
 constexpr int own_elements = ring::piece / 8 / (int)sizeof(T);
 
 // Adds the products of a warp with the columns that are there: `sums` has tiles of 8 columns for up
-// to 16 rows of the left operand.
-template <class Format, int Halves>
+// to 16 rows of the left operand. Whole: there are as many elements as a warp multiplies.
+template <class Format, int Halves, bool Whole>
 inline void multiply_stage(
     float (&sums)[2][4], const unsigned char* stage, int there, const unsigned short* left,
     long long pitch, int rows, int depths
 ) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, column = lane / 16 * 8 + lane % 8;
     const unsigned char* const row = stage + (column < there ? column : 0) * ring::pitch;
+    constexpr int steps = own_elements<unsigned short> / 16;
+    unsigned a[steps][4] = {}, b[steps][4];
 #pragma unroll
-    for (int k = 0; k < own_elements<unsigned short>; k += 16) {
-        if (k < depths) {
-            unsigned b[4], a[4] = {};
-            load_matrices(b, (const unsigned short*)row + k + lane / 8 % 2 * 8);
+    for (int half = 0; half < Halves; half++) {
+        if (g + 8 * half < rows) {
+            const unsigned short* const from = left + (g + 8 * half) * pitch + 2 * t;
 #pragma unroll
-            for (int half = 0; half < Halves; half++) {
-                if (g + 8 * half < rows) {
-                    const unsigned short* const from = left + (g + 8 * half) * pitch + k + 2 * t;
-                    a[half] = *(const unsigned*)from;
-                    a[half + 2] = *(const unsigned*)(from + 8);
+            for (int i = 0; i < steps; i++) {
+                if (Whole || i * 16 < depths) {
+                    a[i][half] = *(const unsigned*)(from + i * 16);
+                    a[i][half + 2] = *(const unsigned*)(from + i * 16 + 8);
                 }
             }
-            multiply_tiles(sums[0], a, b[0], b[1], Format());
-            multiply_tiles(sums[1], a, b[2], b[3], Format());
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < steps; i++)
+        if (Whole || i * 16 < depths)
+            load_matrices(b[i], (const unsigned short*)row + i * 16 + lane / 8 % 2 * 8);
+#pragma unroll
+    for (int i = 0; i < steps; i++) {
+        if (Whole || i * 16 < depths) {
+            multiply_tiles(sums[0], a[i], b[i][0], b[i][1], Format());
+            multiply_tiles(sums[1], a[i], b[i][2], b[i][3], Format());
         }
     }
 }
 
 // The same of floats: a lane has a column, and half of the warp's elements.
-template <int Rows>
+template <int Rows, bool Whole>
 inline void multiply_stage(
     float (&sums)[Rows], const unsigned char* stage, int there, const float* left, long long pitch,
     int rows, int depths
@@ -224,7 +234,7 @@ inline void multiply_stage(
     const float* const row = (const float*)(stage + column * ring::pitch) + first;
 #pragma unroll
     for (int k = 0; k < own_elements<float> / 2; k += 4) {
-        if (first + k < depths) {
+        if (Whole || first + k < depths) {
             const vector<float, 4> right = *(const vector<float, 4>*)(row + k);
 #pragma unroll
             for (int r = 0; r < Rows; r++) {

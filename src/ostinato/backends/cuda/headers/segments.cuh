@@ -17,11 +17,12 @@ inline place all_places(unsigned working) {
     return {gridDim.x < working ? gridDim.x : working};
 }
 
-// The number of this block among them, counted from the first one.
-inline place own_place(unsigned working, unsigned first) {
-    if (working == 0) return {0};
-    unsigned from = first % gridDim.x;
-    return {blockIdx.x >= from ? blockIdx.x - from : blockIdx.x + gridDim.x - from};
+// The number of this block among them, counted from the first one. Where each has all of the work,
+// it is 0 for the first `those` blocks.
+inline place own_place(unsigned working, unsigned first, unsigned those) {
+    const unsigned from = first % gridDim.x;
+    const unsigned own = blockIdx.x >= from ? blockIdx.x - from : blockIdx.x + gridDim.x - from;
+    return {working == 0 ? own >= those : own};
 }
 
 // Waits until as many blocks have arrived as are awaited. What any block wrote before it arrived is

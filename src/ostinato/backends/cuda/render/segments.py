@@ -24,6 +24,8 @@ from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.render.streamed_rows import Stream
     from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel
@@ -38,8 +40,9 @@ _RESIDENT = 2
 _RESERVED = 1 << 10
 
 #: Fields of a record before the arguments: the function, whether there is a barrier of the grid in
-#: front, the number of blocks that have work (0: all of them, all of it), and the first of them.
-_FIELDS = 4
+#: front, the blocks that share the work (0: each has all of it), the first block that has work, and
+#: the number of blocks from there on that do.
+_FIELDS = 5
 
 #: Slots of a ring, at least and at most.
 _LEAST_SLOTS, _MOST_SLOTS = 4, 32
@@ -245,24 +248,53 @@ class _Renderer:
 
     def _records(self) -> str:
         """The table, as constants."""
-        blocks = self.launch.grid
-        rows, following = [], 0
-        starts: list[int] = []
+        rows = []
         parts = zip(pairwise((None, *self.segment.parts)), self.functions, strict=True)
-        for (before, part), function in parts:
+        for ((before, part), function), (first, working) in zip(parts, self._blocks(), strict=True):
             assert part is not None
             waits = before is not None and before.level != part.level
-            here = 0 if part.everywhere else min(function.blocks, blocks)
-            first = following if part.tiles_of is None else starts[part.tiles_of]
-            fields = [function.number, int(waits), here, first, *part.arguments]
+            shared = 0 if part.everywhere else working
+            fields = [function.number, int(waits), shared, first, working, *part.arguments]
             fields += [0] * (self.width - len(fields))
             rows.append(f"    {', '.join(map(str, fields))},")
-            starts.append(first)
-            if not part.everywhere:
-                following = (first + function.blocks) % blocks
         size = len(rows) * self.width
         head = f"static __device__ const unsigned short {self.segment.name}_records[{size}] = {{"
         return "\n".join([head, *rows, "};"])
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        """By part, the first block that has work, and how many from there on do.
+
+        The tiles of a part begin where those of the one before it end. What every block has for
+        itself is computed by those that need it.
+        """
+        grid, following = self.launch.grid, 0
+        found: list[tuple[int, int]] = []
+        for part, function in zip(self.segment.parts, self.functions, strict=True):
+            first = following if part.tiles_of is None else found[part.tiles_of][0]
+            found.append((first, min(function.blocks, grid)))
+            if not part.everywhere:
+                following = (first + function.blocks) % grid
+        needed: dict[int, set[int]] = {}
+        numbered = list(enumerate(self.segment.parts))
+        for number, part in reversed(numbered):
+            own: set[int] = set()
+            if part.everywhere:
+                written = self._spaces_of(part, writes=True)
+                own = own.union(*(needed.get(position, ()) for position in written))
+                found[number] = _range_around(own, grid)
+            first, working = found[number]
+            own = {(first + i) % grid for i in range(working)}
+            for position in self._spaces_of(part, writes=False):
+                needed.setdefault(position, set()).update(own)
+        return found
+
+    def _spaces_of(self, part: Part, *, writes: bool) -> list[int]:
+        """The positions of spaces that a part writes, or those that it only reads."""
+        return [
+            position
+            for arg, position in zip(part.kernel.args, part.arguments, strict=True)
+            if arg.writes is writes and self.segment.space(position) is not None
+        ]
 
     def _ring(self) -> list[str]:
         """The ring, and the warp that fills it."""
@@ -272,7 +304,7 @@ class _Renderer:
             f"    ring.emptied = ring.arrived + {self.slots};",
             f"    ring.slots = (unsigned char*)(ring.emptied + {self.slots});",
             f"    ring.count = {self.slots};",
-            f"    if (threadIdx.x == 0) ring.start({SEGMENT_BLOCK});",
+            "    if (threadIdx.x == 0) ring.start();",
             "    __syncthreads();",
             f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
             f"        for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
@@ -315,9 +347,20 @@ class _Renderer:
         """Declarations of the record of a part, and of the block's place in it."""
         return [
             f"            const unsigned short* const record = records + i * {self.width};",
-            "            const ost::place own = ost::own_place(record[2], record[3]);",
+            "            const ost::place own = ost::own_place(record[2], record[3], record[4]);",
             "            const ost::place all = ost::all_places(record[2]);",
         ]
+
+
+def _range_around(blocks: Set[int], grid: int) -> tuple[int, int]:
+    """The first block and the number of the fewest, one after the other, that have all of these."""
+    if not blocks:
+        return 0, 0
+    found = sorted(blocks)
+    gaps = [(found[i] - found[i - 1] - 1) % grid for i in range(len(found))]
+    longest = max(gaps) if len(found) > 1 else grid - 1
+    first = found[gaps.index(longest)] if len(found) > 1 else found[0]
+    return first, grid - longest
 
 
 def _whole(nbytes: int) -> int:

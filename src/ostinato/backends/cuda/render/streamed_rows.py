@@ -54,6 +54,7 @@ _PADDING_BYTES = 16
 
 _BODY = Template("""\
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    ost::ring own_ring = ring;
 $left
     int turn = 0;
     for (long long tile = own.x; tile * $width < columns; tile += all.x) {
@@ -61,12 +62,12 @@ $left
         const long long rest = columns - tile * $width;
         const int there = rest < $width ? (int)rest : $width;
         for (long long start = warp * $share; start < depth + warp * $share; start += $piece) {
-            const unsigned char* const stage = ring.await() + warp * $share * $itemsize;
+            const unsigned char* const stage = own_ring.await() + warp * $share * $itemsize;
             const int depths = depth - start < $share ? (int)(depth - start) : $share;
             ost::multiply_stage<$arguments>(
                 sums, stage, there, left + start, pitch, (int)rows, depths
             );
-            ring.release();
+            own_ring.release();
         }
 $exchange
         OST_SYNC();
@@ -82,6 +83,7 @@ $store
         }
         turn ^= 1;
     }
+    ring = own_ring;
 """)
 
 #: The left operand in shared memory, by elements or by vectors, or where it is.
@@ -177,7 +179,8 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
     dtype, rows = matmul.b.dtype, max(1, max_extent(matmul.m))
     frame, names = Frame(matmul, (matmul.a,), matmul.stores), {matmul.m: "m", matmul.n: "n"}
     halves = 2 if rows > _ROWS // 2 else 1
-    tensor = dtype != FLOAT32
+    tensor, depth = dtype != FLOAT32, max_extent(matmul.k[0])
+    kind = f"ost::{dtype.name}_format, {halves}" if tensor else str(rows)
     left = _left_of(matmul, held)
     assert left is not None
     text = _BODY.substitute(
@@ -187,7 +190,7 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
         piece=_PIECE // dtype.itemsize,
         itemsize=dtype.itemsize,
         sums="[2][4]" if tensor else f"[{rows}]",
-        arguments=f"ost::{dtype.name}_format, {halves}" if tensor else rows,
+        arguments=f"{kind}, {'false' if depth * dtype.itemsize % _PIECE else 'true'}",
         exchange=(_TILES if tensor else _COLUMNS).substitute(rows=rows),
         rows=rows,
         threads=SEGMENT_BLOCK,

@@ -23,7 +23,7 @@ from ostinato.lower.program import Role
 from ostinato.variables import Expr, substitute
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Set
+    from collections.abc import Mapping, Sequence, Set
 
     from ostinato.backends.cuda.render import streamed_rows
     from ostinato.lower.program import Call, LoweredBuffer
@@ -89,6 +89,19 @@ class Ways:
     def way(self, buffer: LoweredBuffer) -> Way:
         """The way of a value."""
         return self._ways.get(buffer, Way.MEMORY)
+
+    def share(self, levels: Mapping[Call, int]) -> None:
+        """Let blocks share the work of calls whose readers are behind a barrier anyway.
+
+        Args:
+            levels: by call, the number of barriers before it.
+        """
+        for call in list(self.everywhere):
+            readers = [r for buffer in call.writes() for r in self._readers.get(buffer, ())]
+            if all(levels[reader] > levels[call] for reader in readers):
+                self.everywhere.remove(call)
+                for buffer in call.writes():
+                    self._ways[buffer] = Way.MEMORY
 
     def _decide(self, call: Call) -> None:
         """The ways of a call's results; those of the calls before it are known."""

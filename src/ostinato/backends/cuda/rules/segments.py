@@ -193,6 +193,7 @@ class _Assembly:
         self._settings = settings
         self._ways = Ways(calls if settings.exchange else (), others)
         self._levels = _levels(calls, self._ways)
+        self._ways.share(self._levels)
         self._sent: dict[LoweredBuffer, _Value] = {}
         self._held: dict[LoweredBuffer, _Value] = {}
 
