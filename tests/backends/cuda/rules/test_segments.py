@@ -148,8 +148,8 @@ def test_streamed_weights(
     for options, streams in ((ost.CompileOptions(), True), (plain, False)):
         (segment,) = segments_of(session.compile(g, options=options))
         assert any(part.streams for part in segment.parts) is streams
-        assert ("ring.await" in segment.source(CudaTarget.of_arch("sm_90"))) is streams
-        assert "ring.await" not in segment.source(CudaTarget.of_arch("sm_80"))
+        assert ("ring.fetch" in segment.source(CudaTarget.of_arch("sm_90"))) is streams
+        assert "ring.fetch" not in segment.source(CudaTarget.of_arch("sm_80"))
 
 
 def test_what_a_segment_writes_is_not_fetched_ahead(session: ost.Session) -> None:

@@ -2,6 +2,7 @@
 // to all others: bulk copies that run ahead, across the barriers of those who wait for them.
 #pragma once
 #include "products.cuh"
+#include "segments.cuh"
 
 namespace ost {
 
@@ -180,72 +181,101 @@ struct ring {
     }
 };
 
-// Products with a stage ---------------------------------------------------------------------------
+// Products with stages ---------------------------------------------------------------------------
 
 // Elements of a stage's row that a warp multiplies: the block has 8 of them.
 template <class T>
 constexpr int own_elements = ring::piece / 8 / (int)sizeof(T);
 
-// Adds the products of a warp with the columns that are there: `sums` has tiles of 8 columns for up
-// to 16 rows of the left operand. Whole: there are as many elements as a warp multiplies.
-template <class Format, int Halves, bool Whole>
-inline void multiply_stage(
-    float (&sums)[2][4], const unsigned char* stage, int there, const unsigned short* left,
-    long long pitch, int rows, int depths
+// The products of a tile: the next stages of the ring by the rows of the left operand. `parts` gets,
+// by warp, row and column, the sums of the elements that the warp has. Whole: stages are full.
+template <class Format, int Rows, bool Whole>
+static OST_APART void multiply_tile(
+    ring& shared_ring, const unsigned short* left, long long pitch, int rows, int depth, int there,
+    float (*parts)[Rows][ring::rows + 1]
 ) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, column = lane / 16 * 8 + lane % 8;
-    const unsigned char* const row = stage + (column < there ? column : 0) * ring::pitch;
-    constexpr int steps = own_elements<unsigned short> / 16;
-    unsigned a[steps][4] = {}, b[steps][4];
+    constexpr int own = own_elements<unsigned short>, steps = own / 16, halves = Rows > 8 ? 2 : 1;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int column = lane / 16 * 8 + lane % 8;
+    const int place = (column < there ? column : 0) * ring::pitch + warp * own * 2 + lane / 8 % 2 * 16;
+    ring from = shared_ring;
+    float sums[2][4] = {};
+    left += g * pitch + warp * own + 2 * t;
+    for (int start = 0; start < depth; start += 8 * own, left += 8 * own) {
+        const int depths = depth - start - warp * own;
+        unsigned a[steps][4] = {}, b[steps][4];
 #pragma unroll
-    for (int half = 0; half < Halves; half++) {
-        if (g + 8 * half < rows) {
-            const unsigned short* const from = left + (g + 8 * half) * pitch + 2 * t;
+        for (int half = 0; half < halves; half++) {
+            if (g + 8 * half < rows) {
 #pragma unroll
-            for (int i = 0; i < steps; i++) {
-                if (Whole || i * 16 < depths) {
-                    a[i][half] = *(const unsigned*)(from + i * 16);
-                    a[i][half + 2] = *(const unsigned*)(from + i * 16 + 8);
+                for (int i = 0; i < steps; i++) {
+                    if (Whole || i * 16 < depths) {
+                        const unsigned short* const pair = left + 8 * half * pitch + i * 16;
+                        a[i][half] = *(const unsigned*)pair;
+                        a[i][half + 2] = *(const unsigned*)(pair + 8);
+                    }
                 }
+            }
+        }
+        const unsigned char* const stage = from.await() + place;
+#pragma unroll
+        for (int i = 0; i < steps; i++)
+            if (Whole || i * 16 < depths) load_matrices(b[i], (const unsigned short*)stage + i * 16);
+        from.release();
+#pragma unroll
+        for (int i = 0; i < steps; i++) {
+            if (Whole || i * 16 < depths) {
+                multiply_tiles(sums[0], a[i], b[i][0], b[i][1], Format());
+                multiply_tiles(sums[1], a[i], b[i][2], b[i][3], Format());
             }
         }
     }
 #pragma unroll
-    for (int i = 0; i < steps; i++)
-        if (Whole || i * 16 < depths)
-            load_matrices(b[i], (const unsigned short*)row + i * 16 + lane / 8 % 2 * 8);
-#pragma unroll
-    for (int i = 0; i < steps; i++) {
-        if (Whole || i * 16 < depths) {
-            multiply_tiles(sums[0], a[i], b[i][0], b[i][1], Format());
-            multiply_tiles(sums[1], a[i], b[i][2], b[i][3], Format());
-        }
+    for (int e = 0; e < 8; e++) {
+        const int m = g + e % 4 / 2 * 8, n = e / 4 * 8 + t * 2 + e % 2;
+        if (m < Rows) parts[warp][m][n] = sums[e / 4][e % 4];
     }
+    shared_ring = from;
 }
 
 // The same of floats: a lane has a column, and half of the warp's elements.
-template <int Rows, bool Whole>
-inline void multiply_stage(
-    float (&sums)[Rows], const unsigned char* stage, int there, const float* left, long long pitch,
-    int rows, int depths
+template <class Format, int Rows, bool Whole>
+static OST_APART void multiply_tile(
+    ring& shared_ring, const float* left, long long pitch, int rows, int depth, int there,
+    float (*parts)[Rows][ring::rows + 1]
 ) {
-    const int lane = threadIdx.x % 32, first = lane / 16 * (own_elements<float> / 2);
-    const int column = lane % 16 < there ? lane % 16 : 0;
-    const float* const row = (const float*)(stage + column * ring::pitch) + first;
+    constexpr int own = own_elements<float>, half = own / 2;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 16;
+    const int first = warp * own + lane / 16 * half;
+    const int place = (column < there ? column : 0) * ring::pitch + first * 4;
+    ring from = shared_ring;
+    float sums[Rows] = {};
+    left += first;
+    for (int start = 0; start < depth; start += 8 * own, left += 8 * own) {
+        const int depths = depth - start - first;
+        const float* const stage = (const float*)(from.await() + place);
 #pragma unroll
-    for (int k = 0; k < own_elements<float> / 2; k += 4) {
-        if (Whole || first + k < depths) {
-            const vector<float, 4> right = *(const vector<float, 4>*)(row + k);
+        for (int k = 0; k < half; k += 4) {
+            if (Whole || k < depths) {
+                const vector<float, 4> right = *(const vector<float, 4>*)(stage + k);
 #pragma unroll
-            for (int r = 0; r < Rows; r++) {
-                if (r < rows) {
-                    const vector<float, 4> a = *(const vector<float, 4>*)(left + r * pitch + first + k);
+                for (int r = 0; r < Rows; r++) {
+                    if (r < rows) {
+                        const vector<float, 4> a = *(const vector<float, 4>*)(left + r * pitch + k);
 #pragma unroll
-                    for (int i = 0; i < 4; i++) sums[r] = fmaf(a.at[i], right.at[i], sums[r]);
+                        for (int i = 0; i < 4; i++) sums[r] = fmaf(a.at[i], right.at[i], sums[r]);
+                    }
                 }
             }
         }
+        from.release();
     }
+#pragma unroll
+    for (int m = 0; m < Rows; m++) {
+        const float both = sums[m] + __shfl_xor_sync(0xFFFFFFFFu, sums[m], 16);
+        if (lane < 16) parts[warp][m][lane] = both;
+    }
+    shared_ring = from;
 }
 
 }  // namespace ost

@@ -325,13 +325,13 @@ class _Renderer:
             f"    unsigned* const arrived = (unsigned*)(vars + {ARRIVED});",
             "    unsigned awaited = gridDim.x;",
             f"    for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
-            "        OST_SYNC();",
             *self._place(),
             "            if (record[1]) {",
             "                ost::arrive_and_wait(arrived, awaited);",
             "                awaited += gridDim.x;",
             "            }",
             "            if (own.x >= all.x) continue;",
+            "            OST_SYNC();",
             "            switch (record[0]) {",
         ]
         for function in self.distinct:

@@ -53,23 +53,14 @@ _LEFT_BYTES = 40 << 10
 _PADDING_BYTES = 16
 
 _BODY = Template("""\
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    ost::ring own_ring = ring;
 $left
     int turn = 0;
     for (long long tile = own.x; tile * $width < columns; tile += all.x) {
-        float sums$sums = {};
         const long long rest = columns - tile * $width;
         const int there = rest < $width ? (int)rest : $width;
-        for (long long start = warp * $share; start < depth + warp * $share; start += $piece) {
-            const unsigned char* const stage = own_ring.await() + warp * $share * $itemsize;
-            const int depths = depth - start < $share ? (int)(depth - start) : $share;
-            ost::multiply_stage<$arguments>(
-                sums, stage, there, left + start, pitch, (int)rows, depths
-            );
-            own_ring.release();
-        }
-$exchange
+        ost::multiply_tile<ost::${format}_format, $rows, $whole>(
+            ring, left, pitch, (int)rows, (int)depth, there, parts[turn]
+        );
         OST_SYNC();
         for (int i = threadIdx.x; i < $rows * $width; i += $threads) {
             const long long m = i / $width, n = tile * $width + i % $width;
@@ -83,7 +74,6 @@ $store
         }
         turn ^= 1;
     }
-    ring = own_ring;
 """)
 
 #: The left operand in shared memory, by elements or by vectors, or where it is.
@@ -112,20 +102,6 @@ _IN_PLACE = Template("""\
     const long long m = 0, k = 0;
 $place
     const $type* const left = b$buffer + place;""")
-
-#: The sums of a warp, in shared memory.
-_TILES = Template("""\
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-            const int m = lane / 4 + e % 4 / 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
-            if (m < $rows) parts[turn][warp][m][column] = sums[e / 4][e % 4];
-        }""")
-_COLUMNS = Template("""\
-#pragma unroll
-        for (int m = 0; m < $rows; m++) {
-            const float both = sums[m] + __shfl_xor_sync(0xFFFFFFFFu, sums[m], 16);
-            if (lane < 16) parts[turn][warp][m][lane] = both;
-        }""")
 
 
 @dataclass(frozen=True)
@@ -178,20 +154,13 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
     """
     dtype, rows = matmul.b.dtype, max(1, max_extent(matmul.m))
     frame, names = Frame(matmul, (matmul.a,), matmul.stores), {matmul.m: "m", matmul.n: "n"}
-    halves = 2 if rows > _ROWS // 2 else 1
-    tensor, depth = dtype != FLOAT32, max_extent(matmul.k[0])
-    kind = f"ost::{dtype.name}_format, {halves}" if tensor else str(rows)
     left = _left_of(matmul, held)
     assert left is not None
     text = _BODY.substitute(
         left=left.text(frame),
         width=COLUMNS,
-        share=_PIECE // _WARPS // dtype.itemsize,
-        piece=_PIECE // dtype.itemsize,
-        itemsize=dtype.itemsize,
-        sums="[2][4]" if tensor else f"[{rows}]",
-        arguments=f"{kind}, {'false' if depth * dtype.itemsize % _PIECE else 'true'}",
-        exchange=(_TILES if tensor else _COLUMNS).substitute(rows=rows),
+        format=dtype.name,
+        whole="false" if max_extent(matmul.k[0]) * dtype.itemsize % _PIECE else "true",
         rows=rows,
         threads=SEGMENT_BLOCK,
         warps=_WARPS,
