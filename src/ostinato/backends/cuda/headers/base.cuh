@@ -82,8 +82,9 @@ inline unsigned computing_threads() {
     return blockDim.x == computing + fetching ? computing : blockDim.x;
 }
 
-// A barrier of the threads of a block that compute.
-#define OST_SYNC() __barrier_sync_count(0, ost::computing_threads())
+// A barrier of the threads of a block that compute. The lanes of a warp may come from different
+// branches: they arrive together.
+#define OST_SYNC() (__syncwarp(), __barrier_sync_count(0, ost::computing_threads()))
 
 // Waits until all kernels in front of this one have ended, where it may start before.
 inline void wait_for_earlier_kernels() {

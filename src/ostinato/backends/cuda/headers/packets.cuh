@@ -52,16 +52,26 @@ struct outbox {
 
     explicit outbox(const void* packets) : packets((unsigned long long*)packets) {}
     element operator[](long long i) const { return {packets + i}; }
+    outbox operator+(long long i) const { return outbox(packets + i); }
+};
+
+// An array whose elements are waited for where they are read.
+template <class T>
+struct inbox {
+    const unsigned long long* packets;
+
+    explicit inbox(const void* packets) : packets((const unsigned long long*)packets) {}
+    inbox operator+(long long i) const { return inbox(packets + i); }
 };
 
 inline void clear_packets(unsigned long long* packets, int count, place own, place all) {
     for (int i = own.x * computing + threadIdx.x; i < count; i += all.x * computing) packets[i] = 0;
 }
 
-// Copies all elements, each once it is there: called by all computing threads of a block.
-template <class T>
-inline void receive_packets(const unsigned long long* packets, T* to, int count) {
-    constexpr int batch = 8;
+// Hands on elements, each once it is there: called by all computing threads of a block.
+template <class Packet, class Put>
+inline void receive_packets(int count, Packet packet, Put put) {
+    constexpr int batch = 16;
     for (int first = threadIdx.x; first < count; first += computing * batch) {
         unsigned long long found[batch];
         unsigned polls = 0;
@@ -71,7 +81,7 @@ inline void receive_packets(const unsigned long long* packets, T* to, int count)
 #pragma unroll
             for (int i = 0; i < batch; i++) {
                 const int at = first + i * (int)computing;
-                found[i] = at < count ? load_packet(packets + at) : ~0ULL;
+                found[i] = at < count ? load_packet(packet(at)) : ~0ULL;
             }
 #pragma unroll
             for (int i = 0; i < batch; i++) complete &= (found[i] >> 32) != 0;
@@ -80,9 +90,22 @@ inline void receive_packets(const unsigned long long* packets, T* to, int count)
 #pragma unroll
         for (int i = 0; i < batch; i++) {
             const int at = first + i * (int)computing;
-            if (at < count) to[at] = unpacked<T>((unsigned)found[i]);
+            if (at < count) put(at, (unsigned)found[i]);
         }
     }
+}
+
+// Copies elements into memory of the block: called by all computing threads.
+template <class T>
+inline void gather(const T* from, T* to, int count) {
+    for (int i = threadIdx.x; i < count; i += computing) to[i] = from[i];
+}
+template <class T>
+inline void gather(inbox<T> from, T* to, int count) {
+    receive_packets(
+        count, [&](int i) { return from.packets + i; },
+        [&](int i, unsigned element) { to[i] = unpacked<T>(element); }
+    );
 }
 
 }  // namespace ost

@@ -147,6 +147,7 @@ struct ring {
     // The next stage, once it has arrived.
     const unsigned char* await() {
         barrier_wait(arrived + slot, parity);
+        __syncwarp();
         return slots + slot * bytes;
     }
 
@@ -194,6 +195,7 @@ static OST_APART void multiply_tile(
     ring& shared_ring, const unsigned short* left, long long pitch, int rows, int depth, int there,
     float (*parts)[Rows][ring::rows + 1]
 ) {
+    __syncwarp();
     constexpr int own = own_elements<unsigned short>, steps = own / 16, halves = Rows > 8 ? 2 : 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int column = lane / 16 * 8 + lane % 8;
@@ -244,6 +246,7 @@ static OST_APART void multiply_tile(
     ring& shared_ring, const float* left, long long pitch, int rows, int depth, int there,
     float (*parts)[Rows][ring::rows + 1]
 ) {
+    __syncwarp();
     constexpr int own = own_elements<float>, half = own / 2;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 16;
     const int first = warp * own + lane / 16 * half;

@@ -182,7 +182,7 @@ _WHOLE = Template("""\
                     total /= totals[r] == 0 ? 1 : totals[r];
 $store""")
 _PART = Template("""\
-                    $acc* const kept =
+                    const auto kept =
                         b$scratch + ((point * rows + m) * $splits + split) * ($features + 2);
                     kept[n] = total;
                     if (n == 0) {

@@ -78,11 +78,14 @@ class Body:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    def types(self, sent: Collection[int] = ()) -> list[str]:
+    def types(self, sent: Collection[int] = (), polled: Collection[int] = ()) -> list[str]:
         """The types of the parameters; see :meth:`part`."""
         types = [parameter.rpartition(" ")[0] for parameter in self.parameters]
         for position in sent:
             types[position] = f"ost::outbox<{types[position].removesuffix('*')}>"
+        for position in polled:
+            read = types[position].removeprefix("const ").removesuffix("*")
+            types[position] = f"ost::inbox<{read}>"
         return types
 
     def kernel(self, name: str, before: str = "") -> str:
@@ -109,7 +112,7 @@ class Body:
         head = "\n".join(lines)
         return f"{self.includes}\n{before}{head}\n{self.text}}}\n"
 
-    def part(self, name: str, sent: Collection[int] = ()) -> str:
+    def part(self, name: str, sent: Collection[int] = (), polled: Collection[int] = ()) -> str:
         """A function that does the same in a block of a segment.
 
         Its first parameters are the place of the block, the number of blocks, and shared memory for
@@ -118,11 +121,12 @@ class Body:
         Args:
             name: of the function.
             sent: the arguments whose elements are sent as they are written.
+            polled: those whose elements are waited for as they are read.
         """
         first = "ost::place own, ost::place all, unsigned char* pool"
         declared = [
             f"{type_} {parameter.rpartition(' ')[2]}"
-            for type_, parameter in zip(self.types(sent), self.parameters, strict=True)
+            for type_, parameter in zip(self.types(sent, polled), self.parameters, strict=True)
         ]
         if self.streams:
             first += ", ost::ring& ring"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
 from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
@@ -69,12 +70,14 @@ class _How:
         kernel: its name.
         streams: whether its weights come through the ring.
         sent: the arguments whose elements are sent in packets.
+        polled: those whose elements are read from packets.
         held: the arguments that are in shared memory.
     """
 
     kernel: str
     streams: bool
     sent: frozenset[int]
+    polled: frozenset[int]
     held: frozenset[int]
 
 
@@ -88,12 +91,14 @@ class _Function:
         blocks: blocks that have work.
         shared_bytes: bytes of its arrays.
         sent: the arguments whose elements are sent in packets.
+        polled: those whose elements are read from packets.
     """
 
     def __init__(self, number: int, part: Part, target: CudaTarget, how: _How) -> None:
         kernel = part.kernel
         self.number = number
         self.sent = how.sent
+        self.polled = how.polled
         self.stream: Stream | None = None
         body: Body | None
         if how.streams:
@@ -136,7 +141,10 @@ class _Renderer:
 
     def _how(self, part: Part) -> _How:
         streams = self.streams and part.streams
-        sent, held = set(), set()
+        sent: set[int] = set()
+        polled: set[int] = set()
+        held: set[int] = set()
+        whole = isinstance(part.kernel, ClearPackets | ReceivePackets)
         for number, (arg, position) in enumerate(
             zip(part.kernel.args, part.arguments, strict=True)
         ):
@@ -145,9 +153,9 @@ class _Renderer:
                 continue
             if space.kind is SpaceKind.BLOCK and streams:
                 held.add(number)
-            elif space.kind is SpaceKind.PACKETS and arg.writes:
-                sent.add(number)
-        return _How(part.kernel.name, streams, frozenset(sent), frozenset(held))
+            elif space.kind is SpaceKind.PACKETS and not whole:
+                (sent if arg.writes else polled).add(number)
+        return _How(part.kernel.name, streams, *map(frozenset, (sent, polled, held)))
 
     # -- memory -----------------------------------------------------------------------------
 
@@ -207,7 +215,7 @@ class _Renderer:
                 '#include "segments.cuh"',
                 *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
-                *(f.body.part(f"{name}_{f.number}", f.sent) for f in self.distinct),
+                *(f.body.part(f"{name}_{f.number}", f.sent, f.polled) for f in self.distinct),
                 self._records(),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
                 f"{name}({parameters}, const long long* vars) {{",
@@ -279,21 +287,22 @@ class _Renderer:
         for number, part in reversed(numbered):
             own: set[int] = set()
             if part.everywhere:
-                written = self._spaces_of(part, writes=True)
+                written = self._operands(part, writes=True)
                 own = own.union(*(needed.get(position, ()) for position in written))
-                found[number] = _range_around(own, grid)
+                lasting = any(self.segment.space(position) is None for position in written)
+                found[number] = _range_around(own or {0} if lasting else own, grid)
             first, working = found[number]
             own = {(first + i) % grid for i in range(working)}
-            for position in self._spaces_of(part, writes=False):
+            for position in self._operands(part, writes=False):
                 needed.setdefault(position, set()).update(own)
         return found
 
-    def _spaces_of(self, part: Part, *, writes: bool) -> list[int]:
-        """The positions of spaces that a part writes, or those that it only reads."""
+    def _operands(self, part: Part, *, writes: bool) -> list[int]:
+        """The positions of what a part writes, or of what it only reads."""
         return [
             position
             for arg, position in zip(part.kernel.args, part.arguments, strict=True)
-            if arg.writes is writes and self.segment.space(position) is not None
+            if arg.writes is writes
         ]
 
     def _ring(self) -> list[str]:
@@ -335,7 +344,7 @@ class _Renderer:
             "            switch (record[0]) {",
         ]
         for function in self.distinct:
-            *types, _ = function.body.types(function.sent)
+            *types, _ = function.body.types(function.sent, function.polled)
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
             ring = ["ring"] * (function.stream is not None)
             call = ", ".join(["own", "all", "pool", *ring, *given, "vars"])

@@ -6,6 +6,7 @@ want the values read the packets until all of them are.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.abi import Launch
@@ -28,23 +29,22 @@ _INCLUDES = '#include "packets.cuh"\n'
 
 
 class _PacketKernel(CudaKernel):
-    """A kernel of one call into a header.
+    """A kernel about packets.
 
     Attributes:
-        args: the packets first.
-        count: of packets.
+        args: packets, and elements.
+        counts: of the packets of each value.
+        blocks: blocks that share the work.
     """
 
     args: tuple[Arg, ...]
-    count: int
+    counts: tuple[int, ...]
     variables: tuple[Symbol, ...] = ()
 
-    #: The call, and the number of blocks that share it.
-    call: ClassVar[str]
-    blocks: ClassVar[int]
+    blocks: ClassVar[int] = 1
 
     def describe(self, text: KernelText) -> None:
-        text.line(0, f"{type(self).__name__}, {self.count}")
+        text.line(0, f"{type(self).__name__}, {self.counts}")
         text.head(self.args)
 
     def variable_free(self) -> bool:
@@ -62,31 +62,58 @@ class _PacketKernel(CudaKernel):
             f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
             for i, arg in enumerate(self.args)
         ]
-        text = f"    {self.call.format(count=self.count)};\n"
-        return Body(_INCLUDES, (*parameters, "const long long* vars"), text, SEGMENT_BLOCK)
+        return Body(_INCLUDES, (*parameters, "const long long* vars"), self._text(), SEGMENT_BLOCK)
+
+    @abstractmethod
+    def _text(self) -> str:
+        """The statements."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClearPackets(_PacketKernel):
     """Empties packets: nothing is there yet."""
 
-    count: int
+    counts: tuple[int, ...]
     args: tuple[Arg, ...] = (Arg(UINT64, reads=False, writes=True),)
     variables: tuple[Symbol, ...] = ()
 
     prefix: ClassVar[str] = "clear"
-    call: ClassVar[str] = "ost::clear_packets(b0, {count}, own, all)"
-    blocks: ClassVar[int] = 64
+    blocks: ClassVar[int] = 256
+
+    def _text(self) -> str:
+        return f"    ost::clear_packets(b0, {sum(self.counts)}, own, all);\n"
 
 
 @dataclass(frozen=True, eq=False)
 class ReceivePackets(_PacketKernel):
-    """Copies the elements of packets, once they are there, into memory of the block."""
+    """Copies the elements of packets, once they are there, into memory of the block.
 
-    count: int
+    Its arguments are the packets and the memory of the first value, then those of the next one.
+    """
+
+    counts: tuple[int, ...]
     args: tuple[Arg, ...]
     variables: tuple[Symbol, ...] = ()
 
     prefix: ClassVar[str] = "receive"
-    call: ClassVar[str] = "ost::receive_packets(b0, b1, {count})"
-    blocks: ClassVar[int] = 1
+
+    def _text(self) -> str:
+        dialect = CudaDialect()
+        packet, lines, first = "", [], 0
+        for value, count in enumerate(self.counts):
+            type_ = dialect.memory_type(self.args[2 * value + 1].dtype)
+            last = value + 1 == len(self.counts)
+            at = f"i - {first}" if first else "i"
+            packet += (
+                f"b{2 * value} + ({at})"
+                if last
+                else f"i < {first + count} ? b{2 * value} + ({at}) : "
+            )
+            condition = "" if last else f"if (i < {first + count}) "
+            lines.append(f"{condition}b{2 * value + 1}[{at}] = ost::unpacked<{type_}>(element);")
+            first += count
+        put = " else ".join(lines)
+        return (
+            f"    ost::receive_packets({first}, [&](int i) {{ return {packet}; }},\n"
+            f"        [&](int i, unsigned element) {{ {put} }});\n"
+        )

@@ -14,30 +14,35 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
-from ostinato.backends.cuda.rules.attention_kernel import PartsKernel
+from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
 from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
+from ostinato.dtypes import FLOAT32
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import reached, roots
-from ostinato.lower.loopir.nodes import Load, max_extent
+from ostinato.lower.loopir.nodes import Load, Store, max_extent
 from ostinato.lower.program import Role
 from ostinato.variables import Expr, substitute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
-    from ostinato.backends.cuda.render import streamed_rows
+    from ostinato.backends.cuda.render import attention_parts, streamed_rows
     from ostinato.lower.program import Call, LoweredBuffer
     from ostinato.variables import Dim
 else:
+    attention_parts = LazyModule("ostinato.backends.cuda.render.attention_parts")
     streamed_rows = LazyModule("ostinato.backends.cuda.render.streamed_rows")
 
 __all__ = ["Way", "Ways"]
 
-#: Points of a part that every block runs for itself, at most.
-_REPEATED_POINTS = 16 << 10
+#: Points of a part that every block runs for itself, at most, and of one that writes to memory.
+_REPEATED_POINTS, _REPEATED_STORES = 16 << 10, 2 << 10
 
 #: Bytes of a value that every block has, at most.
 _BLOCK_BYTES = 32 << 10
+
+#: Elements of a value whose packets are read where they are, at most.
+_POLLED_ELEMENTS = 64 << 10
 
 #: Rows of a value that travels in packets, and its elements, at most.
 _PACKET_ROWS, _PACKET_ELEMENTS = 4, 16 << 10
@@ -49,7 +54,9 @@ class Way(enum.Enum):
     MEMORY = "by global memory, behind a barrier"
     TILES = "by global memory, on the block that has written it"
     BLOCK = "in the shared memory of each block, which has computed it"
-    PACKETS = "in packets"
+    REPEATED = "by global memory, which every block that reads it has written"
+    PACKETS = "in packets, which are copied into the shared memory of each block"
+    POLLED = "in packets, which are read where they are"
 
 
 class Ways:
@@ -83,6 +90,7 @@ class Ways:
                     unread.discard(buffer)  # it is read before it is written, or never written
             self._writer |= dict.fromkeys(call.writes(), call)
         self._own = unread
+        self._once = {buffer for buffer, times in writes.items() if times == 1}
         for call in calls:
             self._decide(call)
 
@@ -106,10 +114,18 @@ class Ways:
     def _decide(self, call: Call) -> None:
         """The ways of a call's results; those of the calls before it are known."""
         own = [buffer for buffer in call.writes() if buffer in self._own]
-        if len(own) == len(call.writes()) and _is_repeatable(call) and all(map(_is_short, own)):
+        others = [buffer for buffer in call.writes() if buffer not in self._own]
+        if (
+            _is_repeatable(call, _REPEATED_STORES if others else _REPEATED_POINTS)
+            and all(map(_is_short, own))
+            and all(self._may_repeat(call, buffer) for buffer in others)
+        ):
             self.everywhere.add(call)
             self._ways |= dict.fromkeys(own, Way.BLOCK)
+            self._ways |= dict.fromkeys(others, Way.REPEATED)
             return
+        if isinstance(call.kernel, AttentionKernel):
+            self._ways |= {buffer: Way.POLLED for buffer in own if self._is_polled(call, buffer)}
         if not isinstance(call.kernel, FewRowsMatmul | PartsKernel):
             return
         for buffer in own:
@@ -117,6 +133,31 @@ class Ways:
                 self._ways[buffer] = Way.TILES
             elif _is_sendable(call, buffer):
                 self._ways[buffer] = Way.PACKETS
+
+    def _may_repeat(self, call: Call, buffer: LoweredBuffer) -> bool:
+        """Whether blocks may all write a result to memory: the same elements, which others read."""
+        kernel = call.kernel
+        assert isinstance(kernel, CudaLoopNest)
+        stores = [s for stage in kernel.stages for s in stage.statements if isinstance(s, Store)]
+        return (
+            buffer in self._once
+            and buffer not in call.reads()
+            and bool(self._readers.get(buffer))
+            and all(store.update == "set" for store in stores)
+        )
+
+    def _is_polled(self, call: Call, buffer: LoweredBuffer) -> bool:
+        """Whether the results of parts of attention are read by the kernel that adds them up."""
+        readers = self._readers.get(buffer, [])
+        elements = buffer.nbytes // buffer.type.dtype.itemsize
+        return (
+            len(readers) == 1
+            and isinstance(readers[0].kernel, PartsKernel)
+            and attention_parts.gathers(readers[0].kernel)
+            and readers[0].buffers.count(buffer) == 1
+            and buffer.type.dtype == FLOAT32
+            and elements <= _POLLED_ELEMENTS
+        )
 
     def _reads_tiles(self, call: Call, buffer: LoweredBuffer) -> bool:
         """Whether all that read a result do so tile by tile; then they are bound to its blocks."""
@@ -134,13 +175,13 @@ class Ways:
         return bool(readers)
 
 
-def _is_repeatable(call: Call) -> bool:
-    """Whether every block may run a call for itself."""
+def _is_repeatable(call: Call, most: int) -> bool:
+    """Whether every block may run a call of at most so many points for itself."""
     kernel = call.kernel
     if isinstance(kernel, CudaLoopNest):
         inner = max((math.prod(map(max_extent, stage.axes)) for stage in kernel.stages), default=1)
         points = math.prod(map(max_extent, kernel.outer_axes)) * inner
-        return kernel.parallel and not kernel.scratch_groups and points <= _REPEATED_POINTS
+        return kernel.parallel and not kernel.scratch_groups and points <= most
     return False
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
@@ -207,9 +208,8 @@ class _Assembly:
             packets = LoweredBuffer(type_, Role.TEMP, f"packets of {self._calls[0].title}")
             for step in steps:
                 step.level += 1
-            steps.insert(0, _Step(ClearPackets(total), (packets,), None, 0))
-        ranks = _ranks(steps)
-        steps.sort(key=lambda step: (step.level, ranks[step]))
+            steps.insert(0, _Step(ClearPackets((total,)), (packets,), None, 0))
+        steps = _in_order(steps)
         buffers = [o for step in steps for o in step.operands if isinstance(o, LoweredBuffer)]
         buffers = list(dict.fromkeys(buffers))
         spaces, block_bytes = self._spaces(steps)
@@ -253,22 +253,21 @@ class _Assembly:
             way = self._ways.way(buffer)
             if way is Way.BLOCK and buffer not in self._held:
                 self._held[buffer] = _Value(SpaceKind.BLOCK, buffer.nbytes)
-            if way is not Way.PACKETS:
+            if way not in (Way.PACKETS, Way.POLLED):
                 continue
             elements = buffer.nbytes // buffer.type.dtype.itemsize
             if arg.writes:
                 self._sent[buffer] = _Value(SpaceKind.PACKETS, elements)
-            elif buffer not in self._held:
+            elif way is Way.PACKETS and buffer not in self._held:
                 held = self._held[buffer] = _Value(SpaceKind.BLOCK, buffer.nbytes)
                 taken = Arg(buffer.type.dtype, reads=False, writes=True)
-                kernel = ReceivePackets(elements, (Arg(UINT64), taken))
+                kernel = ReceivePackets((elements,), (Arg(UINT64), taken))
                 yield _Step(kernel, (self._sent[buffer], held), None, level)
-        operands = [
-            (self._sent if arg.writes else self._held).get(buffer, buffer)
-            if self._ways.way(buffer) is Way.PACKETS
-            else self._held.get(buffer, buffer)
-            for arg, buffer in zip(call.kernel.args, call.buffers, strict=True)
-        ]
+        operands: list[LoweredBuffer | _Value] = []
+        for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
+            places = [self._sent.get(buffer), self._held.get(buffer)]
+            first, second = places if arg.writes else places[::-1]
+            operands.append(first or second or buffer)
         yield _Step(call.kernel, tuple(operands), call, level)
 
     def _spaces(self, steps: Sequence[_Step]) -> tuple[dict[_Value, Space], int]:
@@ -334,20 +333,42 @@ def _levels(calls: Sequence[Call], ways: Ways) -> dict[Call, int]:
     return levels
 
 
-def _ranks(steps: Sequence[_Step]) -> dict[_Step, int]:
-    """By step, how often values were waited for before it, one behind the other.
+def _in_order(steps: Sequence[_Step]) -> list[_Step]:
+    """The steps in the order of blocks, with values that are received together as one.
 
-    Parts that have to wait for none of these come first: others may then be nearly done.
+    Parts come first that wait for the fewest values, one behind the other: what the next ones wait
+    for may then be there.
     """
     written: dict[LoweredBuffer | _Value, int] = {}
     ranks = {}
     for step in steps:
+        packets = any(
+            isinstance(operand, _Value) and operand.kind is SpaceKind.PACKETS and not arg.writes
+            for arg, operand in zip(step.kernel.args, step.operands, strict=True)
+        )
         found = [written.get(operand, 0) for operand in step.operands]
-        ranks[step] = max(found, default=0) + isinstance(step.kernel, ReceivePackets)
+        ranks[step] = max(found, default=0) + packets
         for arg, operand in zip(step.kernel.args, step.operands, strict=True):
             if arg.writes:
                 written[operand] = ranks[step]
-    return ranks
+
+    def place(step: _Step) -> tuple[int, int, bool]:
+        return step.level, ranks[step], not isinstance(step.kernel, ReceivePackets)
+
+    ordered: list[_Step] = []
+    for _, together in groupby(sorted(steps, key=place), key=place):
+        group = list(together)
+        ordered += [_received(group)] if isinstance(group[0].kernel, ReceivePackets) else group
+    return ordered
+
+
+def _received(steps: Sequence[_Step]) -> _Step:
+    """The step that receives what several do."""
+    kernels = [step.kernel for step in steps if isinstance(step.kernel, ReceivePackets)]
+    counts = tuple(count for kernel in kernels for count in kernel.counts)
+    args = tuple(arg for kernel in kernels for arg in kernel.args)
+    operands = tuple(operand for step in steps for operand in step.operands)
+    return _Step(ReceivePackets(counts, args), operands, None, steps[0].level)
 
 
 #: Whether a kernel fills blocks of a segment is the same on every GPU.
