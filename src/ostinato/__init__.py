@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ostinato.cache.fingerprint  # noqa: F401
 
 if TYPE_CHECKING:
-    from ostinato import moe, reference
+    from ostinato import moe, reference, torch
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.backends.registry import available_devices, is_available
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     )
     from ostinato.frontends.onnx import load_onnx
     from ostinato.frontends.quantization import quantize
+    from ostinato.frontends.torch.export import from_torch
+    from ostinato.frontends.torch.pt2 import load_pt2
     from ostinato.ir.graph import Value
     from ostinato.moe.expert_pool import ExpertPool, MoeResidencyStats
     from ostinato.moe.policy import TidePolicy
@@ -102,8 +104,10 @@ _HOMES = {
     "Variable": "ostinato.variables",
     "VariableError": "ostinato.errors",
     "available_devices": "ostinato.backends.registry",
+    "from_torch": "ostinato.frontends.torch.export",
     "is_available": "ostinato.backends.registry",
     "load_onnx": "ostinato.frontends.onnx",
+    "load_pt2": "ostinato.frontends.torch.pt2",
     "parse_graph": "ostinato.ops.parser",
     "power_of_two_ladder": "ostinato.runtime.caches",
     "quantize": "ostinato.frontends.quantization",
@@ -146,18 +150,21 @@ __all__ = [
     "Variable",
     "VariableError",
     "available_devices",
+    "from_torch",
     "is_available",
     "load_onnx",
+    "load_pt2",
     "moe",
     "parse_graph",
     "power_of_two_ladder",
     "quantize",
     "reference",
+    "torch",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("moe", "reference"):
+    if name in ("moe", "reference", "torch"):
         return import_module(f"ostinato.{name}")
     home = _HOMES.get(name)
     if home is None:

@@ -8,6 +8,7 @@ float32. Python scalars are *weak*: they take the dtype of the array they meet.
 from __future__ import annotations
 
 import enum
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,20 @@ class DType:
     def accumulator(self) -> DType:
         """The dtype in which sums and products of this dtype are accumulated."""
         return FLOAT32 if self in (FLOAT16, BFLOAT16) else self
+
+    @property
+    def lowest(self) -> int | float:
+        """The least value: minus infinity, or the least integer; 0 of bools."""
+        if self.is_float:
+            return -math.inf
+        return -1 << (self.bits - 1) if self.is_integer and self.is_signed else 0
+
+    @property
+    def highest(self) -> int | float:
+        """The greatest value: infinity, or the greatest integer; 1 of bools."""
+        if self.is_float:
+            return math.inf
+        return 1 if self.is_bool else (1 << (self.bits - self.is_signed)) - 1
 
     def __str__(self) -> str:
         return self.name

@@ -19,7 +19,7 @@ from ostinato.errors import GraphError, InputError
 from ostinato.ir.binding import check_values, solve_dims, variable_values
 from ostinato.ir.facts import bind_size, check_facts
 from ostinato.ir.graph_facts import graph_facts
-from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy
+from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, as_numpy, is_inout
 from ostinato.ir.unbuilt import at_inputs, specialization_of
 from ostinato.ops.base import Elementwise
 from ostinato.ops.control import ControlFlow
@@ -98,13 +98,17 @@ def run(
         arrays = _arrays("input", inputs, graph.inputs, {})
         graph = at_inputs(graph, arrays)
         inputs = {name: array for name, array in arrays.items() if name in graph.inputs}
-    start = {name: leaf.node.attrs["init"] for name, leaf in graph.states.items()}
+    inouts = {name: leaf for name, leaf in graph.states.items() if is_inout(leaf.node)}
+    own = {name: leaf for name, leaf in graph.states.items() if name not in inouts}
+    start = {name: leaf.node.attrs["init"] for name, leaf in own.items()}
+    brought = _arrays("input", inputs, {**graph.inputs, **inouts}, {})
     given = {
-        INPUT: _arrays("input", inputs, graph.inputs, {}),
+        INPUT: {name: brought[name] for name in graph.inputs},
         PARAM: _arrays("param", params, graph.params, graph.param_values),
-        STATE: _arrays("state", states, graph.states, start),
+        STATE: {**_arrays("state", states, own, start), **{n: brought[n] for n in inouts}},
     }
-    shapes = {name: (leaf.shape, given[INPUT][name].shape) for name, leaf in graph.inputs.items()}
+    leaves = {**graph.inputs, **inouts}
+    shapes = {name: (leaf.shape, brought[name].shape) for name, leaf in leaves.items()}
     given_ones = {n: v for n, v in graph.variables.items() if v.bound is None}
     known = {} if variables is None else variable_values(variables, given_ones)
     sizes = solve_dims(shapes, known)

@@ -16,6 +16,7 @@ from ostinato.dtypes import DType
 from ostinato.ir.graph import Value
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
+from ostinato.ops.special.polynomials import FAMILIES
 
 from .draw import ANY, FLOATS, INTEGERS, NUMBERS, Draw, Recipe
 from .layer_recipes import LAYERS
@@ -49,6 +50,14 @@ _DOMAINS: dict[str, tuple[float, float]] = {
     "pow": (0.1, 3),
     "tan": (-1.4, 1.4),
     "reciprocal": (0.2, 4),
+    "erfinv": (-0.95, 0.95),
+    "logit": (0.05, 0.95),
+    "ndtri": (0.05, 0.95),
+    "entr": (0, 4),
+    "zeta": (1.2, 4),
+    **dict.fromkeys(("lgamma", "digamma", "polygamma"), (0.3, 14)),
+    **dict.fromkeys(("bessel_y0", "bessel_y1"), (0.3, 12)),
+    **{f"{scaled}modified_bessel_k{n}": (0.3, 4) for n in "01" for scaled in ("", "scaled_")},
 }
 
 ATTRS: dict[str, Callable[[Draw], dict[str, Any]]] = {
@@ -59,6 +68,7 @@ ATTRS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "hard_sigmoid": lambda d: {"alpha": 0.3, "beta": 0.4},
     "hard_tanh": lambda d: {"min": -0.5, "max": 1.5},
     "gelu": lambda d: {"approximate": d.chance()},
+    "polygamma": lambda d: {"n": 2},
 }
 
 
@@ -250,10 +260,35 @@ def _topk(d: Draw, dtype: str) -> Sequence[Value]:
     return d.g.topk(x, d.integer(1, int(x.shape[axis])), axis, largest=d.chance())
 
 
+def _searchsorted(d: Draw, dtype: str) -> Value:
+    if d.chance():
+        sequence, _ = d.g.sort(d.of((d.integer(0, 40),), dtype))
+        return d.g.searchsorted(sequence, d.tensor(dtype), right=d.chance())
+    x = d.tensor(dtype, 2, 3)
+    sequence, _ = d.g.sort(d.of((*x.shape[:-1], d.integer(0, 9)), dtype))
+    return d.g.searchsorted(sequence, x, right=d.chance())
+
+
+def _affine_view(d: Draw, dtype: str) -> Value:
+    x = d.tensor(dtype, 2, 3, nonempty=True)
+    kind = d.choice(("windows", "diagonal", "strided"))
+    if kind == "windows":
+        axis = d.axis(x)
+        return d.g.unfold(x, axis, d.integer(0, int(x.shape[axis])), d.integer(1, 3))
+    if kind == "diagonal":
+        return d.g.diagonal(x, d.integer(-2, 2), 0, x.ndim - 1)
+    size = int(np.prod([int(s) for s in x.shape]))
+    return d.g.as_strided(x, (2, 1, size // 2), (-1, 0, 1), min(1, size - 1)) if size > 1 else x
+
+
 def _bind_size(d: Draw, dtype: str) -> Sequence[Value]:
     x = d.tensor(dtype, 1, 3)
     found = d.g.masked_select(x, d.of(x.shape, "bool"))
     return [found, d.g.concat([found, found], axis=0)]
+
+
+def _require(d: Draw, dtype: str) -> Value:
+    return d.g.require(d.tensor(dtype), d.integer(3, 5), 3, "too small")
 
 
 def _flat_nonzero(d: Draw, dtype: str) -> Sequence[Value]:
@@ -301,11 +336,46 @@ def _scan(name: str) -> Recipe:
     return recipe
 
 
+def _extreme_scan(name: str) -> Recipe:
+    def recipe(d: Draw, dtype: str) -> Sequence[Value]:
+        x = d.tensor(dtype, 1, 3)
+        return list(getattr(d.g, name)(x, d.axis(x)))
+
+    return recipe
+
+
+def _logcumsumexp(d: Draw, dtype: str) -> Value:
+    x = d.tensor(dtype, 1, 3)
+    return d.g.logcumsumexp(x, d.axis(x))
+
+
+def _incomplete_gamma(name: str) -> Recipe:
+    def recipe(d: Draw, dtype: str) -> Value:
+        a = d.of(d.shape(0, 2), dtype, -0.5, 60)
+        return getattr(d.g, name)(a, d.of(a.shape, dtype, -0.5, 60))
+
+    return recipe
+
+
+def _orthogonal(d: Draw, dtype: str) -> Value:
+    x, family = d.of(d.shape(0, 2), dtype, -1.5, 1.5), d.choice((*FAMILIES,))
+    return d.g.orthogonal_polynomial(x, d.of(x.shape, "int32", -1, 9), family, 7)
+
+
+def _gcd(d: Draw, dtype: str) -> Value:
+    x = d.of(d.shape(0, 3), dtype, -100, 100)
+    return d.g.gcd(x, d.of(x.shape, dtype, -100, 100))
+
+
 _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "where": (_where, ANY),
     "bitcast": (_bitcast, INTEGERS),
     "cast": (_cast, ANY),
     "clip": (_clip, NUMBERS),
+    "igamma": (_incomplete_gamma("igamma"), ("float32", "float64")),
+    "igammac": (_incomplete_gamma("igammac"), ("float16",)),
+    "orthogonal_polynomial": (_orthogonal, ("float32", "bfloat16")),
+    "gcd": (_gcd, ("int8", "uint32")),  # long kernels, whose rule is the same for all integers
     "reshape": (_reshape, ANY),
     "permute_dims": (_permute, ANY),
     "broadcast_to": (_broadcast, ANY),
@@ -327,8 +397,11 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     "scatter": (_scatter, ANY),
     "scatter_nd": (_scatter_nd, ANY),
     "topk": (_topk, NUMBERS),
+    "searchsorted": (_searchsorted, NUMBERS),
+    "affine_view": (_affine_view, ANY),
     "one_hot": (_one_hot, ANY),
     "bind_size": (_bind_size, ANY),
+    "require": (_require, ANY),
     "flat_nonzero": (_flat_nonzero, ANY),
     "non_max_suppression": (_suppression, ("float32",)),
     **{name: (_reduction(name), NUMBERS) for name in ("sum", "prod", "max", "min")},
@@ -336,11 +409,13 @@ _SPECIAL: dict[str, tuple[Recipe, Sequence[str]]] = {
     **{name: (_reduction(name), FLOATS) for name in ("mean", "var", "std", "logsumexp", "norm")},
     **{name: (_arg(name), NUMBERS) for name in ("argmax", "argmin")},
     **{name: (_scan(name), NUMBERS) for name in ("cumsum", "cumprod")},
+    **{name: (_extreme_scan(name), NUMBERS) for name in ("cummax", "cummin")},
+    "logcumsumexp": (_logcumsumexp, FLOATS),
     **LAYERS,
 }
 
 #: Ops whose results have sizes that depend on data: graphs have them, sessions do not.
-DATA_SIZED = frozenset({"bind_size", "flat_nonzero", "non_max_suppression"})
+DATA_SIZED = frozenset({"bind_size", "require", "flat_nonzero", "non_max_suppression"})
 
 DTYPES_OF_DOMAIN: dict[str, Sequence[str]] = {
     "any": ANY,

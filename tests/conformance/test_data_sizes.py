@@ -65,7 +65,11 @@ FINDERS: dict[str, Finder] = {
     "unique_unsorted": lambda g, x: g.unique(x, sorted=False),
     "unique_axis": lambda g, x: g.unique(x, axis=1),
     "unique_axis_unsorted": lambda g, x: g.unique(x, axis=-1, sorted=False),
-    "unique_by_pairs": lambda g, x: g.unique(g.concat([x] * 20, axis=0), axis=2),
+    "unique_of_long_rows": lambda g, x: g.unique(g.concat([x] * 20, axis=0), axis=2),
+    "unique_consecutive": lambda g, x: g.unique_consecutive(x),
+    "unique_consecutive_axis": lambda g, x: g.unique_consecutive(x, axis=1),
+    "masked_key": lambda g, x: g.getitem(x, (slice(None), g.any(g.cast(x, "bool"), axis=(0, 2)))),
+    "bincount": lambda g, x: g.bincount(g.cast(x, "int64"), minlength=2, bound=9),
     "repeats": lambda g, x: g.repeat_interleave(
         x, g.cast(g.sum(g.cast(g.cast(x, "bool"), "int64"), axis=(1, 2)), "int32"), 400, axis=0
     ),

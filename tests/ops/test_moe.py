@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -261,6 +262,22 @@ def test_ids_beyond_the_experts_are_clamped(run: Run, rng: np.random.Generator, 
     ids = np.resize([7, -1, -9, 3], rows)
     got = run(lambda g, *o: g.grouped_matmul(*o), x, w, ids)
     close(got, np.array([r @ w[e] for r, e in zip(x, np.resize([2, 2, 0, 2], rows), strict=True)]))
+
+
+@pytest.mark.parametrize("ends", [[2, 2, 7], [0, 9, 9], [0, 0, 0]])
+def test_rows_grouped_by_offsets(run: Run, rng: np.random.Generator, ends: list[int]) -> None:
+    x, w = rng.standard_normal((9, 4)), rng.standard_normal((3, 4, 5))
+    want = np.zeros((9, 5))
+    for e, (start, end) in enumerate(itertools.pairwise([0, *ends])):
+        want[start:end] = x[start:end] @ w[e]
+    got = run(lambda g, x, w, o: g.grouped_matmul(x, w, offsets=o), x, w, np.int32(ends))
+    np.testing.assert_allclose(got, want)
+    g = ost.Graph()
+    rows, matrices = g.input("x", (9, 4)), g.input("w", (3, 4, 5))
+    with pytest.raises(ost.GraphError, match="by expert_ids, or by offsets"):
+        g.grouped_matmul(rows, matrices)
+    with pytest.raises(ost.GraphError, match="an offset for each of"):
+        g.grouped_matmul(rows, matrices, offsets=[1, 2])
 
 
 # -- what does not fit -----------------------------------------------------------------------------

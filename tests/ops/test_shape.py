@@ -249,10 +249,11 @@ def test_wrong_keys():
         ((0, 0, 0), "do not fit"),
         ((..., ...), "do not fit"),
         (True, "a bool is no index"),
-        (np.array([True, False]), "indices are integers"),
+        (np.array([True, False, True]), r"the mask bool\[3\] does not fit"),
+        (np.array([0.5]), "indices are integers"),
         (slice(None, None, 0), "a step is an int other than 0"),
         (slice("a", None), "a bound is an int"),
-        (([0], [0]), "one tensor of indices at a time"),
+        (([0, 1], [0, 1, 0]), "do not broadcast"),
     ]:
         with pytest.raises(GraphError, match=message):
             _ = v[key]

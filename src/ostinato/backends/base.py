@@ -53,6 +53,7 @@ class Capabilities:
         asynchronous: whether submissions run on the device itself. Without, a thread of the host
             runs those that are queued.
         in_place_states: whether states are updated in place by slice and row writes.
+        inouts: whether graphs may have states in memory that each run is given.
     """
 
     ops: frozenset[str]
@@ -64,6 +65,7 @@ class Capabilities:
     capture: bool = True
     asynchronous: bool = False
     in_place_states: bool = True
+    inouts: bool = False
 
 
 def _never(inputs: Sequence[Any], outputs: Sequence[Any], variables: Sequence[int]) -> bool:

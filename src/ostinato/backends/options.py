@@ -39,6 +39,12 @@ class CompileOptions:
         stream_weights: in such a kernel, copy weights into shared memory ahead of their use.
         segment_exchange: in such a kernel, compute short values on every block, or send them in
             packets, where barriers of all blocks would cost more.
+        library_products: on GPUs, leave large matmuls to cuBLASLt where it is installed.
+        time_products: choose among the algorithms of that library by timing a few on this GPU, once
+            for each product. The answers are stored beside the cache of kernels. Off: the library
+            chooses.
+        tf32: on GPUs, let that library round float32 to 10 bits of mantissa before it multiplies.
+            Sums stay float32; off unless wanted.
         cast_inputs: convert inputs, params and handles of another dtype, as the op ``cast`` would,
             instead of refusing them.
         keep_intermediates: give every intermediate value that is in memory a slot of its own, so
@@ -77,6 +83,9 @@ class CompileOptions:
     segments: bool = True
     stream_weights: bool = True
     segment_exchange: bool = True
+    library_products: bool = True
+    time_products: bool = True
+    tf32: bool = False
     cast_inputs: bool = False
     keep_intermediates: bool = False
     verify: bool = False

@@ -287,6 +287,17 @@ class BaseGraph(Deferrable):
             raise GraphError(f"state {name!r}: init does not fit {shape}: {error}") from None
         return self._leaf(self.states, STATE, name, shape, parsed, init=start)
 
+    def inout(self, name: str, shape: Sequence[Dim], dtype: Any = FLOAT32) -> Value:
+        """A state in the memory of an array that each run is given, as an input.
+
+        The array holds the value that is assigned after the run (:meth:`assign`); an update of a
+        slice or of rows is made in the array itself.
+
+        Raises:
+            GraphError: the name is taken, or the shape or dtype makes no sense.
+        """
+        return self._leaf(self.states, STATE, name, shape, dtype, init=None)
+
     def constant(self, array: Any, dtype: Any = None) -> Value:
         """A tensor known while compiling. Python scalars become float32, int64 or bool."""
         if dtype is None and isinstance(array, bool | int | float):

@@ -28,6 +28,7 @@ __all__ = [
     "as_array",
     "as_numpy",
     "check_shape",
+    "is_inout",
 ]
 
 
@@ -60,13 +61,18 @@ class Constant(Leaf):
 
 
 class State(Leaf):
-    """A tensor that lives from run to run."""
+    """A tensor that lives from run to run: with an initial value, or in memory of the caller's."""
 
     name = "state"
 
 
 INPUT, PARAM, CONSTANT, STATE = Input(), Param(), Constant(), State()
 LEAVES: dict[str, Leaf] = {leaf.name: leaf for leaf in (INPUT, PARAM, CONSTANT, STATE)}
+
+
+def is_inout(node: Any) -> bool:
+    """Whether a node is a state in the memory of an array that each run is given."""
+    return node.op is STATE and node.attrs["init"] is None
 
 
 def check_shape(what: str, shape: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -57,6 +57,7 @@ class Interface:
         variables: all that the graph mentions, by name.
         expert_inputs: the inputs that number experts, and how many experts there are.
         facts: the conditions on Variables that its nodes rely on.
+        written: the inputs whose arrays runs write to; they are the last ones.
     """
 
     name: str
@@ -67,3 +68,4 @@ class Interface:
     variables: Mapping[str, Symbol]
     expert_inputs: Mapping[str, int]
     facts: tuple[Fact, ...]
+    written: frozenset[str] = frozenset()

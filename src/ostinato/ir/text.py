@@ -40,7 +40,7 @@ import numpy as np
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError
 from ostinato.ir.graph import BaseGraph
-from ostinato.ir.leaves import CONSTANT, STATE, Leaf
+from ostinato.ir.leaves import CONSTANT, STATE, Leaf, is_inout
 from ostinato.lazy import LazyModule
 from ostinato.variables import Expr
 
@@ -180,7 +180,7 @@ def graph_constants(graph: BaseGraph) -> dict[str, np.ndarray[Any, Any]]:
     arrays += [
         state.node.attrs["init"]
         for state in graph.states.values()
-        if _uniform(state.node.attrs["init"]) is None
+        if not is_inout(state.node) and _uniform(state.node.attrs["init"]) is None
     ]
     found = {constant_digest(array): array for array in arrays}
     for nested in graph.nested():
@@ -215,7 +215,9 @@ def _arguments(node: Node, variables: Container[str], digests: _Digests) -> str:
 
 def _leaf_arguments(node: Node) -> Iterator[str]:
     yield json.dumps(node.attrs["name"])
-    if node.op is STATE:
+    if is_inout(node):
+        yield "inout=True"
+    elif node.op is STATE:
         init = node.attrs["init"]
         uniform = _uniform(init)
         if uniform is None:

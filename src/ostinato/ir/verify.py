@@ -9,7 +9,7 @@ import numpy as np
 from ostinato.dtypes import DType
 from ostinato.errors import GraphError
 from ostinato.ir.graph import BaseGraph
-from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf
+from ostinato.ir.leaves import CONSTANT, INPUT, PARAM, STATE, Leaf, is_inout
 from ostinato.variables import Expr, symbols
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _check_attrs(node: Node) -> None:
     holders: dict[Op, str] = {CONSTANT: "array", STATE: "init"}
     arrays = holders.get(node.op)
     for key, value in node.attrs.items():
-        if key == arrays:
+        if key == arrays and not is_inout(node):
             _check_array(node, key, value)
         elif isinstance(value, BaseGraph):
             _check_nested(node, key, value)

@@ -171,7 +171,12 @@ class _Lowering:
     def _fuse(self) -> list[Region]:
         """Regions; notes the nodes that other regions' kernels compute."""
         build, results, fusion = self.build, self.graph.results(), self.options.fusion
-        regions, refused = form_regions(build.nodes, fusion)
+        by_library = self.table.by_library
+        if by_library is None:
+            regions, refused = form_regions(build.nodes, fusion)
+        else:
+            apart = replace(fusion, products=False)
+            regions, refused = form_regions(build.nodes, apart, lambda node: not by_library(node))
         self.refused += refused
         build.fixed = {node for region in regions if region.fixed for node in region.members}
         if fusion.elementwise:
@@ -191,7 +196,7 @@ class _Lowering:
     def _groups(self, regions: Sequence[Region]) -> list[list[Region]]:
         """The regions that share a kernel."""
         if self.options.fusion.products:
-            return fused_horizontally(regions)
+            return fused_horizontally(regions, self.table.by_library)
         return [[region] for region in regions]
 
     # -- memory --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
+from ostinato.ir.leaves import is_inout
 from ostinato.lower.loopir.views import linear_index
 from ostinato.records import dataclass, field
 
@@ -89,6 +90,11 @@ class LoweredBuffer:
     def nbytes(self) -> int:
         return self.type.max_bytes
 
+    @property
+    def is_inout(self) -> bool:
+        """Whether it is a state in memory that each run is given."""
+        return self.value is not None and is_inout(self.value.node)
+
     def __repr__(self) -> str:
         return f"<{self.role.value} {self.name} {self.type}>"
 
@@ -145,3 +151,13 @@ class Program:
     variables: tuple[Symbol, ...] = ()
     kept: frozenset[LoweredBuffer] = frozenset()
     live_sizes: dict[str, LoweredBuffer] = field(default_factory=dict)
+
+    @property
+    def inouts(self) -> dict[str, LoweredBuffer]:
+        """The states that are in memory which each run is given."""
+        return {name: buffer for name, buffer in self.states.items() if buffer.is_inout}
+
+    @property
+    def externals(self) -> list[LoweredBuffer]:
+        """The buffers of arrays that each run is given, in order."""
+        return [*self.inputs.values(), *self.inouts.values(), *self.outputs.values()]

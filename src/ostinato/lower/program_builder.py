@@ -131,11 +131,22 @@ class ProgramBuilder:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def call(self, region: Region, build: KernelBuilder, kernel: Kernel, outputs: Outputs) -> None:
-        """Append the kernel of a region, whose ``outputs`` are in memory from here on."""
+    def call(
+        self,
+        region: Region,
+        build: KernelBuilder,
+        kernel: Kernel,
+        outputs: Outputs,
+        by: str = "",
+    ) -> None:
+        """Append the kernel of a region, whose ``outputs`` are in memory from here on.
+
+        Args:
+            by: the library that computes it, if one does.
+        """
         self.stored.update(outputs)
         nodes = sorted({*region.members, *build.computed}, key=self._position.__getitem__)
-        title = "+".join(dict.fromkeys(n.op.name for n in nodes))
+        title = "+".join(dict.fromkeys(n.op.name for n in nodes)) + (by and f" by {by}")
         flops: Dim = 0
         for node in (n for n in nodes if n not in self.counted):
             flops = flops + node.op.flops([v.type for v in node.inputs], node.attrs)

@@ -19,7 +19,9 @@ __all__ = ["OPS"]
 _FAMILIES = (
     "elementwise",
     "shape",
+    "strided",
     "indexing",
+    "order",
     "sizes",
     "reduction",
     "linalg",

@@ -1,4 +1,4 @@
-"""Gathers, scatters, dynamic slices, and selection of the greatest.
+"""Gathers, scatters and dynamic slices.
 
 No index can reach outside its tensor: gathers count negative indices from the end and clamp what
 is still outside, scatters drop it, and dynamic slices clamp their starts so that the slice fits.
@@ -18,7 +18,6 @@ from ostinato.variables import (
     Dim,
     Expr,
     bounds,
-    provably_at_most,
     provably_nonnegative,
 )
 
@@ -36,7 +35,6 @@ __all__ = [
     "SCATTER_ND",
     "TAKE",
     "TAKE_ALONG_AXIS",
-    "TOPK",
     "clamped",
     "expect_block",
 ]
@@ -266,43 +264,6 @@ class ScatterNd(Op):
         return xp.scatter_at(x, points, updates, attrs["mode"])
 
 
-class Topk(Op):
-    """The ``k`` greatest (or least) elements along ``axis``, in order, and their int64 indices.
-
-    Equal elements come in the order of their indices. NaN counts as the greatest.
-    """
-
-    name = "topk"
-
-    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
-        self.expect_count(operands, 1)
-        (x,) = operands
-        axis, k = normalize_axis(attrs["axis"], x.ndim), attrs["k"]
-        self.expect(not x.dtype.is_bool, "expected a numeric operand, got bool")
-        self.expect(
-            isinstance(k, int | Expr) and not isinstance(k, bool) and bounds(k)[1] >= 0,
-            f"k is a size from 0 up, got {k!r}",
-        )
-        self.expect_facts(operands, attrs)
-        shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-        return TensorType(x.dtype, shape), TensorType(INT64, shape)
-
-    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> list[Fact]:
-        (x,) = operands
-        axis, k = normalize_axis(attrs["axis"], x.ndim), attrs["k"]
-        size = x.shape[axis]
-        if provably_at_most(k, size):
-            return []
-        return [Fact(size - k, 0, f"k is {k}, but axis {axis} of {x} has {size} elements")]
-
-    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
-        (x,) = operands
-        axis = attrs["axis"]
-        order = xp.argsort(x, axis=axis, descending=attrs["largest"])
-        chosen = order[(slice(None),) * axis + (slice(0, attrs["k"]),)]
-        return xp.take_along_axis(x, chosen, axis=axis), xp.cast(chosen, INT64)
-
-
 class OneHot(Composite):
     """A new axis of ``depth`` that is 1 at the operand's value and 0 elsewhere."""
 
@@ -414,7 +375,7 @@ def _fitting(xp: Any, start: Any, last: int) -> Any:
 
 TAKE, TAKE_ALONG_AXIS, GATHER_ND = Take(), TakeAlongAxis(), GatherNd()
 DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE = DynamicSlice(), DynamicUpdateSlice()
-SCATTER, SCATTER_ND, TOPK, ONE_HOT = Scatter(), ScatterNd(), Topk(), OneHot()
+SCATTER, SCATTER_ND, ONE_HOT = Scatter(), ScatterNd(), OneHot()
 
 FAMILY: tuple[Op, ...] = (
     TAKE,
@@ -424,6 +385,5 @@ FAMILY: tuple[Op, ...] = (
     DYNAMIC_UPDATE_SLICE,
     SCATTER,
     SCATTER_ND,
-    TOPK,
     ONE_HOT,
 )

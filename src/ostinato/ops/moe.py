@@ -17,8 +17,9 @@ from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops import activations
 from ostinato.ops.base import Composite
-from ostinato.ops.indexing import TOPK, clamped
+from ostinato.ops.indexing import clamped
 from ostinato.ops.normalization import SOFTMAX
+from ostinato.ops.order import TOPK
 from ostinato.variables import Dim, bounds, prod
 
 if TYPE_CHECKING:

@@ -61,6 +61,7 @@ class NumpyNamespace:
     add, subtract, multiply, divide = np.add, np.subtract, np.multiply, np.true_divide
     floor_divide, remainder, fmod = np.floor_divide, np.remainder, np.fmod
     maximum, minimum = np.maximum, np.minimum
+    copysign, signbit = np.copysign, np.signbit
     equal, not_equal = np.equal, np.not_equal
     less, less_equal = np.less, np.less_equal
     greater, greater_equal = np.greater, np.greater_equal
@@ -184,6 +185,18 @@ class NumpyNamespace:
     def cumprod(x: Any, axis: int) -> Array:
         return np.cumprod(x, axis=axis, dtype=np.asarray(x).dtype)
 
+    @staticmethod
+    def cummax(x: Any, axis: int) -> Array:
+        return np.maximum.accumulate(x, axis=axis)
+
+    @staticmethod
+    def cummin(x: Any, axis: int) -> Array:
+        return np.minimum.accumulate(x, axis=axis)
+
+    @staticmethod
+    def logcumsumexp(x: Any, axis: int) -> Array:
+        return np.logaddexp.accumulate(x, axis=axis)
+
     # -- indexing ---------------------------------------------------------------------------
 
     @staticmethod
@@ -238,6 +251,17 @@ class NumpyNamespace:
                     if not _overlap(*edges, low[batch, box], high[batch, box]) > overlap
                 ]
             found[batch, class_, : len(chosen)] = chosen
+        return found
+
+    @staticmethod
+    def searchsorted(sequence: Any, values: Any, *, right: bool) -> Array:
+        """The first position, or the last, of each value; a sequence for all, or for each row."""
+        side: Any = "right" if right else "left"
+        if sequence.ndim == 1:
+            return np.asarray(np.searchsorted(sequence, values, side))
+        found = np.zeros(values.shape, np.int64)
+        for row in np.ndindex(*values.shape[:-1]):
+            found[row] = np.searchsorted(sequence[row], values[row], side)
         return found
 
     @staticmethod

@@ -261,9 +261,12 @@ class _Parser:
         types: tuple[TensorType, ...],
     ) -> Value:
         name = attrs.pop("name", None)
-        if operands or len(types) != 1 or set(attrs) - ({"init"} if kind == "state" else set()):
+        known = {"init", "inout"} if kind == "state" else set()
+        if operands or len(types) != 1 or set(attrs) - known or len(attrs) > 1:
             raise GraphError(f'{kind}: expected {kind}("name") : type')
         (type_,) = types
+        if attrs.get("inout") is True:
+            return graph.inout(name, type_.shape, type_.dtype)
         if kind == "state":
             init = attrs.get("init", 0)
             if isinstance(init, Digest):

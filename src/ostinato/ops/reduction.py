@@ -10,7 +10,7 @@ element (:mod:`ostinato.ir.facts`).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from ostinato.dtypes import BOOL, INT64
 from ostinato.ir.facts import Fact
@@ -22,14 +22,20 @@ from ostinato.variables import Dim, prod
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+#: The reductions that have results on the way.
+Running: TypeAlias = Literal["sum", "prod", "max", "min", "logsumexp"]
+
 __all__ = [
     "ALL",
     "ANY",
     "ARGMAX",
     "ARGMIN",
+    "CUMMAX",
+    "CUMMIN",
     "CUMPROD",
     "CUMSUM",
     "FAMILY",
+    "LOGCUMSUMEXP",
     "LOGSUMEXP",
     "MAX",
     "MEAN",
@@ -187,14 +193,22 @@ class Scan(Op):
     """A running result along ``axis``.
 
     ``exclusive`` leaves each element out of its own result; ``reverse`` runs from the end.
+
+    Attributes:
+        running: the reduction whose results on the way these are.
+        neutral: the exclusive result of the first element; ``None``: there is none.
     """
 
-    neutral: ClassVar[int]
+    running: ClassVar[Running]
+    neutral: ClassVar[int | None] = None
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 1)
         (x,) = operands
         self.expect(not x.dtype.is_bool, "expected a numeric operand, got bool")
+        self.expect(
+            self.neutral is not None or not attrs["exclusive"], "nothing comes before the first"
+        )
         normalize_axis(attrs["axis"], x.ndim)
         return (x,)
 
@@ -218,6 +232,7 @@ class Cumsum(Scan):
     """The running sum."""
 
     name = "cumsum"
+    running = "sum"
     neutral = 0
 
 
@@ -225,7 +240,37 @@ class Cumprod(Scan):
     """The running product."""
 
     name = "cumprod"
+    running = "prod"
     neutral = 1
+
+
+class Cummax(Scan):
+    """The greatest element so far; NaN from the first one on."""
+
+    name = "cummax"
+    running = "max"
+
+
+class Cummin(Scan):
+    """The least element so far; NaN from the first one on."""
+
+    name = "cummin"
+    running = "min"
+
+
+class Logcumsumexp(Scan):
+    """The running ``log(sum(exp(x)))`` of floats, without overflow."""
+
+    name = "logcumsumexp"
+    running = "logsumexp"
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        (result,) = super().infer(*operands, **attrs)
+        self.expect(result.dtype.is_float, f"expected floats, got {result.dtype}")
+        return (result,)
+
+    def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
+        return operands[0].size * 3
 
 
 class Statistic(Reduces, Composite):
@@ -358,6 +403,7 @@ def _variance(xp: Any, x: Any, axis: tuple[int, ...], keepdims: bool, correction
 
 SUM, PROD, MAX, MIN, ANY, ALL = Sum(), Prod(), Max(), Min(), AnyTrue(), AllTrue()
 ARGMAX, ARGMIN, CUMSUM, CUMPROD = Argmax(), Argmin(), Cumsum(), Cumprod()
+CUMMAX, CUMMIN, LOGCUMSUMEXP = Cummax(), Cummin(), Logcumsumexp()
 MEAN, VAR, STD, LOGSUMEXP, NORM = Mean(), Var(), Std(), Logsumexp(), Norm()
 
 FAMILY: tuple[Op, ...] = (
@@ -371,6 +417,9 @@ FAMILY: tuple[Op, ...] = (
     ARGMIN,
     CUMSUM,
     CUMPROD,
+    CUMMAX,
+    CUMMIN,
+    LOGCUMSUMEXP,
     MEAN,
     VAR,
     STD,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import BOOL, FLOAT32, INT64
+from ostinato.ir.facts import Fact
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.variables import Expr, Symbol, data_symbols, provably_nonnegative
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Value
 
-__all__ = ["BIND_SIZE", "FAMILY", "FLAT_NONZERO", "NON_MAX_SUPPRESSION"]
+__all__ = ["BIND_SIZE", "FAMILY", "FLAT_NONZERO", "NON_MAX_SUPPRESSION", "REQUIRE"]
 
 
 class BindSize(Op):
@@ -44,6 +45,34 @@ class BindSize(Op):
         return (TensorType(INT64, ()),)
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        return operands[0]
+
+
+class Require(Op):
+    """Its operand, where sizes meet ``size >= least``; a run with others is refused.
+
+    ``problem`` has the words for sizes that do not.
+    """
+
+    takes_narrow = True
+    name = "require"
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        self.expect_count(operands, 1)
+        size, least, problem = attrs["size"], attrs["least"], attrs["problem"]
+        self.expect(isinstance(size, int | Expr), f"size is a dim, got {size!r}")
+        self.expect(isinstance(least, int), f"least is an int, got {least!r}")
+        self.expect(isinstance(problem, str), f"problem is a string, got {problem!r}")
+        self.expect_facts(operands, attrs)
+        return operands
+
+    def facts(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> list[Fact]:
+        return [Fact(attrs["size"], attrs["least"], attrs["problem"])]
+
+    def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        return operands[0]
+
+    def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
         return operands[0]
 
 
@@ -118,7 +147,7 @@ class NonMaxSuppression(Op):
         return xp.non_max_suppression(*operands, centered=attrs["centered"])
 
 
-BIND_SIZE, FLAT_NONZERO = BindSize(), FlatNonzero()
+BIND_SIZE, REQUIRE, FLAT_NONZERO = BindSize(), Require(), FlatNonzero()
 NON_MAX_SUPPRESSION = NonMaxSuppression()
 
-FAMILY: tuple[Op, ...] = (BIND_SIZE, FLAT_NONZERO, NON_MAX_SUPPRESSION)
+FAMILY: tuple[Op, ...] = (BIND_SIZE, REQUIRE, FLAT_NONZERO, NON_MAX_SUPPRESSION)

@@ -35,7 +35,9 @@ __all__ = [
     "per_axis",
     "resolve_padding",
     "spatial_widths",
+    "whole_windows",
     "window_count",
+    "window_offsets",
     "window_slices",
     "windowed_shape",
 ]
@@ -196,6 +198,22 @@ def check_windows(
                 f"a window of {dilated(k, d)} positions does not fit on {size + low + high} "
                 "(padded) positions"
             )
+
+
+def whole_windows(
+    padding: Sequence[tuple[int, int]], stride: Sequence[int], ceil_mode: bool
+) -> list[tuple[int, int]]:
+    """Padding within which all windows lie, those of ``ceil_mode`` that hang over the end too."""
+    return [
+        (low, high + (step - 1) * ceil_mode)
+        for (low, high), step in zip(padding, stride, strict=True)
+    ]
+
+
+def window_offsets(kernel: Sequence[int], dilation: Sequence[int]) -> Iterator[list[int]]:
+    """For every kernel position, its distance from the start of the window."""
+    for position in itertools.product(*map(range, kernel)):
+        yield [p * d for p, d in zip(position, dilation, strict=True)]
 
 
 def spatial_widths(padding: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:

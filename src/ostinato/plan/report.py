@@ -74,6 +74,7 @@ class CompileReport:
         kernels: of one run, in order.
         prepared: kernels that run once per write of a param, in order.
         refused: fusions that were not made, with the reason.
+        remarks: of the device, about what it lacks.
         compiled: kernels compiled afresh; ``cached``: taken from the cache.
         seconds: the time of each stage of the compiler.
     """
@@ -86,6 +87,7 @@ class CompileReport:
     kernels: list[KernelNote] = field(default_factory=list)
     prepared: list[KernelNote] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     compiled: int = 0
     cached: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -118,6 +120,7 @@ class CompileReport:
                 *_section("kernels of one run", _kernels(self.kernels)),
                 *_section("kernels once per write of a param", _kernels(self.prepared)),
                 *_section("not fused", _refusals(self.refused)),
+                *self.remarks,
                 f"{self.compiled} kernels compiled, {self.cached} from the cache; {timing}",
             ]
         )

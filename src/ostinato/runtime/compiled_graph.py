@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompiledSizes
     from ostinato.runtime.arrays import Array
-    from ostinato.runtime.execution import Execution
+    from ostinato.runtime.execution import Execution, PreparedRun
 
 __all__ = ["CompiledGraph"]
 
@@ -210,6 +210,12 @@ class CompiledGraph:
             return ran
         return self._execution.run(inputs, out, variables=variables)
 
+    def direct_run(
+        self, shapes: Sequence[tuple[int, ...]], variables: Mapping[str, int]
+    ) -> tuple[Callable[..., bool], tuple[Any, ...]] | None:
+        """For front ends: see :meth:`Execution.direct_run`."""
+        return self._execution.direct_run(shapes, variables)
+
     def run_read_outputs(
         self,
         inputs: Mapping[str, Any] | None,
@@ -262,6 +268,24 @@ class CompiledGraph:
         outputs = self.run(check_typed_inputs(inputs, self.inputs))
         pairs = zip(outputs, self.outputs.values(), strict=True)
         return [(to_bytes(array), spec.dtype) for array, spec in pairs]
+
+    def prepare_run(self, shapes: Sequence[tuple[int, ...]]) -> PreparedRun | None:
+        """Check once that inputs may have these shapes, for runs without further checks.
+
+        For callers that keep the memory of arrays themselves, and have many calls of the same
+        shapes.
+
+        Args:
+            shapes: of the inputs, in order.
+
+        Returns:
+            The run; ``None`` where more than the shapes decides what a run does: handles, contents
+            of inputs, sizes that depend on data, another device's memory.
+
+        Raises:
+            InputError, VariableError: the shapes do not fit.
+        """
+        return self._execution.prepare(shapes)
 
     def run_raw(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,22 @@ if TYPE_CHECKING:
     from ostinato.runtime.handles import Handles
     from ostinato.runtime.signature import Live, Signature
 
-__all__ = ["Execution", "listed", "nothing", "read_only"]
+__all__ = ["Execution", "PreparedRun", "listed", "nothing", "read_only"]
+
+
+class PreparedRun(NamedTuple):
+    """A run on arrays of known shapes, without further checks.
+
+    Attributes:
+        run: called with a buffer for each input, a buffer for each output, and ``variables``. The
+            buffers are C-contiguous and of the declared sizes, written ones apart from all others.
+        variables: of the run.
+        outputs: the shape and dtype of each output.
+    """
+
+    run: Callable[[list[Any], list[Any], tuple[Any, ...]], None]
+    variables: tuple[Any, ...]
+    outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
 
 class Execution:
@@ -142,9 +157,18 @@ class Execution:
                 return self.signature.check_outputs(out, live)
             return self.fresh(live, positions)
 
-        touched = arrays_touched(listed(inputs), listed(out))
+        touched = self._touched(inputs, out)
         with self.in_order(f"{name} reads its results back", touched):
             return self.perform(inputs, choose, feed=feed, variables=given, own=out is None)
+
+    def _touched(self, inputs: Any, out: Any = None) -> Accesses:
+        """The memory of the arrays that a run is given."""
+        written = self.signature.written
+        if not written or not isinstance(inputs, Mapping):
+            return arrays_touched(listed(inputs), listed(out))
+        read = [array for name, array in inputs.items() if name not in written]
+        rest = [array for name, array in inputs.items() if name in written]
+        return arrays_touched(read, [*rest, *listed(out)])
 
     def fresh(self, live: Live, positions: Sequence[int] | None = None) -> list[Array | None]:
         """An array for each output, or those at ``positions``, whose shape depends on no data."""
@@ -171,6 +195,23 @@ class Execution:
         except (ValueError, CaptureError):
             return None
 
+    def direct_run(
+        self, shapes: Sequence[tuple[int, ...]], variables: Mapping[str, int] = NO_VALUES
+    ) -> tuple[Callable[..., bool], tuple[Any, ...]] | None:
+        """The native entry for runs on inputs of these shapes, and its values of Variables.
+
+        It takes the memory of inputs, that of outputs, and the values. The memory has to be right:
+        only its size is checked. ``None``: such runs need the long path.
+
+        Raises:
+            InputError, VariableError: no run takes inputs of these shapes.
+        """
+        signature = self.signature
+        if not self.quick or signature.read:
+            return None
+        live = signature.live(shapes, variables=variables)
+        return None if live.binds else (self.executable.run_direct, live.variables)
+
     def run_in_arena(self, inputs: Sequence[Array], live: Live) -> ArenaOutputs | None:
         """As :meth:`run_quick`, with the results in the arena, on inputs that were recognised."""
         if not self.quick or live.binds:
@@ -186,7 +227,7 @@ class Execution:
         """A run by the long path; see :meth:`CompiledGraph.run_raw`."""
         given = self.values(variables)
         inputs = self.adopted(inputs)
-        with self.in_order("run_raw reads its results back", arrays_touched(listed(inputs))):
+        with self.in_order("run_raw reads its results back", self._touched(inputs)):
             outputs = self.perform(inputs, nothing, variables=given)
             results = self._arena_outputs
             assert results is not None
@@ -199,7 +240,7 @@ class Execution:
         """A run by the long path; see :meth:`CompiledGraph.run_slots`."""
         given = self.values(variables)
         inputs = self.adopted(inputs)
-        touched = arrays_touched(inputs.values())
+        touched = self._touched(inputs)
         with self.in_order("run_slots reads its results back", touched):
             outputs = self.perform(inputs, self.results_in_arena, variables=given)
         offsets = self.executable.current.result_offsets
@@ -212,6 +253,17 @@ class Execution:
         block = self.block(given)
         arrays, live = self.checked(inputs, bound=True, block=block, variables=given)
         return self.bound_call(arrays, self.signature.check_outputs(outputs, live, block), live)
+
+    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> PreparedRun | None:
+        """See :meth:`CompiledGraph.prepare_run`."""
+        signature, executable = self.signature, self.executable
+        aside = executable.unset or self.handles.active or signature.resident
+        if aside or signature.reads_contents or self.context.device.kind != "CPU":
+            return None
+        live = signature.live(shapes)
+        if live.binds:
+            return None
+        return PreparedRun(executable.run, live.variables, live.outputs)
 
     def write_params(self, params: Mapping[str, Any]) -> None:
         """Check params and write them, in turn with runs."""

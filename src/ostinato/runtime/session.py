@@ -12,6 +12,7 @@ from ostinato.errors import GraphError, InputError, UnsupportedOpError
 from ostinato.ir.binding import variable_values
 from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.graph import BaseGraph
+from ostinato.ir.leaves import is_inout
 from ostinato.ir.stored import ExpertSource
 from ostinato.ir.types import MAX_TENSOR_BYTES
 from ostinato.ir.unbuilt import Specialize, specialization_of
@@ -121,6 +122,9 @@ class Session:
         if parts is None:
             _check_sizes(graph, way)
         interface = interface_of(graph)
+        if interface.written and not self.capabilities.inouts:
+            names = ", ".join(map(repr, sorted(interface.written)))
+            raise UnsupportedOpError(f"{self.device} cannot write to inputs: {names}")
         signature = Signature(interface)
         given = signature.check_params({} if params is None else params, cast=options.cast_inputs)
         sources = graph.param_values.sources if parts is None else parts.sources
@@ -277,7 +281,8 @@ def _check_recovery(recover: object, device: Device) -> None:
 def _check_graph(graph: object) -> None:
     if not isinstance(graph, BaseGraph):
         raise GraphError(f"expected a Graph, got {type(graph).__name__}")
-    if not graph.outputs:
+    written = (graph.states[name] for name in graph.assignments)
+    if not (graph.outputs or any(is_inout(value.node) for value in written)):
         raise GraphError(f"graph {graph.name!r} has no outputs: call set_outputs")
 
 

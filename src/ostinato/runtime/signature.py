@@ -16,6 +16,7 @@ from ostinato.ir.binding import check_values, solve_dims
 from ostinato.ir.deferred_graph import deferred
 from ostinato.ir.facts import check_facts
 from ostinato.ir.graph_facts import graph_facts
+from ostinato.ir.leaves import is_inout
 from ostinato.ir.record import Interface
 from ostinato.lazy import LazyModule
 from ostinato.plan.device_array import may_share_memory
@@ -104,6 +105,7 @@ class Signature:
         variables: the graph's Variables by name.
         facts: the conditions of the graph on values of its Variables.
         given: the Variables whose values are known before a run.
+        written: the inputs whose arrays runs write to.
     """
 
     #: The names of these inputs, and by Variable, the model's own name for it.
@@ -126,6 +128,7 @@ class Signature:
         self._expected = [(name, spec.dtype.numpy) for name, spec in self.inputs.items()]
         self._experts = interface.expert_inputs
         self.facts = interface.facts
+        self.written = interface.written
         self._known: dict[tuple[Any, ...], Live] = {}
         # The positions of the inputs whose contents sizes depend on; None: there are none. It is
         # looked up in each run, which in the class would take 20 ns longer than in the object.
@@ -162,6 +165,11 @@ class Signature:
         key = _key(shapes, block) if block else tuple(shapes)
         live = self._known.get(key if self._read is None else (*key, *self._contents(arrays)))
         return None if live is None else (arrays, live)
+
+    @property
+    def reads_contents(self) -> bool:
+        """Whether sizes or checks depend on the contents of inputs."""
+        return self._read is not None or bool(self._experts)
 
     def recognise_in_order(self, arrays: Sequence[Any]) -> Live | None:
         """The sizes that arrays in the order of the inputs give, when it is plain that all is well.
@@ -213,8 +221,11 @@ class Signature:
             raise InputError(f"missing inputs: {', '.join(missing)}")
         arrays = []
         for name, spec in self.inputs.items():
-            array = in_place("input", spec, given[name]) if bound else given[name]
-            arrays.append(checked_array("input", spec, array, cast=cast and not bound))
+            used_in_place = bound or name in self.written
+            array = in_place("input", spec, given[name]) if used_in_place else given[name]
+            arrays.append(checked_array("input", spec, array, cast=cast and not used_in_place))
+            if name in self.written and not arrays[-1].flags.writeable:
+                raise InputError(f"input {name!r} is written by the run; the array is read-only")
         shapes = [array.shape for array in arrays]
         used = self.used(shapes, block) if bound else shapes
         live = self.live(used, block, variables, None if self._read is None else arrays)
@@ -458,15 +469,17 @@ def interface_of(graph: BaseGraph) -> Interface:
     """The interface of a graph; a deferred graph is not built for that."""
     if (parts := deferred(graph)) is not None:
         return parts.interface
+    inouts = {name: value.type for name, value in graph.states.items() if is_inout(value.node)}
     return Interface(
         graph.name,
-        {name: value.type for name, value in graph.inputs.items()},
+        {**{name: value.type for name, value in graph.inputs.items()}, **inouts},
         {name: value.type for name, value in graph.params.items()},
-        {name: value.type for name, value in graph.states.items()},
+        {name: value.type for name, value in graph.states.items() if name not in inouts},
         {name: value.type for name, value in graph.outputs.items()},
         graph.variables,
         _expert_inputs(graph),
         graph_facts(graph),
+        frozenset(inouts),
     )
 
 

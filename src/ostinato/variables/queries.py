@@ -210,8 +210,9 @@ def _mentions(atom: Composite, symbol: Symbol) -> bool:
 def _quotient_of(dim: Expr, rest: Remainder, others: Monomial, factor: int) -> Dim | None:
     """``dim`` with the remainder's term and its quotient's merged, if it has both."""
     scale = Expr({others: factor}, 0) if others else factor
-    quotient = scale * rest.right * Expr({(Quotient(rest.left, rest.right),): 1}, 0)
-    if not isinstance(quotient, Expr) or len(quotient.terms) != 1:
+    right: Dim = rest.right if rest.right.terms else rest.right.const
+    quotient = scale * right * floor_div(rest.left, right)
+    if not isinstance(quotient, Expr) or len(quotient.terms) != 1 or quotient.const:
         return None
     if quotient.terms[0] not in dim.terms:
         return None

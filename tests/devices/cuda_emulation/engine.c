@@ -302,7 +302,7 @@ EXPORT void emu_yield(void) {
     leave();
 }
 
-/* A copy that another unit makes: who waits for it is ordered behind it, however that was done. */
+/* A copy that another unit makes: threads that wait for it are ordered behind it. */
 EXPORT void emu_copy(void *to, const void *from, size_t bytes) {
     access_memory(PC, (void *)from, bytes, 0, 0);
     Region *region = find((uintptr_t)to);

@@ -22,6 +22,7 @@ from tests.devices.cuda_emulation.emulator import EmulatedKernel, Memory, load_k
 
 from .driver import HostDriver, HostFunction, Span
 from .interpreter import INTERPRETED, interpret, memory_at
+from .products import HostProducts
 
 __all__ = ["CudaHostBackend", "HostToolchain", "open_host_driver"]
 
@@ -131,6 +132,9 @@ class CudaHostBackend(CudaBackend):
 
     def _driver(self) -> HostDriver:  # type: ignore[override]  # each has its own
         return self.host
+
+    def _products(self) -> Callable[[], HostProducts]:
+        return partial(HostProducts, self.host)
 
     def _toolchain(self, target: CudaTarget) -> Toolchain:
         return HostToolchain(target)

@@ -327,6 +327,11 @@ class HostDriver:
         code, addresses = self._functions[function], tuple(arguments)
         self._do(stream, lambda: code(launch, addresses, self.span))
 
+    def enqueue(self, call: str, about: object, work: Work, stream: int) -> None:
+        """Add work of a library to a stream."""
+        self._enter(call, about)
+        self._do(stream, work)
+
     # -- graphs ------------------------------------------------------------------------------------
 
     def begin_capture(self, stream: int) -> None:

@@ -41,6 +41,13 @@ Array = np.ndarray[Any, Any]
 #: Points that are computed at once, about, which bounds the memory of intermediate arrays.
 _BLOCK = 1 << 20
 
+_RUNNING = {
+    "sum": ORACLE.cumsum,
+    "prod": ORACLE.cumprod,
+    "max": ORACLE.cummax,
+    "min": ORACLE.cummin,
+    "logsumexp": ORACLE.logcumsumexp,
+}
 _UPDATES = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
@@ -193,10 +200,9 @@ class _Block:
         value = as_oracle(self._everywhere(self._scalar(scan.value)))
         if len(self.shape) == len(self.outer):  # a single step has no axis
             value = value[..., None]
-        run = np.cumsum if scan.op == "sum" else np.cumprod
-        result: Array = run(value, axis=-1, dtype=value.dtype)
+        result: Array = _RUNNING[scan.op](value, axis=-1)
         if scan.exclusive:
-            start = np.full_like(result[..., :1], 0 if scan.op == "sum" else 1)
+            start = np.full_like(result[..., :1], scan.neutral)
             result = np.concatenate([start, result[..., :-1]], axis=-1)
         return result.reshape(self.shape)
 

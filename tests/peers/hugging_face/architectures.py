@@ -125,8 +125,8 @@ _BLOCKS = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
-_WORDS = {**_BLOCKS, "vocab_size": 64, "max_position_embeddings": 66}
-_GROUPED = {**_WORDS, "num_key_value_heads": 2}
+WORDS = {**_BLOCKS, "vocab_size": 64, "max_position_embeddings": 66}
+GROUPED = {**WORDS, "num_key_value_heads": 2}
 _PAIR = {
     "vocab_size": 64,
     "d_model": 32,
@@ -138,7 +138,7 @@ _PAIR = {
     "decoder_ffn_dim": 48,
     "max_position_embeddings": 64,
 }
-_PATCHES = {**_BLOCKS, "image_size": 32, "patch_size": 8}
+PATCHES = {**_BLOCKS, "image_size": 32, "patch_size": 8}
 _WAVES = {
     **_BLOCKS,
     "vocab_size": 64,
@@ -153,12 +153,12 @@ _STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
 
 
 def _encoder(
-    model_type: str, config: Mapping[str, Any] = _WORDS, head: str = "AutoModel", **more: Any
+    model_type: str, config: Mapping[str, Any] = WORDS, head: str = "AutoModel", **more: Any
 ) -> Architecture:
     return Architecture(model_type, {**config, **more}, _TEXT, _LENGTHS, head)
 
 
-def _decoder(model_type: str, config: Mapping[str, Any] = _WORDS, **more: Any) -> Architecture:
+def decoder(model_type: str, config: Mapping[str, Any] = WORDS, **more: Any) -> Architecture:
     config = {**config, **more, "use_cache": False}
     return Architecture(model_type, config, _TEXT, _LENGTHS, "AutoModelForCausalLM")
 
@@ -186,8 +186,8 @@ def _sequences(model_type: str, config: Mapping[str, Any] = _PAIR, **more: Any) 
     return Architecture(model_type, config, (*_TEXT, *_TARGET), _TARGETS, "AutoModelForSeq2SeqLM")
 
 
-def _image(
-    model_type: str, config: Mapping[str, Any] = _PATCHES, head: str = "AutoModel", **more: Any
+def image(
+    model_type: str, config: Mapping[str, Any] = PATCHES, head: str = "AutoModel", **more: Any
 ) -> Architecture:
     """An architecture whose images have the size of its configuration."""
     config = {**config, **more}
@@ -196,7 +196,7 @@ def _image(
     return Architecture(model_type, config, (pixels,), _BATCHES, head)
 
 
-def _area(
+def area(
     model_type: str, config: Mapping[str, Any], head: str = "AutoModel", **more: Any
 ) -> Architecture:
     """An architecture that takes images of any size."""
@@ -209,20 +209,20 @@ def _speech(model_type: str, **more: Any) -> Architecture:
     return Architecture(model_type, {**_WAVES, **more}, (waves,), _SAMPLES)
 
 
-def _text_and_image(model_type: str) -> Architecture:
+def text_and_image(model_type: str) -> Architecture:
     config = {
-        "text_config": {**_WORDS, "projection_dim": 16, "bos_token_id": 1, "eos_token_id": 2},
-        "vision_config": {**_PATCHES, "projection_dim": 16},
+        "text_config": {**WORDS, "projection_dim": 16, "bos_token_id": 1, "eos_token_id": 2},
+        "vision_config": {**PATCHES, "projection_dim": 16},
         "projection_dim": 16,
     }
     pixels = Input("pixel_values", "floats", ("batch", 3, 32, 32))
     return Architecture(model_type, config, (_IDS, pixels, _MASK), _LENGTHS)
 
 
-_GPT2 = _decoder("gpt2", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4})
-_LLAMA = _decoder("llama", _GROUPED)
-_MISTRAL = _decoder("mistral", _GROUPED, sliding_window=4)
-_GEMMA2 = _decoder("gemma2", _GROUPED, head_dim=8, sliding_window=4)
+_GPT2 = decoder("gpt2", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4})
+_LLAMA = decoder("llama", GROUPED)
+_MISTRAL = decoder("mistral", GROUPED, sliding_window=4)
+_GEMMA2 = decoder("gemma2", GROUPED, head_dim=8, sliding_window=4)
 
 ARCHITECTURES = {
     architecture.name: architecture
@@ -290,7 +290,7 @@ ARCHITECTURES = {
         ),
         _encoder("longformer", attention_window=4, max_position_embeddings=80),
         _encoder("big_bird"),
-        Architecture("fnet", _WORDS, (_IDS,), _LENGTHS),
+        Architecture("fnet", WORDS, (_IDS,), _LENGTHS),
         _encoder("convbert", embedding_size=16, conv_kernel_size=3, head_ratio=2),
         _encoder(
             "mobilebert",
@@ -307,14 +307,14 @@ ARCHITECTURES = {
         ),
         Architecture(
             "layoutlm",
-            {**_WORDS, "max_2d_position_embeddings": 128},
+            {**WORDS, "max_2d_position_embeddings": 128},
             (_IDS, Input("bbox", "boxes", ("batch", "length", 4)), _MASK),
             _LENGTHS,
         ),
         # Text: decoders
         _GPT2,
         _with_cache(_GPT2, 4),
-        _decoder(
+        decoder(
             "gpt_neo",
             {
                 "vocab_size": 64,
@@ -326,25 +326,25 @@ ARCHITECTURES = {
                 "max_position_embeddings": 64,
             },
         ),
-        _decoder("gpt_neox", rotary_pct=0.5),
-        _decoder("gptj", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}, rotary_dim=4),
-        _decoder("opt", ffn_dim=48, word_embed_proj_dim=32),
-        _decoder("bloom", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+        decoder("gpt_neox", rotary_pct=0.5),
+        decoder("gptj", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}, rotary_dim=4),
+        decoder("opt", ffn_dim=48, word_embed_proj_dim=32),
+        decoder("bloom", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
         _LLAMA,
         _with_cache(_LLAMA, 2),
         _MISTRAL,
         _with_cache(_MISTRAL, 2),
-        _decoder("qwen2", _GROUPED),
-        _decoder("qwen3", _GROUPED, head_dim=8),
-        _decoder("gemma", _GROUPED, head_dim=8),
+        decoder("qwen2", GROUPED),
+        decoder("qwen3", GROUPED, head_dim=8),
+        decoder("gemma", GROUPED, head_dim=8),
         _GEMMA2,
         _with_cache(_GEMMA2, 2),
-        _decoder("phi", _GROUPED, partial_rotary_factor=0.5),
-        _decoder("phi3", _GROUPED, pad_token_id=0),
-        _decoder("falcon", num_kv_heads=4, new_decoder_architecture=False),
-        _decoder(
+        decoder("phi", GROUPED, partial_rotary_factor=0.5),
+        decoder("phi3", GROUPED, pad_token_id=0),
+        decoder("falcon", num_kv_heads=4, new_decoder_architecture=False),
+        decoder(
             "mixtral",
-            _GROUPED,
+            GROUPED,
             num_local_experts=4,
             num_experts_per_tok=2,
             experts_implementation="batched_mm",
@@ -406,11 +406,11 @@ ARCHITECTURES = {
             _BATCHES,
         ),
         # Images
-        _image("vit"),
-        _image("deit"),
-        _image("beit", use_relative_position_bias=True, use_absolute_position_embeddings=True),
-        _area("dinov2", _PATCHES),
-        _area(
+        image("vit"),
+        image("deit"),
+        image("beit", use_relative_position_bias=True, use_absolute_position_embeddings=True),
+        area("dinov2", PATCHES),
+        area(
             "swin",
             {
                 "image_size": 32,
@@ -421,12 +421,12 @@ ARCHITECTURES = {
                 "window_size": 4,
             },
         ),
-        _area("convnext", _STAGES),
-        _area("convnextv2", _STAGES),
-        _area("resnet", _STAGES, embedding_size=8),
-        _area("regnet", _STAGES, embedding_size=8, groups_width=4),
-        _area("mobilenet_v2", {"depth_multiplier": 0.25}),
-        _area(
+        area("convnext", _STAGES),
+        area("convnextv2", _STAGES),
+        area("resnet", _STAGES, embedding_size=8),
+        area("regnet", _STAGES, embedding_size=8, groups_width=4),
+        area("mobilenet_v2", {"depth_multiplier": 0.25}),
+        area(
             "mobilevit",
             {
                 "image_size": 64,
@@ -435,7 +435,7 @@ ARCHITECTURES = {
                 "num_attention_heads": 4,
             },
         ),
-        _area(
+        area(
             "segformer",
             {
                 **_STAGES,
@@ -445,13 +445,13 @@ ARCHITECTURES = {
             },
             "AutoModelForSemanticSegmentation",
         ),
-        _area("poolformer", {**_STAGES, "mlp_ratio": 2.0}),
-        _area(
+        area("poolformer", {**_STAGES, "mlp_ratio": 2.0}),
+        area(
             "yolos",
             {**_BLOCKS, "image_size": [64, 64], "patch_size": 8, "num_detection_tokens": 5},
             "AutoModelForObjectDetection",
         ),
-        _area(
+        area(
             "detr",
             {
                 **{key: value for key, value in _PAIR.items() if key != "vocab_size"},
@@ -469,7 +469,7 @@ ARCHITECTURES = {
             "AutoModelForObjectDetection",
         ),
         # Text and images
-        _text_and_image("clip"),
-        _text_and_image("blip"),
+        text_and_image("clip"),
+        text_and_image("blip"),
     )
 }

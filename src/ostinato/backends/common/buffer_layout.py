@@ -67,11 +67,13 @@ class BufferLayout:
             (Slot.MASKED_TAIL, (Role.MASKED_TAIL,)),
             (Slot.RESIDENT, (Role.RESIDENT,)),
         ):
-            members = [b for b in owned if b.role in roles and b not in non_retained]
+            members = [
+                b for b in owned if b.role in roles and not (b in non_retained or b.is_inout)
+            ]
             offsets, size = _side_by_side(members)
             locations.update((b, (int(slot), o)) for b, o in zip(members, offsets, strict=True))
             sizes.append(size)
-        for number, buffer in enumerate((*program.inputs.values(), *outputs), len(Slot)):
+        for number, buffer in enumerate(program.externals, len(Slot)):
             locations[buffer] = (number, 0)
         return BufferLayout(locations, tuple(sizes), tuple(results), placement)
 

@@ -57,7 +57,7 @@ def build_image(
 
     def external(buffer: LoweredBuffer) -> External:
         symbol = size_symbol(external_bytes(buffer))
-        return External(buffer.nbytes, buffer.role is Role.OUTPUT, symbol)
+        return External(buffer.nbytes, buffer.role in (Role.OUTPUT, Role.STATE), symbol)
 
     return kind(
         objects=tuple(objects),
@@ -80,8 +80,9 @@ def build_image(
         states={
             name: _state(buffer, layout.locations[buffer])
             for name, buffer in program.states.items()
+            if not buffer.is_inout
         },
-        externals=tuple(map(external, (*program.inputs.values(), *program.outputs.values()))),
+        externals=tuple(map(external, program.externals)),
         variables=tuple(
             (v.name, max(v.min, lowered.least.get(v.name, v.min)), v.max) for v in program.variables
         ),

@@ -108,8 +108,7 @@ def make_plan(
     """
     program, layout = lowered.program, lowered.layout
     sizes = {v.name: v.max for v in program.variables}
-    external = [*program.inputs.values(), *program.outputs.values()]
-    own = [context.storage(buffer.nbytes) for buffer in external]
+    own = [context.storage(buffer.nbytes) for buffer in program.externals]
     storages = [*(lent[slot] for slot in Slot), *own]
     at = {buffer: (storages[slot], offset) for buffer, (slot, offset) in layout.locations.items()}
     at.update((buffer, (lent[buffer.name], 0)) for buffer in lowered.non_retained)
@@ -131,7 +130,7 @@ def make_plan(
             live_sizes=lambda: executable.live_sizes,
             block=block,
         ),
-        inputs={name: buffers[b] for name, b in program.inputs.items()},
+        inputs={name: buffers[b] for name, b in {**program.inputs, **program.inouts}.items()},
         outputs={name: buffers[b] for name, b in program.outputs.items()},
         memory=program_memory(program, layout.placement, lowered.non_retained),
         preparation=ops.preparation,
@@ -152,7 +151,7 @@ def _plan_buffer(
     write: Callable[[np.ndarray[Any, Any]], None] | None = None
     if buffer.role is Role.PARAM:
         write = partial(_write_param, executable, buffer.name)
-    elif buffer.role is Role.STATE:
+    elif buffer.role is Role.STATE and not buffer.is_inout:
         write = partial(executable.write_state, buffer.name)
     read_only = _READ_ONLY.get(buffer.role, "")
     return Buffer(storage, offset, buffer.type, sizes=sizes, read_only=read_only, write=write)

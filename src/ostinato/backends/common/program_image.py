@@ -124,7 +124,7 @@ class ProgramImage(NamedTuple, Generic[S]):
         intermediate_bytes: how much of the arena lives within a run.
         constants: where in their slot, and what.
         params, states: by name.
-        externals: inputs, then outputs.
+        externals: inputs, states in memory that each run is given, then outputs.
         variables: name and bounds of the Variables, in the order of the kernels' ``vars``.
         routings: of the layers that choose experts, in order.
         live_sizes: by data-dependent Variable, where in the arena a run leaves its value.

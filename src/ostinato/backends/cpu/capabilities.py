@@ -30,6 +30,7 @@ CAPABILITIES = Capabilities(
     padded_conv=False,
     experts_in_file=True,
     shared_weights=True,
+    inouts=True,
 )
 
 

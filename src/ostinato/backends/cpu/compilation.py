@@ -173,8 +173,7 @@ def _compile_kernels(
     before = replace(cache.counters)
     matrices = [m for layer in program.stored_experts for m in layer.matrices]
     kernels = [*program.kernels, *(matrix.packing.nest for matrix in matrices)]
-    externals = [*program.inputs.values(), *program.outputs.values()]
-    sizes = [external_bytes(buffer) for buffer in externals]
+    sizes = [external_bytes(buffer) for buffer in program.externals]
     controls = [call.kernel for call in program.calls if isinstance(call.kernel, Control)]
     sizes += [kernel.trips for kernel in controls if kernel.trips is not None]
     compiler = KernelCompiler(target, cache)

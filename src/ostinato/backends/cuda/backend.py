@@ -9,18 +9,20 @@ from ostinato.backends.base import Backend
 from ostinato.backends.common.stored_program import StoredProgram
 from ostinato.backends.cuda.code import load_image, load_objects
 from ostinato.backends.cuda.context import CudaContext
+from ostinato.backends.cuda.cublaslt import CublasLt, find_library
 from ostinato.backends.cuda.driver import nvidia_driver
 from ostinato.backends.cuda.executable import CudaExecutable
 from ostinato.backends.cuda.gpu import Gpu
 from ostinato.backends.cuda.image import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.base import Capabilities, Executable, Progress
     from ostinato.backends.common.experts import ExpertsInFile
     from ostinato.backends.cuda.compilation import Compilation
     from ostinato.backends.cuda.driver import Driver
+    from ostinato.backends.cuda.product import ProductLibrary
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.backends.cuda.toolchain import Toolchain
     from ostinato.backends.device import Device
@@ -41,7 +43,7 @@ class CudaBackend(Backend):
 
     def __init__(self, device: Device, threads: int | None = None) -> None:
         self.device = device
-        self.gpu = Gpu(self._driver(), device)
+        self.gpu = Gpu(self._driver(), device, self._products())
 
     @classmethod
     def _driver(cls) -> Driver:
@@ -51,6 +53,11 @@ class CudaBackend(Backend):
             DeviceUnavailableError: there is none, or the packages for it are missing.
         """
         return nvidia_driver()
+
+    def _products(self) -> Callable[[], ProductLibrary] | None:
+        """Opens the library of matrix products; ``None``: it is not installed."""
+        path = find_library()
+        return None if path is None else partial(CublasLt, path)
 
     def _toolchain(self, target: CudaTarget) -> Toolchain:
         """The compiler of kernels."""
@@ -95,7 +102,7 @@ class CudaBackend(Backend):
         load = partial(self._executable, params=params, graphs=options.launch_graphs)
         if not options.stored_programs:
             return load(self._compile(graph, options, progress))
-        target = f"{self.device.kind} {self.toolchain.identity}"
+        target = f"{self.device.kind} {self.toolchain.identity} {self.gpu.has_products}"
         stored = StoredProgram(graph, options, Image, target, partial(self._recompile, options))
         image = stored.image
         code = None if image is None else load_image(self.gpu, image.objects)
@@ -124,7 +131,15 @@ class CudaBackend(Backend):
     ) -> Compilation:
         from ostinato.backends.cuda.compilation import compile_graph
 
-        return compile_graph(graph, options, self.toolchain, self.device, progress, built=built)
+        return compile_graph(
+            graph,
+            options,
+            self.toolchain,
+            self.device,
+            progress,
+            built=built,
+            has_products=self.gpu.has_products,
+        )
 
     def _recompile(
         self, options: CompileOptions, graph: BaseGraph, built: BaseGraph

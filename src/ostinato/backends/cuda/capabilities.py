@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Capabilities
 from ostinato.backends.common.lowering_options import lowering_options as shared_options
+from ostinato.backends.cuda.rules.library import LibrarySettings
 from ostinato.backends.cuda.rules.table import LOWERED_OPS, CudaLowering
 from ostinato.dtypes import ALL_DTYPES, NARROW_DTYPES
 from ostinato.ir.leaves import LEAVES
@@ -26,9 +27,15 @@ CAPABILITIES = Capabilities(
 )
 
 
-def lowering_options(options: CompileOptions) -> CudaLowering:
-    """The settings of lowering under these switches."""
+def lowering_options(options: CompileOptions, *, has_products: bool = False) -> CudaLowering:
+    """The settings of lowering under these switches.
+
+    Args:
+        options: the switches.
+        has_products: whether there is a library of matrix products.
+    """
     shared, on = shared_options(options), options.optimize
+    library = LibrarySettings(options.tf32, options.time_products)
     return CudaLowering(
         shared,
         templates=on,
@@ -36,4 +43,5 @@ def lowering_options(options: CompileOptions) -> CudaLowering:
         segments=on and options.segments,
         stream_weights=options.stream_weights,
         exchange=options.segment_exchange,
+        library=library if on and has_products and options.library_products else None,
     )

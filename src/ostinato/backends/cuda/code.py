@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.control import CudaControl
 from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.backends.cuda.rules.library import LibraryProduct
 from ostinato.cache.objects import process_cache
 from ostinato.lower.control import Control
 from ostinato.lower.loopir.text import kernel_text
@@ -29,7 +30,8 @@ class KernelCode:
     """A kernel as it was compiled.
 
     Attributes:
-        kernel: the kernel; ``None``: the step only marks where control flow goes on.
+        kernel: the kernel; ``None``: a library computes it, or the step only marks where control
+            flow goes on.
         described: the kernel that it was made of.
         toolchain: its compiler.
     """
@@ -102,6 +104,8 @@ class CudaCode:
 
 def _on_device(kernel: Kernel, variables: tuple[Symbol, ...]) -> CudaKernel | None:
     """The device's kernel for one of a program."""
+    if isinstance(kernel, LibraryProduct):
+        return None
     if isinstance(kernel, Control):
         return CudaControl.of(kernel, variables) if kernel.decides else None
     assert isinstance(kernel, CudaKernel)

@@ -13,6 +13,7 @@ from ostinato.backends.cuda.capabilities import CAPABILITIES, lowering_options
 from ostinato.backends.cuda.code import CudaCode
 from ostinato.backends.cuda.image import Image, Step
 from ostinato.backends.cuda.kernel import CudaSizeStep
+from ostinato.backends.cuda.rules.library import LIBRARY, LibraryProduct, suits
 from ostinato.backends.cuda.rules.table import lower_for_cuda
 from ostinato.cache.objects import process_cache
 from ostinato.lower.control import Control, control_targets
@@ -73,6 +74,9 @@ class Compilation:
 
     def _step(self, call: Call) -> Step:
         kernel, code = call.kernel, self.code.code(call.kernel)
+        if isinstance(kernel, LibraryProduct):
+            places = tuple(map(self.lowered.place, call.buffers))
+            return Step("", kernel.arguments(places), product=tuple(kernel.product))
         step = Step(
             "" if code.kernel is None else code.name,
             tuple(map(self.lowered.place, call.buffers)),
@@ -98,6 +102,7 @@ def compile_graph(
     progress: Progress | None = None,
     *,
     built: BaseGraph | None = None,
+    has_products: bool = False,
 ) -> Compilation:
     """Compile ``graph``.
 
@@ -106,8 +111,10 @@ def compile_graph(
         toolchain: compiles kernels.
         device: for the report.
         built: the user's graph, if that is another object than ``graph``.
+        has_products: whether there is a library of matrix products.
     """
-    lower = partial(lower_for_cuda, settings=lowering_options(options))
+    settings = lowering_options(options, has_products=has_products)
+    lower = partial(lower_for_cuda, settings=settings)
     lowered = lower_graph(graph, options, device, CAPABILITIES, lower, built=built)
     report, program = lowered.report, lowered.program
     before = replace(process_cache().counters)
@@ -118,4 +125,12 @@ def compile_graph(
     report.compiled = after.misses - before.misses
     report.cached = after.disk_hits + after.hits - before.disk_hits - before.hits
     note_kernels(report, program, lambda call: code.code(call.kernel).name)
+    if (
+        options.library_products
+        and not has_products
+        and any(map(suits, lowered.origin.lowered.nodes))
+    ):
+        report.remarks.append(
+            f"{LIBRARY} is not installed, so large matmuls run slower: pip install nvidia-cublas"
+        )
     return Compilation(lowered, code)

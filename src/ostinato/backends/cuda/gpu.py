@@ -14,9 +14,11 @@ from ostinato.errors import DeviceError, DeviceMemoryError
 from ostinato.plan.dlpack import LEGACY_STREAM
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from ostinato.backends.cuda.driver import DeviceProperties, Driver
+    from ostinato.backends.cuda.product import ProductLibrary
     from ostinato.backends.device import Device
 
 __all__ = ["CurrentContext", "Gpu", "Library", "Stream"]
@@ -28,14 +30,21 @@ class Gpu:
     Args:
         driver: the driver.
         device: its name.
+        products: opens the library of matrix products; ``None``: there is none.
 
     Attributes:
         driver, device: see above.
     """
 
-    def __init__(self, driver: Driver, device: Device) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        device: Device,
+        products: Callable[[], ProductLibrary] | None = None,
+    ) -> None:
         self.driver = driver
         self.device = device
+        self._open_products = products
         self._process = os.getpid()
         self._context = driver.retain(device.index)
         self._current = CurrentContext(self, self._context)
@@ -58,6 +67,20 @@ class Gpu:
             found.shared_bytes_per_block,
             found.threads_per_multiprocessor,
         )
+
+    @property
+    def has_products(self) -> bool:
+        """Whether there is a library of matrix products."""
+        return self._open_products is not None
+
+    @cached_property
+    def products(self) -> ProductLibrary | None:
+        """The library of matrix products, opened at its first use.
+
+        Raises:
+            DeviceUnavailableError: its file cannot be loaded.
+        """
+        return None if self._open_products is None else self._open_products()
 
     @cached_property
     def memory_stream(self) -> Stream:

@@ -24,6 +24,8 @@ class Step(NamedTuple):
         control: the kind of decision, a :class:`~ostinato.lower.control.ControlKind`; else 0.
         target: of a decision, the step that it may jump to.
         nbytes: of a copy, its size.
+        product: of a product by a library, its :class:`~ostinato.backends.cuda.product.Product` as
+            plain tuples; else empty.
     """
 
     code: str
@@ -34,6 +36,7 @@ class Step(NamedTuple):
     control: int = 0
     target: int = 0
     nbytes: int = 0
+    product: tuple[Any, ...] = ()
 
     @property
     def launch(self) -> Launch:

@@ -9,6 +9,7 @@ from ostinato.backends.cuda.capabilities import CAPABILITIES, lowering_options
 from ostinato.backends.cuda.code import CudaCode, KernelCode, load_objects
 from ostinato.backends.cuda.image import Step
 from ostinato.backends.cuda.kernel import CudaSizeStep
+from ostinato.backends.cuda.rules.library import LibraryProduct
 from ostinato.backends.cuda.rules.table import lower_for_cuda
 from ostinato.backends.options import CompileOptions
 from ostinato.errors import PlanError
@@ -41,11 +42,11 @@ class LoadedCode:
 
     Attributes:
         code: its code.
-        library: the library that has it.
+        library: the compiled kernels that it is among; ``None``: a library computes it.
     """
 
     code: KernelCode
-    library: Library
+    library: Library | None
 
     @property
     def source(self) -> str:
@@ -66,7 +67,9 @@ class _CudaCompiler:
         self._gpu = gpu
 
     def lower(self, graph: BaseGraph, variables: tuple[Symbol, ...]) -> Program:
-        return lower_for_cuda(graph, lowering_options(CompileOptions(segments=False)), variables)[0]
+        options = CompileOptions(segments=False, time_products=False)
+        settings = lowering_options(options, has_products=self._gpu.has_products)
+        return lower_for_cuda(graph, settings, variables)[0]
 
     def code(self, program: Program) -> Callable[[Kernel], LoadedCode]:
         kernels = [call.kernel for call in (*program.prepare, *program.calls)]
@@ -75,7 +78,7 @@ class _CudaCompiler:
 
         def loaded(kernel: Kernel) -> LoadedCode:
             code = compiled.code(kernel)
-            return LoadedCode(code, libraries[code.name])
+            return LoadedCode(code, None if code.kernel is None else libraries[code.name])
 
         return loaded
 
@@ -111,8 +114,14 @@ def op_steps(ops: Sequence[PreparedOp], memory: OpMemory) -> tuple[list[Step], d
                     raise PlanError(f"{op.name} {what}")
                 assert isinstance(code, LoadedCode)
                 name = code.code.name
-                libraries[name] = code.library
                 places = tuple(memory.place(buffer) for buffer in op.buffers)
+                if isinstance(op.kernel.kernel, LibraryProduct):
+                    product = op.kernel.kernel
+                    entry = tuple(product.product)
+                    steps.append(Step("", product.arguments(places), product=entry))
+                    continue
+                assert code.library is not None
+                libraries[name] = code.library
                 steps.append(Step(name, places, code.code.shape))
             case Copy():
                 places = memory.place(op.target), memory.place(op.source)

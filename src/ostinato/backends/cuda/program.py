@@ -6,8 +6,10 @@ import ctypes
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from ostinato.backends.cuda.algorithms import ReadyProduct, ready_product
 from ostinato.backends.cuda.graphs import Graphs
 from ostinato.backends.cuda.memory import DeviceBlock, host_address
+from ostinato.backends.cuda.product import Product
 from ostinato.backends.cuda.staging import Staging
 from ostinato.errors import VariableError
 from ostinato.lower.control import ControlKind
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
     #: Addresses by slot.
     _Slots: TypeAlias = Sequence[int] | Mapping[int, int]
+
+    #: The launched part of a step: the driver's kernel, or a product by a library.
+    _Function: TypeAlias = int | ReadyProduct
 
 __all__ = ["CudaProgram", "Places"]
 
@@ -100,7 +105,7 @@ class CudaProgram:
         self._gpu: Gpu = stream.gpu
         self._stream = stream
         self._steps = tuple(steps)
-        self._functions = [_function(step, code) for step in steps]
+        self._functions = [_function(self._gpu, step, code) for step in steps]
         self._externals = tuple(externals)
         self._fixed = fixed
         self._decides = any(step.control for step in steps)
@@ -164,11 +169,12 @@ class CudaProgram:
     ) -> None:
         """Run other steps once, on the given addresses of slots, and wait."""
         stream = self._stream.handle
+        functions = [_function(self._gpu, step, code) for step in steps]
         with self._stream.guard, self._gpu.current() as driver:
             self._staging.write_variables(())
             self._staging.copy_in(driver, stream)
-            for step in steps:
-                self._launch(driver, step, _function(step, code), slots)
+            for step, function in zip(steps, functions, strict=True):
+                self._launch(driver, step, function, slots)
             driver.synchronize(stream)
 
     def places(self, blocks: Sequence[Any], variables: Sequence[int]) -> Places:
@@ -289,7 +295,7 @@ class CudaProgram:
         for position in range(start, end):
             self._launch(driver, self._steps[position], self._functions[position], slots)
 
-    def _launch(self, driver: Driver, step: Step, function: int, slots: _Slots) -> None:
+    def _launch(self, driver: Driver, step: Step, function: _Function, slots: _Slots) -> None:
         _launch(driver, step, function, slots, self._staging.variables, self._stream.handle)
 
     def _timed(self, driver: Driver, start: int, end: int, slots: Sequence[int]) -> list[float]:
@@ -347,19 +353,23 @@ class CudaProgram:
 
 
 def _launch(
-    driver: Driver, step: Step, function: int, slots: _Slots, variables: int, stream: int
+    driver: Driver, step: Step, function: _Function, slots: _Slots, variables: int, stream: int
 ) -> None:
-    """Launch a step: a kernel, or a copy."""
+    """Launch a step: a kernel, a product by a library, or a copy."""
     addresses = [slots[slot] + offset for slot, offset in step.arguments]
-    if function:
+    if isinstance(function, ReadyProduct):
+        function.launch(addresses, stream)
+    elif function:
         driver.launch(function, step.launch, [*addresses, variables], stream)
     elif step.nbytes:
         target, source = addresses
         driver.copy(target, source, step.nbytes, stream)
 
 
-def _function(step: Step, code: Mapping[str, Library]) -> int:
-    """The kernel of a step; 0 for one without."""
+def _function(gpu: Gpu, step: Step, code: Mapping[str, Library]) -> _Function:
+    """The kernel of a step, or its product; 0 for one without."""
+    if step.product:
+        return ready_product(gpu, Product.of_entry(step.product))
     return code[step.code].function(step.code, step.launch.shared_bytes) if step.code else 0
 
 

@@ -14,7 +14,7 @@ from ostinato.lower.fusion.siblings import sibling_key
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
@@ -32,13 +32,16 @@ _MOST_MATMULS = 8
 _FEW_COLUMNS, _SMALL_PART = 64, 8
 
 
-def fused_horizontally(regions: Sequence[Region]) -> list[_Group]:
+def fused_horizontally(
+    regions: Sequence[Region], able: Callable[[Node], bool] | None = None
+) -> list[_Group]:
     """The regions in an order in which they can run, those together that share a kernel.
 
     Args:
         regions: each after those that it reads.
+        able: whether a root may share a kernel; by default, all matmuls may.
     """
-    return _Grouper(regions).ordered()
+    return _Grouper(regions, able).ordered()
 
 
 def _are_alike(matmuls: Sequence[Node]) -> bool:
@@ -49,7 +52,7 @@ def _are_alike(matmuls: Sequence[Node]) -> bool:
 
 
 class _Grouper:
-    def __init__(self, regions: Sequence[Region]) -> None:
+    def __init__(self, regions: Sequence[Region], able: Callable[[Node], bool] | None) -> None:
         self._position = {region: position for position, region in enumerate(regions)}
         self._region_of = {node: region for region in regions for node in region.members}
         fixed = {node for region in regions if region.fixed for node in region.members}
@@ -57,7 +60,9 @@ class _Grouper:
         open_ones: defaultdict[object, list[_Group]] = defaultdict(list)
         for region in regions:
             keys = {sibling_key(root, fixed) for root in region.roots}
-            key = keys.pop() if len(keys) == 1 and not region.fixed else None
+            alike = len(keys) == 1 and not region.fixed
+            alike = alike and (able is None or all(map(able, region.roots)))
+            key = keys.pop() if alike else None
             found = None if key is None else self._group_for(region, open_ones[key])
             if found is None:
                 found = []

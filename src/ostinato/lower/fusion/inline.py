@@ -126,7 +126,7 @@ def _reads_once(use: _Use, region_of: dict[Node, Region]) -> bool:
         return False
     if isinstance(reader.op, Elementwise):
         return prod(reader.inputs[position].shape) == prod(reader.outputs[0].shape)
-    return reader.op.name != "take" or position != 0
+    return reader.op.name not in ("take", "searchsorted") or position != 0
 
 
 def _is_prepared(use: _Use, region_of: dict[Node, Region]) -> bool:

@@ -33,7 +33,7 @@ from ostinato.records import dataclass, field
 from ostinato.variables import Dim, bounds, prod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ostinato.ir.graph import Node, Value
 
@@ -133,13 +133,21 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
 
 
 def form_regions(
-    nodes: Sequence[Node], options: FusionOptions
+    nodes: Sequence[Node],
+    options: FusionOptions,
+    takes_epilogue: Callable[[Node], bool] | None = None,
 ) -> tuple[list[Region], list[Refusal]]:
     """Regions in an order in which they can run, and the fusions that were refused.
 
     Views, leaves and index ops belong to no region: readers look through them.
+
+    Args:
+        nodes: all that is computed, in order.
+        options: the fusions that are on.
+        takes_epilogue: whether the device's kernel of a root takes an epilogue; by default, that is
+            for its op to say.
     """
-    former = _Former(options, _stored_producers(nodes))
+    former = _Former(options, _stored_producers(nodes), takes_epilogue)
     for node in nodes:
         if not is_transparent(node):
             former.add(node)
@@ -163,9 +171,15 @@ def values_between(
 
 
 class _Former:
-    def __init__(self, options: FusionOptions, stored: set[Node]) -> None:
+    def __init__(
+        self,
+        options: FusionOptions,
+        stored: set[Node],
+        takes_epilogue: Callable[[Node], bool] | None,
+    ) -> None:
         self.options = options
         self._stored = stored
+        self._takes_epilogue = takes_epilogue
         self.refused: list[Refusal] = []
         self._position: dict[Node, int] = {}
         self._readers: dict[Node, list[Node]] = {}
@@ -242,6 +256,8 @@ class _Former:
         options = self.options
         if left.root is not None and not left.root.op.takes_epilogue:
             return "off"
+        if any(not self._epilogue_after(root) for root in left.roots):
+            return "a library multiplies, without an epilogue"
         if left.roots and right.roots and not self._share_epilogue(left.roots + right.roots):
             return "both need a kernel of their own"
         if self._widens_stored(edge.producer, node):
@@ -265,6 +281,10 @@ class _Former:
         if merged.inner is not None and _too_few_rows(merged, options):
             return "too few rows to run in parallel"
         return self._order_refusal(merged)
+
+    def _epilogue_after(self, root: Node) -> bool:
+        """Whether the device's kernel of a root takes an epilogue."""
+        return self._takes_epilogue is None or self._takes_epilogue(root)
 
     def _widens_stored(self, producer: Node, node: Node) -> bool:
         """Whether ``node`` makes integers wider that other kernels read as they are."""

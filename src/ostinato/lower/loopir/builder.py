@@ -365,6 +365,35 @@ def _rope(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
     return Guard((2 * pairs - 1 - j,), turned, build.at(x, indices), x.dtype)
 
 
+def _searchsorted(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
+    """A binary search written out: each step decides one bit of the position."""
+    sequence, values = node.inputs
+    size, bits = sequence.shape[-1], bounds(sequence.shape[-1])[1].bit_length()
+    lead = indices[:-1] if sequence.ndim > 1 else ()
+    wanted = build.at(values, indices)
+    found: Scalar = Number(0, INT64)
+    for bit in reversed(range(bits)):
+        last = Apply("add", (found, Number((1 << bit) - 1, INT64)), INT64)
+        at = build.bind(last, (1 << bits) - 1)
+        precedes = _precedes(build.at(sequence, (*lead, at)), wanted, or_equal=node.attrs["right"])
+        inside = (size - 1 - at,)
+        moves = Guard(inside, precedes, Number(False, BOOL), BOOL, build.bindings_of(*inside))
+        further = Apply("add", (found, Number(1 << bit, INT64)), INT64)
+        found = Apply("where", (moves, further, found), INT64)
+    return found
+
+
+def _precedes(element: Scalar, value: Scalar, *, or_equal: bool) -> Scalar:
+    """Whether an element of a sorted sequence comes before a value, NaN last."""
+    if or_equal:
+        last = Apply("not_equal", (value, value), BOOL)
+        before = Apply("less_equal", (element, value), BOOL)
+        return Apply("logical_or", (before, last), BOOL)
+    number = Apply("equal", (element, element), BOOL)
+    after = Apply("less_equal", (value, element), BOOL)
+    return Apply("logical_and", (Apply("logical_not", (after,), BOOL), number), BOOL)
+
+
 def _iota(build: KernelBuilder, node: Node, indices: Indices) -> Scalar:
     index = indices[node.attrs["axis"]]
     return IndexValue(index, node.outputs[0].dtype, build.bindings_of(index))
@@ -383,6 +412,7 @@ POINTWISE: dict[str, _Rule] = {
     "take_along_axis": _take_along_axis,
     "gather_nd": _gather_nd,
     "rope": _rope,
+    "searchsorted": _searchsorted,
 }
 
 #: Ops that are computed from indices alone, or only move them: no kernel ever stores their result

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
     from ostinato.ir.op import Attr
+    from ostinato.ops.reduction import Running
 
 __all__ = [
     "Accumulator",
@@ -195,18 +196,42 @@ class Reduce:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """A running sum or product along the stage's last axis, stored at every step.
+    """A running reduction along the stage's last axis, stored at every step.
 
     ``value`` has the accumulator's dtype and is rounded to the buffer's on the way out.
     """
 
-    op: Literal["sum", "prod"]
+    op: Running
     value: Scalar
     dtype: DType
     buffer: int
     index: Dim
     exclusive: bool = False
 
+    @property
+    def combine(self) -> str:
+        """The elementwise op that takes a value into the result so far."""
+        return _COMBINE[self.op]
+
+    @property
+    def neutral(self) -> int | float:
+        """The result before the first value."""
+        match self.op:
+            case "sum" | "prod":
+                return int(self.op == "prod")
+            case "min":
+                return self.dtype.highest
+            case _:
+                return self.dtype.lowest
+
+
+_COMBINE: dict[Running, str] = {
+    "sum": "add",
+    "prod": "multiply",
+    "max": "maximum",
+    "min": "minimum",
+    "logsumexp": "logaddexp",
+}
 
 Statement: TypeAlias = Store | Reduce | Scan
 

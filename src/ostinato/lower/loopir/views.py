@@ -153,6 +153,13 @@ def _flip(node: Node, indices: Indices) -> tuple[Value, Indices]:
     )
 
 
+def _affine_view(node: Node, indices: Indices) -> tuple[Value, Indices]:
+    found: list[Dim] = []
+    for start, steps in zip(node.attrs["starts"], node.attrs["steps"], strict=True):
+        found.append(start + sum(i * step for i, step in zip(indices, steps, strict=True)))
+    return node.inputs[0], tuple(found)
+
+
 #: The view ops by name, each with its rule.
 VIEWS: dict[str, Callable[[Node, Indices], tuple[Value, Indices]]] = {
     "reshape": _reshape,
@@ -160,4 +167,5 @@ VIEWS: dict[str, Callable[[Node, Indices], tuple[Value, Indices]]] = {
     "broadcast_to": _broadcast_to,
     "slice": _slice,
     "flip": _flip,
+    "affine_view": _affine_view,
 }

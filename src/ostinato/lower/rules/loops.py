@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.dtypes import BOOL, FLOAT32, INT64, DType
+from ostinato.dtypes import BOOL, FLOAT32, INT64
 from ostinato.lower.fusion.cost import COSTLY, cost
 from ostinato.lower.fusion.regions import Region, is_row_reduction, reduced_axes
 from ostinato.lower.loopir.builder import (
@@ -193,7 +193,7 @@ def _reduce_window(build: KernelBuilder, node: Node, indices: Indices) -> _Reduc
     dtype = x.dtype if maximum else x.dtype.accumulator
     value = cast(value, dtype)
     if conditions:
-        least = _least(dtype) if maximum else Number(0, dtype)
+        least = Number(dtype.lowest if maximum else 0, dtype)
         value = Guard(tuple(conditions), value, least, dtype)
     reductions: list[Statement] = [Reduce("r0", "max" if maximum else "sum", value, dtype)]
     result: Scalar = Ref("r0", dtype)
@@ -225,14 +225,6 @@ def _counted_conditions(
         index = indices[2 + i] * attrs["stride"][i] + position * attrs["dilation"][i]
         beyond.append(x.shape[2 + i] + sum(attrs["padding"][i]) - 1 - index)
     return tuple(c for c in beyond if bounds(c)[0] < 0)
-
-
-def _least(dtype: DType) -> Number:
-    if dtype.is_float:
-        return Number(float("-inf"), dtype)
-    if dtype.is_bool:
-        return Number(False, dtype)
-    return Number(-(1 << dtype.bits - 1) if dtype.is_signed else 0, dtype)
 
 
 _WINDOWS: dict[str, Callable[[KernelBuilder, Node, Indices], _Reduced]] = {

@@ -49,12 +49,15 @@ class RuleTable:
         rules: by the op of a region's root; the shared ones are found beneath them.
         multi_root: lowers horizontally fused matmuls; ``None``: the device does not fuse them.
         layout_gains: what storing images channels last saves; ``None``: nothing.
+        by_library: whether a library computes a root. It takes no epilogue then; and where a device
+            has a library, the matmuls that it computes are those that are horizontally fused.
     """
 
     device: str
     rules: Mapping[str, Rule] = field(default_factory=dict)
     multi_root: MultiRootRule | None = None
     layout_gains: LayoutGains | None = None
+    by_library: Callable[[Node], bool] | None = None
 
     def find(self, op: str) -> Rule | None:
         """The rule for a root's op; ``None``: the device has no kernel for it."""
@@ -143,11 +146,13 @@ def _lower_spec(lowering: ProgramBuilder, region: Region, spec: MatmulSpec) -> N
 
 _COLUMNS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "max_pool", "avg_pool")
 
+_SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+
 #: The rules that every device has, by the op of a region's root.
 SHARED_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_COLUMNS, _lower_column),
     **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter_nd"), _lower_update),
-    **dict.fromkeys(("cumsum", "cumprod"), _lower_scan),
+    **dict.fromkeys(_SCANS, _lower_scan),
     **dict.fromkeys(("matmul", "integer_matmul"), _lower_matmul),
     **dict.fromkeys(("conv", "integer_conv"), _lower_convolution),
     "concat": _lower_concat,

@@ -5,8 +5,9 @@ Each is a few kernels over one buffer: first what the result starts as, then the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import KernelBuilder, cast, in_memory_order, symbols_of
 from ostinato.lower.loopir.merge_axes import merge_axes
 from ostinato.lower.loopir.nest import LoopNest
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.program import LoweredBuffer
+    from ostinato.ops import reduction
     from ostinato.variables import Dim, Symbol
+else:
+    reduction = LazyModule("ostinato.ops.reduction")
 
 __all__ = [
     "concat_nest",
@@ -121,10 +125,10 @@ def _anywhere(build: KernelBuilder, ids: Value, at: Indices, size: Dim) -> Dim:
 def scan_nest(
     build: KernelBuilder, node: Node, buffer: LoweredBuffer, variables: Variables
 ) -> LoopNest:
-    """A running sum or product along an axis."""
+    """A running reduction along an axis."""
     (x,) = node.inputs
     axis = node.attrs["axis"]
-    op: Literal["sum", "prod"] = "sum" if node.op.name == "cumsum" else "prod"
+    assert isinstance(node.op, reduction.Scan)
     along = axis_over("s", x.shape[axis])
     indices = list(build.axes(x.shape))
     indices[axis] = along
@@ -136,7 +140,7 @@ def scan_nest(
     value = cast(build.at(x, tuple(indices)), acc)
     position = build.argument(buffer, writes=True)
     index = linear_index(x.shape, indices)
-    scan = Scan(op, value, acc, position, index, node.attrs["exclusive"])
+    scan = Scan(node.op.running, value, acc, position, index, node.attrs["exclusive"])
     axes, statements = merge_axes(outer, build.finish([scan]))
     inner_last = axis != x.ndim - 1 and bool(axes)
     return LoopNest(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.dtypes import FLOAT32, UINT8, DType
+from ostinato.dtypes import FLOAT32, INT64, DType
 from ostinato.errors import GraphError
 from ostinato.ir.leaves import check_shape
 from ostinato.lazy import LazyModule
@@ -20,7 +21,7 @@ from ostinato.ops.base import broadcast_shapes, normalize_axis
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.ranges import Range, as_dim, resolve_range
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
-from ostinato.variables import Dim, Expr, maximum, minimum
+from ostinato.variables import Dim, Expr, data_symbols, maximum, minimum
 
 if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
@@ -39,37 +40,41 @@ class IndexingVocabulary(ShapeVocabulary[T]):
     """
 
     def getitem(self, x: Any, key: Any) -> T:
-        """``x[key]`` as NumPy has it, for ints, slices, ``None``, ``...``, and one tensor of ints.
+        """``x[key]`` as NumPy has it: ints, slices, ``None``, ``...``, tensors of ints, masks.
 
         Ints and bounds of slices may be expressions of Variables, which count from the start.
+        Tensors of ints broadcast against each other; their axes stand where the first one does, and
+        in front if there are others in between. Ints select before that, as in PyTorch. A mask of
+        bools stands for the indices of its true elements; their number depends on data, and
+        sessions have no such sizes.
         """
         lifted, type_ = self._typed(x)
         cuts: dict[int, Range] = {}
         dropped: set[int] = set()
         shape: list[Dim | None] = []  # None: the size that the cut leaves
-        gather: tuple[int, Any] | None = None
+        gathers: list[tuple[int, T]] = []
         axis = 0
-        for item in _expanded(key, type_):
+        for item in self._expanded(key, type_):
             if item is None:
                 shape.append(1)
-                continue
-            if isinstance(item, slice):
+            elif isinstance(item, slice):
                 size = type_.shape[axis]
                 cuts[axis] = resolve_range(item.start, item.stop, item.step, size)
                 shape.append(None)
+                axis += 1
             elif _is_position(item):
                 cuts[axis] = _one_element(as_dim(item, "an index"), type_, axis)
                 dropped.add(axis)
-            elif gather is None:
-                gather = (len(shape), item)
-                shape.append(None)
+                axis += 1
             else:
-                raise GraphError("one tensor of indices at a time; use gather_nd for several")
-            axis += 1
+                for ids in self._index_vectors(item, type_, axis):
+                    gathers.append((len(shape), ids))
+                    shape.append(None)
+                    axis += 1
         cut, cut_type = self._typed(self._cut(lifted, type_, cuts) if cuts else lifted)
         kept = iter([d for a, d in enumerate(cut_type.shape) if a not in dropped])
         result = self.reshape(cut, tuple(next(kept) if d is None else d for d in shape))
-        return result if gather is None else self.take(result, gather[1], axis=gather[0])
+        return self._gathered(result, gathers) if gathers else result
 
     def take(self, x: Any, indices: Any, axis: int | None = None) -> T:
         """Slices of ``x`` along ``axis`` (of the flattened ``x`` if none is named) at ``indices``.
@@ -155,28 +160,6 @@ class IndexingVocabulary(ShapeVocabulary[T]):
         lifted, ids, new = self._scattered(x, indices, updates)
         return self._one(ops.SCATTER_ND, lifted, ids, new, mode=mode)
 
-    def topk(self, x: Any, k: Dim, axis: int = -1, *, largest: bool = True) -> tuple[T, T]:
-        """The ``k`` greatest (else least) elements along ``axis``, in order, and their indices.
-
-        Ties come in the order of their indices; NaN counts as the greatest.
-        """
-        lifted, type_ = self._typed(x)
-        where = normalize_axis(axis, type_.ndim)
-        attrs = {"k": as_dim(k, "k"), "axis": where, "largest": bool(largest)}
-        values, found = self.apply(ops.TOPK, (lifted,), attrs)
-        return values, found
-
-    def sort(self, x: Any, axis: int = -1, *, descending: bool = False) -> tuple[T, T]:
-        """The elements along ``axis`` in order, and their int64 indices.
-
-        Ties come in the order of their indices; NaN counts as the greatest.
-        """
-        lifted, type_ = self._typed(x)
-        where = normalize_axis(axis, type_.ndim)
-        narrow = self.cast(lifted, UINT8) if type_.dtype.is_bool else lifted
-        values, order = self.topk(narrow, type_.shape[where], where, largest=descending)
-        return self.cast(values, type_.dtype), order
-
     def one_hot(self, indices: Any, depth: Dim, axis: int = -1, dtype: Any = FLOAT32) -> T:
         """A new axis of ``depth``, 1 at the index and 0 elsewhere (everywhere if out of range)."""
         ids, type_ = self._typed(indices)
@@ -186,24 +169,91 @@ class IndexingVocabulary(ShapeVocabulary[T]):
 
     # -- machinery --------------------------------------------------------------------------
 
+    def _expanded(self, key: Any, type_: TensorType) -> list[Any]:
+        """``key`` with ``...`` written out: an item for each axis, or more, and the new axes."""
+        items = list(key) if isinstance(key, tuple) else [key]
+        dots = [i for i, item in enumerate(items) if item is Ellipsis]
+        named = sum(self._axes_of(item) for item in items)
+        if len(dots) > 1 or named > type_.ndim:
+            raise GraphError(f"{len(items)} indices do not fit {type_}: {_shown(key)}")
+        rest = [slice(None)] * (type_.ndim - named)
+        at = dots[0] if dots else len(items)
+        return [*items[:at], *rest, *items[at + 1 :]]
+
+    def _axes_of(self, item: Any) -> int:
+        """The axes that an item of a key stands for."""
+        if item is None or item is Ellipsis:
+            return 0
+        if isinstance(item, slice) or _is_position(item):
+            return 1
+        type_ = self._typed(item)[1]
+        return type_.ndim if type_.dtype.is_bool else 1
+
+    def _index_vectors(self, item: Any, type_: TensorType, axis: int) -> tuple[T, ...]:
+        """The tensors of ints that an item of a key, which begins at ``axis``, stands for."""
+        lifted, item_type = self._typed(item)
+        if not item_type.dtype.is_bool:
+            return (lifted,)
+        if item_type.shape != type_.shape[axis : axis + item_type.ndim]:
+            raise GraphError(f"the mask {item_type} does not fit {type_} from axis {axis} on")
+        return self._true_positions(lifted)
+
+    def _true_positions(self, mask: T) -> tuple[T, ...]:
+        """For each axis of a mask, the indices of its true elements."""
+        raise GraphError(
+            f"how many elements the mask {self._typed(mask)[1]} selects depends on data: "
+            "only a graph has such sizes; use where, or index_put"
+        )
+
+    def _integer_keys(self, keys: Sequence[Any], type_: TensorType) -> list[tuple[int, T]]:
+        """The tensors of ints among indices of leading axes, ``None`` for all of one, by axis."""
+        placed: list[tuple[int, T]] = []
+        axis = 0
+        for key in keys:
+            if key is None:
+                axis += 1
+                continue
+            vectors = self._index_vectors(key, type_, axis)
+            placed += [(axis + i, ids) for i, ids in enumerate(vectors)]
+            axis += len(vectors)
+        if axis > type_.ndim:
+            raise GraphError(f"indices of {axis} axes do not fit {type_}")
+        return placed
+
+    def _together(self, tensors: Sequence[T]) -> list[T]:
+        """Tensors of ints as int64 of the shape to which they broadcast."""
+        wide = [self.cast(ids, INT64) for ids in tensors]
+        if len(wide) == 1:
+            return wide
+        types = [self._typed(ids)[1] for ids in wide]
+        if any(data_symbols(type_.size) for type_ in types):
+            # Sizes may be equal in a run alone; operands of elementwise ops are made to agree.
+            nothing = self.multiply(reduce(self.add, wide), 0)
+            return [self.add(nothing, ids) for ids in wide]
+        shape = broadcast_shapes(*(type_.shape for type_ in types))
+        return [self.broadcast_to(ids, shape) for ids in wide]
+
+    def _gathered(self, x: T, placed: Sequence[tuple[int, T]]) -> T:
+        """``x`` at tensors of ints for some of its axes."""
+        axes, tensors = zip(*placed, strict=True)
+        if len(axes) == 1:
+            return self.take(x, tensors[0], axis=axes[0])
+        columns = self._together(tensors)
+        shape = self._typed(columns[0])[1].shape
+        others = [a for a in range(self._typed(x)[1].ndim) if a not in axes]
+        moved = self.permute_dims(x, (*axes, *others))
+        found = self.gather_nd(moved, self.stack(columns, axis=-1))
+        if axes != tuple(range(axes[0], axes[-1] + 1)):
+            return found
+        points = range(len(shape))
+        return self.moveaxis(found, tuple(points), tuple(axes[0] + i for i in points))
+
     def _start(self, start: Any) -> T:
         return start if self.type_of(start) is not None else self.dim_value(start)
 
     def _scattered(self, x: Any, indices: Any, updates: Any) -> tuple[T, T, T]:
         lifted, new = self._lift(x, updates)
         return lifted, self._typed(indices)[0], new
-
-
-def _expanded(key: Any, type_: TensorType) -> list[Any]:
-    """``key`` with ``...`` written out: one item per axis, and the new axes."""
-    items = list(key) if isinstance(key, tuple) else [key]
-    dots = [i for i, item in enumerate(items) if item is Ellipsis]
-    named = sum(item is not None and item is not Ellipsis for item in items)
-    if len(dots) > 1 or named > type_.ndim:
-        raise GraphError(f"{len(items)} indices do not fit {type_}: {_shown(key)}")
-    rest = [slice(None)] * (type_.ndim - named)
-    at = dots[0] if dots else len(items)
-    return [*items[:at], *rest, *items[at + 1 :]]
 
 
 def _shown(key: Any) -> str:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.dtypes import INT64
 from ostinato.errors import GraphError
 from ostinato.ir.graph import Value
 from ostinato.ir.leaves import CONSTANT
 from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary.core import T
-from ostinato.ops.vocabulary.indexing import IndexingVocabulary
+from ostinato.ops.vocabulary.order import OrderVocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ else:
 __all__ = ["MoeVocabulary"]
 
 
-class MoeVocabulary(IndexingVocabulary[T]):
+class MoeVocabulary(OrderVocabulary[T]):
     """Methods that choose matrices by number; they raise :class:`~ostinato.errors.GraphError`.
 
     Matrices are ``[E, in, out]``: rows are multiplied from the left. Numbers of experts may count
@@ -33,20 +34,35 @@ class MoeVocabulary(IndexingVocabulary[T]):
     clamped when the graph runs, as in :meth:`take`.
     """
 
-    def grouped_matmul(self, x: Any, w: Any, expert_ids: Any) -> T:
+    def grouped_matmul(self, x: Any, w: Any, expert_ids: Any = None, *, offsets: Any = None) -> T:
         """Row ``i`` of ``x`` times the matrix ``w[expert_ids[i]]``.
 
         Args:
             x: ``[R, K]``.
             w: ``[E, K, N]``, of the dtype of ``x``.
             expert_ids: ``[R]`` integers.
+            offsets: ``[E]`` integers instead, in ascending order: where the rows of each matrix
+                end. Rows behind the last one give zeros.
 
         Returns:
             ``[R, N]`` in the dtype of ``x``; floats accumulate in float32 or wider.
         """
-        rows, matrices = self._typed(x)[0], self._typed(w)[0]
-        ids = self._expert_ids(expert_ids, matrices)
-        return self._one(moe.GROUPED_MATMUL, rows, matrices, ids)
+        rows, rows_type = self._typed(x)
+        matrices, matrices_type = self._typed(w)
+        if (expert_ids is None) == (offsets is None):
+            raise GraphError("rows are matched with matrices by expert_ids, or by offsets")
+        if offsets is None:
+            ids = self._expert_ids(expert_ids, matrices)
+            return self._one(moe.GROUPED_MATMUL, rows, matrices, ids)
+        ends, ends_type = self._typed(offsets)
+        if not ends_type.dtype.is_integer or ends_type.shape != matrices_type.shape[:1]:
+            raise GraphError(f"expected an offset for each of {matrices_type}, got {ends_type}")
+        line = self.iota(rows_type.shape[:1])
+        ids = self.searchsorted(self.cast(ends, INT64), line, right=True)
+        product = self._one(moe.GROUPED_MATMUL, rows, matrices, ids)
+        last = self.slice(self.cast(ends, INT64), [-1], [None])
+        inside = self.expand_dims(self.less(line, last), -1)
+        return self.where(inside, product, 0)
 
     def expert_mlp(
         self,

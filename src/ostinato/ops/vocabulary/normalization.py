@@ -13,7 +13,9 @@ from ostinato.errors import GraphError
 from ostinato.lazy import LazyModule
 from ostinato.ops.base import normalize_axes, normalize_axis
 from ostinato.ops.vocabulary.core import T
+from ostinato.ops.vocabulary.reduction import ReductionVocabulary
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
+from ostinato.variables import floor_div, prod
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +30,7 @@ else:
 __all__ = ["NormalizationVocabulary"]
 
 
-class NormalizationVocabulary(ShapeVocabulary[T]):
+class NormalizationVocabulary(ReductionVocabulary[T], ShapeVocabulary[T]):
     """Methods that bring values to a common scale."""
 
     def softmax(self, x: Any, axis: int = -1) -> T:
@@ -106,6 +108,69 @@ class NormalizationVocabulary(ShapeVocabulary[T]):
             ops.BATCH_NORM, x, weight, bias, (mean, var), channels=True, eps=float(eps)
         )
 
+    def native_layer_norm(
+        self,
+        x: Any,
+        weight: Any = None,
+        bias: Any = None,
+        eps: float = 1e-5,
+        *,
+        normalized_shape: Sequence[Dim] | None = None,
+        axis: int | None = None,
+    ) -> tuple[T, T, T]:
+        """:meth:`layer_norm`, the mean, and ``1 / sqrt(variance + eps)``.
+
+        The statistics keep the axes they are taken over as size 1; of 16-bit floats, they are
+        float32.
+        """
+        lifted, type_ = self._typed(x)
+        first = self._first_axis(type_, weight, normalized_shape, axis)
+        result = self.layer_norm(lifted, weight, bias, eps, axis=first)
+        return result, *self._statistics(lifted, tuple(range(first, type_.ndim)), eps)
+
+    def native_group_norm(
+        self, x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> tuple[T, T, T]:
+        """:meth:`group_norm`, the means ``[N, num_groups]``, and ``1 / sqrt(variance + eps)``.
+
+        Of 16-bit floats, the statistics are float32.
+        """
+        result = self.group_norm(x, num_groups, weight, bias, eps)
+        lifted, type_ = self._typed(x)
+        grouped = self.reshape(
+            lifted, (type_.shape[0], num_groups, floor_div(prod(type_.shape[1:]), num_groups))
+        )
+        mean, inverse = self._statistics(grouped, (2,), eps)
+        return result, self.squeeze(mean, 2), self.squeeze(inverse, 2)
+
+    def batch_norm_training(
+        self, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> tuple[T, T, T]:
+        """:meth:`batch_norm` by the statistics of ``x [N, C, ...]`` itself, as in training.
+
+        Returns:
+            The result, the means ``[C]``, and ``1 / sqrt(variance + eps)`` ``[C]``. The variance is
+            over all elements of a channel; of 16-bit floats, statistics are float32.
+        """
+        lifted, type_ = self._typed(x)
+        if type_.ndim < 2:
+            raise GraphError(f"x is [N, C, ...], got {type_}")
+        axes = (0, *range(2, type_.ndim))
+        dtype = type_.dtype.accumulator
+        wide = self.cast(lifted, dtype)
+        mean, inverse = self._statistics(wide, axes, eps)
+        result = self.multiply(self.subtract(wide, mean), inverse)
+        spread = (type_.shape[1], *(1,) * (type_.ndim - 2))
+        for vector, apply in ((weight, self.multiply), (bias, self.add)):
+            if vector is not None:
+                channels = self.reshape(self.cast(self._typed(vector)[0], dtype), spread)
+                result = apply(result, channels)
+        return (
+            self.cast(result, type_.dtype),
+            self.squeeze(mean, axes),
+            self.squeeze(inverse, axes),
+        )
+
     def local_response_norm(
         self, x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
     ) -> T:
@@ -124,6 +189,13 @@ class NormalizationVocabulary(ShapeVocabulary[T]):
         return self._one(ops.L2_NORMALIZE, lifted, axes=axes, eps=float(eps))
 
     # -- machinery --------------------------------------------------------------------------
+
+    def _statistics(self, x: T, axes: tuple[int, ...], eps: float) -> tuple[T, T]:
+        """The mean over axes, which stay as size 1, and ``1 / sqrt(variance + eps)``."""
+        wide = self.cast(x, self._typed(x)[1].dtype.accumulator)
+        mean = self.mean(wide, axis=axes, keepdims=True)
+        variance = self.var(wide, axis=axes, keepdims=True)
+        return mean, self.rsqrt(self.add(variance, float(eps)))
 
     def _first_axis(
         self,

@@ -22,12 +22,14 @@ from ostinato.ops.base import normalize_axes, normalize_axis
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.elementwise import ElementwiseVocabulary
 from ostinato.ops.vocabulary.ranges import Range, as_dim, resolve_range
-from ostinato.variables import Dim, Expr, ceil_div, floor_div, maximum, prod
+from ostinato.variables import Dim, Expr, bounds, ceil_div, floor_div, maximum, prod
 
 if TYPE_CHECKING:
     from ostinato.ir.types import TensorType
+    from ostinato.ops import indexing
     from ostinato.ops import shape as ops
 else:
+    indexing = LazyModule("ostinato.ops.indexing")
     ops = LazyModule("ostinato.ops.shape")
 
 __all__ = ["ShapeVocabulary"]
@@ -158,7 +160,7 @@ class ShapeVocabulary(ElementwiseVocabulary[T]):
         """Tensors of one shape, along a new axis."""
         return self.concat([self.expand_dims(x, axis) for x in _listed(xs)], axis)
 
-    def split(self, x: Any, sections: int | Sequence[int], axis: int = 0) -> tuple[T, ...]:
+    def split(self, x: Any, sections: int | Sequence[Dim], axis: int = 0) -> tuple[T, ...]:
         """Consecutive parts along ``axis``: so many equal ones, or parts of these sizes."""
         lifted, type_ = self._typed(x)
         where = normalize_axis(axis, type_.ndim)
@@ -221,18 +223,34 @@ class ShapeVocabulary(ElementwiseVocabulary[T]):
         axes = normalize_axes(axis, type_.ndim)
         return self._one(ops.FLIP, lifted, axes=axes) if axes else lifted
 
-    def roll(self, x: Any, shift: int, axis: int) -> T:
-        """Elements moved ``shift`` places along ``axis``; what leaves one end enters the other."""
+    def roll(self, x: Any, shift: Axes, axis: Axes | None = None) -> T:
+        """Elements moved ``shift`` places along ``axis``; what leaves one end enters the other.
+
+        Args:
+            axis: one, or one for each of several shifts; ``None``: of the flattened ``x``.
+        """
         lifted, type_ = self._typed(x)
+        if axis is None:
+            return self.reshape(self.roll(self.reshape(lifted, (-1,)), shift, 0), type_.shape)
+        if isinstance(shift, Sequence) or isinstance(axis, Sequence):
+            shifts = shift if isinstance(shift, Sequence) else (shift,)
+            axes = axis if isinstance(axis, Sequence) else (axis,) * len(shifts)
+            if len(shifts) != len(axes):
+                raise GraphError(f"{len(shifts)} shifts are given for {len(axes)} axes")
+            for places, along in zip(shifts, axes, strict=True):
+                lifted = self.roll(lifted, places, along)
+            return lifted
         where = normalize_axis(axis, type_.ndim)
-        size = type_.shape[where]
-        if not isinstance(size, int):
-            raise GraphError(f"axis {where} of {type_} is symbolic: roll takes a fixed size")
-        places = operator.index(shift) % size if size else 0
+        size, places = type_.shape[where], operator.index(shift)
+        if isinstance(size, int):
+            places = places % size if size else 0
         if not places:
             return lifted
-        tail = self.slice(lifted, [size - places], [size], axes=[where])
-        return self.concat([tail, self.slice(lifted, [0], [size - places], axes=[where])], where)
+        if abs(places) > bounds(size)[0]:
+            return self._rolled(lifted, places, where, size)
+        split = size - places if places > 0 else -places
+        tail = self.slice(lifted, [split], [size], axes=[where])
+        return self.concat([tail, self.slice(lifted, [0], [split], axes=[where])], where)
 
     # -- repeating and padding --------------------------------------------------------------
 
@@ -357,6 +375,15 @@ class ShapeVocabulary(ElementwiseVocabulary[T]):
         return self.full_like(x, 1, dtype)
 
     # -- machinery --------------------------------------------------------------------------
+
+    def _rolled(self, x: T, shift: int, axis: int, size: Dim) -> T:
+        """``x`` rolled along an axis that a shift may go around several times."""
+        count = self._map("maximum", self.dim_value(size), 1)
+        start = self._map("remainder", self._map("neg", self.constant(shift, INT64)), count)
+        twice = self.concat([x, x], axis)
+        type_ = self._typed(x)[1]
+        starts = [start if a == axis else self.constant(0, INT64) for a in range(type_.ndim)]
+        return self._one(indexing.DYNAMIC_SLICE, twice, *starts, sizes=type_.shape)
 
     def _cut(self, x: T, type_: TensorType, cuts: Mapping[int, Range]) -> T:
         """``x`` cut to ranges along some of its axes."""

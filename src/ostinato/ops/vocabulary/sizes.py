@@ -10,14 +10,14 @@ from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ostinato.dtypes import BOOL, FLOAT32, INT64, UINT8
+from ostinato.dtypes import BOOL, FLOAT32, INT64
 from ostinato.errors import GraphError
 from ostinato.lazy import LazyModule
 from ostinato.ops.base import normalize_axis
 from ostinato.ops.vocabulary import Vocabulary
 from ostinato.ops.vocabulary.core import T, located
 from ostinato.ops.vocabulary.ranges import as_dim
-from ostinato.variables import DataVariable, Dim, prod
+from ostinato.variables import DataVariable, Dim, bounds, ceil_div, prod
 
 if TYPE_CHECKING:
     from ostinato.ops import sizes as ops
@@ -25,9 +25,6 @@ else:
     ops = LazyModule("ostinato.ops.sizes")
 
 __all__ = ["SizeVocabulary"]
-
-#: Rows of more elements are compared pair by pair, instead of sorted column by column.
-_MOST_SORTS = 32
 
 
 @partial(located, beyond=Vocabulary)
@@ -51,6 +48,18 @@ class SizeVocabulary(Vocabulary[T]):
         size = DataVariable(self.new_variable(name), as_dim(bound, "a bound"))
         self._one(ops.BIND_SIZE, scalar, size=size)
         return size
+
+    def require(self, x: Any, size: Dim, least: int, problem: str) -> T:
+        """``x``, in a graph whose runs need ``size >= least``: others raise ``VariableError``.
+
+        Args:
+            size: an expression of Variables.
+            least: its least value.
+            problem: the words for sizes that break the condition.
+        """
+        (lifted,) = self._lift(x)
+        number = as_dim(size, "a size")
+        return self._one(ops.REQUIRE, lifted, size=number, least=least, problem=problem)
 
     def nonzero(self, x: Any) -> tuple[T, ...]:
         """For each axis, the int64 indices of the elements that are not 0, in C order."""
@@ -115,13 +124,7 @@ class SizeVocabulary(Vocabulary[T]):
             The distinct ones; where each occurs first; for each element or slice of ``x``, which of
             them it is; and how often each occurs.
         """
-        lifted, type_ = self._typed(x)
-        where = None if axis is None else normalize_axis(axis, type_.ndim)
-        if where is None:
-            rows = self.reshape(lifted, (-1, 1))
-        else:
-            moved, moved_type = self._typed(self.moveaxis(lifted, where, 0))
-            rows = self.reshape(moved, (moved_type.shape[0], prod(moved_type.shape[1:])))
+        lifted, rows, where = self._as_rows(x, axis)
         first, inverse, counts = self._groups(rows)
         if not sorted:
             first, order = self.sort(first, 0)
@@ -131,6 +134,21 @@ class SizeVocabulary(Vocabulary[T]):
             inverse = self.take(rank, inverse)
         source = self.reshape(lifted, (-1,)) if where is None else lifted
         return self.take(source, first, axis=where or 0), first, inverse, counts
+
+    def unique_consecutive(self, x: Any, axis: int | None = None) -> tuple[T, T, T]:
+        """The elements of ``x``, or its slices along ``axis``, that differ from the one before.
+
+        Returns:
+            Those; for each element or slice of ``x``, which of them it repeats; and how many times
+            in a row each occurs.
+        """
+        lifted, rows, where = self._as_rows(x, axis)
+        begins = self._rows_begin(rows)
+        first = self._positions(begins)
+        group = self._map("subtract", self.cumsum(self.cast(begins, INT64), axis=0), 1)
+        counts = self.scatter(self.zeros_like(first), group, self.ones_like(group), mode="add")
+        source = self.reshape(lifted, (-1,)) if where is None else lifted
+        return self.take(source, first, axis=where or 0), group, counts
 
     def non_max_suppression(
         self,
@@ -211,6 +229,12 @@ class SizeVocabulary(Vocabulary[T]):
     def new_variable(self, name: str | None) -> str:
         """A name for a Variable that no other one has."""
 
+    def _size_up_to(self, count: T, bound: Dim) -> Dim:
+        return self.size_from(count, bound)
+
+    def _true_positions(self, mask: T) -> tuple[T, ...]:
+        return self.nonzero(mask)
+
     def _positions(self, mask: T) -> T:
         """The positions of the true elements of a vector."""
         (length,) = self._typed(mask)[1].shape
@@ -231,6 +255,16 @@ class SizeVocabulary(Vocabulary[T]):
         count = self._map("maximum", whole, 0)
         return self.where(self._map("equal", step, 0), -1, count)
 
+    def _as_rows(self, x: Any, axis: int | None) -> tuple[T, T, int | None]:
+        """``x``, its elements or its slices along ``axis`` as rows of a matrix, and the axis."""
+        lifted, type_ = self._typed(x)
+        if axis is None:
+            return lifted, self.reshape(lifted, (-1, 1)), None
+        where = normalize_axis(axis, type_.ndim)
+        moved, moved_type = self._typed(self.moveaxis(lifted, where, 0))
+        rows = self.reshape(moved, (moved_type.shape[0], prod(moved_type.shape[1:])))
+        return lifted, rows, where
+
     def _groups(self, rows: T) -> tuple[T, T, T]:
         """Equal rows of a matrix: where each first occurs, which one each is, and how often."""
         order = self._row_order(rows)
@@ -242,31 +276,31 @@ class SizeVocabulary(Vocabulary[T]):
         return first, inverse, counts
 
     def _row_order(self, rows: T) -> T:
-        """The lexicographic order of the rows of a matrix; equal ones keep theirs."""
-        count, width = self._typed(rows)[1].shape
-        if not isinstance(width, int) or width > _MOST_SORTS:
-            return self._row_order_by_pairs(rows)
-        order = self.iota((count,))
-        for column in reversed(range(width)):
-            key = self.take(self.getitem(rows, (slice(None), column)), order)
-            order = self.take(order, self.sort(key, 0)[1])
-        return order
+        """The lexicographic order of the rows of a matrix; equal ones keep theirs.
 
-    def _row_order_by_pairs(self, rows: T) -> T:
-        """The same of long rows: each counts the rows before it."""
-        count, _ = self._typed(rows)[1].shape
-        here, there = self.expand_dims(rows, 1), self.expand_dims(rows, 0)
-        differs = self._differ(here, there)
-        earlier_ones = self.cumsum(self.cast(differs, INT64), axis=2, exclusive=True)
-        decides = self._map("equal", earlier_ones, 0)
-        less = self._map("logical_and", decides, self._before(here, there))
-        same = self._map("logical_not", self.any(differs, axis=2))
-        earlier = self._map("less", self.iota((count, 1), 0), self.iota((1, count), 1))
-        precedes = self._map(
-            "logical_or", self.any(less, axis=2), self._map("logical_and", same, earlier)
-        )
-        rank = self.sum(self.cast(precedes, INT64), axis=0)
-        return self.scatter(self.zeros((count,), INT64), rank, self.iota((count,)))
+        Columns become ranks, and neighbouring columns one, again and again until one is left.
+        """
+        count, width = self._typed(rows)[1].shape
+        if bounds(width)[0] == 0:  # a column that is the same in all rows decides nothing
+            rows = self.concat([rows, self.zeros((count, 1), self._typed(rows)[1].dtype)], axis=1)
+            width = width + 1
+        while bounds(width)[1] > 1:
+            ranks = self.concat([self._ranks(rows), self.zeros((count, 1), INT64)], axis=1)
+            width, last = ceil_div(width, 2), self.dim_value(width)
+            left = self._map("multiply", self.iota((width,)), 2)
+            right = self._map("minimum", self._map("add", left, 1), last)
+            greater, lesser = (self.take(ranks, half, axis=1) for half in (left, right))
+            rows = self._map("add", self._map("multiply", greater, self.dim_value(count)), lesser)
+        return self.reshape(self.argsort(rows, 0), (count,))
+
+    def _ranks(self, columns: T) -> T:
+        """For each column of a matrix, the number of lesser values that it has."""
+        values, order = self.sort(columns, 0)
+        count, _ = self._typed(values)[1].shape
+        before = self._map("maximum", self._map("subtract", self.iota((count,)), 1), 0)
+        differs = self._differ(values, self.take(values, before, axis=0))
+        rank = self.cumsum(self.cast(differs, INT64), axis=0)
+        return self.scatter(self.zeros_like(order), order, rank)
 
     def _rows_begin(self, rows: T) -> T:
         """Whether each row of a matrix is the first, or differs from the one before."""
@@ -275,22 +309,3 @@ class SizeVocabulary(Vocabulary[T]):
         before = self.take(rows, self._map("maximum", self._map("subtract", line, 1), 0), axis=0)
         differs = self.any(self._differ(rows, before), axis=1)
         return self._map("logical_or", self._map("equal", line, 0), differs)
-
-    def _differ(self, x: T, y: T) -> T:
-        """Whether elements differ; one NaN is like another."""
-        differs = self._map("not_equal", x, y)
-        if not self._typed(x)[1].dtype.is_float:
-            return differs
-        both = self._map("logical_and", self._map("isnan", x), self._map("isnan", y))
-        return self._map("logical_and", differs, self._map("logical_not", both))
-
-    def _before(self, x: T, y: T) -> T:
-        """Whether elements of ``x`` come before those of ``y``; NaN comes last."""
-        if self._typed(x)[1].dtype.is_bool:
-            x, y = self.cast(x, UINT8), self.cast(y, UINT8)
-        less = self._map("less", x, y)
-        if not self._typed(x)[1].dtype.is_float:
-            return less
-        number = self._map("logical_not", self._map("isnan", x))
-        last = self._map("logical_and", number, self._map("isnan", y))
-        return self._map("logical_or", less, last)

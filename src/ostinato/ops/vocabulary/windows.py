@@ -1,4 +1,4 @@
-"""The methods that slide windows over spatial axes: convolution and pooling.
+"""The methods that slide windows of weights over spatial axes: convolutions.
 
 Arrays are ``[N, C, *spatial]`` with one to three spatial axes. ``stride``, ``dilation`` and
 ``kernel`` are an int, or one int per spatial axis. ``padding`` is an int, one int per axis, one
@@ -18,13 +18,11 @@ from ostinato.ops.vocabulary.reduction import ReductionVocabulary
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
 
 if TYPE_CHECKING:
-    from ostinato.ir.op import Op
-    from ostinato.ops import convolution, pooling, windows
+    from ostinato.ops import convolution, windows
     from ostinato.ops.windows import Padding, PaddingSpec
     from ostinato.variables import Dim
 else:
     convolution = LazyModule("ostinato.ops.convolution")
-    pooling = LazyModule("ostinato.ops.pooling")
     windows = LazyModule("ostinato.ops.windows")
 
 __all__ = ["WindowVocabulary"]
@@ -122,84 +120,7 @@ class WindowVocabulary(ReductionVocabulary[T], ShapeVocabulary[T]):
             groups=groups,
         )
 
-    def max_pool(
-        self,
-        x: Any,
-        kernel: PerAxis,
-        stride: PerAxis | None = None,
-        padding: PaddingSpec = 0,
-        dilation: PerAxis = 1,
-        ceil_mode: bool = False,
-    ) -> T:
-        """The greatest value of every window; NaN wins, padding never does.
-
-        ``stride`` is ``kernel`` unless given. With ``ceil_mode`` a last window may hang over the
-        end, if it starts before the padding there.
-        """
-        return self._pool(
-            pooling.MAX_POOL, x, kernel, stride, padding, dilation, ceil_mode=ceil_mode
-        )
-
-    def avg_pool(
-        self,
-        x: Any,
-        kernel: PerAxis,
-        stride: PerAxis | None = None,
-        padding: PaddingSpec = 0,
-        dilation: PerAxis = 1,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-    ) -> T:
-        """The mean of every window of floats; see :meth:`max_pool`.
-
-        The zeros of the padding count as elements unless ``count_include_pad`` is false; what hangs
-        over the end in ``ceil_mode`` never counts.
-        """
-        return self._pool(
-            pooling.AVG_POOL,
-            x,
-            kernel,
-            stride,
-            padding,
-            dilation,
-            ceil_mode=ceil_mode,
-            count_include_pad=count_include_pad,
-        )
-
-    def global_avg_pool(self, x: Any) -> T:
-        """The mean over all spatial axes, which stay as size 1."""
-        x, sizes = self._spatial(x)
-        return self.mean(x, axis=tuple(range(2, 2 + len(sizes))), keepdims=True)
-
-    def global_max_pool(self, x: Any) -> T:
-        """The greatest value over all spatial axes, which stay as size 1."""
-        x, sizes = self._spatial(x)
-        return self.max(x, axis=tuple(range(2, 2 + len(sizes))), keepdims=True)
-
-    def _pool(
-        self,
-        op: Op,
-        x: Any,
-        kernel: PerAxis,
-        stride: PerAxis | None,
-        padding: PaddingSpec,
-        dilation: PerAxis,
-        **attrs: bool,
-    ) -> T:
-        x, sizes = self._spatial(x)
-        extents = windows.per_axis("kernel", kernel, len(sizes))
-        strides = windows.per_axis("stride", extents if stride is None else stride, len(sizes))
-        dilations = windows.per_axis("dilation", dilation, len(sizes))
-        pads = windows.resolve_padding(padding, sizes, extents, strides, dilations)
-        return self._one(
-            op,
-            x,
-            kernel=extents,
-            stride=strides,
-            padding=pads,
-            dilation=dilations,
-            **{name: bool(value) for name, value in attrs.items()},
-        )
+    # -- machinery --------------------------------------------------------------------------
 
     def _spatial(self, x: Any) -> tuple[T, tuple[Dim, ...]]:
         """``x`` lifted, and the sizes of its spatial axes."""

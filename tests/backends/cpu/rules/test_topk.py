@@ -50,6 +50,23 @@ def test_dtypes(lowered: Lowered, level: str, dtype: DType, largest: bool) -> No
     check(lowered, level, random(rng, (3, 37), dtype), dtype, k=5, largest=largest)
 
 
+@pytest.mark.parametrize("dtype", [d for d in ALL_DTYPES if not d.is_bool], ids=str)
+def test_long_rows_are_sorted(lowered: Lowered, level: str, dtype: DType) -> None:
+    rng = np.random.default_rng(dtype.bits)
+    check(lowered, level, random(rng, (2, 700), dtype), dtype, k=700, largest=False)
+    check(lowered, level, random(rng, (257, 2), dtype), dtype, k=40, axis=0)
+
+
+def test_rows_of_any_length_are_sorted(lowered: Lowered, level: str) -> None:
+    g, n = Graph("g"), Variable("n", 0, 3000)
+    values, indices = g.sort(g.input("x", (2, n), FLOAT32), 1)
+    g.set_outputs({"values": values, "indices": indices})
+    run = lowered(g, level)
+    for length in (0, 1, 255, 256, 257, 3000):
+        x = random(np.random.default_rng(length), (2, length), FLOAT32)
+        same(run({"x": x}), evaluate(g, {"x": x}))
+
+
 @pytest.mark.parametrize(
     ("n", "k"), [(1, 1), (7, 7), (16, 1), (16, 16), (17, 3), (33, 32), (100, 0), (1000, 40)]
 )

@@ -16,7 +16,7 @@ from ostinato.passes.pipeline import run_passes
 from tests.conformance.draw import Draw
 from tests.conformance.recipes import recipes
 
-__all__ = ["recipe_kernels"]
+__all__ = ["kernels_of", "recipe_kernels"]
 
 
 def recipe_kernels(*, every_dtype: bool) -> dict[str, CudaKernel]:
@@ -34,6 +34,11 @@ def _kernels(name: str, dtype: str, optimize: bool) -> Iterator[CudaKernel]:
     draw = Draw(graph, np.random.default_rng(zlib.crc32(f"{name} {dtype}".encode())))
     made = recipes()[name][0](draw, dtype)
     graph.set_outputs(made if isinstance(made, list | tuple) else [made])
+    return kernels_of(graph, optimize)
+
+
+def kernels_of(graph: ost.Graph, optimize: bool = True) -> Iterator[CudaKernel]:
+    """The kernels of a graph."""
     options = ost.CompileOptions(optimize=optimize)
     lowered, _ = run_passes(graph, capabilities=CAPABILITIES, optimize=optimize)
     program, _ = lower_for_cuda(lowered, lowering_options(options), facts=graph_facts(graph))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import ostinato as ost
 from ostinato.backends.cuda.compiler import NvrtcToolchain, compile_text
 from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
 from ostinato.backends.cuda.target import CudaTarget
@@ -17,7 +18,7 @@ from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import Apply, Arg, Load, Stage, Store
 from ostinato.records import replace
 from ostinato.variables import Expr, Symbol, axis, symbols
-from tests.backends.cuda.render.recipe_kernels import recipe_kernels
+from tests.backends.cuda.render.recipe_kernels import kernels_of, recipe_kernels
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -37,6 +38,14 @@ def test_kernels_of_all_ops_compile() -> None:
     compile_all(kernels, "sm_90")
     for number, arch in enumerate(("sm_80", "sm_100")):
         compile_all(kernels[number::8], arch)
+
+
+def test_kernels_that_sort_long_rows_compile() -> None:
+    g = ost.Graph()
+    rows = [g.input(dtype, (2, 5000, 3), dtype) for dtype in ("float32", "bfloat16", "int64")]
+    g.set_outputs([part for x in rows for part in g.sort(x, 1)])
+    kernels = {kernel.name: kernel for kernel in kernels_of(g)}
+    compile_all(list(kernels.values()), "sm_90")
 
 
 @pytest.mark.slow

@@ -25,6 +25,9 @@ SHAPES = {
     "parts": (1, 2, 1, 3, 600, 8, 8),
     "parts of tiles": (2, 4, 2, 1, 300, 16, 32),
     "tiles of few rows": (1, 8, 1, 2, 50, 32, 16),
+    "many blocks": (4, 32, 32, 33, 40, 16, 16),
+    "many wide blocks": (1, 128, 128, 17, 5, 80, 16),
+    "long": (1, 2, 1, 150, 200, 16, 16),
     "no queries": (1, 2, 2, 0, 5, 8, 8),
     "no keys": (1, 2, 2, 5, 0, 8, 8),
 }
@@ -33,6 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
     "window": {"causal": True, "window": 3},
+    "wide window": {"causal": True, "window": 100},
     "band": {"window": 2},
     "softcap": {"softcap": 1.5, "scale": -0.7},
     "bool mask": {"mask": "bool"},
@@ -68,7 +72,7 @@ def test_shapes(session: ost.Session, shape: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("shape", ["heads", "tiles"])
+@pytest.mark.parametrize("shape", ["heads", "tiles", "long"])
 def test_options(session: ost.Session, shape: str, option: str, dtype: str) -> None:
     check(session, shape, dtype, **OPTIONS[option])
 

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cuda.capabilities import CAPABILITIES
+from ostinato.backends.cuda.compiler import compile_text
+from ostinato.backends.cuda.rules.matmul import TiledMatmul
+from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
+from ostinato.backends.cuda.target import CudaTarget
 from ostinato.ir.graph import Value
+from ostinato.lower.lowering import LoweringOptions
+from ostinato.lower.program import Call
+from ostinato.passes.pipeline import run_passes
 from tests.conformance.compare import assert_close, check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import open_session
@@ -40,6 +48,12 @@ SHAPES = {
     "batch of few rows": ((2, 2, 16), (2, 16, 8)),
     "rows of batches": ((2, 5, 7, 11), (11, 13)),
 }
+
+
+def lowered(graph: ost.Graph) -> list[Call]:
+    """The calls that the device makes of a graph."""
+    explicit, _ = run_passes(graph, capabilities=CAPABILITIES)
+    return lower_for_cuda(explicit, CudaLowering())[0].calls
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +114,14 @@ def test_weights_that_are_converted_on_the_way(session: ost.Session, rows: int) 
     check(session, d, d.g.matmul(d.of((rows, 32), "float32"), wide))
 
 
+def test_a_left_operand_that_is_read_less_at_once(session: ost.Session) -> None:
+    """Rows of the right one are vectors of eight; of the left one there are no such."""
+    d = drawn("narrow and wide")
+    left, right = d.of((13, 8), "float32"), d.of((9, 8), "float16")
+    columns = d.g.permute_dims(d.g.cast(right, "float32"), (1, 0))
+    check(session, d, d.g.matmul(left, columns))
+
+
 def test_8_bit_integers(session: ost.Session) -> None:
     d = drawn("bytes")
     left, right = d.of((20, 33), "uint8"), d.of((33, 9), "int8")
@@ -115,6 +137,46 @@ def test_convolutions(session: ost.Session, dtype: str, groups: int) -> None:
     plain = d.g.conv(x, w, bias, groups=groups)
     wide = d.g.conv(x, w, groups=groups, stride=2, padding=1, dilation=2)
     check(session, d, d.g.relu(plain), wide)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_of_images_with_their_channels_last(
+    session: ost.Session, dtype: str, groups: int
+) -> None:
+    d = drawn(f"channels last {dtype} {groups}")
+    x = d.of((3, 16, 7, 9), dtype)
+    first, bias = d.of((32, 16, 3, 3), dtype), d.of((32,), dtype)
+    second, third = d.of((16, 32 // groups, 3, 2), dtype), d.of((24, 16, 1, 1), dtype)
+    inner = d.g.relu(d.g.conv(x, first, bias, padding=1))
+    inner = d.g.add(d.g.conv(inner, second, stride=2, groups=groups), d.of((1, 16, 1, 1), dtype))
+    check(session, d, d.g.conv(d.g.max_pool(inner, 2), third, padding=1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("channels", [2, 3, 7])
+def test_convolutions_of_a_few_channels(session: ost.Session, dtype: str, channels: int) -> None:
+    d = drawn(f"few channels {dtype} {channels}")
+    x = d.of((2, channels, 9, 10), dtype)
+    weights = np.random.default_rng(channels).normal(size=(20, channels, 3, 3))
+    w = d.g.constant(weights.astype(ost.DType.parse(dtype).numpy))
+    check(session, d, d.g.relu(d.g.conv(x, w, d.of((20,), dtype), stride=2, padding=1)))
+    (call,) = [c for c in lowered(d.g) if isinstance(c.kernel, TiledMatmul)]
+    assert [buffer.type.shape[1] for buffer in call.buffers[:2]] == [8, 8]
+
+
+def test_a_convolution_reads_chunks_of_channels() -> None:
+    g = ost.Graph("chunks")
+    x, w = g.input("x", (2, 16, 20, 20), "float16"), g.param("w", (32, 16, 3, 3), "float16")
+    v = g.param("v", (16, 32, 3, 3), "float16")
+    g.set_outputs({"y": g.conv(g.relu(g.conv(x, w)), v)})
+    *_, last = [call.kernel for call in lowered(g) if isinstance(call.kernel, TiledMatmul)]
+    text = last.source(CudaTarget.of_arch("sm_90"))
+    assert all(f"{side}_from[i] + {side}_offset" in text for side in ("left", "right"))
+    compile_text(text, "sm_90")
+    without = CudaLowering(LoweringOptions(channels_last=False))
+    (*_, last) = lower_for_cuda(g, without)[0].calls
+    assert "left_offset" not in last.kernel.source(CudaTarget.of_arch("sm_90"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -55,6 +55,31 @@ def test_slices_with_fewer_elements_than_are_chosen(session: ost.Session) -> Non
         np.testing.assert_array_equal(np.asarray(values), x[order])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "uint64", "float64"])
+@pytest.mark.parametrize(("size", "k", "largest"), [(1025, 1025, False), (5000, 700, True)])
+def test_sorts_of_long_rows(
+    session: ost.Session, dtype: str, size: int, k: int, largest: bool
+) -> None:
+    d = drawn(f"sort {dtype} {size}")
+    parsed = ost.DType.parse(dtype)
+    array = d.rng.integers(0, 99, (2, size)).astype(parsed.numpy)
+    if parsed.is_float:
+        array[:, :9] = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 6e-8, np.nan]
+    check(session, d, *d.g.topk(d.holding(array), k, 1, largest=largest))
+
+
+def test_sorts_of_symbolic_rows(session: ost.Session) -> None:
+    g = ost.Graph("sort")
+    size = ost.Variable("size", 0, 9000)
+    g.set_outputs([*g.sort(g.input("x", (size, 2), "int32"), 0)])
+    compiled = session.compile(g)
+    for length in (0, 1, 256, 257, 1030, 9000):
+        x = np.random.default_rng(length).integers(0, 999, (length, 2), dtype=np.int32)
+        values, places = compiled.run({"x": x})
+        np.testing.assert_array_equal(np.asarray(values), np.sort(x, 0))
+        np.testing.assert_array_equal(np.asarray(places), np.argsort(x, 0, kind="stable"))
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("size", [9, 400, 5000])
 def test_special_values(session: ost.Session, dtype: str, size: int) -> None:

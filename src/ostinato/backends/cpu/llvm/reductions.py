@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import reduce
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -137,27 +136,13 @@ def _neutral(reduction: Reduce) -> tuple[Scalar, ...]:
         case "prod" | "all":
             return (1,)
         case "max":
-            return (_lowest(dtype),)
+            return (dtype.lowest,)
         case "min":
-            return (_highest(dtype),)
+            return (dtype.highest,)
         case "argmax":
-            return (_lowest(dtype), _BEYOND[_dtypes(reduction)[1]])
+            return (dtype.lowest, _BEYOND[_dtypes(reduction)[1]])
         case "argmin":
-            return (_highest(dtype), _BEYOND[_dtypes(reduction)[1]])
-
-
-def _lowest(dtype: DType) -> Scalar:
-    if dtype.is_float:
-        return -math.inf
-    return -1 << (dtype.bits - 1) if dtype.is_integer and dtype.is_signed else 0
-
-
-def _highest(dtype: DType) -> Scalar:
-    if dtype.is_float:
-        return math.inf
-    if dtype.is_bool:
-        return 1
-    return (1 << (dtype.bits - dtype.is_signed)) - 1
+            return (dtype.highest, _BEYOND[_dtypes(reduction)[1]])
 
 
 def _combined(reduction: Reduce, x: State, y: State) -> State:

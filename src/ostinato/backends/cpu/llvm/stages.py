@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot, when
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast
 from ostinato.backends.cpu.llvm.memory import splat
+from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.reductions import (
     RunningReduction,
     State,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
 
 __all__ = ["StageEmitter"]
+
+_NAMESPACE = LaneNamespace()
 
 _LONGEST_WRITTEN_OUT = 7
 """Iterations of a loop over a window that are written out, so that they share what they load."""
@@ -309,8 +312,8 @@ class StageEmitter:
                 for number, vector in enumerate(vectors):
                     typ = register_type(statement.dtype, vector.width)
                     slot = run.sums[statement, number] = stack_slot(self.builder, typ)
-                    start = int(statement.op == "prod")
-                    neutral = splat(self.builder, start, statement.dtype, vector.width)
+                    start, dtype = statement.neutral, statement.dtype
+                    neutral = splat(self.builder, start, dtype, vector.width)
                     self.builder.store(neutral.value, slot)
 
     def _scan(self, run: _Run, statement: Scan, scope: Scope, vector: int) -> None:
@@ -318,7 +321,7 @@ class StageEmitter:
         value = broadcast(self.scalars.value(statement.value, scope), scope.width)
         typ = register_type(statement.dtype, scope.width)
         before = Lane(b, b.load(slot, typ=typ), statement.dtype, scope.width)
-        after = before + value if statement.op == "sum" else before * value
+        after = getattr(_NAMESPACE, statement.combine)(before, value)
         b.store(after.value, slot)
         written = before if statement.exclusive else after
         dtype = self.dtypes[statement.buffer]

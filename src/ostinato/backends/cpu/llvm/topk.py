@@ -4,7 +4,7 @@ An element and its position become one unsigned integer, an *entry*: the element
 the complement of the position. Better elements are greater entries, ties included, and no two
 entries are equal. The ``k`` greatest are kept in a heap whose root is the least of them; a vector
 of elements none of which beats the root is passed over with one comparison. In the end the heap
-is sorted in place.
+is sorted in place. Long rows of which much is chosen are sorted as a whole instead, by radix.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ostinato.backends.cpu.llvm.kernel import (
     when,
 )
 from ostinato.backends.cpu.llvm.lanes import Lane, is_nan, where
+from ostinato.backends.cpu.llvm.radix_sort import RadixSort
 from ostinato.backends.cpu.llvm.scopes import Scope
 from ostinato.backends.cpu.llvm.types import (
     BYTE_POINTER,
@@ -35,10 +36,12 @@ from ostinato.backends.cpu.llvm.types import (
     vector_of,
 )
 from ostinato.dtypes import UINT32, UINT64
-from ostinato.lower.loopir.nodes import extent_of
+from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.cpu.rules.topk import TopK
 
@@ -72,10 +75,16 @@ class _Renderer:
 
         def row(step: ir.Value) -> None:
             point = enter_point(self.scalars, outermost, parallel_axes, step)
-            self._clear_heap()
-            self._scan(point)
-            self._sort_heap()
-            self._store(point)
+            if topk.shortest_sorted is None:
+                self._choose(point)
+                return
+            size = self.scalars.indices.scalar(extent_of(topk.along), point)
+            long = self.builder.icmp_signed(">=", size, I64(topk.shortest_sorted))
+            with self.builder.if_else(long) as (sorted_, chosen):
+                with sorted_:
+                    self._sort_row(point, size)
+                with chosen:
+                    self._choose(point)
 
         if topk.extent != 0:
             with when(self.builder, self._chooses()):
@@ -117,6 +126,35 @@ class _Renderer:
         position = b.not_(b.trunc(entry, ir.IntType(bits)))
         return position if bits == 64 else b.zext(position, I64)
 
+    # -- whole rows -------------------------------------------------------------------------
+
+    def _sort_row(self, point: Scope, size: ir.Value) -> None:
+        """Sort all elements of a row, and store the first ones."""
+        b, bits = self.builder, self.topk.key_bits
+        capacity = max_extent(self.topk.along)
+        sort = RadixSort(b, self.kernel.scratch, bits, capacity)
+        sort.clear()
+
+        def add(index: ir.Value) -> None:
+            inside = point.child(symbols={self.topk.along: index})
+            key = b.not_(self._keys(self.scalars.value(self.topk.value, inside)))
+            high = b.shl(b.zext(key, self.entry), self.entry(bits))
+            low = b.and_(b.zext(index, self.entry) if bits == 64 else index, self._low_mask)
+            sort.add(index, b.or_(high, low))
+
+        counted_loop(b, I64(0), size, 1, add, name="element")
+        array = sort.sort(size)
+
+        def position(rank: ir.Value) -> ir.Value:
+            low = b.and_(sort.load(array, rank), self._low_mask)
+            return low if low.type == I64 else b.trunc(low, I64)
+
+        self._store(point, position)
+
+    @property
+    def _low_mask(self) -> ir.Constant:
+        return self.entry((1 << self.topk.key_bits) - 1)
+
     # -- the heap ---------------------------------------------------------------------------
 
     def _slot(self, index: ir.Value) -> ir.Value:
@@ -124,6 +162,12 @@ class _Renderer:
 
     def _load(self, index: ir.Value) -> ir.Value:
         return self.builder.load(self._slot(index), align=8, typ=self.entry)
+
+    def _choose(self, point: Scope) -> None:
+        self._clear_heap()
+        self._scan(point)
+        self._sort_heap()
+        self._store(point, lambda rank: self._position(self._load(rank)))
 
     def _clear_heap(self) -> None:
         """Fills the heap with zeros, which every entry beats."""
@@ -189,11 +233,11 @@ class _Renderer:
 
     # -- results ----------------------------------------------------------------------------
 
-    def _store(self, point: Scope) -> None:
+    def _store(self, point: Scope, position_of: Callable[[ir.Value], ir.Value]) -> None:
         topk = self.topk
 
         def chosen(rank: ir.Value) -> None:
-            position = self._position(self._load(rank))
+            position = position_of(rank)
             inside = point.child(symbols={topk.rank: rank, topk.along: position})
             for store in topk.stores:
                 lane = self.scalars.value(store.value, inside)

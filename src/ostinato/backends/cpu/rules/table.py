@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.rules.kernel import CpuKernel, CpuLoopNest, CpuSizeStep
 from ostinato.backends.cpu.rules.matmul import MatmulRules
+from ostinato.backends.cpu.rules.ordered import distinct_points_in_parallel
 from ostinato.lazy import LazyModule
 from ostinato.lower.control import CONTROL_OPS
 from ostinato.lower.loopir.nest import LoopNest
@@ -252,7 +253,7 @@ class _CpuRules:
 def _finalised(call: Call) -> Call:
     """The call with a loop nest as the CPU runs it."""
     if isinstance(call.kernel, LoopNest):
-        return replace(call, kernel=CpuLoopNest.of(call.kernel))
+        return replace(call, kernel=CpuLoopNest.of(distinct_points_in_parallel(call.kernel)))
     if isinstance(call.kernel, SizeStep):
         return replace(call, kernel=CpuSizeStep.of(call.kernel))
     return call

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
 
-__all__ = ["TopK", "lower_topk"]
+__all__ = ["SORT_DIGITS", "TopK", "lower_topk"]
+
+#: Values of a digit of the radix sort.
+SORT_DIGITS = 256
+
+#: Elements of a row from which a radix sort beats a heap, if one in so many at least is chosen.
+_LONG_ROW, _MOST_OF_A_ROW = 256, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +90,26 @@ class TopK(CpuKernel):
         return 64 if wide else 32
 
     @property
+    def shortest_sorted(self) -> int | None:
+        """Elements from which rows are sorted as a whole, by radix; ``None``: never.
+
+        Shorter rows, and those of which little is chosen, keep the best elements in a heap.
+        """
+        most = max_extent(self.along)
+        if most < _LONG_ROW or max_extent(self.rank) * _MOST_OF_A_ROW < most:
+            return None
+        return _LONG_ROW
+
+    @property
     def scratch_bytes(self) -> int:
-        """Bytes of scratch: the best elements so far, each a sort key and a position."""
-        return max_extent(self.rank) * self.key_bits // 4
+        """Bytes of scratch: the best elements so far, each a sort key and a position.
+
+        A radix sort has two of all elements, and the counts of each digit of a key.
+        """
+        heap = max_extent(self.rank) * self.key_bits // 4
+        if self.shortest_sorted is None:
+            return heap
+        return 2 * max_extent(self.along) * self.key_bits // 4 + self.key_bits * SORT_DIGITS
 
 
 def _topk_kernel(

@@ -4,6 +4,7 @@
 // (in columns) threads that stand `Points` apart. All of a block's threads call these together.
 #pragma once
 #include "arithmetic.cuh"
+#include "math.cuh"
 
 namespace ost {
 
@@ -29,6 +30,13 @@ struct greater {
 struct lesser {
     template <class T>
     T operator()(T x, T y) const { return minimum(x, y); }
+};
+struct log_plus {
+    template <class T>
+    T operator()(T x, T y) const {
+        T distance = x == y ? T(0) : x < y ? y - x : x - y;  // equal infinities have none
+        return maximum(x, y) + log1p(exp(-distance));
+    }
 };
 struct either {
     bool operator()(bool x, bool y) const { return x | y; }

@@ -64,4 +64,34 @@ inline double normal_cdf(double x) {
     return 0.5 * result;
 }
 
+// The same within 2e-5 of itself, for results that are rounded to 16 bits. The complementary
+// error function is t exp(-z^2 + P(t)), with t = 1 / (1 + z / 2) and a polynomial P.
+inline float short_normal_cdf(float x) {
+    float z = ::fabsf(x) * 0.70710678f;
+#ifdef __CUDA_ARCH__
+    float t;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(::fmaf(z, 0.5f, 1.0f)));
+#else
+    float t = 1.0f / ::fmaf(z, 0.5f, 1.0f);
+#endif
+    float p = ::fmaf(t, 0.17087277f, -0.82215223f);
+    p = ::fmaf(t, p, 1.48851587f);
+    p = ::fmaf(t, p, -1.13520398f);
+    p = ::fmaf(t, p, 0.27886807f);
+    p = ::fmaf(t, p, -0.18628806f);
+    p = ::fmaf(t, p, 0.09678418f);
+    p = ::fmaf(t, p, 0.37409196f);
+    p = ::fmaf(t, p, 1.00002368f);
+    p = ::fmaf(t, p, -1.26551223f);
+    float exponent = ::fmaf(-z, z, p) * 1.44269504f;
+#ifdef __CUDA_ARCH__
+    float power;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+#else
+    float power = ::exp2f(exponent);
+#endif
+    float tail = 0.5f * t * power;
+    return x > 0.0f ? 1.0f - tail : tail;
+}
+
 }  // namespace ost

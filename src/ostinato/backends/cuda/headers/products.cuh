@@ -112,6 +112,38 @@ struct bfloat16_format {
     static float value(unsigned bits) { return from_bfloat16((unsigned short)bits); }
 };
 
+// The bits of two elements, the first one in the lower half.
+inline unsigned pair_bits(float low, float high, float16_format) {
+#ifdef __CUDA_ARCH__
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return float16_bits(low) | (unsigned)float16_bits(high) << 16;
+#endif
+}
+inline unsigned pair_bits(float low, float high, bfloat16_format) {
+#ifdef __CUDA_ARCH__
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return bfloat16_bits(low) | (unsigned)bfloat16_bits(high) << 16;
+#endif
+}
+
+// 2 to the power of a number of at most 0, within 2 units in the last place; 0 where that would be
+// subnormal.
+inline float exp2_of_score(float x) {
+#ifdef __CUDA_ARCH__
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return x < -126.0f ? 0.0f : exp2(x);
+#endif
+}
+
 #ifdef __CUDA_ARCH__
 #define OST_MULTIPLY(FORMAT, NAME)                                                              \
     inline void multiply_tiles(                                                                 \

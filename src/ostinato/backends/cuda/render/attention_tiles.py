@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Symbol
 
-__all__ = ["fits", "launch", "source"]
+__all__ = ["fits", "is_few", "key_range", "launch", "loads_of", "query_pairs", "source"]
 
 _WARPS = 4
 
@@ -307,10 +307,10 @@ def fits(attention: AttentionKernel, target: CudaTarget) -> bool:
     sizes = (max_extent(attention.spec.depth), attention.features)
     even = all(0 < size <= _WIDEST and size % 16 == 0 for size in sizes)
     dtypes = {attention.spec.q.dtype, attention.spec.k.dtype, attention.spec.v.dtype}
-    divided = attention.splits == 1 or _few(attention)
+    divided = attention.splits == 1 or is_few(attention)
     divided = divided and target.block in (0, _THREADS)
     able = tensor_tiles.multiplies(attention.spec.q.dtype, target) and len(dtypes) == 1
-    return divided and able and even and all(load is not None for load in _loads(attention))
+    return divided and able and even and all(load is not None for load in loads_of(attention))
 
 
 def launch(attention: AttentionKernel, target: CudaTarget) -> Launch:
@@ -318,7 +318,7 @@ def launch(attention: AttentionKernel, target: CudaTarget) -> Launch:
     row_blocks = -(-max_extent(attention.spec.m) // _block(attention))
     blocks = bounds(attention.points)[1] * row_blocks * attention.splits
     stages = 2 * 2 * _KEYS * sum(_pitches(attention))
-    finished = 4 * _WARPS * _ROWS * _finished_pitch(attention) if _few(attention) else 0
+    finished = 4 * _WARPS * _ROWS * _finished_pitch(attention) if is_few(attention) else 0
     return Launch(grid_of(blocks, target), _THREADS, max(stages, finished))
 
 
@@ -332,7 +332,7 @@ def source(attention: AttentionKernel) -> str:
         attention.spec.depth: "d",
         attention.spec.column: "n",
     }
-    key_load, value_load = _loads(attention)
+    key_load, value_load = loads_of(attention)
     assert key_load is not None
     assert value_load is not None
     key_pitch, value_pitch = _pitches(attention)
@@ -341,7 +341,7 @@ def source(attention: AttentionKernel) -> str:
     value_sources, load_values = _chunks(
         attention, frame, value_load, "value", attention.spec.column, names
     )
-    few = _few(attention)
+    few = is_few(attention)
     body = _BODY.substitute(
         name=attention.name,
         block=_block(attention),
@@ -352,8 +352,8 @@ def source(attention: AttentionKernel) -> str:
         depth=depth,
         features=features,
         batch=batch,
-        range=_range(attention),
-        query=_query(attention, frame, names),
+        range=key_range(attention),
+        query=query_pairs(attention, frame, names, 5),
         minus_infinity="ost::number<float>::least()",
         key_sources=key_sources,
         value_sources=value_sources,
@@ -377,14 +377,14 @@ def source(attention: AttentionKernel) -> str:
     return function(attention, body, sizes, _THREADS)
 
 
-def _few(attention: AttentionKernel) -> bool:
+def is_few(attention: AttentionKernel) -> bool:
     """Whether the warps of a block have the same rows."""
     return max_extent(attention.spec.m) <= _ROWS
 
 
 def _block(attention: AttentionKernel) -> int:
     """Rows of a block."""
-    return _ROWS if _few(attention) else _ROWS * _WARPS
+    return _ROWS if is_few(attention) else _ROWS * _WARPS
 
 
 def _finished_pitch(attention: AttentionKernel) -> int:
@@ -421,7 +421,7 @@ def _pitches(attention: AttentionKernel) -> tuple[int, int]:
     return max_extent(attention.spec.depth) + _CHUNK, attention.features + _CHUNK
 
 
-def _loads(attention: AttentionKernel) -> tuple[Load | None, Load | None]:
+def loads_of(attention: AttentionKernel) -> tuple[Load | None, Load | None]:
     """The elements that chunks of keys and of values begin with, where there are chunks."""
     return (
         _load(attention, attention.spec.k, attention.spec.depth),
@@ -436,7 +436,7 @@ def _load(attention: AttentionKernel, scalar: Scalar, along: Symbol) -> Load | N
     return None if coefficient(run.load.index, attention.spec.key) is None else run.load
 
 
-def _range(attention: AttentionKernel) -> str:
+def key_range(attention: AttentionKernel) -> str:
     """Statements that leave out keys that no row attends to."""
     lines = []
     if attention.spec.causal:
@@ -447,11 +447,13 @@ def _range(attention: AttentionKernel) -> str:
     return "\n".join(f"            {line}" for line in lines)
 
 
-def _query(attention: AttentionKernel, frame: Frame, names: Mapping[Symbol, str]) -> str:
+def query_pairs(
+    attention: AttentionKernel, frame: Frame, names: Mapping[Symbol, str], depth: int
+) -> str:
     """Statements that assign the bits of two neighbouring elements of a query."""
     lines = []
     for i in range(2):
-        point = frame.point(5, {**names, attention.spec.depth: f"(d + {i})"})
+        point = frame.point(depth, {**names, attention.spec.depth: f"(d + {i})"})
         value = point.value(attention.spec.q, attention.spec.q.dtype).text
         bits = point.scalars.code.dialect.to_memory(value, attention.spec.q.dtype)
         point.writer.line(f"pair[{i}] = {bits};")

@@ -42,6 +42,7 @@ class NestCode:
     Attributes:
         writer: the function's statements.
         arrays: in shared memory.
+        repeats: whether a few blocks have all points: a thread has several of them.
         dynamic: the name of the dynamic shared memory, if there is any.
         scalars: writes expressions and accesses.
         dtypes: the element types of the arguments, then of the temps.
@@ -61,6 +62,7 @@ class NestCode:
         self.outermost = Scope()
         self.arrays: list[SharedArray] = []
         self.dynamic = ""
+        self.repeats = False
         self._read_variables()
 
     def body(self) -> Body:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Frame", "Point", "body_of", "function", "grid_of"]
 
-_HEADERS = ("arithmetic", "conversion", "groups", "math", "products")
+_HEADERS = ("arithmetic", "conversion", "groups", "math", "packs", "products")
 _INCLUDES = "".join(f'#include "{header}.cuh"\n' for header in _HEADERS)
 
 #: Blocks of a grid, at most, for each multiprocessor.
@@ -54,6 +54,7 @@ def function(
     types: Mapping[int, str] | None = None,
     before: str = "",
     resident: int = 1,
+    early: bool = False,
 ) -> str:
     """The source of a kernel.
 
@@ -65,8 +66,10 @@ def function(
         types: the element types of arguments that the kernel takes for something else.
         before: functions that the body calls.
         resident: blocks that a multiprocessor is to run at a time.
+        early: whether it is launched so that it starts before those in front of it have ended.
     """
-    return body_of(kernel, body, sizes, threads, types, resident).kernel(kernel.name, before)
+    made = body_of(kernel, body, sizes, threads, types, resident, early=early)
+    return made.kernel(kernel.name, before)
 
 
 def body_of(
@@ -77,11 +80,13 @@ def body_of(
     types: Mapping[int, str] | None = None,
     resident: int = 1,
     arrays: tuple[SharedArray, ...] = (),
+    *,
+    early: bool = False,
 ) -> Body:
     """The body of a kernel; see :func:`function`.
 
     Args:
-        kernel, sizes, threads, types, resident: see :func:`function`.
+        kernel, sizes, threads, types, resident, early: see :func:`function`.
         text: statements, which may mention the sizes and the arrays.
         arrays: in shared memory.
     """
@@ -90,6 +95,9 @@ def body_of(
         f"{'' if arg.writes else 'const '}{given.get(i) or dialect.memory_type(arg.dtype)}* b{i}"
         for i, arg in enumerate(kernel.args)
     ]
+    start = ["    ost::wait_for_earlier_kernels();"] * early
+    if kernel.guarded:
+        start += [f"    if (vars[{FAILED}] != 0)", "        return;"]
     return Body(
         _INCLUDES,
         (*parameters, "const long long* vars"),
@@ -97,7 +105,7 @@ def body_of(
         threads,
         arrays,
         resident,
-        start=f"    if (vars[{FAILED}] != 0)\n        return;" if kernel.guarded else "",
+        start="\n".join(start),
     )
 
 
@@ -194,11 +202,15 @@ class Frame:
         names: Mapping[Symbol, str],
         target: str,
     ) -> str:
-        """Statements that assign ``count`` elements along an axis to an array, one by one."""
+        """Blocks that assign ``count`` elements along an axis to an array, one by one.
+
+        Each has variables of its own, whose names are the same.
+        """
         lines = []
         for i in range(count):
             at = {**names, axis: f"({names[axis]} + {i})"}
-            lines.append(self.element(scalar, dtype, depth, at, f"{target}[{i}]"))
+            statements = self.element(scalar, dtype, depth + 1, at, f"{target}[{i}]")
+            lines += ["    " * depth + "{", statements.rstrip("\n"), "    " * depth + "}"]
         return "\n".join(lines)
 
     def vector(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.namespace import CNamespace
 from ostinato.backends.common.clike.scopes import Index, Scope
-from ostinato.backends.common.clike.values import CValue, function
+from ostinato.backends.common.clike.values import CValue
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.code import stage_buffers
 from ostinato.backends.cuda.render.mapping import Shape, temp_bytes
@@ -30,6 +31,8 @@ __all__ = ["group_per_point"]
 
 #: The most bytes of the state of a reduction: a value of 8 bytes and its index.
 _STATE_BYTES = 16
+
+_NAMESPACE = CNamespace()
 
 
 def group_per_point(code: NestCode, mapping: Mapping, *, scratch: bool) -> None:
@@ -264,7 +267,7 @@ class _Groups:
         return name
 
     def _neutral(self, scan: Scan) -> str:
-        return self.code.dialect.literal(scan.dtype, int(scan.op == "prod"))
+        return self.code.dialect.literal(scan.dtype, scan.neutral)
 
     def _scan(self, scan: Scan, scope: Scope, carry: str, stop: Index) -> None:
         code, writer = self.code, self.writer
@@ -282,11 +285,11 @@ class _Groups:
             shifted = writer.fresh("v")
             call = f"ost::shift_warp<{self.members}>({value}, {first})"
             writer.line(f"const {type_} {shifted} = {call};")
-        combine = "add" if scan.op == "sum" else "multiply"
+        combine = getattr(_NAMESPACE, scan.combine)
         total = CValue(code.code, carry, scan.dtype)
-        written = function(combine, total, CValue(code.code, shifted, scan.dtype))
+        written = combine(total, CValue(code.code, shifted, scan.dtype))
         guard = f"{index.text} < {stop.text}" + (" && active" if self.partial else "")
         with writer.block(f"if ({guard})"):
             dtype = code.dtypes[scan.buffer]
             self.scalars.put(scan.buffer, dtype, scan.index, written, scope.child())
-        writer.line(f"{carry} = {function(combine, total, last).text};")
+        writer.line(f"{carry} = {combine(total, last).text};")

@@ -7,11 +7,11 @@ import math
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
-from ostinato.backends.cuda.render.independence import have_any_order, is_concurrent
 from ostinato.backends.cuda.render.packs import widest_pack
 from ostinato.backends.cuda.render.transposes import TILE, TILE_THREADS, tile_axis
 from ostinato.backends.cuda.target import WARP
 from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.independence import have_any_order, is_concurrent
 from ostinato.lower.loopir.nodes import Scan, max_extent
 from ostinato.records import dataclass
 
@@ -164,7 +164,7 @@ def _members(nest: LoopNest, target: CudaTarget, points: int, longest: int) -> i
     lanes = max(_stage_lanes(nest, target))
     wanted = longest // max(_POINTS_PER_THREAD, lanes)
     if points * wanted < resident // 2:
-        wanted = longest // lanes
+        wanted = 1 << (-(-longest // lanes) - 1).bit_length()
     limit = _LARGEST_BLOCK if points <= 2 * target.multiprocessors else _BLOCK
     limit = target.block or limit
     if any(isinstance(s, Scan) for stage in nest.stages for s in stage.statements):

@@ -10,8 +10,8 @@ import math
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.scopes import Index
-from ostinato.backends.cuda.render.independence import distinct_axes, reads_its_writes
 from ostinato.backends.cuda.render.points import grid_loop, run_in_order
+from ostinato.lower.loopir.independence import distinct_axes, reads_its_writes
 from ostinato.lower.loopir.nodes import Store, extent_of, max_extent
 from ostinato.variables import (
     axis,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.cuda.render.code import interleaves
-from ostinato.backends.cuda.render.independence import reads_its_writes
 from ostinato.lower.loopir.dependences import roots
+from ostinato.lower.loopir.independence import reads_its_writes
 from ostinato.lower.loopir.nodes import (
     Guard,
     Load,
@@ -18,7 +18,7 @@ from ostinato.lower.loopir.nodes import (
     extent_of,
     operands,
 )
-from ostinato.variables import Dim, Expr, Symbol, coefficient, remainder
+from ostinato.variables import Dim, Expr, Quotient, Remainder, Symbol, remainder, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.dependences import Dependences
     from ostinato.lower.loopir.nodes import Stage, Statement
+    from ostinato.variables.expr import Atom
 
-__all__ = ["packed_body", "widest_pack"]
+__all__ = ["loads_along", "packed_body", "widest_pack"]
 
 #: Bytes of the widest access, and of the narrowest that is worth the trouble.
 _WIDEST, _NARROWEST = 16, 4
@@ -53,7 +54,7 @@ def widest_pack(
     plain = all(s.update == "set" and not s.conditions and not s.bindings for s in stores)
     if not plain or len({s.buffer for s in stores}) < len(stores):
         return 1
-    loads = _loads(statements, axis, dependences)
+    loads = loads_along(statements, axis, dependences)
     if loads is None or any(isinstance(s, Scan) for s in statements) or not (loads or stores):
         return 1
     accesses = [(load.index, dtypes[load.buffer]) for load in loads]
@@ -92,7 +93,7 @@ def packed_body(
     """
     writer, scalars, dependences = code.writer, code.scalars, code.dependences
     base = scope.child({axis: first})
-    loads = _loads(stage.statements, axis, dependences)
+    loads = loads_along(stage.statements, axis, dependences)
     stores = [s for s in stage.statements if isinstance(s, Store)]
     assert loads is not None
     starts = [root for statement in stage.statements for root in roots(statement)]
@@ -138,7 +139,7 @@ def _type(code: NestCode, buffer: int, lanes: int) -> str:
     return f"ost::pack<{code.dialect.memory_type(code.dtypes[buffer])}, {lanes}>"
 
 
-def _loads(
+def loads_along(
     statements: Iterable[Statement], axis: Symbol, dependences: Dependences
 ) -> list[Load] | None:
     """The loads that differ along ``axis``; ``None`` if one stands under a guard."""
@@ -159,13 +160,30 @@ def _loads(
 def _begins_aligned(index: Dim, axis: Symbol, lanes: int) -> bool:
     """Whether elements at an index are neighbours along ``axis``, from a multiple of ``lanes`` on.
 
-    The axis itself begins at a multiple of ``lanes``.
+    The axis itself begins at a multiple of ``lanes``. So does its remainder by a multiple of them,
+    and its quotient by one is the same for all: halves of a row may be read across.
     """
-    found = coefficient(index, axis)
-    if found is None or found[0] != 1:
+    if isinstance(index, int):
         return False
-    rest = found[1]
-    if isinstance(rest, int):
-        return rest % lanes == 0
-    assert isinstance(rest, Expr)
-    return rest.const % lanes == 0 and all(factor % lanes == 0 for _, factor in rest.terms)
+    runs = 0
+    for monomial, factor in index.terms:
+        run = factor == 1 and len(monomial) == 1 and _is_run(monomial[0], axis, lanes)
+        runs += run
+        if not run and (factor % lanes or any(_varies(a, axis, lanes) for a in monomial)):
+            return False
+    return runs == 1 and index.const % lanes == 0
+
+
+def _is_run(atom: Atom, axis: Symbol, lanes: int) -> bool:
+    """Whether an atom is one more at each neighbour, and begins at a multiple of ``lanes``."""
+    if isinstance(atom, Remainder):
+        whole = not atom.right.terms and atom.right.const % lanes == 0
+        return whole and _begins_aligned(atom.left, axis, lanes)
+    return atom == axis
+
+
+def _varies(atom: Atom, axis: Symbol, lanes: int) -> bool:
+    """Whether an atom may differ between the neighbours of a pack."""
+    if isinstance(atom, Quotient) and not atom.right.terms and atom.right.const % lanes == 0:
+        return axis in symbols(atom.left) and not _begins_aligned(atom.left, axis, lanes)
+    return axis in symbols(Expr({(atom,): 1}, 0))

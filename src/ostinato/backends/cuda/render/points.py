@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.namespace import CNamespace
 from ostinato.backends.common.clike.scopes import Index
-from ostinato.backends.common.clike.values import CValue, function
+from ostinato.backends.common.clike.values import CValue
 from ostinato.backends.cuda.render.packs import packed_body
 from ostinato.backends.cuda.render.reductions import RunningReduction
 from ostinato.lower.loopir.dependences import roots, written_buffers
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Stage
     from ostinato.variables import Symbol
 
+#: Points whose loads a thread has under way together, where it has several.
+_UNROLLED = 4
+
 __all__ = ["every_stage", "grid_loop", "run_in_order", "thread_per_point"]
+
+_NAMESPACE = CNamespace()
 
 
 def thread_per_point(code: NestCode, lanes: int) -> None:
@@ -67,6 +73,8 @@ def grid_loop(code: NestCode, axes: Sequence[Symbol]) -> Iterator[Scope]:
     start = f"({type_})own.x * {block} + threadIdx.x"
     step = f"({type_})all.x * {block}"
     head = f"for ({type_} {name} = {start}; {name} < {points.text}; {name} += {step})"
+    if code.repeats:
+        code.writer.line(f"#pragma unroll {_UNROLLED}")
     with code.writer.block(head):
         yield code.enter(axes, Index(name, points.wide), code.outermost)
 
@@ -126,7 +134,7 @@ def _body(
 def _start_scan(code: NestCode, scan: Scan) -> str:
     name = code.writer.fresh("s")
     type_ = code.dialect.register_type(scan.dtype)
-    neutral = code.dialect.literal(scan.dtype, int(scan.op == "prod"))
+    neutral = code.dialect.literal(scan.dtype, scan.neutral)
     code.writer.line(f"{type_} {name} = {neutral};")
     return name
 
@@ -134,7 +142,7 @@ def _start_scan(code: NestCode, scan: Scan) -> str:
 def _scan(code: NestCode, scan: Scan, name: str, scope: Scope) -> None:
     before = CValue(code.code, name, scan.dtype)
     value = code.scalars.value(scan.value, scope)
-    after = function("add" if scan.op == "sum" else "multiply", before, value)
+    after = getattr(_NAMESPACE, scan.combine)(before, value)
     written = before if scan.exclusive else after
     code.scalars.put(scan.buffer, code.dtypes[scan.buffer], scan.index, written, scope)
     code.writer.line(f"{name} = {after.text};")

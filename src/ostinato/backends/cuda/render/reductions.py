@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.values import CValue
@@ -25,6 +24,7 @@ OPERATORS = {
     "min": "ost::lesser()",
     "any": "ost::either()",
     "all": "ost::both()",
+    "logsumexp": "ost::log_plus()",
     "argmax": "ost::first_extreme<true>()",
     "argmin": "ost::first_extreme<false>()",
 }
@@ -74,9 +74,9 @@ class RunningReduction:
             case "prod" | "all":
                 return dialect.literal(dtype, 1)
             case "max" | "argmax":
-                value = dialect.literal(dtype, _lowest(dtype))
+                value = dialect.literal(dtype, dtype.lowest)
             case _:
-                value = dialect.literal(dtype, _highest(dtype))
+                value = dialect.literal(dtype, dtype.highest)
         if not self._finds_index:
             return value
         beyond = dialect.literal(self._index_dtype, (1 << (self._index_dtype.bits - 1)) - 1)
@@ -116,17 +116,3 @@ class RunningReduction:
     @property
     def _index_dtype(self) -> DType:
         return INT32 if bounds(self.reduction.index)[1] < (1 << 31) - 1 else INT64
-
-
-def _lowest(dtype: DType) -> bool | int | float:
-    if dtype.is_float:
-        return -math.inf
-    return -1 << (dtype.bits - 1) if dtype.is_integer and dtype.is_signed else 0
-
-
-def _highest(dtype: DType) -> bool | int | float:
-    if dtype.is_float:
-        return math.inf
-    if dtype.is_bool:
-        return 1
-    return (1 << (dtype.bits - dtype.is_signed)) - 1

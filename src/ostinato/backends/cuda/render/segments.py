@@ -48,12 +48,18 @@ _FIELDS = 5
 #: Slots of a ring, at least and at most.
 _LEAST_SLOTS, _MOST_SLOTS = 4, 32
 
+#: Blocks of a segment of independent parts, at most: what a field of a record holds.
+_MOST_BLOCKS = (1 << 16) - 1
+
 #: Bytes of a barrier in shared memory.
 _BARRIER_BYTES = 8
 
 
 def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
-    """The launch of a segment: as many blocks as are resident at the same time."""
+    """The launch of a segment: as many blocks as are resident at the same time.
+
+    Parts that need no barrier between them have blocks of their own.
+    """
     return _Renderer(segment, target).launch
 
 
@@ -121,11 +127,15 @@ class _Renderer:
         self.segment = segment
         self.target = target
         self.width = _FIELDS + max(len(part.arguments) for part in segment.parts)
-        self.streams = target.copies_in_bulk and any(part.streams for part in segment.parts)
+        self.independent = _is_independent(segment)
+        streams = target.copies_in_bulk and any(part.streams for part in segment.parts)
+        self.streams = streams and not self.independent
         self._collect()
         if self.streams and self.slots < _LEAST_SLOTS:
             self.streams = False
             self._collect()
+        if sum(function.blocks for function in self.functions) > _MOST_BLOCKS:
+            self.independent = False
 
     def _collect(self) -> None:
         """The functions of all parts, each once."""
@@ -190,6 +200,9 @@ class _Renderer:
     def launch(self) -> Launch:
         """See :func:`launch`."""
         blocks, shared = self.target.multiprocessors, self.fixed_bytes
+        if self.independent:
+            grid, early = sum(f.blocks for f in self.functions), self.target.starts_kernels_early
+            return Launch(grid, SEGMENT_BLOCK, shared, programmatic=early)
         if self.streams:
             shared += self.slots * (streamed_rows.SLOT_BYTES + 2 * _BARRIER_BYTES)
             return Launch(blocks, SEGMENT_BLOCK + WARP, shared, cooperative=True)
@@ -209,7 +222,8 @@ class _Renderer:
             f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
             for i, arg in enumerate(segment.args)
         )
-        block, resident = self.launch.block, self.launch.grid // self.target.multiprocessors
+        block, early = self.launch.block, self.launch.programmatic
+        resident = min(max(1, self.launch.grid // self.target.multiprocessors), _RESIDENT)
         return "\n".join(
             [
                 '#include "segments.cuh"',
@@ -221,6 +235,7 @@ class _Renderer:
                 f"{name}({parameters}, const long long* vars) {{",
                 f"    extern __shared__ __align__(16) unsigned char {name}_memory[];",
                 f"    unsigned char* const memory = {name}_memory;",
+                *(["    ost::wait_for_earlier_kernels();"] if early else []),
                 *([f"    if (vars[{FAILED}] != 0) return;"] if segment.guarded else []),
                 "    const void** const at = (const void**)memory;",
                 *self._addresses(),
@@ -330,15 +345,26 @@ class _Renderer:
 
     def _parts(self) -> list[str]:
         """The loop over all parts."""
-        lines = [
-            f"    unsigned* const arrived = (unsigned*)(vars + {ARRIVED});",
-            "    unsigned awaited = gridDim.x;",
+        lines = (
+            []
+            if self.independent
+            else [
+                f"    unsigned* const arrived = (unsigned*)(vars + {ARRIVED});",
+                "    unsigned awaited = gridDim.x;",
+            ]
+        )
+        lines += [
             f"    for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
             *self._place(),
-            "            if (record[1]) {",
-            "                ost::arrive_and_wait(arrived, awaited);",
-            "                awaited += gridDim.x;",
-            "            }",
+        ]
+        if not self.independent:
+            lines += [
+                "            if (record[1]) {",
+                "                ost::arrive_and_wait(arrived, awaited);",
+                "                awaited += gridDim.x;",
+                "            }",
+            ]
+        lines += [
             "            if (own.x >= all.x) continue;",
             "            OST_SYNC();",
             "            switch (record[0]) {",
@@ -350,7 +376,8 @@ class _Renderer:
             call = ", ".join(["own", "all", "pool", *ring, *given, "vars"])
             name = f"{self.segment.name}_{function.number}"
             lines.append(f"            case {function.number}: {name}({call}); break;")
-        return [*lines, "            }", "    }", "    ost::arrive_last(arrived, awaited);"]
+        last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]
+        return [*lines, "            }", "    }", *last]
 
     def _place(self) -> list[str]:
         """Declarations of the record of a part, and of the block's place in it."""
@@ -359,6 +386,13 @@ class _Renderer:
             "            const ost::place own = ost::own_place(record[2], record[3], record[4]);",
             "            const ost::place all = ost::all_places(record[2]);",
         ]
+
+
+def _is_independent(segment: SegmentKernel) -> bool:
+    """Whether no part waits for another one."""
+    together = segment.parts[0].level == segment.parts[-1].level
+    apart = all(p.tiles_of is None and not p.everywhere for p in segment.parts)
+    return together and apart and not segment.spaces
 
 
 def _range_around(blocks: Set[int], grid: int) -> tuple[int, int]:

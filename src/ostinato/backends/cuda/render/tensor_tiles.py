@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.packed_stores import packed_stores, store_lanes
 from ostinato.backends.cuda.render.sums import matmul_sizes, runs_along, stores_along_rows
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.dtypes import BFLOAT16, FLOAT16
 from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
 from ostinato.records import dataclass
-from ostinato.variables import bounds, coefficient
+from ostinato.variables import Expr, bounds, coefficient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.nodes import Scalar
-    from ostinato.variables import Symbol
+    from ostinato.variables import Dim, Symbol
 
 __all__ = ["fits", "launch", "multiplies", "source"]
 
@@ -43,6 +44,9 @@ _BAND = 8
 
 #: The least number that an int does not hold, and places of a tile past the end of the result.
 _INT32, _PAST = 1 << 31, 256
+
+#: Floats of shared memory that an access of several begins at a multiple of.
+_ALIGNED = 4
 
 #: Elements whose epilogues a thread computes together.
 _UNROLL = 8
@@ -61,6 +65,7 @@ class _Tile:
         resident: blocks that a multiprocessor runs at a time.
         stages: slices in shared memory, at most: what hides the latency of memory.
         filling: tiles for each multiprocessor from which a smaller tile gains nothing.
+        slices: of a sum, at least, for which the tile's registers are worth having one block.
     """
 
     warps: tuple[int, int]
@@ -68,6 +73,7 @@ class _Tile:
     resident: int
     stages: int
     filling: float
+    slices: int = 1
 
     @property
     def threads(self) -> int:
@@ -84,8 +90,9 @@ class _Tile:
 
 #: The tiles that there are, largest first.
 _TILES = (
-    _Tile((2, 4), (4, 8), 1, 4, 0.75),
-    _Tile((2, 4), (4, 4), 2, 4, 0.75),
+    _Tile((2, 4), (4, 8), 1, 4, 0.7, 5),
+    _Tile((2, 4), (4, 4), 2, 4, 0.7),
+    _Tile((4, 2), (2, 4), 2, 4, 0.7),
     _Tile((2, 2), (2, 4), 2, 6, 0.5),
     _Tile((2, 2), (1, 2), 4, 8, 0.0),
 )
@@ -181,6 +188,13 @@ $load_right
             }
         }
         __syncthreads();
+$finish
+        __syncthreads();
+    }
+""")
+
+#: Stores the sums of a tile one by one, and several neighbours at once.
+_SINGLE = Template("""\
 #pragma unroll $unroll
         for (int j = 0; j < $tile_rows * $tile_columns / $threads; j++) {
             const unsigned i = threadIdx.x + j * $threads, at = $store_row, beside = $store_column;
@@ -189,10 +203,19 @@ $load_right
             if (m < ($index)rows && n < ($index)columns) {
 $store
             }
-        }
-        __syncthreads();
-    }
-""")
+        }""")
+_PACKED = Template("""\
+#pragma unroll
+        for (int j = 0; j < $tile_rows * $tile_columns / $lanes / $threads; j++) {
+            const unsigned i = threadIdx.x + j * $threads, at = i / ($tile_columns / $lanes);
+            const unsigned beside = i % ($tile_columns / $lanes) * $lanes;
+            const $index m = ($index)first_row + at, n = ($index)first_column + beside;
+            if (m < ($index)rows && n < ($index)columns) {
+                const ost::pack<float, $lanes> totals =
+                    ost::pack<float, $lanes>::load(finished + at * $finished_pitch + beside);
+$store
+            }
+        }""")
 
 #: Two tiles of the right operand: stored by columns, and stored by rows.
 _BY_COLUMNS = Template("""\
@@ -222,7 +245,7 @@ $place
         }""")
 
 _CHUNKS = Template("""\
-#pragma unroll
+${before}#pragma unroll
             for (int i = 0; i < $count; i++) {
                 const int chunk = threadIdx.x + i * $threads;
                 const int line = chunk / ($length / $chunk);
@@ -230,12 +253,12 @@ _CHUNKS = Template("""\
                 const bool inside = ${target}_from[i] != nullptr && start + $k_place < depth;
                 if ($whole || chunk < $lines * $length / $chunk)
                     ost::copy_async(
-                        $target + line * $pitch + place, ${target}_from[i] + number * $step, inside
+                        $target + line * $pitch + place, ${target}_from[i] + $offset, inside
                     );
             }""")
 
 _WANDERING_CHUNKS = Template("""\
-#pragma unroll
+${before}#pragma unroll
             for (int i = threadIdx.x; i < $lines * $length / $chunk; i += $threads) {
                 const int line = i / ($length / $chunk), place = i % ($length / $chunk) * $chunk;
                 const long long $across = $across_first + line, $along = $along_first + place;
@@ -273,7 +296,8 @@ def launch(matmul: Matmul, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for each tile of the greatest result, or a few waves."""
     renderer = _Renderer(matmul, target)
     tile = renderer.tile
-    return Launch(grid_of(_tiles(matmul, tile), target), tile.threads, renderer.shared_bytes)
+    grid, early = grid_of(_tiles(matmul, tile), target), target.starts_kernels_early
+    return Launch(grid, tile.threads, renderer.shared_bytes, programmatic=early)
 
 
 def source(matmul: Matmul, target: CudaTarget) -> str:
@@ -292,6 +316,8 @@ class _Renderer:
         self.matmul = matmul
         self.frame = Frame(matmul, (matmul.a, matmul.b), matmul.stores)
         self.shared_limit = target.shared_bytes_per_block
+        self.lanes = 1 if stores_along_rows(matmul) else store_lanes(matmul)
+        self.early = target.starts_kernels_early
         self.left_run = self._chunks(matmul.a, matmul.k[-1])
         self.right_run = self._chunks(matmul.b, matmul.k[-1])
         self.by_rows = self.right_run is None
@@ -300,7 +326,9 @@ class _Renderer:
         for tile in _TILES:
             self.tile = tile
             fits = self._bytes(_FEWEST_STAGES) <= self.shared_limit
-            if fits and _tiles(matmul, tile) >= tile.filling * target.multiprocessors:
+            used = tile.columns < 2 * max_extent(matmul.n) and self.slices >= tile.slices
+            filled = _tiles(matmul, tile) >= tile.filling * target.multiprocessors
+            if fits and used and filled:
                 break
 
     @staticmethod
@@ -310,6 +338,11 @@ class _Renderer:
         return run.load if run is not None and run.count == _CHUNK and run.load is scalar else None
 
     # -- shared memory ----------------------------------------------------------------------
+
+    @property
+    def slices(self) -> int:
+        """Slices of the longest sum."""
+        return -(-bounds(self.matmul.depth)[1] // _SLICE)
 
     @property
     def left_pitch(self) -> int:
@@ -331,12 +364,12 @@ class _Renderer:
 
     @property
     def finished_pitch(self) -> int:
-        return self.tile.columns + 1
+        return self.tile.columns + (1 if self.lanes == 1 else _ALIGNED)
 
     @property
     def stages(self) -> int:
         """Slices in shared memory: as many as leave room for the resident blocks."""
-        count = self.tile.stages
+        count = min(self.tile.stages, max(self.slices, _FEWEST_STAGES))
         while (
             count > _FEWEST_STAGES and self._bytes(count) * self.tile.resident > self.shared_limit
         ):
@@ -359,13 +392,8 @@ class _Renderer:
         batch, names = frame.unravel(matmul.batch, "point", 2)
         names |= {matmul.m: "m", matmul.n: "n"}
         b_template = _BY_ROWS if self.by_rows else _BY_COLUMNS
-        row_wise = stores_along_rows(matmul)
-        by_row = (f"i % {tile.rows}", f"i / {tile.rows}")
-        by_column = (f"i / {tile.columns}", f"i % {tile.columns}")
-        store_row, store_column = by_row if row_wise else by_column
         left_sources, load_left = self._operand(False, names)
         right_sources, load_right = self._operand(True, names)
-        places = (max_extent(axis) + _PAST for axis in (matmul.m, matmul.n))
         body = _BODY.substitute(
             name=matmul.name,
             warps=tile.warps[1],
@@ -375,8 +403,6 @@ class _Renderer:
             tile_columns=tile.columns,
             slice=_SLICE,
             band=_BAND,
-            unroll=_UNROLL,
-            index="long long" if max(places) >= _INT32 else "int",
             stages=self.stages,
             stage=self.stage,
             left_elements=self.left_elements,
@@ -392,11 +418,41 @@ class _Renderer:
             right_sources=right_sources,
             load_right=load_right,
             load_b=b_template.substitute(pitch=self.right_pitch),
+            finish=self._finish(names),
+        )
+        return function(
+            matmul,
+            body,
+            matmul_sizes(matmul),
+            tile.threads,
+            resident=tile.resident,
+            early=self.early,
+        )
+
+    def _finish(self, names: Mapping[Symbol, str]) -> str:
+        """Statements that store the finished sums of a tile."""
+        matmul, tile, frame = self.matmul, self.tile, self.frame
+        places = (max_extent(axis) + _PAST for axis in (matmul.m, matmul.n))
+        values: dict[str, object] = {
+            "tile_rows": tile.rows,
+            "tile_columns": tile.columns,
+            "threads": tile.threads,
+            "finished_pitch": self.finished_pitch,
+            "index": "long long" if max(places) >= _INT32 else "int",
+        }
+        if self.lanes > 1:
+            store = packed_stores(frame, matmul, self.lanes, 4, names, "totals")
+            return _PACKED.substitute(values, lanes=self.lanes, store=store)
+        by_row = (f"i % {tile.rows}", f"i / {tile.rows}")
+        by_column = (f"i / {tile.columns}", f"i % {tile.columns}")
+        store_row, store_column = by_row if stores_along_rows(matmul) else by_column
+        return _SINGLE.substitute(
+            values,
+            unroll=_UNROLL,
             store_row=store_row,
             store_column=store_column,
             store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
         )
-        return function(matmul, body, matmul_sizes(matmul), tile.threads, resident=tile.resident)
 
     def _operand(self, right: bool, names: Mapping[Symbol, str]) -> tuple[str, str]:
         """Statements that find where chunks come from, and that load a slice of an operand.
@@ -425,8 +481,9 @@ class _Renderer:
             values |= {role: name, f"{role}_first": first, f"{role}_end": end}
         if run is None:
             return "", self._elements(scalar, values, names, by_rows)
-        step = coefficient(run.index, matmul.k[-1])
-        if len(matmul.k) > 1 or step is None:
+        steps = [coefficient(run.index, axis) for axis in matmul.k]
+        even = all(step is not None and isinstance(step[0], int) for step in steps)
+        if len(matmul.k) > 1 and (by_rows or not even):
             return "", self._wandering(run, values, names)
         count = -(-lines * length // _CHUNK // self.tile.threads)
         values |= {
@@ -438,14 +495,46 @@ class _Renderer:
             "k_place": "line" if by_rows else "place",
             "whole": str(lines * length // _CHUNK % self.tile.threads == 0).lower(),
         }
-        point = self.frame.point(4, {**names, matmul.k[0]: "k"})
-        offset = point.index(run.index)
-        point.writer.line(f"{values['target']}_from[i] = b{run.buffer} + {offset};")
+        start = {matmul.k[0]: "k"} if len(matmul.k) == 1 else dict.fromkeys(matmul.k, "0")
+        point = self.frame.point(4, {**names, **start})
+        point.writer.line(f"{values['target']}_from[i] = b{run.buffer} + {point.index(run.index)};")
         sources = _SOURCES.substitute(values, place=point.text)
+        if len(matmul.k) > 1:
+            before, offset = self._offset(run, str(values["target"]))
+            return sources, _CHUNKS.substitute(values, before=before, offset=offset)
+        (step,) = steps
+        assert step is not None
         point = self.frame.point(2, names)
         name = f"{values['target']}_step"
         point.writer.line(f"const long long {name} = {point.index(step[0] * _SLICE)};")
-        return f"{point.text}\n{sources}", _CHUNKS.substitute(values, step=name)
+        chunks = _CHUNKS.substitute(values, before="", offset=f"number * {name}")
+        return f"{point.text}\n{sources}", chunks
+
+    def _offset(self, run: Load, target: str) -> tuple[str, str]:
+        """Statements for the way of a thread's chunks from where sums begin, and its name.
+
+        All chunks that a thread loads of a slice begin at the same place of the sums.
+        """
+        index: Dim = 0
+        for axis in self.matmul.k:
+            step = coefficient(run.index, axis)
+            assert step is not None
+            index = index + step[0] * Expr({(axis,): 1}, 0)
+        place, offset = f"{target}_place", f"{target}_offset"
+        unraveled, inner = self.frame.unravel(self.matmul.k, place, 4)
+        point = self.frame.point(4, inner)
+        point.writer.line(f"{offset} = {point.index(index)};")
+        first = f"start + threadIdx.x % {_SLICE // _CHUNK} * {_CHUNK}"
+        lines = [
+            f"            long long {offset};",
+            "            {",
+            f"                const long long {place} = {first};",
+            unraveled,
+            point.text,
+            "            }",
+            "",
+        ]
+        return "\n".join(lines), offset
 
     def _wandering(
         self, run: Load, values: Mapping[str, object], names: Mapping[Symbol, str]

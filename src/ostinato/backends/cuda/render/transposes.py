@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.cuda.render.body import SharedArray
-from ostinato.backends.cuda.render.independence import reads_its_writes
 from ostinato.lower.loopir.dependences import reached, roots
+from ostinato.lower.loopir.independence import reads_its_writes
 from ostinato.lower.loopir.nodes import Guard, Load, Store, extent_of, max_extent
 from ostinato.variables import axis, ceil_div, coefficient, prod, symbols
 

@@ -6,9 +6,14 @@ that are computed side by side; a second kernel adds them up in order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from ostinato.backends.cuda.render import attention_parts, attention_rows, attention_tiles
+from ostinato.backends.cuda.render import (
+    attention_blocks,
+    attention_parts,
+    attention_rows,
+    attention_tiles,
+)
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.builder import symbols_of
@@ -47,18 +52,31 @@ class Attention(AttentionKernel):
     """
 
     def launch(self, target: CudaTarget) -> Launch:
-        if attention_tiles.fits(self, target):
-            return attention_tiles.launch(self, target)
+        match self._way(target):
+            case "blocks":
+                return attention_blocks.launch(self, target)
+            case "tiles":
+                return attention_tiles.launch(self, target)
         return attention_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
-        body = self.body(target)
-        return attention_tiles.source(self) if body is None else body.kernel(self.name)
+        match self._way(target):
+            case "blocks":
+                return attention_blocks.source(self, target)
+            case "tiles":
+                return attention_tiles.source(self)
+        return attention_rows.body(self).kernel(self.name)
 
     def body(self, target: CudaTarget) -> Body | None:
-        if attention_tiles.fits(self, target):
-            return None
-        return attention_rows.body(self)
+        return attention_rows.body(self) if self._way(target) == "rows" else None
+
+    def _way(self, target: CudaTarget) -> Literal["rows", "tiles", "blocks"]:
+        """The renderer: with tensor cores, the keys are divided among the warps of few rows."""
+        if not attention_tiles.fits(self, target):
+            return "rows"
+        if attention_tiles.is_few(self):
+            return "tiles"
+        return "blocks" if attention_blocks.fits(self) else "rows"
 
 
 class CombineParts(PartsKernel):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render.vectors import run_of
+from ostinato.backends.cuda.rules.narrow_channels import CHANNELS, is_narrow, with_more_channels
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.lazy import LazyModule
@@ -17,7 +18,8 @@ from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.nodes import Accumulator
 from ostinato.lower.program import Layout, LoweredBuffer, Role
 from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
-from ostinato.variables import bounds
+from ostinato.records import replace
+from ostinato.variables import bounds, floor_div, prod, remainder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,9 +31,10 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.builder import KernelBuilder, Outputs
+    from ostinato.lower.loopir.views import Indices
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules.matmul_spec import MatmulSpec
-    from ostinato.variables import Symbol
+    from ostinato.variables import Dim, Symbol
 else:
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
     tensor_rows = LazyModule("ostinato.backends.cuda.render.tensor_rows")
@@ -90,9 +93,29 @@ class MatmulRules:
 
     def convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a convolution, as an implicit matmul."""
-        self._lower(lowering, region, conv_spec(root, lowering.layout(root.inputs[0])))
+        x, w = root.inputs[:2]
+        if is_narrow(root) and _is_fixed(lowering, w) and not lowering.nested:
+            if w not in self._in_order:
+                self._in_order[w] = with_more_channels(lowering, w)
+            image = with_more_channels(lowering, x)
+            spec = conv_spec(root, image.layout)
+            wide = _simplified(replace(spec, k=(*spec.k[:-1], CHANNELS)))
+            self._lower(lowering, region, wide, {x: image, w: self._in_order[w]})
+            return
+        layout = lowering.layout(x)
+        spec = _simplified(conv_spec(root, layout))
+        instead = None
+        if layout is not None and layout.order[-1] == 1:
+            instead = self._channels_last(lowering, spec.b)
+        self._lower(lowering, region, spec, instead)
 
-    def _lower(self, lowering: ProgramBuilder, region: Region, spec: MatmulSpec) -> None:
+    def _lower(
+        self,
+        lowering: ProgramBuilder,
+        region: Region,
+        spec: MatmulSpec,
+        instead: Mapping[Value, LoweredBuffer] | None = None,
+    ) -> None:
         outputs = lowering.region_outputs(region)
         if spec.n == 1:
             build = lowering.builder(region)
@@ -100,7 +123,8 @@ class MatmulRules:
             lowering.call(region, build, nest, outputs)
             return
         few = bounds(spec.m)[1] <= _FEW_ROWS
-        instead = self._columns_in_order(lowering, region, spec) if few else None
+        if few and instead is None:
+            instead = self._columns_in_order(lowering, region, spec)
         build = lowering.builder(region, instead)
         kind = FewRowsMatmul if few else TiledMatmul
         kernel = _kernel(kind, build, spec, outputs, lowering.variables)
@@ -115,7 +139,7 @@ class MatmulRules:
         from end to end; of rows it would read short pieces, or share columns with other blocks.
         """
         b = spec.b
-        fixed = b.node.op in (PARAM, CONSTANT) or b.node in lowering.fixed
+        fixed = _is_fixed(lowering, b)
         if not fixed or lowering.nested or b.ndim != 2 or b.dtype.is_narrow or b.type.size == 0:
             return None
         if not all(isinstance(size, int) for size in b.shape) or spec.batch or len(spec.k) != 1:
@@ -134,6 +158,69 @@ class MatmulRules:
             lowering.copy_into(b, buffer)
             self._in_order[b] = buffer
         return {b: self._in_order[b]}
+
+    def _channels_last(
+        self, lowering: ProgramBuilder, b: Value
+    ) -> Mapping[Value, LoweredBuffer] | None:
+        """A convolution's weight with the channels of a filter's position side by side.
+
+        That is the order of sums over an image with its channels last.
+        """
+        narrow = b.dtype.is_narrow or b.type.size == 0 or prod(b.shape[2:]) == 1
+        if narrow or lowering.nested or not _is_fixed(lowering, b):
+            return None
+        if b not in self._in_order:
+            layout = Layout((0, *range(2, b.ndim), 1), b.shape, (0,) * b.ndim)
+            label = f"{b.node.label}.filters"
+            buffer = LoweredBuffer(b.type, Role.TEMP, label, None, None, layout)
+            lowering.copy_into(b, buffer)
+            self._in_order[b] = buffer
+        return {b: self._in_order[b]}
+
+
+def _is_fixed(lowering: ProgramBuilder, value: Value) -> bool:
+    """Whether a value depends on params and constants alone."""
+    return value.node.op in (PARAM, CONSTANT) or value.node in lowering.fixed
+
+
+def _simplified(spec: MatmulSpec) -> MatmulSpec:
+    """A convolution with fewer axes, of which more than one value each is left.
+
+    Its rows are the positions of all images: more than those of one. Sums go over no axis of a
+    filter that has one position.
+    """
+    images, groups = spec.batch
+    positions, summed = spec.m, [i for i, size in enumerate(spec.k) if size != 1]
+
+    def split(at: Indices, row: Dim) -> tuple[Indices, Dim]:
+        if images == 1:
+            return (0, *at), row
+        return (floor_div(row, positions), *at), remainder(row, positions)
+
+    def whole(k: Indices) -> Indices:
+        if not summed:
+            return k
+        given = dict(zip(summed, k, strict=True))
+        return tuple(given.get(i, 0) for i in range(len(spec.k)))
+
+    def a_at(at: Indices, row: Dim, k: Indices) -> Indices:
+        lead, place = split(at, row)
+        return spec.a_at(lead, place, whole(k))
+
+    def out_at(at: Indices, row: Dim, column: Dim) -> Indices:
+        lead, place = split(at, row)
+        return spec.out_at(lead, place, column)
+
+    return replace(
+        spec,
+        batch=(groups,),
+        m=images * positions,
+        k=tuple(spec.k[i] for i in summed) or spec.k,
+        a_at=a_at,
+        b_at=lambda group, k, column: spec.b_at(group, whole(k), column),
+        out_at=out_at,
+        group_of=lambda at: at,
+    )
 
 
 def _kernel(

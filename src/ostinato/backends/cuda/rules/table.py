@@ -16,6 +16,7 @@ from ostinato.lazy import LazyModule
 from ostinato.lower.control import CONTROL_OPS
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.lowering import LoweringOptions, lower
+from ostinato.lower.memory.layouts import LayoutGains
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.rules.sizes import SizeStep
 from ostinato.lower.rules.table import SHARED_RULES, RuleTable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.rules import (
         attention,
         experts,
+        library,
         matmul,
         recurrent,
         segments,
@@ -34,22 +36,26 @@ if TYPE_CHECKING:
         sums_of_products,
         topk,
     )
+    from ostinato.backends.cuda.rules.library import LibrarySettings
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Refusal, Region
     from ostinato.lower.program import Call, Program
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules.table import Rule
+    from ostinato.ops import convolution
     from ostinato.variables import Symbol
 else:
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
     experts = LazyModule("ostinato.backends.cuda.rules.experts")
+    library = LazyModule("ostinato.backends.cuda.rules.library")
     matmul = LazyModule("ostinato.backends.cuda.rules.matmul")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
     selection = LazyModule("ostinato.backends.cuda.rules.selection")
     sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
     topk = LazyModule("ostinato.backends.cuda.rules.topk")
+    convolution = LazyModule("ostinato.ops.convolution")
 
 __all__ = ["LOWERED_OPS", "CudaLowering", "lower_for_cuda"]
 
@@ -65,6 +71,7 @@ class CudaLowering:
         stream_weights: fetch the weights of a segment's products ahead of their use.
         exchange: pass values from part to part of a segment without barriers where there is a way.
         split_reductions: reduce many elements to few results by two kernels.
+        library: the use of a library for large products; ``None``: none.
     """
 
     shared: LoweringOptions = field(default_factory=LoweringOptions)
@@ -73,6 +80,7 @@ class CudaLowering:
     stream_weights: bool = True
     exchange: bool = True
     split_reductions: bool = True
+    library: LibrarySettings | None = None
 
 
 def lower_for_cuda(
@@ -98,7 +106,10 @@ def lower_for_cuda(
             **dict.fromkeys(("matmul", "integer_matmul"), products.matmul),
             **dict.fromkeys(("conv", "integer_conv"), products.convolution),
         }
-    table = RuleTable(_DEVICE, rules)
+    gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
+    table = RuleTable(_DEVICE, rules, layout_gains=gains if settings.templates else None)
+    if settings.library is not None:
+        table = _with_library(table, settings)
     program, refused = lower(graph, table, settings.shared, variables, facts)
     calls = [done for call in program.calls for done in _finalised(call, settings, Role.TEMP)]
     prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
@@ -108,6 +119,26 @@ def lower_for_cuda(
         found = segments.SegmentSettings(settings.stream_weights, settings.exchange)
         calls = segments.form_segments(calls, kept, found)
     return replace(program, calls=calls, prepare=prepare), refused
+
+
+def _convolution_gains(node: Node) -> tuple[float, float]:
+    """The gains of what a convolution reads and writes."""
+    return _DEPTHWISE_GAINS if convolution.is_depthwise(node) else _GAINS
+
+
+def _with_library(table: RuleTable, settings: CudaLowering) -> RuleTable:
+    """The rule table with a library for the products that suit it."""
+    assert settings.library is not None
+    otherwise = table.find("matmul")
+    assert otherwise is not None
+    products = library.LibraryRules(settings.library, otherwise)
+    rules = {**table.rules, **dict.fromkeys(("matmul", "integer_matmul"), products.matmul)}
+    return replace(
+        table,
+        rules=rules,
+        multi_root=products.horizontally if settings.shared.in_place else None,
+        by_library=library.suits,
+    )
 
 
 def _finalised(call: Call, settings: CudaLowering, helper: Role) -> list[Call]:
@@ -166,6 +197,15 @@ def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> N
 
 
 _DEVICE = "the CUDA device"
+
+#: The saving by channels last, in the time that a strided access of an element costs.
+_GAINS, _DEPTHWISE_GAINS = (1.0, 0.5), (0.0, 0.0)
+
+#: The same of a pooling; of values read or written across their order; of exchanged channels.
+_WINDOW, _STRIDED, _SHUFFLED = 0.0, -0.5, -0.1
+
+#: Chunks of an asynchronous copy are as many channels.
+_FEWEST_CHANNELS = 8
 
 #: The rules that every graph needs: there is no other way to compute these.
 _RULES: dict[str, Rule] = {

@@ -1,9 +1,9 @@
 """The kernel of ``topk``: the greatest or least elements of every row, in order.
 
 Elements are compared as sort keys: unsigned integers in the order of the elements, NaN above all.
-Two ways lead to the same result. Few elements are chosen one after the other by a block per row, in
-long rows of candidates that blocks have chosen from slices before; for many, every element counts
-the better ones of its row, which is its rank.
+Three ways lead to the same result. Few elements are chosen one after the other by a block per row,
+in long rows of candidates that blocks have chosen from slices before. For many, every element of a
+short row counts the better ones, which is its rank; long rows are sorted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.render.frame import function
+from ostinato.backends.cuda.rules.sort import Rows, lower_sort
+from ostinato.backends.cuda.rules.sort_keys import bits_of, key_function, word_of
 from ostinato.backends.cuda.rules.whole_operands import lower_whole, whole
 from ostinato.dtypes import INT64
 from ostinato.ir.types import TensorType
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cuda.rules.whole_operands import Places
     from ostinato.backends.cuda.target import CudaTarget
-    from ostinato.dtypes import DType
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.nodes import Arg
@@ -39,6 +40,9 @@ __all__ = ["TopK", "lower_topk"]
 #: Elements up to which they are chosen one after the other.
 _FEW = 64
 
+#: Elements of a row up to which every element looks at all others.
+_LONGEST_COUNTED = 1024
+
 #: Elements of a row from which a block of its own pays.
 _LONG_ROW = 256
 
@@ -46,28 +50,6 @@ _THREADS = 256
 
 #: Rows up to which slices of them are chosen from apart, at most so many of about such a length.
 _FEW_ROWS, _MOST_SLICES, _SLICE_LENGTH = 16, 64, 2048
-
-#: By bytes, the type of an element's bits.
-_BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
-
-_KEY = Template("""\
-static __device__ inline $word ${name}_key($word bits) {
-$ordered
-    return $direction;
-}
-""")
-
-#: The bits of an element in the order of elements, by kind.
-_UNSIGNED = ""
-_SIGNED = Template("    bits ^= $sign;")
-_FLOAT = Template("""\
-    const $word magnitude = bits & ~($word)$sign;
-    if (magnitude > $infinity)
-        bits = ~($word)0 >> $unused;
-    else if (magnitude == 0)
-        bits = $sign;
-    else
-        bits = bits & $sign ? ~bits & ~($word)0 >> $unused : bits | $sign;""")
 
 _CHOOSE = Template("""\
     __shared__ $word best_keys[$threads];
@@ -161,14 +143,6 @@ _COUNT = Template("""\
     }
 """)
 
-#: By dtype, the bits of infinity.
-_INFINITY = {
-    "float16": "0x7c00u",
-    "bfloat16": "0x7f80u",
-    "float32": "0x7f800000u",
-    "float64": "0x7ff0000000000000ull",
-}
-
 
 @dataclass(frozen=True, eq=False)
 class TopK(CudaKernel):
@@ -232,16 +206,14 @@ class TopK(CudaKernel):
         dtype = self.args[self.x].dtype
         names = {
             "name": self.name,
-            "element": _BITS[dtype.itemsize],
-            "word": "unsigned long long" if dtype.itemsize > 4 else "unsigned int",
+            "element": bits_of(dtype),
+            "word": word_of(dtype),
             "threads": str(_THREADS),
             "x": f"b{self.x}",
             "values": f"b{self.values}",
             "positions": f"b{self.positions}",
         }
-        key = _KEY.substitute(
-            names, ordered=_ordered(dtype, names), direction="bits" if self.largest else "~bits"
-        )
+        key = key_function(self.name, dtype, largest=self.largest)
         body = self._choose(names) if self._one_by_one else _COUNT.substitute(names)
         sizes = {"rows": self.rows, "inner": self.inner, "n": self.n, "k": self.k}
         types = {self.x: names["element"]}
@@ -260,21 +232,15 @@ class TopK(CudaKernel):
         return _CHOOSE.substitute(names, slices=slices, place=place, range=places, store=result)
 
 
-def _ordered(dtype: DType, names: Mapping[str, str]) -> str:
-    """Statements that turn the bits of an element into its sort key."""
-    sign = f"{1 << (dtype.bits - 1):#x}u{'ll' * (dtype.itemsize > 4)}"
-    if dtype.is_float:
-        unused = max(32, dtype.bits) - dtype.bits
-        return _FLOAT.substitute(names, sign=sign, infinity=_INFINITY[dtype.name], unused=unused)
-    return _SIGNED.substitute(sign=sign) if dtype.is_signed else _UNSIGNED
-
-
 def lower_topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     """Lower a region around a ``topk`` node."""
     (x,) = root.inputs
     axis: int = root.attrs["axis"]
     inner = prod(x.shape[axis + 1 :])
     rows, n, k = prod(x.shape[:axis]) * inner, x.shape[axis], root.attrs["k"]
+    if bounds(k)[1] > _FEW and bounds(n)[1] > _LONGEST_COUNTED:
+        lower_sort(lowering, region, root, Rows(rows, inner, n, k))
+        return
     slices, largest, variables = _slices(rows, n, k), root.attrs["largest"], lowering.variables
     scratch: list[LoweredBuffer] = []
     if slices > 1:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from ostinato.frontends.onnx.converters.windows import per_axis
 from ostinato.ops.base import normalize_axes
-from ostinato.ops.windows import dilated
 from ostinato.variables import floor_div, provably_nonnegative
 
 if TYPE_CHECKING:
@@ -21,36 +17,18 @@ __all__ = ["CONVERTERS"]
 
 
 def convert_col2im(call: Call) -> Result:
-    """Convert ``Col2Im``: a transposed convolution in which each tap has its own input channel."""
-    g, x = call.g, call.value(0)
+    """Convert ``Col2Im``."""
+    x = call.value(0)
     image, block = call.integers(1, "image shape"), call.integers(2, "block shape")
-    ndim, taps = len(block), math.prod(block)
-    features = x.shape[1] if x.ndim == 3 else 0
-    if len(image) != ndim or min(block, default=0) < 1 or not isinstance(features, int):
+    ndim = len(block)
+    if len(image) != ndim or min(block, default=0) < 1:
         call.malformed(f"{list(image)} and {list(block)} do not fit {x.type}")
-    if features % taps or not features:
-        call.malformed(f"{x.type} does not divide into blocks {list(block)}")
     strides, dilations = per_axis(call, "strides", ndim), per_axis(call, "dilations", ndim)
     given = call.integer_list("pads", (0,) * (2 * ndim))
     if len(given) != 2 * ndim:
         call.malformed(f"pads {list(given)} should be {2 * ndim} ints")
     pads = list(zip(given[:ndim], given[ndim:], strict=True))
-    spans = [dilated(k, d) for k, d in zip(block, dilations, strict=True)]
-    room = [size + sum(ends) - span for size, ends, span in zip(image, pads, spans, strict=True)]
-    counts = [max(n // s + 1, 0) for n, s in zip(room, strides, strict=True)]
-    if math.prod(counts) != x.shape[2]:
-        call.malformed(f"{x.type} should hold {counts} blocks")
-    taps_alone = np.eye(taps, dtype=np.float32).reshape(taps, 1, *block)
-    weight = g.constant(np.tile(taps_alone, (features // taps, *(1,) * (ndim + 1))), x.dtype)
-    return g.conv_transpose(
-        g.reshape(x, (x.shape[0], features, *counts)),
-        weight,
-        stride=strides,
-        padding=pads,
-        output_padding=[n % s for n, s in zip(room, strides, strict=True)],
-        dilation=dilations,
-        groups=features // taps,
-    )
+    return call.g.col2im(x, image, block, strides, pads, dilations)
 
 
 def convert_center_crop_pad(call: Call) -> Result:

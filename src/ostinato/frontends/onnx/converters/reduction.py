@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ostinato.dtypes import DType
     from ostinato.frontends.onnx.call import Call, Converter, Result
     from ostinato.ir.graph import Value
     from ostinato.ops.builder import Graph
@@ -53,7 +49,7 @@ def _min(g: Graph, x: Value, axes: tuple[int, ...] | None, keepdims: bool) -> Va
     if x.dtype.is_bool:
         return g.all(x, axis=axes, keepdims=keepdims)
     if x.type.size == 0:
-        return _of_nothing(g, x, axes, keepdims, _greatest(x.dtype))
+        return _of_nothing(g, x, axes, keepdims, x.dtype.highest)
     return g.min(x, axis=axes, keepdims=keepdims)
 
 
@@ -61,7 +57,7 @@ def _max(g: Graph, x: Value, axes: tuple[int, ...] | None, keepdims: bool) -> Va
     if x.dtype.is_bool:
         return g.any(x, axis=axes, keepdims=keepdims)
     if x.type.size == 0:
-        return _of_nothing(g, x, axes, keepdims, _least(x.dtype))
+        return _of_nothing(g, x, axes, keepdims, x.dtype.lowest)
     return g.max(x, axis=axes, keepdims=keepdims)
 
 
@@ -71,14 +67,6 @@ def _of_nothing(
     """The extreme of no elements, by the standard the dtype's own, in the shape of a sum."""
     shape = g.sum(x, axis=axes, keepdims=keepdims).shape
     return g.full(shape, extreme, x.dtype)
-
-
-def _least(dtype: DType) -> float:
-    return -math.inf if dtype.is_float else int(np.iinfo(dtype.numpy).min)
-
-
-def _greatest(dtype: DType) -> float:
-    return math.inf if dtype.is_float else int(np.iinfo(dtype.numpy).max)
 
 
 def _l2(g: Graph, x: Value, axes: tuple[int, ...] | None, keepdims: bool) -> Value:

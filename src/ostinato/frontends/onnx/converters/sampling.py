@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostinato.dtypes import FLOAT64, INT64
+from ostinato.dtypes import INT64
 from ostinato.frontends.onnx.converters.windows import per_axis, window_padding
-from ostinato.records import dataclass
+from ostinato.ops.sampling import Ends, Tap, gathered, grid_sample, grid_taps, read_tap, size_of
 from ostinato.variables import prod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ostinato.dtypes import DType
     from ostinato.frontends.onnx.call import Call, Converter, Result
     from ostinato.ir.graph import Value
     from ostinato.ops.builder import Graph
@@ -32,181 +31,18 @@ __all__ = ["CONVERTERS"]
 #: The names that ``GridSample`` has for its modes before operator set 20.
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
-#: The parameter of Keys' cubic kernel.
-_CUBIC = -0.75
-
-
-@dataclass(frozen=True)
-class _Tap:
-    """One of the elements along an axis that contribute to a position.
-
-    Attributes:
-        index: where it is, within the axis.
-        weight: its factor; ``None`` for 1.
-    """
-
-    index: Value
-    weight: Value | None
-
-
-def _number(g: Graph, dim: Dim, dtype: DType) -> Value | float:
-    """A size as a number of ``dtype``."""
-    return float(dim) if isinstance(dim, int) else g.cast(g.dim_value(dim), dtype)
-
-
-def _gathered(g: Graph, x: Value, taps: Sequence[Sequence[_Tap]], points: Sequence[Dim]) -> Value:
-    """The weighted sum of all combinations of taps, one of each spatial axis.
-
-    Args:
-        g: the graph.
-        x: ``[N, C, *spatial]``.
-        taps: by spatial axis; of shapes that broadcast to ``[N, *points]``.
-        points: the shape of the positions.
-
-    Returns:
-        ``[N, C, *points]``.
-    """
-    parts = [_tap(g, x, combination, points) for combination in itertools.product(*taps)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = g.add(total, part)
-    return total
-
-
-def _tap(g: Graph, x: Value, taps: Sequence[_Tap], points: Sequence[Dim]) -> Value:
-    """The elements of ``x`` at one tap of each spatial axis, times their weights."""
-    place: Value | None = None
-    weight: Value | None = None
-    for size, tap in zip(x.shape[2:], taps, strict=True):
-        step = size if isinstance(size, int) else g.dim_value(size)
-        place = tap.index if place is None else g.add(g.multiply(place, step), tap.index)
-        if tap.weight is not None:
-            weight = tap.weight if weight is None else g.multiply(weight, tap.weight)
-    assert place is not None
-    count = prod(points)
-    row = g.reshape(g.broadcast_to(place, (x.shape[0], *points)), (x.shape[0], 1, count))
-    picked = g.take_along_axis(
-        g.reshape(x, (*x.shape[:2], prod(x.shape[2:]))),
-        g.broadcast_to(row, (*x.shape[:2], count)),
-        axis=2,
-    )
-    result = g.reshape(picked, (*x.shape[:2], *points))
-    return result if weight is None else g.multiply(result, g.expand_dims(weight, 1))
-
-
-# -- GridSample ------------------------------------------------------------------------------------
-
 
 def convert_grid_sample(call: Call) -> Result:
-    g, x, grid = call.g, call.value(0), call.value(1)
-    ndim = x.ndim - 2
-    if ndim < 1 or grid.ndim != x.ndim or grid.shape[-1] != ndim:
-        call.malformed(f"expected x [N,C,...] and a grid [N,...,{ndim}], got {x.type}, {grid.type}")
     mode = call.text("mode", "linear" if call.opset >= 20 else "bilinear")
-    mode, padding = _MODES.get(mode, mode), call.text("padding_mode", "zeros")
-    if mode not in ("linear", "nearest", "cubic"):
-        call.malformed(f"unknown mode {mode!r}")
-    if padding not in ("zeros", "border", "reflection"):
-        call.malformed(f"unknown padding_mode {padding!r}")
-    dtype = x.dtype if mode == "nearest" else x.dtype.accumulator
-    at = FLOAT64 if FLOAT64 in (x.dtype, grid.dtype) else grid.dtype.accumulator
-    points = grid.shape[1:-1]
-    taps = []
-    for axis, size in enumerate(x.shape[2:]):
-        last = ndim - 1 - axis  # a point of the grid names the last axis first
-        column = g.slice(grid, [last], [last + 1], axes=[ndim + 1])
-        column = g.cast(g.reshape(column, grid.shape[:-1]), at)
-        aligned = call.flag("align_corners", 0)
-        ends = _Ends(g, _number(g, size, at), aligned, padding)
-        taps.append(_grid_taps(g, ends.denormalised(column), ends, mode, dtype))
-    return g.cast(_gathered(g, g.cast(x, dtype), taps, points), x.dtype)
-
-
-@dataclass(frozen=True)
-class _Ends:
-    """The ends of an axis, and how positions beyond them are read.
-
-    Attributes:
-        g: the graph.
-        size: of the axis.
-        aligned: whether -1 and 1 name the centres of the outer elements, not their edges.
-        padding: ``"zeros"``, ``"border"`` or ``"reflection"``.
-    """
-
-    g: Graph
-    size: Value | float
-    aligned: bool
-    padding: str
-
-    @property
-    def last(self) -> Value | float:
-        return self.size - 1.0
-
-    def denormalised(self, x: Value) -> Value:
-        """Positions from -1..1 as positions of elements."""
-        g = self.g
-        if self.aligned:
-            return g.multiply(g.multiply(g.add(x, 1.0), 0.5), self.last)
-        return g.multiply(g.subtract(g.multiply(g.add(x, 1.0), self.size), 1.0), 0.5)
-
-    def moved_inside(self, x: Value) -> Value:
-        """Positions within the axis, unless what lies outside is zero."""
-        g = self.g
-        if self.padding == "border":  # the edge of the outer elements is within
-            low, high = (0.0, self.last) if self.aligned else (-0.5, self.last + 0.5)
-            outside = g.logical_or(g.less(x, low), g.greater(x, high))
-            return g.where(outside, self._clamped(x), x)
-        return self._reflected(x) if self.padding == "reflection" else x
-
-    def tap(self, at: Value, weight: Value | None, dtype: DType) -> _Tap:
-        """The element at whole positions ``at``."""
-        g = self.g
-        if self.padding == "reflection":
-            at = self._reflected(at)
-        index = g.cast(self._clamped(at), INT64)
-        if self.padding == "zeros":
-            seen = g.logical_and(g.greater_equal(at, 0.0), g.less_equal(at, self.last))
-            weight = g.cast(seen, dtype) if weight is None else g.where(seen, weight, 0.0)
-        return _Tap(index, weight)
-
-    def _clamped(self, x: Value) -> Value:
-        return self.g.minimum(self.g.maximum(x, 0.0), self.last)
-
-    def _reflected(self, x: Value) -> Value:
-        """Positions folded back at the ends as often as it takes."""
-        g, low = self.g, 0.0 if self.aligned else -0.5
-        span = self.last if self.aligned else self.size
-        if isinstance(span, float) and span == 0:
-            return g.multiply(x, 0.0)
-        period = g.multiply(span, 2.0)
-        away = g.abs(g.subtract(x, low))
-        rest = g.subtract(away, g.multiply(g.floor(g.divide(away, period)), period))
-        folded = g.add(g.minimum(rest, g.subtract(period, rest)), low)
-        return folded if isinstance(span, float) else g.where(g.greater(period, 0.0), folded, 0.0)
-
-
-def _grid_taps(g: Graph, at: Value, ends: _Ends, mode: str, dtype: DType) -> list[_Tap]:
-    """The taps of one axis for positions ``at``."""
-    if mode == "nearest":
-        return [ends.tap(ends.moved_inside(g.round(at)), None, dtype)]
-    at = ends.moved_inside(at)
-    first = g.floor(at)
-    rest = g.cast(g.subtract(at, first), dtype)
-    if mode == "linear":
-        weights = {0: g.subtract(1.0, rest), 1: rest}
-    else:
-        weights = {i: _cubic_weight(g, g.abs(g.subtract(rest, float(i))), i) for i in range(-1, 3)}
-    return [ends.tap(g.add(first, float(i)), weight, dtype) for i, weight in weights.items()]
-
-
-def _cubic_weight(g: Graph, distance: Value, tap: int) -> Value:
-    """Keys' cubic kernel: one polynomial for the two inner taps, one for the outer ones."""
-    a = _CUBIC
-    if tap in (0, 1):
-        inner = g.subtract(g.multiply(distance, a + 2), a + 3)
-        return g.add(g.multiply(inner, g.square(distance)), 1.0)
-    outer = g.add(g.multiply(g.subtract(distance, 5.0), g.multiply(distance, a)), 8 * a)
-    return g.subtract(g.multiply(outer, distance), 4 * a)
+    return grid_sample(  # type: ignore[no-any-return]
+        call.g,
+        call.value(0),
+        call.value(1),
+        _MODES.get(mode, mode),
+        call.text("padding_mode", "zeros"),
+        align_corners=call.flag("align_corners", 0),
+        moves_centers=True,
+    )
 
 
 # -- regions ---------------------------------------------------------------------------------------
@@ -229,7 +65,7 @@ def convert_roi_align(call: Call) -> Result:
         if mode == "max":
             call.unsupported("its maxima are of as many samples as a region is large")
         return _adaptive_means(call, image, regions, bins)
-    taps: list[list[_Tap]] = []
+    taps: list[list[Tap]] = []
     for axis in (0, 1):
         start, extent = _region(call, regions, axis)
         count = bins[axis] * samples
@@ -239,8 +75,8 @@ def convert_roi_align(call: Call) -> Result:
     points = (bins[0] * samples, bins[1] * samples)
     shape = (*image.shape[:2], bins[0], samples, bins[1], samples)
     if mode == "avg":
-        return g.mean(g.reshape(_gathered(g, image, taps, points), shape), axis=(3, 5))
-    parts = [_tap(g, image, combination, points) for combination in itertools.product(*taps)]
+        return g.mean(g.reshape(gathered(g, image, taps, points), shape), axis=(3, 5))
+    parts = [read_tap(g, image, combination, points) for combination in itertools.product(*taps)]
     greatest = parts[0]
     for part in parts[1:]:
         greatest = g.maximum(greatest, part)
@@ -268,9 +104,9 @@ def _region(call: Call, regions: Value, axis: int) -> tuple[Value, Value]:
     return ends[0], extent if half else g.maximum(extent, 1.0)
 
 
-def _region_taps(g: Graph, at: Value, size: Dim) -> list[_Tap]:
+def _region_taps(g: Graph, at: Value, size: Dim) -> list[Tap]:
     """The two neighbours of each position; none counts beyond a pixel from the image."""
-    end = _number(g, size, at.dtype)
+    end = size_of(g, size, at.dtype)
     seen = g.logical_and(g.greater_equal(at, -1.0), g.less_equal(at, end))
     last = end - 1.0
     inside = g.minimum(g.maximum(at, 0.0), last)
@@ -278,7 +114,7 @@ def _region_taps(g: Graph, at: Value, size: Dim) -> list[_Tap]:
     rest = g.subtract(inside, first)
     second = g.minimum(g.add(first, 1.0), last)
     return [
-        _Tap(g.cast(index, INT64), g.where(seen, weight, 0.0))
+        Tap(g.cast(index, INT64), g.where(seen, weight, 0.0))
         for index, weight in ((first, g.subtract(1.0, rest)), (second, rest))
     ]
 
@@ -324,7 +160,7 @@ def _sample_weights(
         g.reshape(first, (*first.shape, 1, 1)),
         g.multiply(g.add(number, 0.5), g.reshape(apart, wide)),
     )
-    end = _number(g, size, dtype)
+    end = size_of(g, size, dtype)
     seen = g.logical_and(g.greater_equal(at, -1.0), g.less_equal(at, end))
     seen = g.logical_and(seen, g.less(number, g.reshape(count, wide)))
     inside = g.minimum(g.maximum(at, 0.0), end - 1.0)
@@ -352,7 +188,7 @@ def convert_max_roi_pool(call: Call) -> Result:
         extent = g.maximum(g.add(g.subtract(end, start), 1.0), 1.0)
         number = g.iota((1, bins[axis]), 1, x.dtype)
         size = x.shape[2 + axis]
-        last = _number(g, size, x.dtype)
+        last = size_of(g, size, x.dtype)
         low, high = (
             g.minimum(g.maximum(g.add(edge, start), 0.0), last)
             for edge in (
@@ -408,10 +244,10 @@ def convert_deform_conv(call: Call) -> Result:
         move = g.reshape(
             g.slice(moves, [axis], [axis + 1], axes=[2]), (batch * fields, taps_count, *points)
         )
-        ends = _Ends(g, _number(g, x.shape[2 + axis], x.dtype), True, "zeros")
+        ends = Ends(g, size_of(g, x.shape[2 + axis], x.dtype), True, "zeros")
         at = g.add(g.add(start, position), move)
-        taps.append(_grid_taps(g, at, ends, "linear", x.dtype))
-    sampled = _gathered(g, image, taps, (taps_count, *points))
+        taps.append(grid_taps(g, at, ends, "linear", x.dtype))
+    sampled = gathered(g, image, taps, (taps_count, *points))
     if call.has(4):
         mask = g.reshape(call.value(4), (batch * fields, 1, taps_count, *points))
         sampled = g.multiply(sampled, mask)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,7 @@ from ostinato.dtypes import FLOAT32
 from ostinato.frontends.onnx.known import as_known
 from ostinato.frontends.onnx.tensors import ELEMENT_TYPES
 from ostinato.ops.base import normalize_axis
+from ostinato.ops.fourier import fitted, mirrored, transform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,9 +25,6 @@ __all__ = ["CONVERTERS"]
 
 #: Windows and matrices with more elements are not written out while loading.
 _LARGEST = 2**24
-
-#: Transforms of at most so many points are one matmul; longer ones are split at a divisor.
-_LARGEST_MATMUL = 64
 
 
 # -- Fourier transforms ----------------------------------------------------------------------------
@@ -53,12 +50,11 @@ def convert_dft(call: Call) -> Result:
         for i in range(x.shape[-1])  # type: ignore[arg-type]
     ]
     bins = length // 2 + 1 if onesided else length
-    parts = [_fitted(call, part, bins if inverse else length) for part in parts]
+    real, *rest = (fitted(g, part, bins if inverse else length) for part in parts)
+    signal = (real, rest[0] if rest else None)
     if inverse and onesided:
-        parts = [_mirrored(call, part, length, odd=i == 1) for i, part in enumerate(parts)]
-    real = parts[0]
-    imaginary = parts[1] if len(parts) == 2 else None
-    results: Sequence[Value] = _transform(call, real, imaginary, inverse)
+        signal = mirrored(g, signal, length)
+    results: Sequence[Value] = transform(g, signal, bool(inverse))
     if inverse:
         results = [g.multiply(part, 1 / length) for part in results[: 1 if onesided else 2]]
     elif onesided:
@@ -75,104 +71,6 @@ def _dft_axis(call: Call, ndim: int) -> int:
     if axis == ndim - 1:
         call.malformed("its axis is that of real and imaginary parts")
     return axis
-
-
-def _fitted(call: Call, x: Value, length: int) -> Value:
-    """``x`` cut at ``length`` along the last axis, or filled with zeros up to it."""
-    size = x.shape[-1]
-    if size == length:
-        return x
-    if not isinstance(size, int):
-        call.unsupported(f"its signal's length depends on a Variable ({size}); fix it with dims=")
-    if size > length:
-        return call.g.slice(x, [0], [length], axes=[-1])
-    return call.g.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, length - size)])
-
-
-def _mirrored(call: Call, x: Value, length: int, *, odd: bool) -> Value:
-    """All bins of a real signal, from the first half of them: the others are their conjugates."""
-    rest = call.g.flip(call.g.slice(x, [1], [length - length // 2], axes=[-1]), axis=-1)
-    return call.g.concat([x, call.g.neg(rest) if odd else rest], axis=-1)
-
-
-def _transform(
-    call: Call, real: Value, imaginary: Value | None, inverse: bool
-) -> tuple[Value, Value]:
-    """The unscaled transform of the last axis: the real and the imaginary part.
-
-    A length ``a * b`` is split as Cooley and Tukey do: transforms of ``a`` points, factors, then
-    transforms of ``b`` points, each of them matmuls with a small constant matrix.
-    """
-    g, length = call.g, real.shape[-1]
-    assert isinstance(length, int)
-    first = _divisor(length)
-    if first == 1:
-        matrix = _turns(np.outer(np.arange(length), np.arange(length)) / length, inverse)
-        return _complex_matmul(call, real, imaginary, matrix)
-    second = length // first
-    lead = real.shape[:-1]
-    # Position p = second * i + j; frequency f = k + first * l.
-    split = [
-        None if part is None else g.swapaxes(g.reshape(part, (*lead, first, second)), -1, -2)
-        for part in (real, imaginary)
-    ]
-    assert split[0] is not None
-    columns = _transform(call, split[0], split[1], inverse)  # [..., j, k]
-    factors = _turns(np.outer(np.arange(second), np.arange(first)) / length, inverse)
-    turned = _complex_multiply(call, columns, factors)
-    rows = [g.swapaxes(part, -1, -2) for part in turned]  # [..., k, j]
-    spectrum = _transform(call, rows[0], rows[1], inverse)  # [..., k, l]
-    results = [g.reshape(g.swapaxes(part, -1, -2), (*lead, length)) for part in spectrum]
-    return results[0], results[1]
-
-
-def _divisor(length: int) -> int:
-    """The divisor to split ``length`` at; 1 to leave it whole."""
-    if length <= _LARGEST_MATMUL:
-        return 1
-    return next(d for d in range(math.isqrt(length), 0, -1) if length % d == 0)
-
-
-def _turns(turns: Array, inverse: bool) -> tuple[Array, Array]:
-    """Cosines and sines of fractions of a turn, clockwise unless ``inverse``."""
-    angle = (2 if inverse else -2) * np.pi * (turns % 1.0)
-    return np.cos(angle), np.sin(angle)
-
-
-def _complex_matmul(
-    call: Call,
-    real: Value,
-    imaginary: Value | None,
-    matrix: tuple[Array, Array],
-) -> tuple[Value, Value]:
-    """A product with a constant matrix: one matmul of the two parts side by side."""
-    g = call.g
-    cos, sin = matrix
-    size = cos.shape[0]
-    rows = np.concatenate([cos, sin], axis=1)
-    joined = real
-    if imaginary is not None:
-        rows = np.concatenate([rows, np.concatenate([-sin, cos], axis=1)])
-        joined = g.concat([real, imaginary], axis=-1)
-    both = g.matmul(joined, g.constant(rows, real.dtype))
-    return (
-        g.slice(both, [0], [size], axes=[-1]),
-        g.slice(both, [size], [2 * size], axes=[-1]),
-    )
-
-
-def _complex_multiply(
-    call: Call,
-    x: tuple[Value, Value],
-    factors: tuple[Array, Array],
-) -> tuple[Value, Value]:
-    g = call.g
-    (real, imaginary), dtype = x, x[0].dtype
-    cos, sin = (g.constant(part, dtype) for part in factors)
-    return (
-        g.subtract(g.multiply(real, cos), g.multiply(imaginary, sin)),
-        g.add(g.multiply(real, sin), g.multiply(imaginary, cos)),
-    )
 
 
 def convert_stft(call: Call) -> Result:
@@ -201,7 +99,7 @@ def convert_stft(call: Call) -> Result:
         part = g.take(part, g.constant(at), axis=1)  # [batch, frames, size]
         parts.append(part if window is None else g.multiply(part, window))
     imaginary = parts[1] if len(parts) == 2 else None
-    results: Sequence[Value] = _transform(call, parts[0], imaginary, False)
+    results: Sequence[Value] = transform(g, (parts[0], imaginary), False)
     if call.flag("onesided", 1):
         results = [g.slice(part, [0], [size // 2 + 1], axes=[-1]) for part in results]
     return g.stack(list(results), axis=-1)

@@ -1,4 +1,4 @@
-"""Proofs that points of a loop nest touch different elements, so that threads may share them."""
+"""Proofs that points of a loop nest touch different elements, so that they need no order."""
 
 from __future__ import annotations
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.backends.cuda.render.independence import (
+from ostinato.dtypes import FLOAT32, INT64
+from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.independence import (
     distinct_axes,
     have_any_order,
     is_concurrent,
     reads_its_writes,
 )
-from ostinato.dtypes import FLOAT32, INT64
-from ostinato.lower.loopir.dependences import Dependences
 from ostinato.lower.loopir.nodes import Apply, Binding, Load, Number, Stage, Store
 from ostinato.variables import Dim, Expr, Symbol, axis, symbols
 

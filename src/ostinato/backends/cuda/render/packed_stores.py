@@ -1,0 +1,88 @@
+"""The epilogue of a matmul for several neighbouring columns at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.clike.scopes import Index
+from ostinato.backends.common.clike.values import CValue
+from ostinato.backends.cuda.render.packs import loads_along, widest_pack
+from ostinato.lower.loopir.dependences import Dependences, reached, roots
+from ostinato.lower.loopir.nodes import Accumulator, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ostinato.backends.cuda.render.frame import Frame
+    from ostinato.backends.cuda.rules.product import Matmul
+    from ostinato.lower.loopir.nodes import Store
+    from ostinato.variables import Symbol
+
+__all__ = ["packed_stores", "store_lanes"]
+
+
+def store_lanes(matmul: Matmul) -> int:
+    """The columns of a result that a thread may store at once; 1: one by one."""
+    stage = Stage((matmul.n,), matmul.stores)
+    return widest_pack(
+        stage, matmul.n, [arg.dtype for arg in matmul.args], _dependences(matmul.stores)
+    )
+
+
+def packed_stores(
+    frame: Frame,
+    matmul: Matmul,
+    lanes: int,
+    depth: int,
+    names: Mapping[Symbol, str],
+    totals: str,
+) -> str:
+    """Statements that store results of ``lanes`` columns.
+
+    Args:
+        frame: of the kernel.
+        matmul: the kernel.
+        lanes: see :func:`store_lanes`.
+        depth: of the statements, in blocks.
+        names: by axis, the variable that has its value, of columns the first one's.
+        totals: the pack that has the sums.
+    """
+    point = frame.point(depth, names)
+    writer, scalars, dialect = point.writer, point.scalars, point.scalars.code.dialect
+    dtypes, column = [arg.dtype for arg in matmul.args], point.scope.symbols[matmul.n]
+
+    def pack(buffer: int) -> str:
+        return f"ost::pack<{dialect.memory_type(dtypes[buffer])}, {lanes}>"
+
+    loads = []
+    for load in loads_along(matmul.stores, matmul.n, _dependences(matmul.stores)) or ():
+        name, type_ = writer.fresh("w"), pack(load.buffer)
+        writer.line(
+            f"const {type_} {name} = {type_}::load(b{load.buffer} + {point.index(load.index)});"
+        )
+        loads.append((load, name))
+    results = [writer.fresh("w") for _ in matmul.stores]
+    for store, name in zip(matmul.stores, results, strict=True):
+        writer.line(f"{pack(store.buffer)} {name};")
+    lane = writer.fresh("l")
+    writer.line("#pragma unroll")
+    with writer.block(f"for (int {lane} = 0; {lane} < {lanes}; ++{lane})"):
+        inside = point.scope.child({matmul.n: Index(f"({column.text} + {lane})", column.wide)})
+        for load, name in loads:
+            element = dialect.from_memory(f"{name}.at[{lane}]", load.dtype)
+            inside.values[id(load)] = scalars.code.keep(load.dtype, element)
+        total = CValue(scalars.code, f"{totals}.at[{lane}]", matmul.acc)
+        for store, name in zip(matmul.stores, results, strict=True):
+            for scalar in reached(roots(store)):
+                if isinstance(scalar, Accumulator):
+                    inside.values[id(scalar)] = total
+            dtype = dtypes[store.buffer]
+            value = scalars.value(store.value, inside).astype(dtype)
+            writer.line(f"{name}.at[{lane}] = {dialect.to_memory(value.text, dtype)};")
+    for store, name in zip(matmul.stores, results, strict=True):
+        writer.line(f"{name}.store(b{store.buffer} + {point.index(store.index)});")
+    return point.text
+
+
+def _dependences(stores: Sequence[Store]) -> Dependences:
+    return Dependences([Stage((), tuple(stores))])

@@ -1,0 +1,1 @@
+"""The PyTorch front end: :func:`from_torch`."""

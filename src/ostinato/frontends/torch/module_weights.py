@@ -1,0 +1,135 @@
+"""The weights of a module that a compiled graph has packed. This module imports PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato.errors import InputError
+from ostinato.frontends.torch._runtime import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["EXCHANGE", "PLAIN", "ModuleWeights", "TrainingModes"]
+
+#: The functions by which C reads and makes tensors; ``None`` in older versions of PyTorch.
+EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+
+#: The classes of tensors that behave as PyTorch's own.
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+#: The descriptor of a tensor's version.
+_VERSION = torch._C.TensorBase._version
+
+
+class ModuleWeights:
+    """Tensors by qualified name: within a module, an exported program, or fixed.
+
+    Args:
+        module: whose parameters and buffers they are, if any.
+        tensors: by name, the tensors at the time of the export.
+    """
+
+    def __init__(self, module: torch.nn.Module | None, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._fixed = dict(tensors)
+        self._holders = {}
+        for name in tensors:
+            holder = None if module is None else _holder(module, name.removeprefix("self."))
+            if holder is not None:
+                self._holders[name] = holder
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor as of now.
+
+        Raises:
+            InputError: the module has none of that name any more.
+        """
+        holder = self._holders.get(name)
+        if holder is None:
+            return self._fixed[name]
+        table, key = holder
+        found = table.get(key)
+        if not isinstance(found, torch.Tensor):
+            raise InputError(f"weight {name!r} was deleted since the module was compiled")
+        return found
+
+    def type_of(self, name: str) -> tuple[Any, ...]:
+        """The dtype and the shape of a weight."""
+        tensor = self[name]
+        return tensor.dtype, tuple(tensor.shape), tensor.layout, str(tensor.device)
+
+    def watch(
+        self, names: Sequence[str], more: Sequence[tuple[dict[str, Any], str, Any]]
+    ) -> Watch | _SlowWatch:
+        """A watch over some of the weights, as they are now, and over entries of dictionaries."""
+        entries = [(*self._holders[name], self[name]) for name in names if name in self._holders]
+        entries += more
+        tensors = [(self[name], not self[name].is_inference()) for name in names]
+        if EXCHANGE is None:
+            return _SlowWatch(entries, tensors)
+        return Watch(EXCHANGE, _VERSION, tuple(entries), tuple(tensors))
+
+
+class TrainingModes:
+    """The structure of a module, and the modes that its submodules are in.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: torch.nn.Module | None) -> None:
+        modules = [] if module is None else [*module.modules()]
+        self._entries = [(vars(m), "training", m.training) for m in modules]
+        for each in modules:
+            self._entries += [(each._modules, name, child) for name, child in each._modules.items()]
+
+    @property
+    def entries(self) -> tuple[tuple[dict[str, Any], str, Any], ...]:
+        """Dictionaries, keys, and the objects that they hold while nothing changes."""
+        return tuple(self._entries)
+
+
+class _SlowWatch:
+    """A :class:`Watch` without the functions that C needs."""
+
+    def __init__(
+        self,
+        entries: Sequence[tuple[Mapping[str, Any], str, Any]],
+        tensors: Sequence[tuple[torch.Tensor, bool]],
+    ) -> None:
+        self._entries = entries
+        self._tensors = tensors
+        self._known = [*self._now()]
+
+    def _now(self) -> Iterator[tuple[Any, ...]]:
+        for tensor, versioned in self._tensors:
+            yield tensor.data_ptr(), tensor.dtype, tensor._version if versioned else -1
+
+    def intact(self) -> bool:
+        return self.identical() and [*self._now()] == self._known
+
+    def identical(self) -> bool:
+        return all(table.get(key) is value for table, key, value in self._entries)
+
+    def take_changed(self) -> list[int]:
+        now = [*self._now()]
+        pairs = enumerate(zip(now, self._known, strict=True))
+        changed = [position for position, (new, old) in pairs if new != old]
+        self._known = now
+        return changed
+
+
+def _holder(module: torch.nn.Module, name: str) -> tuple[dict[str, Any], str] | None:
+    """The dictionary that holds a parameter or buffer of a module, and its key there."""
+    *path, key = name.split(".")
+    for part in path:
+        child = module._modules.get(part)
+        if child is None:
+            return None
+        module = child
+    for table in (module._parameters, module._buffers, vars(module)):
+        if isinstance(table.get(key), torch.Tensor):
+            return table, key
+    return None
