@@ -333,15 +333,27 @@ class _Renderer:
             f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
             f"        for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
             *self._place(),
+            "            const unsigned char* from;",
+            "            long long rows, length;",
             "            switch (record[0]) {",
         ]
         for function in self.distinct:
             if (found := function.stream) is not None:
                 start = f"(const unsigned char*)at[record[{_FIELDS + found.argument}]]"
                 start += f" + {found.offset}" * (found.offset > 0)
-                call = f"ring.fetch(own, all, {start}, {found.rows}, {found.nbytes})"
-                lines.append(f"            case {function.number}: {call}; break;")
-        return [*lines, "            }", "        }", "        return;", "    }"]
+                lines.append(
+                    f"            case {function.number}: "
+                    f"from = {start}, rows = {found.rows}, length = {found.nbytes}; break;"
+                )
+        return [
+            *lines,
+            "            default: continue;",
+            "            }",
+            "            ring.fetch(own, all, from, rows, length);",
+            "        }",
+            "        return;",
+            "    }",
+        ]
 
     def _parts(self) -> list[str]:
         """The loop over all parts."""
