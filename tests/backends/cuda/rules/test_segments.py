@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.backends.cuda.rules.segments import Segment
+from ostinato.backends.cuda.rules.segment_assembly import Segment
+from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.plan.prepared import KernelCall
 from tests.conformance.compare import check_against_oracle
@@ -28,7 +30,8 @@ def session() -> ost.Session:
 
 
 def segments_of(compiled: ost.CompiledGraph) -> list[Segment]:
-    kernels = [op.kernel.kernel for op in compiled.plan.prepared_ops]
+    calls = [op for op in compiled.plan.prepared_ops if isinstance(op, KernelCall)]
+    kernels = [call.kernel.kernel for call in calls]
     return [kernel for kernel in kernels if isinstance(kernel, Segment)]
 
 
@@ -62,14 +65,19 @@ def test_results_are_those_of_the_kernels_alone(session: ost.Session) -> None:
     check_against_oracle(g, d.arrays, [(session, plain)])
 
 
-def test_a_decoding_step_is_one_kernel(session: ost.Session, monkeypatch) -> None:
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_decoding_step_is_one_kernel(session: ost.Session, monkeypatch, exchange: bool) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     model = importlib.import_module("tiny_llama")
     monkeypatch.setitem(sys.modules, "tiny_llama", model)
     config = model.Config(vocabulary=64, width=32, heads=2, key_heads=1, head_dim=16, hidden=48)
     graph = model.decoder_graph(config, model.random_weights(config))
-    compiled = session.compile(graph)
+    options = ost.CompileOptions(segment_exchange=exchange)
+    compiled = session.compile(graph, options=options)
     assert len(compiled.plan.kernels) == 1
+    (segment,) = segments_of(compiled)
+    barriers = segment.parts[-1].level
+    assert barriers == 1 if exchange else barriers > config.layers * 8
     expected = ost.Session("cpu").compile(graph)
     token = 1
     for position in range(6):
@@ -161,3 +169,38 @@ def test_what_a_segment_writes_is_not_fetched_ahead(session: ost.Session) -> Non
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
     for segment in segments_of(session.compile(g)):
         assert not any(part.streams for part in segment.parts)
+
+
+def square(d: Draw) -> np.ndarray[Any, Any]:
+    return (d.rng.standard_normal((64, 64)) / 8).astype(np.float32)
+
+
+def test_values_go_from_part_to_part_without_barriers(session: ost.Session) -> None:
+    d = Draw(ost.Graph("ways"), np.random.default_rng(3))
+    g, x = d.g, d.of((1, 64), "float32")
+    weights = {
+        name: g.param(name, (64, 64), "float32", value=square(d)) for name in ("gate", "up", "down")
+    }
+    h = g.rms_norm(x, d.of((64,), "float32"))  # by every block for itself
+    gate = g.silu(g.matmul(h, weights["gate"]))  # read tile by tile
+    gated = g.multiply(gate, g.matmul(h, weights["up"]))  # sent
+    g.set_outputs([g.matmul(gated, weights["down"])])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    assert segment.parts[-1].level == 1  # packets are emptied before
+    assert any(part.everywhere for part in segment.parts)
+    assert any(part.tiles_of is not None for part in segment.parts)
+    assert {space.kind for space in segment.spaces} == {*SpaceKind}
+
+
+def test_results_and_long_values_stay_in_memory(session: ost.Session) -> None:
+    d = Draw(ost.Graph("kept"), np.random.default_rng(4))
+    g, x = d.g, d.of((8, 64), "float32")
+    w = g.param("w", (64, 64), "float32", value=square(d))
+    h = g.rms_norm(x, d.of((64,), "float32"))
+    y = g.matmul(h, w)  # too many rows for packets
+    g.set_outputs([h, g.matmul(y, w)])  # `h` is a result
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    assert not segment.spaces
+    assert segment.parts[-1].level == 2

@@ -86,6 +86,17 @@ inline unsigned computing_threads() {
 // branches: they arrive together.
 #define OST_SYNC() (__syncwarp(), __barrier_sync_count(0, ost::computing_threads()))
 
+// Stops the kernel: what a thread waits for never comes.
+#ifdef __CUDA_ARCH__
+[[noreturn]] static __device__ __noinline__ void waited_in_vain(const char* what) {
+    printf("ostinato: block %u, thread %u waited in vain for %s\n", blockIdx.x, threadIdx.x, what);
+    __trap();
+    __builtin_unreachable();
+}
+#else
+inline void waited_in_vain(const char*) { __trap(); }
+#endif
+
 // Waits until all kernels in front of this one have ended, where it may start before.
 inline void wait_for_earlier_kernels() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
