@@ -135,12 +135,16 @@ class Ways:
                 self._ways[buffer] = Way.PACKETS
 
     def _may_repeat(self, call: Call, buffer: LoweredBuffer) -> bool:
-        """Whether blocks may all write a result to memory: the same elements, which others read."""
+        """Whether blocks may all write a result to memory: the same elements, which others read.
+
+        A state is not the memory of anything that the part reads; a user's array may be.
+        """
         kernel = call.kernel
         assert isinstance(kernel, CudaLoopNest)
         stores = [s for stage in kernel.stages for s in stage.statements if isinstance(s, Store)]
         return (
-            buffer in self._once
+            buffer.role is Role.STATE
+            and buffer in self._once
             and buffer not in call.reads()
             and bool(self._readers.get(buffer))
             and all(store.update == "set" for store in stores)
