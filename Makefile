@@ -3,6 +3,7 @@
 #   make demo         install, then run real models and check them against ONNX Runtime
 #   make test         lint, types and tests, by WORKERS=2 processes
 #   make test-peers   comparisons that need PyTorch, in an environment of their own
+#   make test-torch   every op and sample of PyTorch's own OpInfo
 #   make test-exports   export and compare every Hugging Face architecture of tests/peers
 #   make test-slow    long fuzzing, and what the fast tests nearly prove
 #   make test-sanitized   the native core built with ASan and UBSan, under its tests and the runtime's
@@ -22,7 +23,7 @@ BENCH_STAMP := $(BENCH)/.installed
 WORKERS ?= 2
 SOURCES := $(shell find src -name '*.c' -o -name '*.h')
 
-.PHONY: demo test lint types format test-peers test-exports test-slow test-sanitized test-races bench bench-env docs clean
+.PHONY: demo test lint types format test-peers test-torch test-exports test-slow test-sanitized test-races bench bench-env docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -63,6 +64,9 @@ test-races: $(STAMP)
 
 test-peers: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m pytest -q tests/peers
+
+test-torch: $(PEERS_STAMP)
+	$(PEERS)/bin/python -m tests.peers.torch.op_info
 
 test-exports: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m tests.peers.hugging_face

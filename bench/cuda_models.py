@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name that all runtimes gives it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from bench.cuda_decode import LLAMA_1B, as_array
 
 import ostinato as ost

@@ -156,3 +156,70 @@ def test_pools_refuse_dtypes():
         g.avg_pool(g.input("i", (1, 1, 4), "int32"), 2)
     with pytest.raises(GraphError, match="expected numbers, got bool"):
         g.max_pool(g.input("b", (1, 1, 4), "bool"), 2)
+
+
+def test_equal_bins_are_ordinary_pools():
+    g = Graph()
+    x, open_ = g.input("x", (2, 3, 12, 8)), g.input("y", (2, 3, Variable("n", 1, 9), 8))
+    for value, bins, ops in (
+        (x, 1, {"mean", "max"}),
+        (open_, 1, {"mean", "max"}),
+        (x, (4, 2), {"avg_pool", "max_pool"}),
+    ):
+        made = {g.adaptive_avg_pool(value, bins), g.adaptive_max_pool(value, bins)}
+        assert {result.node.op.name for result in made} == ops
+
+
+def test_adaptive_pools_against_loops(run, rng):
+    x = rng.standard_normal((2, 3, 7, 5))
+    x[0, 0, 2, 2:4] = 9.0
+    for bins in ((3, 2), (7, 1), (9, 5)):
+        mean, best, places = run(
+            lambda g, x, b=bins: (
+                g.adaptive_avg_pool(x, b),
+                *g.adaptive_max_pool(x, b, return_indices=True),
+            ),
+            x,
+        )
+        for i, j in np.ndindex(*bins):
+            rows = slice(i * 7 // bins[0], -(-(i + 1) * 7 // bins[0]))
+            columns = slice(j * 5 // bins[1], -(-(j + 1) * 5 // bins[1]))
+            seen = x[:, :, rows, columns]
+            np.testing.assert_allclose(mean[:, :, i, j], seen.mean((2, 3)))
+            np.testing.assert_array_equal(best[:, :, i, j], seen.max((2, 3)))
+            first = seen.reshape(2, 3, -1).argmax(2)
+            width = seen.shape[3]
+            truth = (first // width + rows.start) * 5 + first % width + columns.start
+            np.testing.assert_array_equal(places[:, :, i, j], truth)
+
+
+def test_positions_of_maxima(run):
+    x = np.array([[[[1, 5, 5, np.nan], [2, 0, np.nan, 3], [-np.inf, -np.inf, 1, 1]]]])
+    best, places = run(lambda g, x: g.max_pool(x, 2, 1, 1, return_indices=True), x)
+    assert places[0, 0].tolist() == [
+        [0, 1, 1, 3, 3],
+        [4, 1, 6, 6, 3],
+        [4, 4, 6, 6, 7],
+        [8, 8, 10, 10, 11],
+    ]
+    np.testing.assert_array_equal(best.ravel(), x.ravel()[places.ravel()])
+    back = run(lambda g, v, i: g.max_unpool(v, i, (3, 4)), best[..., :1, :], places[..., :1, :])
+    np.testing.assert_array_equal(back, [[[[1, 5, 0, np.nan], [0] * 4, [0] * 4]]])
+
+
+def test_other_pools(run, rng):
+    x = rng.standard_normal((1, 2, 5, 6))
+    got = run(lambda g, x: g.avg_pool(x, 2, divisor_override=3), x)
+    windows = x[:, :, :4].reshape(1, 2, 2, 2, 3, 2)
+    np.testing.assert_allclose(got, windows.sum((3, 5)) / 3)
+    for p in (1, 2, 3):
+        got = run(lambda g, x, p=p: g.lp_pool(x, 2, p=p), x)
+        np.testing.assert_allclose(got, (abs(windows) ** p).sum((3, 5)) ** (1 / p))
+    g = Graph()
+    x = g.input("x", (1, 2, 0, 6))
+    with pytest.raises(GraphError, match="is empty"):
+        g.adaptive_avg_pool(x, 2)
+    with pytest.raises(GraphError, match="2 sizes for 1 spatial axes"):
+        g.adaptive_max_pool(g.input("y", (1, 2, 3)), (2, 2))
+    with pytest.raises(GraphError, match="divisor_override is not 0"):
+        g.avg_pool(g.input("z", (1, 2, 3)), 2, divisor_override=0)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import ml_dtypes
@@ -12,7 +15,9 @@ import pytest
 
 from ostinato import reference
 from ostinato.errors import GraphError
+from ostinato.ops import OPS, special
 from ostinato.ops.builder import Graph
+from ostinato.ops.elementwise import ELEMENTWISE
 
 #: By function (and its attribute), operands and the value that is right to the last digit.
 REFERENCES = json.loads(Path(__file__).with_name("special_references.json").read_text())
@@ -43,6 +48,25 @@ LIMITS = {
     "sinc": ([0.0, 3.0, -7.0], [1.0, 0.0, 0.0]),
     "logit": ([0.0, 0.5, 1.0, 2.0], [-INF, 0.0, INF, NAN]),
 }
+
+
+@pytest.mark.parametrize("module", special.MODULES)
+def test_every_name_is_that_of_an_op(module):
+    family = import_module(f"ostinato.ops.special.{module}").FAMILY
+    assert tuple(op.name for op in family) == special.MODULES[module]
+    assert all(OPS[op.name] is op is ELEMENTWISE[op.name] for op in family)
+
+
+def test_models_without_special_functions_do_not_import_them():
+    script = (
+        "import sys, ostinato as ost\n"
+        "g = ost.Graph()\n"
+        "g.set_outputs([g.exp(g.input('x', (3,)))])\n"
+        "ost.Session().compile(g)\n"
+        "print([m for m in sys.modules if m.startswith('ostinato.ops.special.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert done.stdout.strip() == b"[]"
 
 
 def applied(name, *arrays, **attrs):

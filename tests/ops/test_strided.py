@@ -51,8 +51,20 @@ def test_windows(run, x, axis):
                 got = run(lambda g, x, a=(length, step): g.unfold(x, axis, *a), x, shapes=shapes)
                 np.testing.assert_array_equal(got, wanted)
     g = Graph()
-    with pytest.raises(GraphError, match="do not fit axis 0"):
+    with pytest.raises(GraphError, match="does not fit on 2"):
         g.unfold(g.input("x", (2,)), 0, 3)
+
+
+def test_no_windows_where_a_size_turns_out_too_small(run, x):
+    n = Variable("n", 0, 9)
+    for length in (0, 1, 2, 3):
+        got = run(
+            lambda g, x: (g.unfold(x, 0, 3, 2), g.im2col(g.expand_dims(x, (0, 1)), (3, 1))),
+            x[0, :length],
+            shapes=[(n, 6)],
+        )
+        assert got[0].shape == (int(length == 3), 6, 3)
+        assert got[1].shape == (1, 3, 6 * int(length == 3))
 
 
 def folded(columns, sizes, kernel, stride, padding, dilation):

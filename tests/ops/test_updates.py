@@ -47,7 +47,7 @@ def scattered(x, ids, updates, axis, mode, include):
 
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("mode", REDUCTIONS)
-@pytest.mark.parametrize("dtype", ["float32", "int16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "int16", "float16", "uint64"])
 def test_scatter_reduce(run, rng, mode, include, dtype):
     x = rng.integers(1, 9, (3, 4, 5)).astype(dtype)
     for axis in range(3):

@@ -6,6 +6,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ostinato.ops.special import MODULES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,6 +20,7 @@ __all__ = ["OPS"]
 
 _FAMILIES = (
     "elementwise",
+    *(f"special.{module}" for module in MODULES),
     "shape",
     "strided",
     "indexing",

@@ -20,7 +20,22 @@ if TYPE_CHECKING:
 
     from ostinato.variables import Dim
 
-__all__ = ["bin_maxima", "bin_maximum", "bin_means"]
+__all__ = ["bin_maxima", "bin_maximum", "bin_means", "equal_lengths"]
+
+
+def equal_lengths(sizes: Sequence[Dim], counts: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """The length of the bins of each axis; ``None`` where those of an axis differ, or are empty."""
+    lengths = [_equal_length(*pair) for pair in zip(sizes, counts, strict=True)]
+    found = tuple(length for length in lengths if length is not None)
+    return found if len(found) == len(lengths) else None
+
+
+def _equal_length(size: Dim, count: Dim) -> Dim | None:
+    if isinstance(count, int):
+        length = floor_div(size, count) if count else 0
+    else:
+        length = bounds(size)[1] // max(bounds(count)[1], 1)
+    return length if bounds(length)[1] > 0 and length * count == size else None
 
 
 def bin_means(g: Any, x: Any, axis: int, count: Dim) -> Any:
@@ -90,11 +105,8 @@ def _split(g: Any, x: Any, axis: int, count: Dim) -> Any:
     size = shape[axis]
     if bounds(size)[1] < 1:
         raise GraphError(f"axis {axis} of {g.type_of(x)} is empty: its bins have no elements")
-    if isinstance(count, int):
-        length = floor_div(size, count) if count else 0
-    else:
-        length = bounds(size)[1] // max(bounds(count)[1], 1)
-    if length * count != size:
+    length = _equal_length(size, count)
+    if length is None:
         return None
     return g.reshape(x, (*shape[:axis], count, length, *shape[axis + 1 :]))
 

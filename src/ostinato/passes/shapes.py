@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.errors import GraphError
+from ostinato.ops import elementwise, special
 from ostinato.ops.base import broadcast_shapes
-from ostinato.ops.elementwise import ELEMENTWISE
 from ostinato.ops.linalg import MATMUL
 from ostinato.ops.shape import BROADCAST_TO, CONCAT, FLIP, PAD, PERMUTE_DIMS, RESHAPE, SLICE
 from ostinato.passes.base import Pass, PassReport
@@ -277,7 +277,8 @@ def _untransposed(value: Value) -> Value | None:
 
 
 _RULES: Mapping[str, Rule] = {
-    **{name: _elementwise for name, op in ELEMENTWISE.items() if op.arity > 1},
+    **{op.name: _elementwise for op in elementwise.FAMILY if op.arity > 1},
+    **dict.fromkeys(special.NAMES, _elementwise),
     "broadcast_to": _broadcast_to,
     "concat": _concat,
     "flip": _flip,

@@ -210,12 +210,6 @@ class CompiledGraph:
             return ran
         return self._execution.run(inputs, out, variables=variables)
 
-    def direct_run(
-        self, shapes: Sequence[tuple[int, ...]], variables: Mapping[str, int]
-    ) -> tuple[Callable[..., bool], tuple[Any, ...]] | None:
-        """For front ends: see :meth:`Execution.direct_run`."""
-        return self._execution.direct_run(shapes, variables)
-
     def run_read_outputs(
         self,
         inputs: Mapping[str, Any] | None,
@@ -269,7 +263,9 @@ class CompiledGraph:
         pairs = zip(outputs, self.outputs.values(), strict=True)
         return [(to_bytes(array), spec.dtype) for array, spec in pairs]
 
-    def prepare_run(self, shapes: Sequence[tuple[int, ...]]) -> PreparedRun | None:
+    def prepare_run(
+        self, shapes: Sequence[tuple[int, ...]], *, variables: VariableValues | None = None
+    ) -> PreparedRun | None:
         """Check once that inputs may have these shapes, for runs without further checks.
 
         For callers that keep the memory of arrays themselves, and have many calls of the same
@@ -277,6 +273,7 @@ class CompiledGraph:
 
         Args:
             shapes: of the inputs, in order.
+            variables: as for :meth:`run`.
 
         Returns:
             The run; ``None`` where more than the shapes decides what a run does: handles, contents
@@ -285,7 +282,7 @@ class CompiledGraph:
         Raises:
             InputError, VariableError: the shapes do not fit.
         """
-        return self._execution.prepare(shapes)
+        return self._execution.prepare(shapes, variables)
 
     def run_raw(
         self,

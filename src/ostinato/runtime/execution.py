@@ -195,23 +195,6 @@ class Execution:
         except (ValueError, CaptureError):
             return None
 
-    def direct_run(
-        self, shapes: Sequence[tuple[int, ...]], variables: Mapping[str, int] = NO_VALUES
-    ) -> tuple[Callable[..., bool], tuple[Any, ...]] | None:
-        """The native entry for runs on inputs of these shapes, and its values of Variables.
-
-        It takes the memory of inputs, that of outputs, and the values. The memory has to be right:
-        only its size is checked. ``None``: such runs need the long path.
-
-        Raises:
-            InputError, VariableError: no run takes inputs of these shapes.
-        """
-        signature = self.signature
-        if not self.quick or signature.read:
-            return None
-        live = signature.live(shapes, variables=variables)
-        return None if live.binds else (self.executable.run_direct, live.variables)
-
     def run_in_arena(self, inputs: Sequence[Array], live: Live) -> ArenaOutputs | None:
         """As :meth:`run_quick`, with the results in the arena, on inputs that were recognised."""
         if not self.quick or live.binds:
@@ -254,13 +237,15 @@ class Execution:
         arrays, live = self.checked(inputs, bound=True, block=block, variables=given)
         return self.bound_call(arrays, self.signature.check_outputs(outputs, live, block), live)
 
-    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> PreparedRun | None:
+    def prepare(
+        self, shapes: Sequence[tuple[int, ...]], variables: object = None
+    ) -> PreparedRun | None:
         """See :meth:`CompiledGraph.prepare_run`."""
         signature, executable = self.signature, self.executable
         aside = executable.unset or self.handles.active or signature.resident
         if aside or signature.reads_contents or self.context.device.kind != "CPU":
             return None
-        live = signature.live(shapes)
+        live = signature.live(shapes, variables=self.values(variables))
         if live.binds:
             return None
         return PreparedRun(executable.run, live.variables, live.outputs)

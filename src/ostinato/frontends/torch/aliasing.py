@@ -191,6 +191,10 @@ def written_inputs(program: Program) -> frozenset[str]:
         if functional_target(node.target) is not None:
             written |= operands
         written |= _origins(tuple(v for k, v in node.kwargs.items() if k == "out"), origins)
+        if (also := _ALSO_WRITTEN.get(_op(node.target))) is not None:
+            first, last, mode = also
+            if node.args[mode : mode + 1] == (True,):
+                written |= _origins(node.args[first:last], origins)
         for argument in (*node.args, *node.kwargs.values()):
             if isinstance(argument, Program):  # its operands may be the results
                 operands |= _origins(node.args, origins)
@@ -437,6 +441,9 @@ _DROPOUTS = frozenset(
 
 #: Ops whose results may share the memory of their first operand.
 _ALIASING = _VIEWS | _RESHAPES | _CONVERSIONS | _DROPOUTS
+
+#: The range of the operands that an op writes to besides, where the last of these operands is true.
+_ALSO_WRITTEN = {"aten.batch_norm": (3, 5, 5)}
 
 #: Nodes that give their operands on as they are.
 _TRANSPARENT = frozenset({"_operator.getitem", *INLINED})

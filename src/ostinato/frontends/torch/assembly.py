@@ -84,8 +84,17 @@ def build_graph(program: Program, name: str, dims: Mapping[str, Dim] | None = No
     return graph
 
 
-def chosen_sizes(program: Program, given: Mapping[str, Dim]) -> Sizes:
-    """Dims for the symbols of a program: those that are given, and Variables for the others."""
+def chosen_sizes(
+    program: Program, given: Mapping[str, Dim], hints: Mapping[str, int] | None = None
+) -> Sizes:
+    """Dims for the symbols of a program: those that are given, and Variables for the others.
+
+    Args:
+        program: the program.
+        given: dims by symbol.
+        hints: by symbol, a value that there has to be ample room for.
+    """
+    hinted = hints or {}
     dims: dict[str, Dim] = {}
     open_: set[str] = set()
     words: dict[str, str] = {}
@@ -96,7 +105,8 @@ def chosen_sizes(program: Program, given: Mapping[str, Dim]) -> Sizes:
             continue
         low, high = program.symbols.get(symbol, (0, None))
         least = max(low, DEFAULT_BOUNDS[0]) if high is None or high > 0 else low
-        most = max(DEFAULT_BOUNDS[1], least) if high is None else high
+        room = 1 << (2 * max(hinted.get(symbol, 0), least)).bit_length()
+        most = max(DEFAULT_BOUNDS[1], room) if high is None else high
         word = program.names.get(symbol, f"{target}_dim{axis}")
         variable = Variable(_unique(word, taken), least, most)
         dims[symbol] = variable

@@ -5,7 +5,6 @@ This module imports PyTorch.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree
 
+from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError, OstinatoError, VariableError
 from ostinato.frontends.torch._runtime import PreparedCall
 from ostinato.frontends.torch.assembly import checked, chosen_sizes, conditions, mutated_inputs
@@ -29,7 +29,7 @@ from ostinato.frontends.torch.module_weights import (
 from ostinato.frontends.torch.program import USER_INPUT, TensorMeta
 from ostinato.frontends.torch.results import plan_outputs
 from ostinato.frontends.torch.symbols import SymbolTable
-from ostinato.frontends.torch.tensors import array_of, tensor_of
+from ostinato.frontends.torch.tensors import array_of, note_write, tensor_of
 from ostinato.ir.binding import solve_dims
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass
@@ -128,7 +128,7 @@ class CompiledModule:
         self._dynamic_shapes = dynamic_shapes
         self._session = session
         self._weights = weights
-        self._guard = threading.RLock()
+        self._guard = Mutex()
         self._programs: OrderedDict[Any, _CompiledProgram] = OrderedDict()
         self._modes: Any = None
         self._quick: _PreparedShapes | None = None
@@ -373,7 +373,7 @@ class _PreparedShapes:
             return True, made[0]
         tensors = [leaf for leaf in (*given, *kwargs.values()) if isinstance(leaf, torch.Tensor)]
         for position in self.written:
-            torch.autograd.graph.increment_version(tensors[position])
+            note_write(tensors[position])
         return True, self.finish(made, tensors)
 
 
@@ -433,12 +433,12 @@ class _CompiledProgram:
         self._tensors = [*lifted, *users]
         self._lifted = [spec.target for spec in lifted]
         self._packed = [s.target for s in _first_of_each(program) if s not in lifted]
-        sizes = chosen_sizes(program, exported.dims)
         self._hints = self._hinted(users, example)
+        sizes = chosen_sizes(program, exported.dims, self._hints)
         self.graph, self._outputs = self._convert(sizes.dims)
         self.compiled = session.compile(self.graph)
         self._watch: Any = None
-        self._types = {name: self._weights.type_of(name) for name in self._packed}
+        self._types = self._current_types()
         self._rewatch()
         self._shapes: OrderedDict[Any, _PreparedShapes | None] = OrderedDict()
         self._finishing: OrderedDict[Any, Callable[[Any, Any], Any]] = OrderedDict()
@@ -484,6 +484,11 @@ class _CompiledProgram:
 
     # -- weights -------------------------------------------------------------------------------
 
+    def _current_types(self) -> dict[str, tuple[Any, ...]]:
+        """The dtypes and shapes of weights."""
+        names = self._lifted if self._mode == "live" else self._packed
+        return {name: self._weights.type_of(name) for name in names}
+
     def _rewatch(self) -> None:
         if self._mode == "checked":
             self._watch = self._weights.watch(self._packed, self._entries)
@@ -492,7 +497,8 @@ class _CompiledProgram:
 
     def forget_weights(self) -> None:
         """Have all weights packed before the next call."""
-        self._types = {name: self._weights.type_of(name) for name in self._packed}
+        if self._current_types() != self._types:
+            raise InputError("weights have other shapes or dtypes than those that were compiled")
         self.compiled.set_params(self._arrays(self._packed))
         self._shapes.clear()
         self._rewatch()
@@ -504,10 +510,12 @@ class _CompiledProgram:
             _OtherWeights: one has another shape or dtype than that of the compile.
             InputError: one is gone.
         """
-        if self._mode != "checked" or self._watch.intact():
+        if self._mode == "frozen" or (self._mode == "checked" and self._watch.intact()):
             return
-        if any(self._weights.type_of(name) != self._types[name] for name in self._packed):
+        if self._current_types() != self._types:
             raise _OtherWeights
+        if self._mode == "live":
+            return
         if self._watch.identical():
             changed = [self._packed[position] for position in self._watch.take_changed()]
         else:
@@ -540,14 +548,18 @@ class _CompiledProgram:
         """Check sizes; the values of Variables.
 
         Raises:
-            VariableError: they contradict each other, or a condition of the program.
+            VariableError: they are out of bounds, or contradict each other or a condition of the
+                program.
         """
+        users = self._tensors[len(self._lifted) :]
+        given = {spec.target: shape for spec, shape in zip(users, shapes.shapes, strict=True)}
+        given.update((name, tuple(self._weights[name].shape)) for name in self._lifted)
         pairs = {}
-        for spec, shape in zip(self._tensors[len(self._lifted) :], shapes.shapes, strict=True):
-            declared = self.compiled.inputs[spec.target].shape
-            full = shape if len(declared) == len(shape) else (*shape, 2)
-            pairs[spec.target] = (declared, full)
+        for name, spec in self.compiled.inputs.items():
+            full = given[name] if len(given[name]) == len(spec.shape) else (*given[name], 2)
+            pairs[name] = (spec.shape, full)
         try:
+            self.compiled.prepare_run([full for _, full in pairs.values()])
             return solve_dims(pairs, {})
         except InputError as error:
             raise VariableError(str(error)) from None
@@ -577,14 +589,17 @@ class _CompiledProgram:
                 _check_apart(spec.target, tensor, self._tensors, given)
         found = self.compiled.run(arrays)
         dtypes = self._outputs.dtypes
-        made = [tensor_of(a, d) for a, d in zip(found, dtypes, strict=False)]
+        made = [
+            tensor_of(array, dtype) if array.size else _empty(array, dtype)
+            for array, dtype in zip(found, dtypes, strict=False)
+        ]
         with torch.no_grad():
             for tensor, array in copies:
                 tensor.detach().copy_(tensor_of(array, tensor.dtype))
         copied = {id(tensor) for tensor, _ in copies}
         for spec, tensor in zip(self._tensors, given, strict=True):
             if spec.target in self._written and id(tensor) not in copied:
-                torch.autograd.graph.increment_version(tensor)
+                note_write(tensor)
         return self._finisher(shapes)(made, given)
 
     def _finisher(self, shapes: _Shapes) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
@@ -641,7 +656,7 @@ class _CompiledProgram:
         for slot, tensor in zip(self._slots, given, strict=True):
             ordered[slot] = tuple(tensor.shape)
         run = self.compiled.prepare_run(ordered)
-        if run is None:
+        if run is None or any(0 in shape for shape, _ in run.outputs):
             return None
         inputs = self.compiled.inputs
         targets = [spec.target for spec in self._tensors]
@@ -675,6 +690,12 @@ class _CompiledProgram:
 
     def _getter(self, name: str) -> Callable[[], torch.Tensor]:
         return lambda: self._weights[name]
+
+
+def _empty(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without elements, with the strides that PyTorch gives it."""
+    shape = array.shape[:-1] if dtype.is_complex else array.shape
+    return torch.empty(shape, dtype=dtype)
 
 
 def _dlpack_type(dtype: np.dtype[Any]) -> tuple[int, int]:

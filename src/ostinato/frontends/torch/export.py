@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from contextlib import ExitStack
 from functools import wraps
@@ -12,6 +13,7 @@ from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as export_config
 
+from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError, VariableError
 from ostinato.frontends.torch.assembly import build_graph
 from ostinato.frontends.torch.decompositions import decomposed
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim
 
 T = TypeVar("T")
+
+#: Held during an export: PyTorch's is not made for several threads.
+_EXPORTING = Mutex()
 
 #: Decompositions of decompositions: none goes deeper.
 _MOST_ROUNDS = 8
@@ -195,7 +200,6 @@ def _forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
     ``function`` begins.
     """
 
-    @wraps(function)
     def forward(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
@@ -204,7 +208,11 @@ def _forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
         named: Any = forward
         at = code.co_firstlineno - 1
         named.__code__ = named.__code__.replace(co_filename=code.co_filename, co_firstlineno=at)
-    return forward
+    try:
+        inspect.signature(function)
+    except ValueError:  # a built-in function without one
+        return forward
+    return wraps(function)(forward)
 
 
 def as_module(source: Any) -> tuple[torch.nn.Module, str]:
@@ -272,6 +280,7 @@ def _export_once(
     **config: bool,
 ) -> ExportedProgram:
     with ExitStack() as stack:
+        stack.enter_context(_EXPORTING)
         stack.enter_context(torch.no_grad())
         if config:
             stack.enter_context(export_config.patch(**config))

@@ -113,7 +113,7 @@ def read_exported(
             target = targets.get(output.target) or by_name.get(output.target, output.target)
         outputs.append(OutputSpec(result, kind, target))
     symbols = {
-        str(symbol): (int(bounds.lower), _upper(bounds.upper))
+        str(symbol): (_lower(bounds.lower), _upper(bounds.upper))
         for symbol, bounds in exported.range_constraints.items()
     }
     guards = tuple(getattr(exported, "_guards_code", ()) or ())
@@ -219,6 +219,11 @@ def _size(size: int | torch.SymInt) -> int | str:
         expression = size.node.expr
         return int(expression) if expression.is_number else str(expression)
     return int(size)
+
+
+def _lower(bound: Any) -> int:
+    """A least value; without one, the least integer."""
+    return -_LARGEST if str(bound).endswith("oo") else int(bound)
 
 
 def _upper(bound: Any) -> int | None:

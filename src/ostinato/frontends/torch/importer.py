@@ -51,7 +51,7 @@ class UnsupportedNodesError(UnsupportedOpError):
 
 
 #: Ops that address the memory behind their operand.
-_STORAGE_OPS = frozenset({"aten.as_strided", "aten.as_strided_copy"})
+_STORAGE_OPS = frozenset({"aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter"})
 
 
 class _Missing:

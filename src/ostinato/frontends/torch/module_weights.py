@@ -12,7 +12,7 @@ from ostinato.frontends.torch._runtime import Watch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["EXCHANGE", "PLAIN", "ModuleWeights", "TrainingModes"]
+__all__ = ["EXCHANGE", "PLAIN", "ModuleWeights", "SlowWatch", "TrainingModes", "watch_over"]
 
 #: The functions by which C reads and makes tensors; ``None`` in older versions of PyTorch.
 EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
@@ -62,14 +62,20 @@ class ModuleWeights:
 
     def watch(
         self, names: Sequence[str], more: Sequence[tuple[dict[str, Any], str, Any]]
-    ) -> Watch | _SlowWatch:
+    ) -> Watch | SlowWatch:
         """A watch over some of the weights, as they are now, and over entries of dictionaries."""
         entries = [(*self._holders[name], self[name]) for name in names if name in self._holders]
-        entries += more
-        tensors = [(self[name], not self[name].is_inference()) for name in names]
-        if EXCHANGE is None:
-            return _SlowWatch(entries, tensors)
-        return Watch(EXCHANGE, _VERSION, tuple(entries), tuple(tensors))
+        return watch_over([self[name] for name in names], [*entries, *more])
+
+
+def watch_over(
+    tensors: Sequence[torch.Tensor], entries: Sequence[tuple[dict[str, Any], str, Any]] = ()
+) -> Watch | SlowWatch:
+    """A watch over tensors, as they are now, and over entries of dictionaries."""
+    versioned = [(tensor, not tensor.is_inference()) for tensor in tensors]
+    if EXCHANGE is None:
+        return SlowWatch(entries, versioned)
+    return Watch(EXCHANGE, _VERSION, tuple(entries), tuple(versioned))
 
 
 class TrainingModes:
@@ -91,7 +97,7 @@ class TrainingModes:
         return tuple(self._entries)
 
 
-class _SlowWatch:
+class SlowWatch:
     """A :class:`Watch` without the functions that C needs."""
 
     def __init__(

@@ -32,7 +32,7 @@ from ostinato.records import dataclass
 from ostinato.variables import Variable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
     from torch.fx import Node
@@ -257,6 +257,13 @@ class NativePartition:
         results = [tensor_of(a, dtype) for a, dtype in zip(outputs, self._dtypes, strict=True)]
         self._prepare(given, results, key, compiled, variables)
         return self._restore(results)
+
+    def bound(self, given: tuple[Any, ...]) -> Callable[[], None]:
+        """The native run alone, on the memory of some arguments."""
+        arrays = {name: array_of(given[i]) for i, name in enumerate(self._names)}
+        with self._lock:
+            compiled = self._compiled
+        return compiled.bind(arrays, compiled.run(arrays))
 
     def _restore(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Results with the strides of eager."""

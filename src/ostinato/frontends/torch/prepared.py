@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ostinato.frontends.torch._runtime import PreparedCall
+from ostinato.frontends.torch.module_weights import EXCHANGE, PLAIN, SlowWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from ostinato.runtime.compiled_graph import CompiledGraph
 
 __all__ = ["prepared_call"]
-
-#: The classes of tensors that are plain memory.
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 #: Kinds of elements as DLPack numbers them.
 _INTEGER, _UNSIGNED, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
@@ -28,7 +26,7 @@ def prepared_call(
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],
-    watch: Watch | None,
+    watch: Watch | SlowWatch | None,
     variables: Mapping[str, int],
 ) -> PreparedCall | None:
     """A call that takes tensors like ``inputs`` and then ``weights``, these very ones.
@@ -46,20 +44,20 @@ def prepared_call(
     """
     if not all(map(_is_plain, inputs)) or any(t.dtype.is_complex for t in (*inputs, *outputs)):
         return None
-    found = compiled.direct_run([tuple(tensor.shape) for tensor in inputs], variables)
-    if found is None:
+    shapes = [tuple(tensor.shape) for tensor in inputs]
+    run = compiled.prepare_run(shapes, variables=variables or None)
+    if run is None or EXCHANGE is None or isinstance(watch, SlowWatch):
         return None
-    run, values = found
     return PreparedCall(
-        torch.Tensor.__dlpack_c_exchange_api__,
-        _PLAIN,
+        EXCHANGE,
+        PLAIN,
         (*[...] * len(inputs), *weights),
         (),
         tuple(map(_type, inputs)),
         tuple(range(len(inputs))),
         tuple(map(_type, outputs)),
-        run,
-        values,
+        run.run,
+        run.variables,
         watch,
     )
 
@@ -67,7 +65,7 @@ def prepared_call(
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether the memory of a tensor holds its elements, on the host and in C order."""
     return (
-        type(tensor) in _PLAIN
+        type(tensor) in PLAIN
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
         and tensor.is_contiguous()

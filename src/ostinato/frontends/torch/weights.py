@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from ostinato.frontends.torch._runtime import Watch
+from ostinato.frontends.torch.module_weights import watch_over
 from ostinato.frontends.torch.tensors import array_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
+    from ostinato.frontends.torch._runtime import Watch
+    from ostinato.frontends.torch.module_weights import SlowWatch
     from ostinato.runtime.compiled_graph import CompiledGraph
 
-__all__ = ["Weights", "watch_of"]
-
-
-def watch_of(tensors: Sequence[torch.Tensor]) -> Watch:
-    """A watch over the memory, the dtypes and the versions of tensors."""
-    versioned = tuple((tensor, not tensor.is_inference()) for tensor in tensors)
-    return Watch(torch.Tensor.__dlpack_c_exchange_api__, torch.Tensor._version, (), versioned)
+__all__ = ["Weights"]
 
 
 class Weights:
@@ -42,7 +38,7 @@ class Weights:
         self._names = names
         self._checked = checked
         self._packed: tuple[torch.Tensor, ...] | None = None
-        self.watch: Watch | None = None
+        self.watch: Watch | SlowWatch | None = None
         self.repacked = 0
 
     def update(self, tensors: tuple[torch.Tensor, ...], compiled: CompiledGraph) -> None:
@@ -59,7 +55,7 @@ class Weights:
             if not changed:
                 return
             self.repacked += 1
-        watch = watch_of(tensors) if self._checked else None
+        watch = watch_over(tensors) if self._checked else None
         if changed:
             compiled.set_params({self._names[i]: array_of(tensors[i]) for i in sorted(changed)})
         self._packed, self.watch = tensors, watch

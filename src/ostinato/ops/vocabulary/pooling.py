@@ -144,8 +144,14 @@ class PoolingVocabulary(WindowVocabulary[T], IndexingVocabulary[T]):
         lifted, type_ = self._typed(x)
         if not type_.dtype.is_float:
             raise GraphError(f"expected floats, got {type_}; cast them first")
+        counts = self._bin_counts(lifted, output_size)
+        kernel = bins.equal_lengths(type_.shape[2:], [count for _, count in counts])
+        if kernel == type_.shape[2:]:
+            return self.global_avg_pool(lifted)
+        if kernel is not None and (fixed := _numbers(kernel)):
+            return self.avg_pool(lifted, fixed)
         result = self.cast(lifted, type_.dtype.accumulator)
-        for axis, count in self._bin_counts(lifted, output_size):
+        for axis, count in counts:
             result = bins.bin_means(self, result, axis, count)
         return self.cast(result, type_.dtype)
 
@@ -175,6 +181,12 @@ class PoolingVocabulary(WindowVocabulary[T], IndexingVocabulary[T]):
         counts = self._bin_counts(lifted, output_size)
         if return_indices:
             return bins.bin_maxima(self, lifted, [count for _, count in counts])
+        sizes = self._typed(lifted)[1].shape[2:]
+        kernel = bins.equal_lengths(sizes, [count for _, count in counts])
+        if kernel == sizes:
+            return self.global_max_pool(lifted)
+        if kernel is not None and (fixed := _numbers(kernel)):
+            return self.max_pool(lifted, fixed)
         for axis, count in counts:
             lifted = bins.bin_maximum(self, lifted, axis, count)
         return lifted
@@ -275,3 +287,9 @@ class PoolingVocabulary(WindowVocabulary[T], IndexingVocabulary[T]):
             for size, count in zip(sizes, listed, strict=True)
         ]
         return list(enumerate(counts, 2))
+
+
+def _numbers(dims: Sequence[Dim]) -> tuple[int, ...]:
+    """Dims that are all numbers; none of them otherwise."""
+    numbers = tuple(dim for dim in dims if isinstance(dim, int))
+    return numbers if len(numbers) == len(dims) else ()

@@ -347,11 +347,10 @@ class ShapeVocabulary(ElementwiseVocabulary[T]):
 
     def full(self, shape: Sequence[Dim], value: Any, dtype: Any = None) -> T:
         """A tensor of one value, a number or a scalar of the graph; float32 for floats."""
+        if dtype is not None and isinstance(value, bool | int | float):
+            return self.broadcast_to(self.constant(value, dtype), shape)
         (scalar,) = self._lift(value)
-        if dtype is not None:
-            is_number = isinstance(value, bool | int | float)
-            scalar = self.constant(value, dtype) if is_number else self.cast(scalar, dtype)
-        return self.broadcast_to(scalar, shape)
+        return self.broadcast_to(scalar if dtype is None else self.cast(scalar, dtype), shape)
 
     def zeros(self, shape: Sequence[Dim], dtype: Any = FLOAT32) -> T:
         """A tensor of zeros."""

@@ -22,7 +22,7 @@ from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.indexing import IndexingVocabulary
 from ostinato.ops.vocabulary.ranges import as_dim
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
-from ostinato.variables import Dim, bounds, floor_div, maximum, minimum, prod
+from ostinato.variables import Dim, maximum, minimum, prod
 
 if TYPE_CHECKING:
     from ostinato.ops import strided, windows
@@ -64,10 +64,9 @@ class StridedVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         lifted, type_ = self._typed(x)
         where = normalize_axis(axis, type_.ndim)
         length, stride = operator.index(size), operator.index(step)
-        whole = type_.shape[where]
-        if length < 0 or stride < 1 or bounds(whole)[1] < length:
-            raise GraphError(f"windows of {size}, {step} apart, do not fit axis {where} of {type_}")
-        count = floor_div(whole - length, stride) + 1
+        if length < 0 or stride < 1:
+            raise GraphError(f"expected windows from 0 on, and a step, got {size} and {step}")
+        (count,) = self._window_counts(type_.shape[where : where + 1], [length], [stride], [1])
         shape = (*type_.shape[:where], count, *type_.shape[where + 1 :], length)
         steps = [[int(i == j) for j in range(len(shape))] for i in range(type_.ndim)]
         steps[where][where], steps[where][-1] = stride, 1
@@ -265,13 +264,13 @@ class StridedVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         strides: Sequence[int],
         dilations: Sequence[int],
     ) -> list[Dim]:
-        """The windows along each axis, of which there is one at least."""
-        counts: list[Dim] = []
-        for size, tap, stride, dilation in zip(sizes, taps, strides, dilations, strict=True):
-            room = size - windows.dilated(tap, dilation)
-            if bounds(room)[1] < 0:
-                raise GraphError(f"windows of {tap} taps, {dilation} apart, do not fit {size}")
-            counts.append(floor_div(room, stride) + 1)
+        """The windows along each axis: none where a symbolic size turns out too small."""
+        none = ((0, 0),) * len(sizes)
+        counts = [
+            windows.window_count(*axis)
+            for axis in zip(sizes, taps, strides, none, dilations, strict=True)
+        ]
+        windows.check_windows(counts, sizes, taps, none, dilations)
         return counts
 
     def _two_axes(self, ndim: int, axis1: int, axis2: int) -> tuple[int, int]:

@@ -209,7 +209,7 @@ class UpdateVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         flat, flat_type = self._typed(self.reshape(self.cast(new, type_.dtype), (-1,)))
         if flat_type.size == 0:
             return lifted
-        return self.where(chosen, self.take(flat, self._true_before(chosen)), lifted)
+        return self.where(chosen, self._in_order(flat, chosen, 0), lifted)
 
     # -- slices -----------------------------------------------------------------------------------
 
@@ -315,11 +315,14 @@ class UpdateVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
             raise GraphError(f"a mask is of bools, got {type_}")
         return lifted
 
-    def _true_before(self, mask: T) -> T:
-        """For each element of a mask, how many before it, in C order, are true."""
-        type_ = self._typed(mask)[1]
+    def _in_order(self, values: T, mask: T, axis: int) -> T:
+        """The slices of ``values`` along ``axis`` for the true elements of a mask, in C order."""
+        type_, values_type = self._typed(mask)[1], self._typed(values)[1]
         flat = self.reshape(self.cast(mask, INT64), (type_.size,))
-        return self.reshape(self.cumsum(flat, 0, exclusive=True), type_.shape)
+        before = self.reshape(self.cumsum(flat, 0, exclusive=True), type_.shape)
+        if bounds(values_type.shape[axis])[0] == 0:  # there may be none, nor a true element
+            values = self.pad(values, [(0, int(a == axis)) for a in range(values_type.ndim)])
+        return self.take(values, before, axis=axis)
 
     def _put_masked(self, x: T, place: int, mask: Any, values: T, accumulate: bool) -> T:
         """The elements of ``x`` where a mask over axes from ``place`` on is true, replaced."""
@@ -335,7 +338,7 @@ class UpdateVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         if along >= 0 and values_type.shape[along] == 0:
             return x
         if along >= 0 and values_type.shape[along] != 1:
-            new = self.take(values, self._true_before(self._mask(mask)), axis=along)
+            new = self._in_order(values, self._mask(mask), along)
         elif along >= 0:
             shape = values_type.shape
             new = self.reshape(values, (*shape[:along], *(1,) * rank, *shape[along + 1 :]))

@@ -16,6 +16,8 @@ _FILE = Path(__file__).parent / "results.txt"
 _SECONDS = 300
 _REASON = 300
 
+__all__ = ["models", "read_results"]
+
 KINDS = ("hand-written", "dynamic", "small", "vision")
 
 
@@ -25,8 +27,8 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, help="by default, all")
     parser.add_argument("--failed", action="store_true", help="those alone that failed before")
     arguments = parser.parse_args()
-    results = _read()
-    for kind, name in _models():
+    results = read_results()
+    for kind, name in models():
         if arguments.kind not in (None, kind) or (arguments.names and name not in arguments.names):
             continue
         before = results.get((kind, name))
@@ -37,7 +39,8 @@ def main() -> None:
         print(f"{kind} {name}: {results[kind, name]}", flush=True)
 
 
-def _models() -> list[tuple[str, str]]:
+def models() -> list[tuple[str, str]]:
+    """The kind and the name of each model."""
     from tests.peers.torch.models.hand_written import HAND_WRITTEN
     from tests.peers.torch.models.small import MODEL_TYPES
     from tests.peers.torch.models.vision import VISION
@@ -66,7 +69,8 @@ def _one(kind: str, name: str) -> str:
     return (last if not done.returncode else f"failed: {last}")[:_REASON]
 
 
-def _read() -> dict[tuple[str, str], str]:
+def read_results() -> dict[tuple[str, str], str]:
+    """By kind and name: the error, or the reason why there is none."""
     if not _FILE.exists():
         return {}
     lines = (line.split(" ", 2) for line in _FILE.read_text().splitlines())
@@ -74,7 +78,12 @@ def _read() -> dict[tuple[str, str], str]:
 
 
 def _write(results: dict[tuple[str, str], str]) -> None:
-    _FILE.write_text("".join(f"{k} {name} {text}\n" for (k, name), text in results.items()))
+    lines = (
+        f"{kind} {name} {results[kind, name]}\n"
+        for kind, name in models()
+        if (kind, name) in results
+    )
+    _FILE.write_text("".join(lines))
 
 
 if __name__ == "__main__":

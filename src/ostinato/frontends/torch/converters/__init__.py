@@ -40,7 +40,7 @@ _FAMILIES = (
 )
 
 #: The families whose operands or results are complex.
-_COMPLEX_FAMILIES = ("complex", "sizes", "control")
+_COMPLEX_FAMILIES = ("complex", "fourier", "sizes", "control")
 
 
 @lru_cache(maxsize=2)

@@ -6,7 +6,6 @@ families see real tensors alone.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,13 +161,16 @@ def _divide(call: Call, self: Any, other: Any) -> Complex:
 
 
 def _magnitude(call: Call, self: Complex) -> Value:
+    return call.g.hypot(*_parts(call, self))
+
+
+def _sign(call: Call, self: Complex) -> Complex:
+    """A number over its magnitude; 0 of 0."""
     g = call.g
-    real, imaginary = (g.abs(part) for part in _parts(call, self))
-    longer, shorter = g.maximum(real, imaginary), g.minimum(real, imaginary)
-    ratio = g.divide(shorter, g.where(g.equal(longer, 0), 1, longer))
-    length = g.multiply(longer, g.sqrt(g.add(1, g.square(ratio))))
-    infinite = g.logical_or(g.isinf(real), g.isinf(imaginary))
-    return g.where(infinite, math.inf, length)
+    real, imaginary = _parts(call, self)
+    length = g.hypot(real, imaginary)
+    over = g.where(g.equal(length, 0), 1, length)
+    return _joined(call, g.divide(real, over), g.divide(imaginary, over))
 
 
 def _angle(call: Call, self: Complex) -> Value:
@@ -320,6 +322,52 @@ def _stacked(call: Call, tensors: tuple[Any, ...], dim: int = 0) -> Complex:
     return Complex(g.stack(parts, call.axis(dim, len(call.meta().shape))))
 
 
+def _padded(call: Call, self: Complex, pad: tuple[int, ...], value: Any = 0) -> Complex:
+    """A border of one number; ``pad`` has pairs of widths from the last axis on."""
+    g = call.g
+    rank = self.ndim
+    widths = [(0, 0)] * rank
+    for index in range(len(pad) // 2):
+        widths[rank - 1 - index] = (pad[2 * index], pad[2 * index + 1])
+    number = complex(call.known(value, "value"))
+    parts = [
+        g.pad(part, widths, value=fill)
+        for part, fill in zip(_parts(call, self), (number.real, number.imag), strict=True)
+    ]
+    return Complex(g.stack(parts, axis=-1))
+
+
+def _rolled(call: Call, x: Complex, shifts: Any, dims: Any = ()) -> Value:
+    moves = shifts if isinstance(shifts, tuple) else (shifts,)
+    axes = dims if isinstance(dims, tuple) else (dims,)
+    if not axes:
+        call.unsupported("a roll of all elements")
+    pairs = x.pairs
+    for shift, axis in zip(moves, axes, strict=True):
+        pairs = call.g.roll(pairs, shift, call.axis(axis, x.ndim))
+    return pairs
+
+
+def _windows(call: Call, x: Complex, dimension: int, size: int, step: int) -> Value:
+    return call.g.moveaxis(call.g.unfold(x.pairs, call.axis(dimension, x.ndim), size, step), -1, -2)
+
+
+def _power(call: Call, self: Any, exponent: Any) -> Complex:
+    """Whole powers, by products; others by way of the logarithm."""
+    g = call.g
+    base = _parts(call, self)
+    if isinstance(exponent, int) and 1 <= exponent <= 8:
+        result = base
+        for _ in range(exponent - 1):
+            result = _product(call, result, base)
+        return _joined(call, *result)
+    real, imaginary = base
+    logarithm = (g.log(g.hypot(real, imaginary)), g.atan2(imaginary, real))
+    power, turned = _product(call, logarithm, _parts(call, exponent))
+    length = g.exp(power)
+    return _joined(call, g.multiply(length, g.cos(turned)), g.multiply(length, g.sin(turned)))
+
+
 def _where(call: Call, condition: Value, self: Any, other: Any) -> Complex:
     a, b = _parts(call, self), _parts(call, other)
     pairs = zip(a, b, strict=True)
@@ -405,5 +453,10 @@ CONVERTERS: dict[str, Converter] = {
     "aten.index_select": _arranged(_index_selected),
     "aten.cat": _concatenated,
     "aten.stack": _stacked,
+    "aten.constant_pad_nd": _padded,
+    "aten.roll": _arranged(_rolled),
+    "aten.unfold": _arranged(_windows),
+    "aten.pow": _power,
+    "aten.sgn": _sign,
     "aten.where": _where,
 }

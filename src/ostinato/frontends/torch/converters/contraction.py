@@ -19,8 +19,9 @@ def _matmul(call: Call, self: Value, other: Value) -> Value:
     return call.g.matmul(call.value(self), call.value(other))
 
 
-def _product(call: Call, self: Value, mat2: Value, *_: Any) -> Value:
-    return call.g.matmul(call.value(self), call.value(mat2))
+def _product(call: Call, self: Value, mat2: Value, out_dtype: Any = None) -> Value:
+    """A product, in a wider dtype than that of the operands if one is given."""
+    return call.g.matmul(*call.promoted(self, mat2))
 
 
 def _vector_product(call: Call, self: Value, vec: Value) -> Value:
@@ -71,6 +72,21 @@ def _addmm(
     call: Call, self: Value, mat1: Value, mat2: Value, *, beta: Any = 1, alpha: Any = 1
 ) -> Value:
     return _added(call, self, call.g.matmul(mat1, mat2), beta, alpha)
+
+
+def _addmm_wide(
+    call: Call,
+    self: Value,
+    mat1: Value,
+    mat2: Value,
+    out_dtype: Any,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> Value:
+    """The same in a wider dtype than that of the operands; of batches, too."""
+    x, a, b = call.promoted(self, mat1, mat2)
+    return _added(call, x, call.g.matmul(a, b), beta, alpha)
 
 
 def _addmm_activated(
@@ -266,6 +282,8 @@ CONVERTERS: dict[str, Converter] = {
     "aten.inner": _inner,
     "aten.linear": _linear,
     "aten.addmm": _addmm,
+    "aten.addmm.dtype": _addmm_wide,
+    "aten.baddbmm.dtype": _addmm_wide,
     "aten._addmm_activation": _addmm_activated,
     "aten.addmv": _addmv,
     "aten.baddbmm": _baddbmm,

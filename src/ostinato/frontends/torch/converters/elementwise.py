@@ -139,6 +139,14 @@ def sign_bit(call: Call, x: Value) -> Value:
     return g.less(x, 0)
 
 
+def _angle(call: Call, self: Any) -> Value:
+    """The angle of a number on the real line: pi below zero; NaN of NaN."""
+    g = call.g
+    (x,) = call.promoted(self)
+    angle = g.where(g.less(x, 0), call.value(math.pi, x.dtype), call.value(0, x.dtype))
+    return g.where(g.isnan(x), x, angle)
+
+
 def _sign_bit(call: Call, self: Value) -> Value:
     return sign_bit(call, self)
 
@@ -346,6 +354,7 @@ CONVERTERS: dict[str, Converter] = {
     "aten.absolute": _absolute,
     "aten.sign": _sign,
     "aten.sgn": _sign,
+    "aten.angle": _angle,
     "aten.signbit": _sign_bit,
     "aten.copysign": _copy_sign,
     "aten.round": _round,

@@ -341,6 +341,11 @@ def _repeat_interleave(
     return _at_repeats(call, x, times, axis, output_size)
 
 
+def _repeated_positions(call: Call, repeats: Value, *, output_size: Any = None) -> Value:
+    positions = call.g.iota(repeats.shape)
+    return _repeat_interleave(call, positions, repeats, 0, output_size=output_size)
+
+
 def _at_repeats(call: Call, x: Value, times: Value, axis: int, count: Dim) -> Value:
     """Slices repeated so often each; ``count`` is the sum."""
     g = call.g
@@ -381,4 +386,5 @@ CONVERTERS: dict[str, Converter] = {
     "aten.masked_scatter": _masked_scatter,
     "aten.one_hot": _one_hot,
     "aten.repeat_interleave": _repeat_interleave,
+    "aten.repeat_interleave.Tensor": _repeated_positions,
 }

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.frontends.torch.call import Writes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -232,12 +234,15 @@ def _batch_norm(
     momentum: float,
     eps: float,
     cudnn_enabled: bool = True,
-) -> Value:
+) -> Value | Writes:
     if training or running_mean is None or running_var is None:
-        if running_mean is not None:
-            call.unsupported("running statistics that are updated in place")
         mean, variance = _batch_statistics(call, input)
-        return _batch_norm_with(call, input, weight, bias, mean, variance, eps)
+        result = _batch_norm_with(call, input, weight, bias, mean, variance, eps)
+        if running_mean is None or running_var is None:
+            return result
+        running = (running_mean, running_var)
+        new_mean, new_var = _updated(call, input, (mean, variance), running, momentum)
+        return Writes(result, {"running_mean": new_mean, "running_var": new_var})
     return _batch_norm_with(call, input, weight, bias, running_mean, running_var, eps)
 
 
@@ -287,14 +292,31 @@ def _batch_norm_functional(
     )
     if running_mean is None or running_var is None:
         return (result, *saved)
+    statistics = (mean, variance)
+    return (
+        result,
+        *saved,
+        *_updated(call, input, statistics, (running_mean, running_var), momentum),
+    )
+
+
+def _updated(
+    call: Call,
+    input: Value,
+    statistics: tuple[Value, Value],
+    running: tuple[Value, Value],
+    momentum: float,
+) -> tuple[Value, ...]:
+    """The running mean and variance after a batch."""
+    g = call.g
+    mean, variance = statistics
     count = g.cast(g.dim_value(input.type.size), variance.dtype)
     count = g.divide(count, g.cast(g.dim_value(input.shape[1]), variance.dtype))
     unbiased = g.multiply(variance, g.divide(count, g.subtract(count, 1)))
-    updated = tuple(
+    return tuple(
         g.add(g.multiply(old, 1 - momentum), g.cast(g.multiply(new, momentum), old.dtype))
-        for old, new in ((running_mean, mean), (running_var, unbiased))
+        for old, new in zip(running, (mean, unbiased), strict=True)
     )
-    return (result, *saved, *updated)
 
 
 def _batch_norm_without_statistics(

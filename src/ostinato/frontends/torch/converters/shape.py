@@ -144,6 +144,18 @@ def _strided(call: Call, self: Value, size: Any, stride: Any, storage_offset: An
     return g.as_strided(self, size, stride, offset)
 
 
+def _strided_scattered(
+    call: Call, self: Value, src: Value, size: Any, stride: Any, storage_offset: Any = None
+) -> Value:
+    """``self`` with the elements that a strided view shows replaced by those of ``src``."""
+    g = call.g
+    count = self.type.size
+    places = _strided(call, g.iota((count,)), size, stride, storage_offset)
+    flat, at = g.reshape(self, (count,)), g.reshape(places, (places.type.size,))
+    updates = g.reshape(g.broadcast_to(g.cast(src, self.dtype), places.shape), at.shape)
+    return g.reshape(g.scatter(flat, at, updates), self.shape)
+
+
 def _windows(call: Call, self: Value, dimension: int, size: Any, step: Any) -> Value:
     x = self if self.ndim else call.g.reshape(self, (1,))
     found = call.g.unfold(x, call.axis(dimension, x.ndim), size, step)
@@ -278,6 +290,7 @@ CONVERTERS: dict[str, Converter] = {
     "aten.trace": _trace,
     "aten.as_strided": _strided,
     "aten.as_strided_copy": _strided,
+    "aten.as_strided_scatter": _strided_scattered,
     "aten.unfold": _windows,
     "aten.unfold_copy": _windows,
     "aten.im2col": _columns,

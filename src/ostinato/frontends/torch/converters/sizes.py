@@ -265,6 +265,5 @@ CONVERTERS: dict[str, Converter] = {
     "aten._assert_tensor_metadata": _assert_type,
     "aten.sym_constrain_range": _constrain_range,
     "aten.sym_constrain_range_for_size": _constrain_range,
-    "aten._check_is_size": _check_size,
     "torch._check_is_size": _check_size,
 }
