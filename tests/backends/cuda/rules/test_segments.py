@@ -204,3 +204,15 @@ def test_results_and_long_values_stay_in_memory(session: ost.Session) -> None:
     (segment,) = segments_of(session.compile(g))
     assert not segment.spaces
     assert segment.parts[-1].level == 2
+
+
+def test_values_that_do_not_fit_in_a_block_stay_in_memory(session: ost.Session) -> None:
+    d = Draw(ost.Graph("wide"), np.random.default_rng(5))
+    g, width = d.g, 8000
+    x = d.of((1, width), "float32")
+    values = [g.softmax(g.multiply(x, float(i))) for i in range(1, 4)]  # 32,000 bytes each
+    w = g.param("w", (width, 8), "float32", value=d.rng.random((width, 8)).astype(np.float32))
+    g.set_outputs([g.matmul(value, w) for value in values] + [g.add(*values[:2])])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    for segment in segments_of(session.compile(g)):
+        assert segment.block_bytes <= 48 << 10

@@ -18,6 +18,7 @@ from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSetti
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
 from ostinato.lower.loopir.nodes import max_extent
 from ostinato.lower.program import Call
+from ostinato.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
@@ -30,8 +31,14 @@ __all__ = ["SegmentSettings", "form_segments"]
 #: Arguments of a kernel, at most: all GPUs take 4096 bytes of them.
 _MOST_ARGUMENTS = 500
 
+#: Arguments of a part, and parts, at most: shared memory has a table of all of them.
+_MOST_PART_ARGUMENTS, _MOST_PARTS = 16, 400
+
 #: Bytes of dynamic shared memory of a part, at most: every GPU has room for a block of them.
-_SHARED_BYTES = 48 << 10
+_SHARED_BYTES = 24 << 10
+
+#: Bytes of the values that every block has at a time, at most.
+_MOST_BLOCK_BYTES = 48 << 10
 
 #: Rows of a product, and points of a loop nest, up to which a kernel is small.
 _ROWS, _POINTS = 16, 1 << 20
@@ -61,7 +68,8 @@ def _runs(calls: Sequence[Call]) -> list[list[Call]]:
     for call in calls:
         fits = _is_small(call)
         together = buffers | {*call.buffers}
-        if grows and fits and len(together) < _MOST_ARGUMENTS:
+        room = len(together) < _MOST_ARGUMENTS
+        if grows and fits and room and len(runs[-1]) < _MOST_PARTS:
             runs[-1].append(call)
             buffers = together
         else:
@@ -85,7 +93,7 @@ def _is_small(call: Call) -> bool:
         small = max_extent(kernel.m) <= _ROWS
     else:
         return False
-    if not small or len(call.buffers) > _MOST_ARGUMENTS:
+    if not small or len(call.buffers) > _MOST_PART_ARGUMENTS:
         return False
     launch = kernel.launch(_TYPICAL)
     modest = launch.shared_bytes <= _SHARED_BYTES
@@ -109,6 +117,8 @@ def _segment(
     if len(calls) < 2:
         return list(calls)
     kernel, buffers = Assembly(calls, others, settings).segment()
+    if kernel.block_bytes > _MOST_BLOCK_BYTES:
+        kernel, buffers = Assembly(calls, others, replace(settings, exchange=False)).segment()
     labels = tuple(dict.fromkeys(label for call in calls for label in call.nodes))
     flops: Dim = 0
     for call in calls:
