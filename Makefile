@@ -67,6 +67,8 @@ test-peers: $(PEERS_STAMP)
 
 test-torch: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m tests.peers.torch.op_info
+	$(PEERS)/bin/python -m tests.peers.torch.dynamo_operators
+	$(PEERS)/bin/python -m pytest -q -m slow tests/peers/torch
 
 test-exports: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m tests.peers.hugging_face

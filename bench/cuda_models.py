@@ -5,11 +5,11 @@
 The prefill is 2,048 tokens of a Llama-3.2-1B-shaped model in bfloat16 up to the next token; the
 encoder is BERT-base-shaped, 128 tokens, float16; the convolution network is ResNet-50 with its
 batch norms folded into its convolutions, float16. Weights are random, the same on both sides.
-PyTorch runs eagerly within a CUDA graph and, with ``--compile``, by ``torch.compile`` in its
-``max-autotune`` mode within one; the ResNet has its channels last. Times are medians of single
-runs on arrays of the GPU, by the host's clock with a wait after each, all ways in turn. Errors are
-relative to PyTorch in float32. ``--profile`` adds the time of each kind of kernel. Prints a JSON
-line after the table.
+PyTorch runs eagerly within a CUDA graph and, with ``--compile MODE``, by ``torch.compile`` within
+one; the ResNet has its channels last. Times are medians of single runs on arrays of the GPU, by the
+host's clock with a wait after each, all ways in turn. Errors are relative to PyTorch in float32.
+``--profile`` adds the time of each kind of kernel. Prints a JSON line after the table, or writes
+it to the file of ``--json``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the usual name
+import torch.nn.functional as F  # noqa: N812  # its usual name
 from bench.cuda_decode import LLAMA_1B, as_array
 
 import ostinato as ost
@@ -357,7 +358,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         options = ost.CompileOptions(library_products=False)
         _, ways["ostinato, no library"] = by_us(model, torch.empty_like(out), options)
     if arguments.compile:
-        fast = torch.compile(model.torch, mode="max-autotune-no-cudagraphs")
+        fast = torch.compile(model.torch, mode=arguments.compile)
         ways["torch.compile"] = in_cuda_graph(fast, weights, x)
     result["ms"] = median_ms(ways, arguments.runs)
     print(
@@ -379,16 +380,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--runs", type=int, default=30)
-    parser.add_argument("--compile", action="store_true", help="torch.compile as well")
+    parser.add_argument("--compile", metavar="MODE", help="torch.compile in this mode as well")
     parser.add_argument("--without", action="store_true", help="without cuBLASLt as well")
+    parser.add_argument("--json", type=Path, help="a file for the results")
     parser.add_argument("--profile", action="store_true", help="the time of each kind of kernel")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
-    with torch.inference_mode():
-        results = {name: measure(name, arguments) for name in arguments.models}
-    print(json.dumps({"gpu": torch.cuda.get_device_name(), "models": results}))
+    results: dict[str, Any] = {}
+    found = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "models": results}
+    for name in arguments.models:
+        with torch.inference_mode():
+            results[name] = measure(name, arguments)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    if not arguments.json:
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

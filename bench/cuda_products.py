@@ -2,8 +2,10 @@
 
     python bench/cuda_products.py [--json FILE]
 
-Each case is a kernel or two, launched by themselves; times are medians between events, over buffers
-that together exceed the second-level cache. Needs a GPU, PyTorch and cuda-bindings.
+Each case is a kernel or two of the device's own, launched by themselves, and the product by
+cuBLASLt where the device leaves it to that, by the algorithm that the library guesses. Times are
+medians between events, over buffers that together exceed the second-level cache. Needs a GPU,
+PyTorch and cuda-bindings.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import torch
 from cuda.bindings import driver, nvrtc
 
 import ostinato as ost
+from ostinato.backends.cuda.cublaslt import CublasLt, find_library
 from ostinato.backends.cuda.headers import headers
 from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.backends.cuda.rules.library import LibraryProduct, LibrarySettings
 from ostinato.backends.cuda.rules.table import CudaLowering, lower_for_cuda
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.lower.program import Call, Role
@@ -86,6 +90,7 @@ class Heads(NamedTuple):
 HEADS = [
     Heads(1, 12, 12, 128, 128, 64, False),
     Heads(8, 12, 12, 512, 512, 64, False),
+    Heads(1, 32, 8, 2048, 2048, 64, True),
     Heads(1, 32, 8, 2048, 2048, 128, True),
     Heads(1, 32, 8, 1, 512, 64, False),
     Heads(1, 32, 8, 1, 4096, 128, False),
@@ -93,7 +98,7 @@ HEADS = [
 ]
 
 
-def calls_of(case: Case | Heads) -> list[Call]:
+def calls_of(case: Case | Heads, *, with_library: bool = False) -> list[Call]:
     """The calls that the device makes of a case; its buffers are ``a``, ``b``, ... and ``out``."""
     graph = ost.Graph("case")
     if isinstance(case, Heads):
@@ -108,7 +113,8 @@ def calls_of(case: Case | Heads) -> list[Call]:
         if case.transposed:
             right = graph.permute_dims(right, (1, 0))
         graph.set_outputs({"out": graph.matmul(left, right)})
-    program, _ = lower_for_cuda(graph, CudaLowering())
+    library = LibrarySettings() if with_library and find_library() else None
+    program, _ = lower_for_cuda(graph, CudaLowering(library=library))
     return program.calls
 
 
@@ -159,6 +165,8 @@ def launcher(
         scratch: memory between the kernels of a case, by name.
     """
     kernel = call.kernel
+    if isinstance(kernel, LibraryProduct):
+        return library_launcher(call, kernel, scratch)
     assert isinstance(kernel, CudaKernel)
     module = check(driver.cuModuleLoadData(compiled(kernel.source(target), target)))
     function = check(driver.cuModuleGetFunction(module, kernel.name.encode()))
@@ -167,9 +175,7 @@ def launcher(
     check(driver.cuFuncSetAttribute(function, most, launch.shared_bytes))
     block = torch.zeros(16, dtype=torch.int64, device="cuda")
     names = [buffer.name for buffer in call.buffers]
-    for buffer in call.buffers:
-        if buffer.role is Role.TEMP and buffer.name not in scratch:
-            scratch[buffer.name] = torch.empty(buffer.nbytes, dtype=torch.uint8, device="cuda")
+    take_scratch(call, scratch)
 
     def run(tensors: Mapping[str, torch.Tensor]) -> None:
         held = {**scratch, **tensors}
@@ -180,6 +186,33 @@ def launcher(
         check(driver.cuLaunchKernel(function, *shape, stream, arguments, 0))
 
     return run
+
+
+def library_launcher(
+    call: Call, kernel: LibraryProduct, scratch: dict[str, torch.Tensor]
+) -> Callable[[Mapping[str, torch.Tensor]], None]:
+    """The same for a product by the library, by the algorithm that it guesses to be fastest."""
+    path = find_library()
+    assert path is not None
+    multiplication = CublasLt(path).multiplication(kernel.product)
+    algorithm, *_ = multiplication.algorithms(1)
+    names = [buffer.name for buffer in call.buffers]
+    take_scratch(call, scratch)
+
+    def run(tensors: Mapping[str, torch.Tensor]) -> None:
+        held = {**scratch, **tensors}
+        places = kernel.arguments(list(enumerate([0] * len(names))))
+        addresses = [held[names[number]].data_ptr() + offset for number, offset in places]
+        multiplication.launch(algorithm, addresses, torch.cuda.current_stream().cuda_stream)
+
+    return run
+
+
+def take_scratch(call: Call, scratch: dict[str, torch.Tensor]) -> None:
+    """Take the memory between the kernels of a case that a call uses."""
+    for buffer in call.buffers:
+        if buffer.role is Role.TEMP and buffer.name not in scratch:
+            scratch[buffer.name] = torch.empty(buffer.nbytes, dtype=torch.uint8, device="cuda")
 
 
 def times(call: Callable[[int], object], sets: int) -> float:
@@ -207,8 +240,10 @@ def times(call: Callable[[int], object], sets: int) -> float:
 def measure(case: Case | Heads, target: CudaTarget) -> dict[str, object]:
     """The error and the times of a case."""
     calls = calls_of(case)
+    by_library = calls_of(case, with_library=True)
     scratch: dict[str, torch.Tensor] = {}
     runs = [launcher(call, target, scratch) for call in calls]
+    library_runs = [launcher(call, target, scratch) for call in by_library]
 
     def make(*size: int, dtype: str = "bfloat16") -> torch.Tensor:
         made = torch.randn(*size, device="cuda", dtype=torch.float32)
@@ -239,6 +274,10 @@ def measure(case: Case | Heads, target: CudaTarget) -> dict[str, object]:
         for run in runs:
             run(data[number])
 
+    def library(number: int) -> None:
+        for run in library_runs:
+            run(data[number])
+
     def theirs(number: int) -> torch.Tensor:
         return by_torch(case, *(data[number][name] for name in names[:-1]))
 
@@ -247,11 +286,13 @@ def measure(case: Case | Heads, target: CudaTarget) -> dict[str, object]:
     expected = by_torch(case, *(data[0][name].double() for name in names[:-1]))
     error = (data[0]["out"].double() - expected).abs().max() / expected.abs().max()
     ours_us, theirs_us = times(ours, sets), times(theirs, sets)
+    uses_library = any(isinstance(call.kernel, LibraryProduct) for call in by_library)
     return {
         "case": str(case),
         "kernel": "+".join(type(call.kernel).__name__ for call in calls),
         "error": error.item(),
         "us": ours_us,
+        "library_us": times(library, sets) if uses_library else None,
         "torch_us": theirs_us,
         "tflops": flops / ours_us / 1e6,
         "tb_per_s": nbytes / ours_us / 1e6,
@@ -290,7 +331,8 @@ def main() -> None:
         rows.append(row)
         print(
             f"{row['case']:45} {row['kernel']:22} error {row['error']:.1e}  "
-            f"{row['us']:9.1f} us  torch {row['torch_us']:9.1f} us  "
+            f"{row['us']:9.1f} us  library {row['library_us'] or math.nan:9.1f} us  "
+            f"torch {row['torch_us']:9.1f} us  "
             f"{row['tflops']:7.1f} TFLOP/s {row['tb_per_s']:6.2f} TB/s",
             flush=True,
         )

@@ -128,7 +128,9 @@ def _node_values(
     Args:
         sizes: of the Variables; data-dependent ones are added.
     """
-    facts = [f for f in graph_facts(graph) if not f.names <= sizes.keys()]
+    every = graph_facts(graph)
+    check_facts(every, sizes)
+    facts = [f for f in every if not f.names <= sizes.keys()]
     values: dict[Value, Array] = {}
     for node in graph.nodes:
         if node.op in given:

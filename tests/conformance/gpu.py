@@ -2,7 +2,8 @@
 
 ``python -m tests.conformance.gpu [--stages NAMES] [--graphs N] [--workers N] [--json PATH]`` runs
 the suites with the cases and the oracle of the CPU: ops, control flow, the contract of the runtime,
-random graphs, the model of the ordering rule, and some ops under each tool of compute-sanitizer.
+random graphs, the model of the ordering rule, faults, and some ops under each tool of
+compute-sanitizer.
 Where there is no CUDA driver it says so, and exits with 0.
 """
 
@@ -80,6 +81,10 @@ class Suites:
     def contract(self) -> Stage:
         """The runtime, plans and sessions."""
         return self._pytest("contract", ["tests/runtime", "tests/plan", "tests/eager"])
+
+    def faults(self) -> Stage:
+        """Several contexts and processes, too little memory, kernels that fail."""
+        return self._pytest("faults", ["tests/backends/cuda/runtime/test_cuda_faults.py"])
 
     def ordering(self) -> Stage:
         """The ordering rule: random calls against its model, and the suites about each call."""
@@ -221,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "contract": suites.contract,
         "fuzz": suites.fuzz,
         "ordering": suites.ordering,
+        "faults": suites.faults,
         **{tool: lambda tool=tool: suites.sanitizer(tool) for tool in _TOOLS},  # type: ignore[misc]
     }
     wanted = options.stages.split(",") if options.stages else list(stages)

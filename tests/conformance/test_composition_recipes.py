@@ -23,10 +23,10 @@ OPTIMISED = ost.CompileOptions(verify=True)
 UNOPTIMISED = ost.CompileOptions(optimize=False, verify=True)
 
 
-def make_case(name: str, dtype: str) -> Case:
+def make_case(name: str, dtype: str, seed: str = "") -> Case:
     recipe, _ = COMPOSITIONS[name]
     graph = ost.Graph(name)
-    draw = Draw(graph, np.random.default_rng(zlib.crc32(f"{name} {dtype}".encode())))
+    draw = Draw(graph, np.random.default_rng(zlib.crc32(f"{name} {dtype}{seed}".encode())))
     made = recipe(draw, dtype)
     graph.set_outputs(list(made) if isinstance(made, list | tuple) else [made])
     return Case(graph, draw.arrays, (OPTIMISED, UNOPTIMISED))
@@ -44,6 +44,17 @@ def session(device: str, build_cases: BuildCases) -> ost.Session:
 def test_composition(name: str, dtype: str, session: ost.Session) -> None:
     case = make_case(name, dtype)
     check_against_oracle(case.graph, case.inputs, [(session, OPTIMISED), (session, UNOPTIMISED)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ["1", "2", "3", "4"])
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_sweep(name: str, seed: str) -> None:
+    """More draws of operands than the quick test has."""
+    session = ost.Session("cpu", threads=1)
+    for dtype in COMPOSITIONS[name][1]:
+        case = make_case(name, dtype, seed)
+        check_against_oracle(case.graph, case.inputs, [(session, OPTIMISED)])
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)

@@ -62,6 +62,12 @@ def test_nearest(run):
             np.testing.assert_array_equal(mine[0, 0], np.floor(at + 1e-9))
 
 
+def test_whole_factors_need_no_gather():
+    g = Graph()
+    g.resize(g.input("x", (1, 2, 5, 4)), scales=3.0)
+    assert "take" not in {node.op.name for node in g.nodes}
+
+
 def test_scales_map_positions(run):
     x = np.arange(5.0).reshape(1, 1, 5)
     got = run(lambda g, x: g.resize(x, scales=1.5, mode="linear"), x)

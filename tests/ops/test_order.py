@@ -114,6 +114,14 @@ def test_quantiles(run, ties, name):
     np.testing.assert_allclose(got, np.quantile(ties[0], 0.4, method=name), rtol=1e-6)
 
 
+def test_a_computed_fraction_meets_an_element(run):
+    x = np.arange(11, dtype=np.float32)
+    for q in np.float32([0.1, 0.3, 0.7]):
+        for name in ("lower", "higher"):
+            got = run(lambda g, x, q, n=name: g.quantile(x, q, interpolation=n), x, q)
+            assert got == np.round(q * 10)
+
+
 def test_quantiles_of_infinities_and_wrong_fractions(run):
     x = np.array([1, np.inf, np.inf], np.float16)
     got = run(lambda g, x: g.quantile(x, [0.5, 0.75]), x)

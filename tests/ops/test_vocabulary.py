@@ -21,6 +21,7 @@ from ostinato.ops import OPS
 from ostinato.ops.builder import Graph
 from ostinato.ops.namespace import ORACLE, as_oracle
 from ostinato.ops.vocabulary import Vocabulary
+from ostinato.ops.vocabulary.sizes import SizeVocabulary
 
 METHODS = [m for m in inspect.getmembers(Vocabulary, inspect.isfunction) if m[0][0] != "_"]
 
@@ -33,6 +34,17 @@ def test_every_method_is_documented_and_typed(name, method):
     assert signature.return_annotation is not inspect.Signature.empty
     for parameter in list(signature.parameters.values())[1:]:
         assert parameter.annotation is not inspect.Parameter.empty
+
+
+def test_no_family_hides_a_method_of_another():
+    """Their classes are mixed into one: not even private names may be the same."""
+    homes: dict[str, type] = {}
+    for family in SizeVocabulary.__mro__:
+        for name, method in vars(family).items():
+            if not inspect.isfunction(method) or name.startswith("__"):
+                continue
+            known = homes.setdefault(name, family)
+            assert issubclass(known, family), f"{name}: {known.__name__} hides {family.__name__}'s"
 
 
 def test_every_op_is_documented_and_named_once():

@@ -21,6 +21,7 @@ from tests.devices.contract import CPU_ALONE
 from .conftest import counter, layers, numbers
 
 APART = ost.CompileOptions(keep_intermediates=True)
+SINGLE = ost.CompileOptions(segments=False)
 UNFUSED = ost.CompileOptions(optimize=False, keep_intermediates=True)
 
 
@@ -177,7 +178,7 @@ def test_a_dropped_plan_goes_at_once(session: ost.Session) -> None:
 
 def test_profiles_are_of_each_kernel_in_order_and_change_nothing(session: ost.Session) -> None:
     net = layers()
-    plan = session.prepare(net.graph, net.params)
+    plan = session.prepare(net.graph, net.params, options=SINGLE)
     feed(plan, net.x, numbers(8, 16))
     plan.execute()
     expected = result(plan)
@@ -531,7 +532,7 @@ def test_kernels_show_their_code(session: ost.Session) -> None:
 
 def test_a_plan_prints(session: ost.Session) -> None:
     net = layers()
-    text = str(session.prepare(net.graph, net.params))
+    text = str(session.prepare(net.graph, net.params, options=SINGLE))
     for part in (str(session.device), "matmul", "flop", "arena", "lower bound"):
         assert part in text
 
@@ -567,7 +568,7 @@ def test_independent_ops_wait_for_nothing(session: ost.Session) -> None:
     x = graph.input("x", (32, 32))
     a, b = graph.cumsum(x, axis=0), graph.cumsum(x, axis=1)
     graph.set_outputs([a, b])
-    first, second = session.prepare(graph).prepared_kernels
+    first, second = session.prepare(graph, options=SINGLE).prepared_kernels
     assert first.dependencies == second.dependencies == ()
 
 

@@ -188,6 +188,8 @@ def test_weights_take_memory_once_until_they_are_written(session):
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="asan delays every free")
 def test_the_last_one_left_writes_in_place(session):
     """Without other clones, nothing is shared and nothing needs to be copied."""
+    if session.device.kind.startswith("CUDA"):
+        pytest.skip("weights are on the GPU, whose driver takes memory of the host for copies")
     compiled, feed = large(session)
     clone = compiled.clone()
     compiled.set_param("w", np.full((2048, 2048), 2, np.float32))  # moves out

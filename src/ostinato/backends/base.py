@@ -145,6 +145,34 @@ class Executable(ABC):
             ValueError: an output overlaps another array in memory. Nothing has run.
         """
 
+    def run_many(
+        self,
+        runs: Sequence[
+            tuple[Sequence[np.ndarray[Any, Any]], Sequence[np.ndarray[Any, Any]], Sequence[int]]
+        ],
+    ) -> None:
+        """Run several times, in this order: the same as as many calls of :meth:`run`.
+
+        A device may copy the arrays of one run while it computes another.
+
+        Args:
+            runs: the inputs, outputs and values of Variables of each.
+        """
+        for inputs, outputs, variables in runs:
+            self.run(inputs, outputs, variables)
+
+    def run_buffers(self, inputs: int) -> Callable[[list[Any], Sequence[int]], None]:
+        """A function that runs on a list of buffers, for inputs and then outputs, and Variables.
+
+        Args:
+            inputs: the number of inputs.
+        """
+
+        def run(buffers: list[Any], variables: Sequence[int]) -> None:
+            self.run(buffers[:inputs], buffers[inputs:], variables)
+
+        return run
+
     @abstractmethod
     def bind(
         self,

@@ -87,9 +87,14 @@ class ProgramBuilder:
         stored = {**self.stored, **instead} if instead else self.stored
         return KernelBuilder(stored, _Members(set(region.members), self.inlined))
 
-    def helper_builder(self) -> KernelBuilder:
-        """A builder for a kernel that prepares something for a region's."""
-        return KernelBuilder(self.stored, self.inlined)
+    def helper_builder(self, instead: Mapping[Value, LoweredBuffer] | None = None) -> KernelBuilder:
+        """A builder for a kernel that prepares something for a region's.
+
+        Args:
+            instead: see :meth:`builder`.
+        """
+        stored = {**self.stored, **instead} if instead else self.stored
+        return KernelBuilder(stored, self.inlined)
 
     # -- memory --------------------------------------------------------------------------------
 

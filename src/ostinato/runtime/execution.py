@@ -30,13 +30,13 @@ class PreparedRun(NamedTuple):
     """A run on arrays of known shapes, without further checks.
 
     Attributes:
-        run: called with a buffer for each input, a buffer for each output, and ``variables``. The
-            buffers are C-contiguous and of the declared sizes, written ones apart from all others.
+        run: called with a buffer for each input and each output, and ``variables``. The buffers are
+            C-contiguous and of the declared sizes, written ones apart from all others.
         variables: of the run.
         outputs: the shape and dtype of each output.
     """
 
-    run: Callable[[list[Any], list[Any], tuple[Any, ...]], None]
+    run: Callable[[list[Any], tuple[Any, ...]], None]
     variables: tuple[Any, ...]
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
@@ -248,7 +248,8 @@ class Execution:
         live = signature.live(shapes, variables=self.values(variables))
         if live.binds:
             return None
-        return PreparedRun(executable.run, live.variables, live.outputs)
+        run = executable.run_buffers(len(signature.inputs))
+        return PreparedRun(run, live.variables, live.outputs)
 
     def write_params(self, params: Mapping[str, Any]) -> None:
         """Check params and write them, in turn with runs."""
@@ -294,6 +295,36 @@ class Execution:
                 results[position] = results[position].copy()
             self.executable.last = tuple(results)
         return results
+
+    def perform_many(
+        self, input_sets: Sequence[object], variables: Mapping[str, int]
+    ) -> list[list[Array]]:
+        """A run for each set of inputs, with nothing in between; all outputs of each.
+
+        Where one run decides what another one gets, or the shapes of its outputs, they run one by
+        one; else the device has all of them at once.
+        """
+        runs = []
+        for given in input_sets:
+            block = self.block(variables)
+            arrays, live = self.checked(
+                self.handles.complete(given), block=block, variables=variables
+            )
+            if self.handles.feeds or live.data_sized:
+                return [
+                    self.perform(each, self.fresh, variables=variables, own=True)
+                    for each in input_sets
+                ]
+            runs.append((arrays, self._with_arena_outputs(self.fresh(live), live), live))
+        try:
+            self.executable.run_many(
+                [(arrays, outputs, live.variables) for arrays, outputs, live in runs]
+            )
+        except ValueError as error:
+            raise self._refusal(*runs[0][:2], error) from None
+        if runs:
+            self.executable.last = tuple(runs[-1][1])
+        return [outputs for _, outputs, _ in runs]
 
     def _launch(self, inputs: list[Array], outputs: list[Array], live: Live) -> list[Array]:
         """One run; returns the outputs in the shapes that it gave them."""

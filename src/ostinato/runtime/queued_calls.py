@@ -82,11 +82,7 @@ class QueuedCalls:
         read = [array for given in sets if isinstance(given, Mapping) for array in given.values()]
         with self._execution.in_order("run_pipelined reads its results back", arrays_touched(read)):
             self._check_sets(sets, values)
-            return [self._run_one(given, values) for given in sets]
-
-    def _run_one(self, given: object, values: Mapping[str, int]) -> list[Array]:
-        execution = self._execution
-        return execution.perform(given, execution.fresh, variables=values, own=True)
+            return self._execution.perform_many(sets, values)
 
     def _check_sets(self, sets: Sequence[object], values: Mapping[str, int]) -> None:
         """Check the inputs of all runs, with handles of the sizes that each run will leave."""

@@ -23,7 +23,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define LANES 32
 #define MAX_THREADS 1024
-#define MAX_REGIONS 64
+#define MAX_REGIONS 1024 /* more than a kernel has arguments */
 #define STACK_BYTES (256 << 10)
 #define GUARD_BYTES (16 << 10)
 #define ACCESS_LIMIT (1ull << 34)
@@ -504,6 +504,7 @@ static int prepare_regions(const struct emu_launch *launch) {
     static Cell *cells;
     static size_t room;
     size_t needed = 0;
+    if (launch->region_count > MAX_REGIONS) return -1;
     run.region_count = launch->region_count;
     for (int i = 0; i < launch->region_count; i++) {
         const struct emu_region *given = &launch->regions[i];

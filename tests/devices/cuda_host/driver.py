@@ -84,6 +84,8 @@ class HostDriver:
         self._capturing: set[int] = set()
         self._graphs: dict[int, list[Work]] = {}
         self._happened: dict[int, float] = {}
+        self._recorded: dict[int, int] = {}
+        self._reached: dict[int, int] = {}
         self._clock = itertools.count()
         self._libraries: dict[int, Mapping[str, HostFunction]] = {}
         self._functions: dict[int, HostFunction] = {}
@@ -194,6 +196,13 @@ class HostDriver:
                     return span
         raise self._fault(f"{address:#x} is no address of the device")
 
+    def _reachable(self, address: int) -> Span:
+        """The allocation that an address of a kernel is in, of the device or page-locked."""
+        with self._lock:
+            pinned = (s for s, _ in self._host.values() if s.start <= address < s.end)
+            found = next(pinned, None)
+        return self.span(address) if found is None else found
+
     def _fault(self, meaning: str) -> DriverFailure:
         self._sticky = DriverFailure("cuStreamSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS", meaning)
         return self._sticky
@@ -285,18 +294,21 @@ class HostDriver:
 
     def record(self, event: int, stream: int) -> None:
         self._enter("record", event)
+        self._recorded[event] = number = self._recorded.get(event, 0) + 1
 
         def work() -> None:
             self._happened[event] = float(next(self._clock))
+            self._reached[event] = number
 
         self._do(stream, work)
 
     def wait(self, stream: int, event: int) -> None:
         self._enter("wait", event)
+        number = self._recorded.get(event, 0)  # of the last record so far
 
         def work() -> None:
             for other in list(self._streams):
-                if event not in self._happened and other != stream:
+                if self._reached.get(event, 0) < number and other != stream:
                     self._drain(other)
 
         self._do(stream, work)
@@ -325,7 +337,7 @@ class HostDriver:
     def launch(self, function: int, launch: Launch, arguments: Sequence[int], stream: int) -> None:
         self._enter("launch", function)
         code, addresses = self._functions[function], tuple(arguments)
-        self._do(stream, lambda: code(launch, addresses, self.span))
+        self._do(stream, lambda: code(launch, addresses, self._reachable))
 
     def enqueue(self, call: str, about: object, work: Work, stream: int) -> None:
         """Add work of a library to a stream."""

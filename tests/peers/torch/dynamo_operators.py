@@ -23,7 +23,10 @@ from ostinato.frontends.torch.dynamo import backend, report
 DTYPES = (torch.float32, torch.int64, torch.bool)
 
 #: Operators that are checked otherwise: their results are arbitrary, or a process cannot bear them.
-SKIPPED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_")
+SKIPPED = (
+    *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
+    *("resize_", "resize_as_"),
+)
 
 
 @dataclass

@@ -435,6 +435,42 @@ def test_an_exported_program_has_one_shape():
         compiled(torch.ones(3, 2))
 
 
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = torch.nn.functional.gelu(self.inner(x))
+            with torch.autocast("cpu", enabled=False):
+                z = self.inner(x)
+        with torch.no_grad():
+            x.add_(1)
+        return y, z, y.float() + x
+
+
+def test_regions_of_autocast_and_of_modes():
+    module = Mixing()
+    x, twin = torch.ones(2, 4), torch.ones(2, 4)
+    compiled = compile_module(module, x.clone())
+    for _ in range(2):
+        found, wanted = compiled(x), module(twin)
+        assert [t.dtype for t in found] == [t.dtype for t in wanted]
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b.detach(), rtol=2e-2, atol=2e-2)
+        assert torch.equal(x, twin)
+
+
+def test_autocast_around_a_call_is_refused():
+    compiled = compile_module(nn.Linear(2, 2), torch.ones(1, 2))
+    compiled(torch.ones(1, 2))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ost.InputError, match="autocast"):
+        compiled(torch.ones(1, 2))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ost.InputError, match="autocast"):
+        ost.from_torch(nn.Linear(2, 2), (torch.ones(1, 2),))
+
+
 def test_unsupported_nodes_are_listed():
     with pytest.raises(ost.UnsupportedOpError, match="svd"):
         compile_module(torch.linalg.svdvals, torch.eye(2))

@@ -276,6 +276,17 @@ def test_training_gives_eagers_gradients():
     for got, p in zip(found, m.parameters(), strict=True):
         torch.testing.assert_close(got, p.grad)
     assert [graph.kind for graph in report(c).graphs] == ["forward", "backward"]
+    assert all(graph.native_nodes for graph in report(c).graphs)
+
+
+def test_ops_without_an_equivalent_are_decomposed():
+    def run(x, y):
+        return torch.nn.functional.gelu(x) * 2, torch.ops.aten.gelu_backward(y, x) + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        found = check(run, torch.randn(4, 8), torch.randn(4, 8))
+    assert not found.eager_nodes
 
 
 def test_a_graph_without_outputs_runs():

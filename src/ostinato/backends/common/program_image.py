@@ -67,6 +67,11 @@ class StateLocation(NamedTuple):
     location: tuple[int, int]
     initial: Elements
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return DType.parse(self.dtype).numpy.itemsize
+
     def empty(self) -> np.ndarray[Any, Any]:
         """A new array of its type."""
         return np.empty(self.shape, DType.parse(self.dtype).numpy)

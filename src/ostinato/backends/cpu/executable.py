@@ -287,6 +287,9 @@ class CpuExecutable(Executable):
         if tier is not None:
             tier.check(failures)
 
+    def run_buffers(self, inputs: int) -> Callable[[list[Any], Sequence[int]], None]:
+        return self.program.run if self._tier is None else super().run_buffers(inputs)
+
     @property
     def live_sizes(self) -> dict[str, int]:
         return self._image.read_sizes(memoryview(self._arena))

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.backends.cuda.gpu import Stream
-    from ostinato.backends.cuda.program import CudaProgram, Places
+    from ostinato.backends.cuda.places import Places
+    from ostinato.backends.cuda.program import CudaProgram
     from ostinato.backends.cuda.sizes import LiveSizes
 
 __all__ = ["BoundCall", "Commands", "CudaRecording", "HostCopy", "Resident"]

@@ -81,6 +81,8 @@ class Compilation:
             "" if code.kernel is None else code.name,
             tuple(map(self.lowered.place, call.buffers)),
             code.shape,
+            reads=sum(arg.reads << i for i, arg in enumerate(kernel.args)),
+            writes=sum(arg.writes << i for i, arg in enumerate(kernel.args)),
         )
         if isinstance(kernel, CudaSizeStep):
             return step._replace(failure=kernel.code, problem=kernel.problem)

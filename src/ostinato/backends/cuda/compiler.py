@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.cpu.host import usable_processors
+from ostinato.backends.cuda.disassembly import disassembled
 from ostinato.backends.cuda.headers import headers
 from ostinato.cache.builds import build_all
 from ostinato.cache.fingerprint import object_key
@@ -115,8 +116,11 @@ class NvrtcToolchain:
         ]
 
     def assembly(self, kernel: CudaKernel) -> str:
-        """The PTX of a kernel."""
-        return compile_text(kernel.source(self.target), self.target.arch, ptx=True).decode()
+        """The PTX of a kernel; behind it its SASS, where there is a disassembler."""
+        text, arch = kernel.source(self.target), self.target.arch
+        ptx = compile_text(text, arch, ptx=True).decode()
+        sass = disassembled(compile_text(text, arch))
+        return ptx if sass is None else f"{ptx}\n{sass}"
 
     def _build(self, kernels: Sequence[CudaKernel]) -> Callable[[], bytes]:
         """Render kernels, which is Python's work; what is given compiles them, which is NVRTC's."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.util
-import threading
 import weakref
 from functools import cache, cached_property
 from pathlib import Path
@@ -43,10 +42,10 @@ _NUMBERS: dict[str, type[ctypes.c_float | ctypes.c_double | ctypes.c_int32]] = {
 }
 
 #: ``cublasLtMatmulDescAttributes_t``.
-_TRANSPOSED_A, _TRANSPOSED_B, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
+_TRANSPOSED_A, _TRANSPOSED_B = 3, 4
 
-#: ``cublasOperation_t`` for a transposition, and ``cublasLtEpilogue_t`` for a bias.
-_TRANSPOSE, _BIAS = 1, 4
+#: ``cublasOperation_t`` for a transposition.
+_TRANSPOSE = 1
 
 #: ``cublasLtMatrixLayoutAttribute_t``.
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
@@ -109,9 +108,19 @@ class CublasLt:
 
     @cached_property
     def _handle(self) -> ctypes.c_void_p:
-        """The library's state on the GPU, kept for as long as the process uses the GPU."""
+        """The library's state on the GPU, kept for as long as the process uses the GPU.
+
+        Raises:
+            DeviceUnavailableError: the library does not start, with an older driver for instance.
+        """
         handle = ctypes.c_void_p()
-        self.call("cublasLtCreate", ctypes.byref(handle))
+        try:
+            self.call("cublasLtCreate", ctypes.byref(handle))
+        except DriverFailure as failure:
+            raise DeviceUnavailableError(
+                f"{self.identity} does not start: {failure}; it may need a newer driver: install "
+                "an older nvidia-cublas, or compile with CompileOptions(library_products=False)"
+            ) from failure
         return handle
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -186,7 +195,6 @@ class CublasLtMultiplication:
     def __init__(self, library: CublasLt, product: Product) -> None:
         self._library = library
         self._product = product
-        self._guard = threading.Lock()  # the address of the bias is part of the description
         acc = "float32" if product.result in ("float16", "bfloat16") else product.result
         compute = _COMPUTE_TF32 if product.tf32 and acc == "float32" else _COMPUTE_TYPES[acc]
         scale = _DATA_TYPES[acc]
@@ -199,15 +207,11 @@ class CublasLtMultiplication:
             (_TRANSPOSED_A, _TRANSPOSED_B), product.transposed, strict=True
         ):
             if transposed:
-                self._describe(attribute, ctypes.c_int32(_TRANSPOSE))
-        if product.bias:
-            self._describe(_EPILOGUE, ctypes.c_uint32(_BIAS))
+                value = ctypes.c_int32(_TRANSPOSE)
+                library.set_attribute("MatmulDesc", self._description, attribute, value)
         self._a = self._layout(product.a, product.dtype)
         self._b = self._layout(product.b, product.dtype)
         self._d = self._layout(product.d, product.result)
-
-    def _describe(self, attribute: int, value: Any) -> None:
-        self._library.set_attribute("MatmulDesc", self._description, attribute, value)
 
     def _layout(self, matrix: Matrix, dtype: str) -> ctypes.c_void_p:
         library = self._library
@@ -244,25 +248,22 @@ class CublasLtMultiplication:
         return [bytes(entry.algorithm) for entry in found if entry.workspace <= product.workspace]
 
     def launch(self, algorithm: bytes, addresses: Sequence[int], stream: int) -> None:
-        a, b, d, workspace = map(ctypes.c_void_p, addresses[:4])
+        a, b, d, workspace = map(ctypes.c_void_p, addresses)
         chosen = (ctypes.c_uint64 * (_ALGORITHM_BYTES // 8)).from_buffer_copy(algorithm)
-        with self._guard:
-            if self._product.bias:
-                self._describe(_BIAS_POINTER, ctypes.c_void_p(addresses[4]))
-            self._library.matmul(
-                self._description,
-                ctypes.byref(self._one),
-                a,
-                self._a,
-                b,
-                self._b,
-                ctypes.byref(self._zero),
-                d,
-                self._d,
-                d,
-                self._d,
-                chosen,
-                workspace,
-                ctypes.c_size_t(self._product.workspace),
-                ctypes.c_void_p(stream),
-            )
+        self._library.matmul(
+            self._description,
+            ctypes.byref(self._one),
+            a,
+            self._a,
+            b,
+            self._b,
+            ctypes.byref(self._zero),
+            d,
+            self._d,
+            d,
+            self._d,
+            chosen,
+            workspace,
+            ctypes.c_size_t(self._product.workspace),
+            ctypes.c_void_p(stream),
+        )

@@ -11,6 +11,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ostinato.backends.cuda.quick_calls import QuickCalls
 from ostinato.errors import DeviceUnavailableError, OstinatoError
 from ostinato.records import dataclass
 
@@ -207,13 +208,15 @@ class NvidiaDriver:
 
     Args:
         api: the module ``cuda.bindings.driver``.
+        quick: the calls of every run; by default, they are made through ``api``, too.
 
     Raises:
         DeviceUnavailableError: the driver is missing, too old, or refuses to start.
     """
 
-    def __init__(self, api: Any) -> None:
+    def __init__(self, api: Any, quick: QuickCalls | None = None) -> None:
         self._api = api
+        self._quick = quick
         self._success = api.CUresult.CUDA_SUCCESS
         try:
             self._call("cuInit", 0)
@@ -238,10 +241,17 @@ class NvidiaDriver:
         """Call the driver; return its result, if there is one."""
         status, *results = getattr(self._api, name)(*arguments)
         if status is not self._success:
-            _, text = self._api.cuGetErrorString(status)
-            meaning = text.decode() if text else "unknown"
-            raise DriverFailure(name, status.name, meaning)
+            raise self._failure(name, status)
         return results[0] if len(results) == 1 else results
+
+    def _failure(self, name: str, status: Any) -> DriverFailure:
+        """The error for a result of a call."""
+        _, text = self._api.cuGetErrorString(status)
+        return DriverFailure(name, status.name, text.decode() if text else "unknown")
+
+    def _refuse(self, name: str, status: int) -> None:
+        """Raise the error for the status of a quick call that failed."""
+        raise self._failure(name, self._api.CUresult(status))
 
     def version(self) -> tuple[int, int]:
         return self._number // 1000, self._number % 1000 // 10
@@ -272,10 +282,16 @@ class NvidiaDriver:
         return int(self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", index)))
 
     def push(self, context: int) -> None:
-        self._call("cuCtxPushCurrent", context)
+        if self._quick is None:
+            self._call("cuCtxPushCurrent", context)
+        elif status := self._quick.push(context):
+            self._refuse("cuCtxPushCurrent", status)
 
     def pop(self) -> None:
-        self._call("cuCtxPopCurrent")
+        if self._quick is None:
+            self._call("cuCtxPopCurrent")
+        elif status := self._quick.pop():
+            self._refuse("cuCtxPopCurrent", status)
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -311,7 +327,10 @@ class NvidiaDriver:
         self._call("cuStreamDestroy", stream)
 
     def synchronize(self, stream: int) -> None:
-        self._call("cuStreamSynchronize", stream)
+        if self._quick is None:
+            self._call("cuStreamSynchronize", stream)
+        elif status := self._quick.synchronize(stream):
+            self._refuse("cuStreamSynchronize", status)
 
     def create_event(self, *, timed: bool) -> int:
         kinds = self._api.CUevent_flags
@@ -398,7 +417,10 @@ class NvidiaDriver:
             self._call("cuGraphDestroy", graph)
 
     def launch_graph(self, graph: int, stream: int) -> None:
-        self._call("cuGraphLaunch", graph, stream)
+        if self._quick is None:
+            self._call("cuGraphLaunch", graph, stream)
+        elif status := self._quick.launch_graph(graph, stream):
+            self._refuse("cuGraphLaunch", status)
 
     def destroy_graph(self, graph: int) -> None:
         self._call("cuGraphExecDestroy", graph)
@@ -421,4 +443,4 @@ def nvidia_driver() -> NvidiaDriver:
         raise DeviceUnavailableError(
             "the package cuda-bindings is missing: pip install 'ostinato[cuda]'"
         ) from error
-    return NvidiaDriver(api)
+    return NvidiaDriver(api, QuickCalls.find())

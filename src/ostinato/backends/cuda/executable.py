@@ -21,7 +21,7 @@ from ostinato.errors import InputError
 from ostinato.plan.buffer import bytes_of
 from ostinato.plan.device_array import DeviceArray, Flags, may_share_memory
 from ostinato.plan.dlpack import import_tensor
-from ostinato.plan.order import ORDER, Submission, arrays_touched
+from ostinato.plan.order import NOTHING, ORDER, Accesses, Submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ostinato.ir.stored import ParamSource
     from ostinato.plan.buffer import Storage
     from ostinato.plan.execution_plan import ExecutionPlan
-    from ostinato.plan.order import Accesses
     from ostinato.plan.report import CompileReport
 
 __all__ = ["CudaExecutable"]
@@ -203,9 +202,14 @@ class CudaExecutable(Executable):
 
     def write_state(self, name: str, array: Array | None) -> None:
         state = self._image.states[name]
-        content = state.initial_array() if array is None else np.ascontiguousarray(array)
         slot, offset = state.location
-        self.memory.fixed()[slot].write(offset, bytes_of(content))
+        block = self.memory.fixed()[slot]
+        if array is not None:
+            block.write(offset, bytes_of(np.ascontiguousarray(array)))
+        elif len(element := bytes(state.initial)) == state.itemsize:
+            block.repeat(offset, element, math.prod(state.shape))
+        else:
+            block.write(offset, bytes_of(state.initial_array()))
 
     # -- arrays on the device ----------------------------------------------------------------------
 
@@ -248,16 +252,38 @@ class CudaExecutable(Executable):
         _check_apart(inputs, outputs)
         self.program.run([*inputs, *outputs], variables)
 
+    def run_many(
+        self, runs: Sequence[tuple[Sequence[Array], Sequence[Array], Sequence[int]]]
+    ) -> None:
+        for inputs, outputs, _ in runs:
+            _check_apart(inputs, outputs)
+        self.program.run_many(
+            [([*inputs, *outputs], variables) for inputs, outputs, variables in runs]
+        )
+
     def run_direct(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> bool:
         self._context.refuse_while_capturing("run reads its results back")
-        if not all(array.flags.c_contiguous for array in (*inputs, *outputs)):
+        arrays = [*inputs, *outputs]
+        if not all(array.flags.c_contiguous for array in arrays):
             raise ValueError("an array is not C-contiguous")
-        with Submission(self.program.accesses, arrays_touched(inputs, outputs)):
+        spans = [(_address(array), array.nbytes) for array in arrays]
+        _check_spans(spans, len(inputs))
+        touched = [
+            (start, nbytes, number >= len(inputs))
+            for number, (start, nbytes) in enumerate(spans)
+            if nbytes
+        ]
+        program = self.program
+        with Submission(program.accesses, Accesses(touched) if touched else NOTHING):
             if not self.direct:
                 return False
-            self.run(inputs, outputs, variables)
+            if any(isinstance(array, DeviceArray) for array in arrays):
+                places = program.places(arrays, variables)
+            else:
+                places = program.host_places(spans, variables)
+            program.run_at(places, variables)
             self.last = tuple(outputs)
         return True
 
@@ -303,3 +329,20 @@ def _check_apart(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         for other in (*inputs, *outputs[:position]):
             if may_share_memory(output, other):
                 raise ValueError(f"output {position} overlaps another array in memory")
+
+
+def _address(array: Any) -> int:
+    """The address of the first byte of an array of the host or the device."""
+    if isinstance(array, DeviceArray):
+        return array.address
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def _check_spans(spans: Sequence[tuple[int, int]], inputs: int) -> None:
+    """Check the same of contiguous arrays, given as addresses and sizes, inputs first."""
+    for position in range(inputs, len(spans)):
+        start, nbytes = spans[position]
+        for number, (other, size) in enumerate(spans[:position]):
+            if nbytes and size and start < other + size and other < start + nbytes:
+                raise ValueError(f"output {position - inputs} overlaps array {number} in memory")

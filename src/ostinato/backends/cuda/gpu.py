@@ -34,6 +34,9 @@ class Gpu:
 
     Attributes:
         driver, device: see above.
+
+    Raises:
+        DeviceError: it was lost to this process.
     """
 
     def __init__(
@@ -46,9 +49,12 @@ class Gpu:
         self.device = device
         self._open_products = products
         self._process = os.getpid()
-        self._context = driver.retain(device.index)
-        self._current = CurrentContext(self, self._context)
         self._lost = ""
+        try:
+            self._context = driver.retain(device.index)
+        except DriverFailure as error:
+            raise self.explain(error) from error
+        self._current = CurrentContext(self, self._context)
         self._guard = Mutex()
         self._libraries: weakref.WeakValueDictionary[str, Library] = weakref.WeakValueDictionary()
 

@@ -31,6 +31,7 @@ class Graphs:
         self._most = most
         self._after = after
         self._graphs: dict[tuple[int, ...], _Graph | int] = {}
+        self._latest: tuple[tuple[int, ...], _Graph] | None = None
 
     def launch(self, driver: Driver, key: tuple[int, ...], work: Callable[[], None]) -> None:
         """Launch work.
@@ -40,6 +41,10 @@ class Graphs:
             key: the work, and the addresses that it takes place on.
             work: launches it on the stream.
         """
+        latest = self._latest
+        if latest is not None and latest[0] == key:
+            driver.launch_graph(latest[1].handle, self._stream.handle)
+            return
         found = self._graphs.pop(key, 0)
         if not isinstance(found, _Graph):
             if found < self._after:
@@ -48,10 +53,12 @@ class Graphs:
                 return
             found = self._captured(driver, work)
         self._keep(key, found)
+        self._latest = key, found
         driver.launch_graph(found.handle, self._stream.handle)
 
     def clear(self) -> None:
         """Forget all graphs."""
+        self._latest = None
         self._graphs.clear()
 
     def _keep(self, key: tuple[int, ...], graph: _Graph | int) -> None:

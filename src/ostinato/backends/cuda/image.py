@@ -26,6 +26,7 @@ class Step(NamedTuple):
         nbytes: of a copy, its size.
         product: of a product by a library, its :class:`~ostinato.backends.cuda.product.Product` as
             plain tuples; else empty.
+        reads, writes: the arguments that the kernel reads and writes, as bits by position.
     """
 
     code: str
@@ -37,6 +38,8 @@ class Step(NamedTuple):
     target: int = 0
     nbytes: int = 0
     product: tuple[Any, ...] = ()
+    reads: int = 0
+    writes: int = 0
 
     @property
     def launch(self) -> Launch:

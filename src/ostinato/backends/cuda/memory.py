@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["Blocks", "DeviceBlock", "ForeignBlock", "HostBlock", "device_block", "host_address"]
 
 
+#: Bytes of the host that fill a larger part of a block.
+_PART = 1 << 20
+
+
 class DeviceBlock:
     """A block of device memory, zeroed, taken at its first use: a plan's ``Memory``.
 
@@ -71,6 +75,22 @@ class DeviceBlock:
     def write(self, offset: int, data: memoryview) -> None:
         """Copy bytes of the host into the block, and wait."""
         self._transfer(offset, data, write=True)
+
+    def repeat(self, offset: int, element: bytes, count: int) -> None:
+        """Fill bytes of the block with copies of an element, and wait; the host has few of them."""
+        nbytes = len(element) * count
+        if not nbytes:
+            return
+        start = self.address + offset
+        if len({*element}) == 1:
+            stream = self.gpu.memory_stream.handle
+            with self.gpu.current() as driver:
+                driver.fill(start, element[0], nbytes, stream)
+                driver.synchronize(stream)
+            return
+        part = memoryview(element * max(min(_PART // len(element), count), 1))
+        for first in range(0, nbytes, len(part)):
+            self.write(offset + first, part[: nbytes - first])
 
     def read(self, offset: int, data: memoryview) -> None:
         """Copy bytes of the block to the host, and wait."""

@@ -35,17 +35,15 @@ class Matrix(NamedTuple):
 class Product(NamedTuple):
     """``D = op(A) · op(B)`` for each matrix of a batch, ``op`` a transposition or nothing.
 
-    The arguments of a launch are the addresses of A, B, D, the workspace, and the bias if there is
-    one.
+    The arguments of a launch are the addresses of A, B, D and the workspace.
 
     Attributes:
         dtype: of A and B.
-        result: of D and of the bias.
+        result: of D.
         a, b, d: the matrices as they are stored.
         transposed: whether A, and whether B, is transposed before it is multiplied.
         batch: the number of matrices.
         workspace: bytes of memory that an algorithm may use.
-        bias: whether a vector is added to every column of D.
         tf32: whether float32 may be rounded to 10 bits of mantissa before it is multiplied.
         timed: whether the fastest algorithm is found by timing a few.
     """
@@ -58,7 +56,6 @@ class Product(NamedTuple):
     transposed: tuple[bool, bool]
     batch: int
     workspace: int
-    bias: bool = False
     tf32: bool = False
     timed: bool = True
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ostinato.backends.cuda.algorithms import ReadyProduct, ready_product
 from ostinato.backends.cuda.graphs import Graphs
+from ostinato.backends.cuda.mapped import mapped_externals
 from ostinato.backends.cuda.memory import DeviceBlock, host_address
+from ostinato.backends.cuda.pipeline import Pipeline
+from ostinato.backends.cuda.places import Places, Transfer
 from ostinato.backends.cuda.product import Product
 from ostinato.backends.cuda.staging import Staging
 from ostinato.errors import VariableError
@@ -31,39 +35,13 @@ if TYPE_CHECKING:
     #: The launched part of a step: the driver's kernel, or a product by a library.
     _Function: TypeAlias = int | ReadyProduct
 
-__all__ = ["CudaProgram", "Places"]
+__all__ = ["CudaProgram"]
 
 #: Kernels take inputs and outputs to be aligned by this, so that they can load several elements.
 _ALIGNMENT = 256
 
 #: Graphs of a program that are kept, for the addresses that it ran on last.
 _MOST_GRAPHS = 8
-
-
-class _Transfer(NamedTuple):
-    """A copy between a host array and the memory that a run uses in its place."""
-
-    outside: int
-    inside: int
-    nbytes: int
-
-
-class Places(NamedTuple):
-    """The memory of a run.
-
-    Attributes:
-        fixed: the addresses of the fixed slots.
-        slots: the address of each slot.
-        before, after: copies between arrays and page-locked memory, by the processor.
-        copied_in, copied_out: copies between arrays and the device.
-    """
-
-    fixed: list[int]
-    slots: list[int]
-    before: list[_Transfer]
-    after: list[_Transfer]
-    copied_in: list[_Transfer]
-    copied_out: list[_Transfer]
 
 
 class CudaProgram:
@@ -112,17 +90,28 @@ class CudaProgram:
         self._problems = {step.failure: step.problem for step in steps if step.failure}
         loops = sum(step.control == ControlKind.LOOP for step in steps)
         self._words = len(sizes.variables) + loops
-        self._staging = Staging(self._gpu, externals, self._words)
+        self._new_staging = partial(
+            Staging,
+            self._gpu,
+            externals,
+            self._words,
+            mapped_externals(steps, externals),
+            resets=self._decides or bool(self._problems),
+        )
+        self._staging = self._new_staging()
+        self._pipeline: Pipeline | None = None
+        self._staged: tuple[list[int], list[tuple[int, int, bool]]] | None = None
         decisions = sum(step.control != 0 for step in steps)
         self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""
         self._staging.discard()
+        self._pipeline = self._staged = None
         if self._graphs is not None:
             self._graphs.clear()
 
-    @property
+    @cached_property
     def accesses(self) -> Accesses:
         return Accesses([(id(self), 1, True), *self._touches])
 
@@ -131,7 +120,7 @@ class CudaProgram:
         """Inputs, then outputs."""
         return self._externals
 
-    @property
+    @cached_property
     def inputs(self) -> int:
         """The number of inputs; the other externals are outputs."""
         return sum(not external.written for external in self._externals)
@@ -149,6 +138,29 @@ class CudaProgram:
     def run_at(self, places: Places, variables: Sequence[int]) -> None:
         """Run on memory that was found by :meth:`places`; see :meth:`run`."""
         self._carry_out(places, variables, self._decide if self._decides else self._launch_all)
+
+    def run_many(self, runs: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> None:
+        """Run several times, in this order, the copies of one run beside the kernels of another.
+
+        Args:
+            runs: see :meth:`run` for the arguments of each.
+        """
+        if len(runs) < 2 or self._decides or self._problems:
+            for blocks, variables in runs:
+                self.run(blocks, variables)
+            return
+        if self._pipeline is None:
+            stagings = self._staging, self._new_staging()
+            self._pipeline = Pipeline(self._stream, stagings, self._launch_all)
+        pipeline = self._pipeline
+        with self._stream.guard, self._gpu.current() as driver:
+            try:
+                for blocks, variables in runs:
+                    places = self.places(blocks, variables, staging=pipeline.free_staging)
+                    pipeline.run(driver, places, variables)
+                pipeline.finish(driver)
+            finally:  # else work in flight might use memory that is given back
+                pipeline.wait(driver)
 
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
         """Run; return the seconds of each step."""
@@ -177,30 +189,74 @@ class CudaProgram:
                 self._launch(driver, step, function, slots)
             driver.synchronize(stream)
 
-    def places(self, blocks: Sequence[Any], variables: Sequence[int]) -> Places:
-        """The memory of a run on these inputs and outputs."""
+    def places(
+        self,
+        blocks: Sequence[Any],
+        variables: Sequence[int],
+        staging: Staging | None = None,
+    ) -> Places:
+        """The memory of a run on these inputs and outputs.
+
+        Args:
+            blocks, variables: see :meth:`run`.
+            staging: the memory of the run's copies; by default, the program's own.
+        """
+        staging = self._staging if staging is None else staging
         fixed = self.fixed_addresses()
         places = Places(fixed, [*fixed], [], [], [], [])
         for number, (external, block) in enumerate(zip(self._externals, blocks, strict=True)):
             if isinstance(block, DeviceBlock | DeviceArray) and block.address % _ALIGNMENT == 0:
                 places.slots.append(block.address)
                 continue
-            inside = self._staging.address(number)
+            inside = staging.address(number)
             places.slots.append(inside)
             nbytes = min(byte_count(block), self.sizes.nbytes(number, variables))
             if nbytes == 0:
                 continue
             if isinstance(block, DeviceBlock | DeviceArray):
-                transfer = _Transfer(block.address, inside, nbytes)
+                transfer = Transfer(block.address, inside, nbytes)
                 (places.copied_out if external.written else places.copied_in).append(transfer)
                 continue
-            staged = self._staging.host_address(number)
-            transfer = _Transfer(host_address(block), staged or inside, nbytes)
+            staged = staging.host_address(number)
+            transfer = Transfer(host_address(block), staged or inside, nbytes)
             if external.written:
                 (places.after if staged else places.copied_out).append(transfer)
             else:
                 (places.before if staged else places.copied_in).append(transfer)
         return places
+
+    def host_places(self, spans: Sequence[tuple[int, int]], variables: Sequence[int]) -> Places:
+        """The same for arrays of the host, all but whose addresses is known before the run.
+
+        Args:
+            spans: the address and the size of each array.
+            variables: see :meth:`run`.
+        """
+        if self._staged is None:
+            self._staged = self._staged_places()
+        inside, transfers = self._staged
+        fixed = self.fixed_addresses()
+        places = Places(fixed, fixed + inside, [], [], [], [])
+        kinds = (places.before, places.after, places.copied_in, places.copied_out)
+        for number, (kind, target, depends) in enumerate(transfers):
+            outside, nbytes = spans[number]
+            if depends:
+                nbytes = min(nbytes, self.sizes.nbytes(number, variables))
+            if nbytes:
+                kinds[kind].append(Transfer(outside, target, nbytes))
+        return places
+
+    def _staged_places(self) -> tuple[list[int], list[tuple[int, int, bool]]]:
+        """The slots of staged arrays; by array, its list of transfers, its place and whether its
+        size follows from Variables.
+        """
+        staging, transfers = self._staging, []
+        inside = [staging.address(number) for number in range(len(self._externals))]
+        for number, external in enumerate(self._externals):
+            staged = staging.host_address(number)
+            kind = int(external.written) + (0 if staged else 2)
+            transfers.append((kind, staged or inside[number], self.sizes.depends(number)))
+        return inside, transfers
 
     def _carry_out(
         self, places: Places, variables: Sequence[int], work: Callable[[Driver, list[int]], None]
@@ -233,13 +289,16 @@ class CudaProgram:
 
     # -- launches ----------------------------------------------------------------------------------
 
-    def _launch_all(self, driver: Driver, slots: list[int]) -> None:
+    def _launch_all(self, driver: Driver, slots: list[int], staging: Staging | None = None) -> None:
         """All steps of a program without control flow, with the copies of staged memory."""
+        used = self._staging if staging is None else staging
 
         def launch() -> None:
-            self._staging.copy_in(driver, self._stream.handle)
-            self._launch_steps(driver, 0, len(self._steps), slots)
-            self._copy_out(driver)
+            stream, status = self._stream.handle, bool(self._problems)
+            used.copy_in(driver, stream)
+            for step, function in zip(self._steps, self._functions, strict=True):
+                _launch(driver, step, function, slots, used.variables, stream)
+            used.copy_out(driver, stream, status=status)
 
         self._launch_graph(driver, (0, *slots), launch)
 

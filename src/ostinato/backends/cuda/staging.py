@@ -2,7 +2,8 @@
 
 The block of Variables and small inputs and outputs lie side by side, in page-locked memory of the
 host and again on the device, so that one copy at a run's start and one at its end move all of them.
-Larger ones have blocks of their own, copied by their live sizes.
+Larger ones have blocks of their own, copied by their live sizes. Those that kernels use in the
+page-locked memory itself (:mod:`ostinato.backends.cuda.mapped`) come last, and are on no device.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from ostinato.backends.common.program_image import External
     from ostinato.backends.cuda.driver import Driver
@@ -41,26 +43,32 @@ class _Layout:
         offsets: of each input and output, behind the Variables; -1: in a block of its own.
         inputs_end: the end of Variables and inputs.
         outputs: the start of the outputs.
-        end: the end of all of it.
+        end: the end of all that is copied.
+        host_end: the end of all of it.
     """
 
     offsets: tuple[int, ...]
     inputs_end: int
     outputs: int
     end: int
+    host_end: int
 
     @staticmethod
-    def of(externals: Sequence[External], words: int) -> _Layout:
+    def of(externals: Sequence[External], words: int, mapped: AbstractSet[int]) -> _Layout:
         end = _aligned(8 * (HEADER_WORDS + words))
         inputs_end = outputs = end
         offsets = []
-        for external in externals:  # inputs come first
-            small = external.nbytes <= _SMALL
+        for number, external in enumerate(externals):  # inputs come first
+            small = external.nbytes <= _SMALL and number not in mapped
             offsets.append(end if small else -1)
             end += _aligned(max(external.nbytes, 1)) if small else 0
             if not external.written:
                 inputs_end = outputs = end
-        return _Layout(tuple(offsets), inputs_end, outputs, end)
+        host_end = end
+        for number in sorted(mapped):
+            offsets[number] = host_end
+            host_end += _aligned(max(externals[number].nbytes, 1))
+        return _Layout(tuple(offsets), inputs_end, outputs, end, host_end)
 
 
 class Staging:
@@ -70,11 +78,24 @@ class Staging:
         gpu: the GPU.
         externals: inputs, then outputs.
         words: how many Variables there are, iterations of loops included.
+        mapped: the externals that kernels use in the page-locked memory.
+        resets: whether kernels write the words of a run, which it begins with as zeros.
     """
 
-    def __init__(self, gpu: Gpu, externals: Sequence[External], words: int) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        externals: Sequence[External],
+        words: int,
+        mapped: AbstractSet[int] = frozenset(),
+        *,
+        resets: bool = True,
+    ) -> None:
         self._gpu = gpu
-        self._layout = _Layout.of(externals, words)
+        self._mapped = mapped
+        self._layout = _Layout.of(externals, words, mapped)
+        first = _aligned(8 * (HEADER_WORDS + words))
+        self._copies_in = bool(words) or resets or self._layout.inputs_end > first
         self._block = DeviceBlock(gpu, self._layout.end, "inputs and outputs of a run")
         self._own = {
             number: DeviceBlock(gpu, external.nbytes, f"{_kind(external)} {number} of a run")
@@ -95,7 +116,7 @@ class Staging:
     def host(self) -> HostBlock:
         """The page-locked memory."""
         if self._host is None:
-            self._host = HostBlock(self._gpu, self._layout.end)
+            self._host = HostBlock(self._gpu, self._layout.host_end)
         return self._host
 
     @property
@@ -104,8 +125,10 @@ class Staging:
         return self._block.address + 8 * HEADER_WORDS
 
     def address(self, number: int) -> int:
-        """The address of an input or output, on the device."""
+        """The address of an input or output, as kernels use it."""
         offset = self._layout.offsets[number]
+        if number in self._mapped:
+            return self.host.address + offset
         return self._own[number].address if offset < 0 else self._block.address + offset
 
     def host_address(self, number: int) -> int:
@@ -121,7 +144,9 @@ class Staging:
         words[:] = [*_CLEAR, *values]
 
     def copy_in(self, driver: Driver, stream: int) -> None:
-        """Copy Variables and small inputs to the device."""
+        """Copy Variables and small inputs to the device, if there are any."""
+        if not self._copies_in:
+            return  # the block is zeroed memory, which kernels leave as it is
         driver.copy(self._block.address, self.host.address, self._layout.inputs_end, stream)
 
     def copy_out(self, driver: Driver, stream: int, *, status: bool) -> None:

@@ -40,7 +40,7 @@ class PreparedCall:
         inputs: for each tensor its dtype, as DLPack's code and bits, and its shape.
         slots: the position of each among the inputs of ``run``.
         outputs: as ``inputs``.
-        run: called with the memory of inputs, that of outputs, and ``variables``.
+        run: called with the memory of inputs and outputs, and ``variables``.
         variables: of the run.
         watch: has to be intact.
     """

@@ -14,6 +14,7 @@ from torch._guards import CompileContext, TracingContext
 
 from ostinato.errors import InputError, OstinatoError, UnsupportedOpError
 from ostinato.frontends.torch.backend_options import BackendOptions
+from ostinato.frontends.torch.decompositions import decomposed_graph
 from ostinato.frontends.torch.fx import meta_of, read_nodes
 from ostinato.frontends.torch.native import NativePartition, Symbol, symbols_of, variables_of
 from ostinato.frontends.torch.partitioning import counts_as_node, eager_by_nature, partition
@@ -35,6 +36,9 @@ __all__ = ["backend", "report"]
 
 #: The attribute of PyTorch's object for one ``torch.compile`` that has our :class:`_Compiler`.
 _ATTRIBUTE = "_ostinato_compiler"
+
+#: How often ops of a graph are decomposed, at most: parts may have parts.
+_MOST_ROUNDS = 4
 
 
 class _UnsupportedGraph(UnsupportedOpError, ShortenTraceback):  # type: ignore[misc]
@@ -191,16 +195,20 @@ class _TracedGraph:
         session: Session,
         done: GraphReport,
     ) -> None:
-        self._module = module
         self._options = options
         self._session = session
         self._done = done
+        packs = kind != "backward" and options.weights != "live"
+        self._static = _static_inputs() if packs else ()
+        self._read(module)
+
+    def _read(self, module: GraphModule) -> None:
+        self._module = module
         self._placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        static = _static_inputs() if kind != "backward" and options.weights != "live" else ()
         written = _written(module)
         self._weights = {
             self._placeholders[i]
-            for i in static
+            for i in self._static
             if i < len(self._placeholders)
             and self._placeholders[i] not in written
             and isinstance(self._placeholders[i].meta.get("val"), torch.Tensor)
@@ -215,8 +223,8 @@ class _TracedGraph:
         Raises:
             UnsupportedOpError: there are nodes without an equivalent, and no fallback.
         """
+        eager = self._decompose(self._unsupported())
         module, done = self._module, self._done
-        eager = self._unsupported()
         while True:
             phases, reasons = partition(module.graph, eager, self._options.min_partition)
             failed: dict[str, str] = {}
@@ -250,8 +258,29 @@ class _TracedGraph:
             if n.name in reasons and counts_as_node(n)
         ]
         done.variables = list(dict.fromkeys(v for part in natives for v in part.variables))
-        done.watch(natives)
         return schedule.function()
+
+    def _decompose(self, eager: dict[str, str]) -> dict[str, str]:
+        """Decompose the ops without an equivalent, as far as their parts have one.
+
+        Returns:
+            The nodes without an equivalent, with the reasons.
+        """
+        module, symbols, found = self._module, self._symbols, eager
+        for _ in range(_MOST_ROUNDS):
+            natural = eager_by_nature(self._module.graph)
+            targets = {self._nodes[name].target for name in found if name not in natural}
+            simpler = decomposed_graph(self._module, targets) if targets else None
+            if simpler is None:
+                break
+            self._read(simpler)
+            found = self._unsupported()
+            if len(found) < len(eager):
+                module, symbols, eager = simpler, self._symbols, found
+        if module is not self._module:
+            self._read(module)
+            self._symbols = symbols
+        return eager
 
     def _unsupported(self) -> dict[str, str]:
         """The nodes without an equivalent, with the reasons."""
@@ -285,6 +314,7 @@ class _TracedGraph:
             self._session,
             f"partition {number} of {self._done.name}",
             checked=self._options.weights == "checked",
+            note_repacking=self._done.note_repacking,
         )
 
     def _refuse_or_warn(self, reasons: Mapping[str, str]) -> None:

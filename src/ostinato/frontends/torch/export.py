@@ -39,7 +39,14 @@ _EXPORTING = Mutex()
 #: Decompositions of decompositions: none goes deeper.
 _MOST_ROUNDS = 8
 
-__all__ = ["Exported", "as_module", "export", "from_torch", "with_decompositions"]
+__all__ = [
+    "Exported",
+    "as_module",
+    "check_autocast",
+    "export",
+    "from_torch",
+    "with_decompositions",
+]
 
 
 def from_torch(
@@ -158,6 +165,7 @@ def export(
                 "an ExportedProgram has its example arguments and dynamic shapes already"
             )
         return _read(source, name or "exported_program")
+    check_autocast()
     module, found_name = as_module(source)
     args, kwargs = _checked_arguments(args, kwargs)
     _check_weights(module)
@@ -232,6 +240,18 @@ def as_module(source: Any) -> tuple[torch.nn.Module, str]:
     raise InputError(
         f"expected a torch.nn.Module, a function or an ExportedProgram, got {type(source).__name__}"
     )
+
+
+def check_autocast() -> None:
+    """Check that autocast is off: it would choose dtypes anew in each call.
+
+    Raises:
+        InputError: it is on.
+    """
+    if torch._C._is_any_autocast_enabled():
+        raise InputError(
+            "autocast is on; use it within the module's forward, or convert the module with to()"
+        )
 
 
 def _checked_arguments(

@@ -273,6 +273,8 @@ class Importer:
     ) -> Any:
         """The results of a nested program whose nodes count as nodes of the outer one."""
         position = INLINED[node.target]
+        if node.target == "higher_order.wrap_with_autocast" and args[2] is not False:
+            raise NotSupported("autocast chooses the dtypes of its ops")
         program = args[position]
         if not isinstance(program, Program):
             raise NotSupported("its program is not known")

@@ -133,6 +133,7 @@ class NativePartition:
         session: compiles it.
         name: for messages.
         checked: whether weights are checked before each call.
+        note_repacking: called where they have changed.
 
     Attributes:
         inputs: the nodes that a call takes the results of, tensors first.
@@ -150,6 +151,7 @@ class NativePartition:
         name: str,
         *,
         checked: bool,
+        note_repacking: Callable[[], None],
     ) -> None:
         self._session = session
         tensors = [node for node in phase.inputs if node not in constants]
@@ -171,7 +173,9 @@ class NativePartition:
         self._scalars = [*phase.scalars, *scalars]
         self._names = [node.name for node in taken]
         self._given = _sources(specs[: len(taken)], self._symbols)
-        self._weights = Weights([node.name for node in packed], checked=checked)
+        self._weights = Weights(
+            [node.name for node in packed], checked=checked, note_repacking=note_repacking
+        )
         self._n_weights = len(packed)
         self._n_prepared = len(taken) + (len(packed) if checked else 0)
         self._prepared: dict[tuple[int, ...], PreparedCall] = {}
@@ -195,11 +199,6 @@ class NativePartition:
     def variables(self) -> Sequence[str]:
         """The sizes that may differ, with the bounds that memory is planned for."""
         return [f"{v.name} in {v.min}..{v.max}" for v in self._variables.values()]
-
-    @property
-    def repacked(self) -> int:
-        """The number of calls before which weights had changed."""
-        return self._weights.repacked
 
     def _compile(self, variables: Mapping[str, Variable]) -> CompiledGraph:
         g = Graph(self._program.name)

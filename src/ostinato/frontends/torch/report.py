@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ostinato.records import dataclass, field
 
@@ -11,14 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["EagerNode", "GraphReport", "Report"]
-
-
-class HasRepacked(Protocol):
-    """An object that packs weights."""
-
-    @property
-    def repacked(self) -> int:
-        """The number of calls before which weights had changed."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,7 @@ class GraphReport:
         eager_nodes: the nodes that PyTorch runs.
         partitions: the number of native partitions.
         variables: the sizes that may differ from call to call, with their bounds.
+        repacked: the number of calls before which weights had changed and were packed again.
         failures: the messages of calls of a partition that failed and ran in eager instead.
     """
 
@@ -61,17 +54,12 @@ class GraphReport:
     eager_nodes: Sequence[EagerNode] = ()
     partitions: int = 0
     variables: Sequence[str] = ()
+    repacked: int = 0
     failures: list[str] = field(default_factory=list)
-    _parts: Sequence[HasRepacked] = ()
 
-    def watch(self, parts: Sequence[HasRepacked]) -> None:
-        """Count what the native partitions pack from now on."""
-        self._parts = parts
-
-    @property
-    def repacked(self) -> int:
-        """The number of calls before which weights had changed and were packed again."""
-        return sum(part.repacked for part in self._parts)
+    def note_repacking(self) -> None:
+        """Count a call before which weights had changed."""
+        self.repacked += 1
 
     def __str__(self) -> str:
         dims = f", sizes {', '.join(self.variables)}" if self.variables else ""

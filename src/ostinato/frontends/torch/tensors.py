@@ -53,6 +53,9 @@ def tensor_of(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
         array: C-contiguous.
         dtype: of the tensor.
     """
+    if not array.size:  # PyTorch's strides of empty tensors are others than NumPy's
+        is_complex = dtype in _COMPLEX
+        return torch.empty(array.shape[:-1] if is_complex else array.shape, dtype=dtype)
     carrier = _CARRIERS.get(dtype)
     if carrier is not None:
         size = "int16" if carrier is torch.int16 else "uint8"

@@ -8,7 +8,7 @@ from ostinato.frontends.torch.module_weights import watch_over
 from ostinato.frontends.torch.tensors import array_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -28,18 +28,20 @@ class Weights:
     Args:
         names: of the params, in order.
         checked: whether changes after the first call are looked for.
+        note_repacking: called where weights have changed.
 
     Attributes:
         watch: over the tensors, once they are packed.
-        repacked: the number of calls before which weights had changed.
     """
 
-    def __init__(self, names: Sequence[str], *, checked: bool) -> None:
+    def __init__(
+        self, names: Sequence[str], *, checked: bool, note_repacking: Callable[[], None]
+    ) -> None:
         self._names = names
         self._checked = checked
         self._packed: tuple[torch.Tensor, ...] | None = None
         self.watch: Watch | SlowWatch | None = None
-        self.repacked = 0
+        self._note_repacking = note_repacking
 
     def update(self, tensors: tuple[torch.Tensor, ...], compiled: CompiledGraph) -> None:
         """Pack those weights that differ from the packed ones."""
@@ -54,7 +56,7 @@ class Weights:
             changed |= {i for i, t in enumerate(tensors) if t is not packed[i]}
             if not changed:
                 return
-            self.repacked += 1
+            self._note_repacking()
         watch = watch_over(tensors) if self._checked else None
         if changed:
             compiled.set_params({self._names[i]: array_of(tensors[i]) for i in sorted(changed)})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from ostinato.dtypes import FLOAT64, INT64, UINT8, promote
+from ostinato.dtypes import INT64, UINT8, promote
 from ostinato.errors import GraphError
 from ostinato.lazy import LazyModule
 from ostinato.ops.base import normalize_axis
@@ -200,7 +200,8 @@ class OrderVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         values, _, count = self._sorted_numbers(rows, rows_type.ndim - 1)
         size = self.dim_value(rows_type.shape[-1])
         last = self.subtract(count if skip else size, 1)
-        position = self.multiply(fractions, self.cast(self.maximum(last, 0), FLOAT64))
+        exact = self._typed(fractions)[1].dtype
+        position = self.multiply(fractions, self.cast(self.maximum(last, 0), exact))
         if not skip:  # of all rows alike: an axis for each of them
             shape = (*rows_type.shape[:-1], self._typed(fractions)[1].shape[0])
             position = self.broadcast_to(position, shape)
@@ -217,7 +218,11 @@ class OrderVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         return self.reshape(result, (*lead, *reduced))
 
     def _fractions(self, q: Any) -> tuple[T, bool]:
-        """``q`` as a float64 vector, and whether it is just one number."""
+        """``q`` as a vector, and whether it is just one number.
+
+        Numbers are float64. What a graph computes keeps its precision, with which a fraction such
+        as 0.1 meets an element exactly.
+        """
         if self.type_of(q) is None:
             known = np.asarray(q, np.float64)
             if not np.all((known >= 0) & (known <= 1)):
@@ -226,7 +231,7 @@ class OrderVocabulary(ReductionVocabulary[T], IndexingVocabulary[T]):
         lifted, type_ = self._typed(q)
         if type_.ndim > 1 or not type_.dtype.is_float:
             raise GraphError(f"q is a float or a vector of floats, got {type_}")
-        return self.reshape(self.cast(lifted, FLOAT64), (-1,)), type_.ndim == 0
+        return self.reshape(self.cast(lifted, type_.dtype.accumulator), (-1,)), type_.ndim == 0
 
     def _interpolated(self, values: T, position: T, interpolation: str) -> T:
         """The numbers at positions along the last axis, in the dtype of sums."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -81,6 +82,20 @@ def test_assembly_is_ptx() -> None:
     kernel = next(iter(recipe_kernels(every_dtype=False).values()))
     text = NvrtcToolchain(CudaTarget.of_arch("sm_90")).assembly(kernel)
     assert f".entry {kernel.name}" in text
+
+
+def test_machine_code_follows_where_a_disassembler_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvdisasm"
+    tool.write_text('#!/bin/sh\nhead -c 4 "$2" | tail -c 3; echo " disassembled"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    kernel = next(iter(recipe_kernels(every_dtype=False).values()))
+    text = NvrtcToolchain(CudaTarget.of_arch("sm_90")).assembly(kernel)
+    assert text.index(f".entry {kernel.name}") < text.index("ELF disassembled")
+    tool.write_text("#!/bin/sh\nexit 1\n")
+    assert "disassembled" not in NvrtcToolchain(CudaTarget.of_arch("sm_90")).assembly(kernel)
 
 
 def test_text_that_is_no_cuda_is_refused() -> None:

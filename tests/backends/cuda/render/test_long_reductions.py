@@ -52,3 +52,27 @@ def test_long_reductions(optimize: bool) -> None:
     np.testing.assert_allclose(by_column, x.reshape(-1, 3).astype(np.float64).sum(0), rtol=1e-3)
     powers = np.exp(x[:, :20_000].astype(np.float64))
     np.testing.assert_allclose(rows, powers / powers.sum(axis=1, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint8"])
+@pytest.mark.parametrize("count", [66_003, 65_536, 128_256])
+def test_positions_of_extremes(dtype: str, count: int) -> None:
+    """The first of equal extremes; the first NaN, wherever it is; infinities alone."""
+    rng = np.random.default_rng(count)
+    x = (rng.standard_normal((5, count)) * 30 + 100).astype(dtype)
+    x[0, [70, 9_000, count - 1]] = x.max()
+    x[1, [71, 9_001]] = x.min()
+    x[2] = x[2, 0]
+    if dtype.startswith("float"):
+        x[3, [8_500, 60_000]] = np.nan
+        x[4] = -np.inf
+    graph = ost.Graph("positions")
+    value = graph.input("x", x.shape, dtype)
+    graph.set_outputs([graph.argmax(value, axis=1), graph.argmin(value * 1, axis=1)])
+    session = open_session("cudaemu")
+    for options in (ost.CompileOptions(), ost.CompileOptions(optimize=False)):
+        compiled = session.compile(graph, options=options)
+        most, least = compiled.run({"x": x})
+        np.testing.assert_array_equal(most, x.argmax(axis=1))
+        np.testing.assert_array_equal(least, x.argmin(axis=1))
+    assert len(session.compile(graph).plan.kernels) == 4

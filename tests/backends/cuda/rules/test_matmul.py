@@ -96,6 +96,15 @@ def test_operands_stored_otherwise(
     check(session, d, d.g.matmul(left, right), d.g.matmul(left, d.g.flip(strided, (1,))))
 
 
+def test_left_operands_whose_indices_take_several_statements(session: ost.Session) -> None:
+    """Rows in an order that takes divisions, beside a weight that is read along ``k``."""
+    d = drawn("interleaved")
+    k, n = 32, 11
+    left = d.g.reshape(d.g.permute_dims(d.of((k, 2, 4), "float32"), (2, 1, 0)), (8, k))
+    right = d.g.permute_dims(d.of((n, k), "float32"), (1, 0))
+    check(session, d, d.g.matmul(left, right))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("size", STORED)
 def test_epilogues(session: ost.Session, dtype: str, size: tuple[int, int, int]) -> None:
@@ -151,6 +160,21 @@ def test_convolutions_of_images_with_their_channels_last(
     inner = d.g.relu(d.g.conv(x, first, bias, padding=1))
     inner = d.g.add(d.g.conv(inner, second, stride=2, groups=groups), d.of((1, 16, 1, 1), dtype))
     check(session, d, d.g.conv(d.g.max_pool(inner, 2), third, padding=1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_convolutions_of_few_results_and_long_sums(session: ost.Session, dtype: str) -> None:
+    d = drawn(f"long sums {dtype}")
+    x, bias = d.of((2, 32, 7, 6), dtype), d.of((24,), dtype)
+    draw, kind = np.random.default_rng(1), ost.DType.parse(dtype).numpy
+    first, second = (
+        d.g.constant((0.1 * draw.normal(size=shape)).astype(kind))
+        for shape in ((120, 32, 1, 1), (24, 120, 3, 3))
+    )
+    inner = d.g.relu(d.g.conv(x, first))
+    check(session, d, d.g.relu(d.g.conv(inner, second, bias, padding=1)))
+    titles = [call.title for call in lowered(d.g)]
+    assert titles[-2:] == ["conv of sections", "conv+relu"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.cuda.compiler import compile_text
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
-from ostinato.backends.cuda.target import CudaTarget
+from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
 from ostinato.plan.prepared import KernelCall
+from ostinato.records import replace
 from tests.conformance.compare import check_against_oracle
 from tests.conformance.draw import Draw
 from tests.devices.registered import registered
@@ -49,6 +51,22 @@ def test_levels_follow_what_is_read_and_written(session: ost.Session) -> None:
     text = segment.source(CudaTarget.of_arch("sm_90"))
     table = text.split("_records[")[1].split("};")[0].splitlines()[1:]
     assert sum(row.split(", ")[1] == "1" for row in table if row) == levels[-1]
+
+
+def test_parts_without_a_barrier_have_blocks_of_their_own(session: ost.Session) -> None:
+    d = Draw(ost.Graph("apart"), np.random.default_rng(3))
+    x, y, z = (d.of((7, 50), "float32") for _ in range(3))
+    d.g.set_outputs([d.g.exp(x), d.g.sqrt(d.g.abs(y)), d.g.sum(z, axis=1)])
+    check_against_oracle(d.g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(d.g))
+    target = CudaTarget.of_arch("sm_90")
+    launch, text = segment.launch(target), segment.source(target)
+    inside = replace(target, block=SEGMENT_BLOCK, early_starts=False)
+    assert launch.grid == sum(part.kernel.launch(inside).grid for part in segment.parts)
+    assert (launch.cooperative, launch.programmatic) == (False, True)
+    assert "arrive" not in text
+    assert text.count("ost::wait_for_earlier_kernels();") == 1
+    compile_text(text, "sm_90")
 
 
 def test_results_are_those_of_the_kernels_alone(session: ost.Session) -> None:
@@ -216,3 +234,36 @@ def test_values_that_do_not_fit_in_a_block_stay_in_memory(session: ost.Session) 
     check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
     for segment in segments_of(session.compile(g)):
         assert segment.block_bytes <= 48 << 10
+
+
+def test_a_segment_moves_the_bytes_of_its_parts(session: ost.Session) -> None:
+    """A row that is appended to a large state counts as a row."""
+    rows, width = 4096, 64
+    g = ost.Graph("append")
+    row, position = g.input("row", (1, width)), g.input("at", (), "int64")
+    cache = g.state("cache", (rows, width))
+    new = g.dynamic_update_slice(cache, row, (position, 0))
+    g.assign(cache, new)
+    g.set_outputs([g.dynamic_slice(new, (position, 0), (1, width)) + 0.0])
+    plan = session.compile(g).plan
+    assert any(isinstance(kernel.kernel, Segment) for kernel in plan.kernels)
+    assert all(record.bytes < rows * width // 10 for record in plan.execute_profiled())
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_decoding_step_with_narrow_weights_is_one_kernel(
+    session: ost.Session, monkeypatch, form: str
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    model = importlib.import_module("tiny_llama")
+    config = model.Config(
+        vocabulary=64, width=64, heads=2, key_heads=1, head_dim=32, hidden=96, layers=1
+    )
+    graph = model.decoder_graph(config, model.random_weights(config))
+    narrow = ost.quantize(graph, form, min_elements=64)
+    assert len(narrow.quantized) == 8
+    compiled, expected = session.compile(narrow), ost.Session("cpu").compile(narrow)
+    assert len(compiled.plan.kernels) == 1
+    for position, token in enumerate((1, 17, 40)):
+        values = {"token": token, "position": position, "kv_len": position + 1}
+        assert compiled.run({}, variables=values)[0] == expected.run({}, variables=values)[0]

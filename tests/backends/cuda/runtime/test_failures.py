@@ -11,7 +11,8 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cuda import driver as drivers
-from ostinato.backends.cuda.driver import NvidiaDriver
+from ostinato.backends.cuda.driver import DriverFailure, NvidiaDriver
+from ostinato.backends.cuda.quick_calls import QuickCalls
 from tests.devices.cuda_host.backend import open_host_driver
 from tests.devices.cuda_host.driver import HostDriver
 
@@ -102,6 +103,56 @@ class FakeApi:
 
     def cuGetErrorString(self, status: object) -> tuple[Any, bytes]:
         return "success", b"in words"
+
+
+class FakeLibrary:
+    """The library of the driver, whose calls have the same status each."""
+
+    def __init__(self, status: int) -> None:
+        for name in (
+            "cuCtxPushCurrent_v2",
+            "cuCtxPopCurrent_v2",
+            "cuGraphLaunch",
+            "cuStreamSynchronize",
+        ):
+            setattr(self, name, lambda *_, name=name: self.made.append(name) or status)
+        self.made: list[str] = []
+
+
+class FakeResults:
+    CUDA_SUCCESS = "success"
+
+    def __call__(self, status: int) -> object:
+        return SimpleNamespace(name={1: "CUDA_ERROR_INVALID_VALUE"}[status])
+
+
+class FakeApiWithResults(FakeApi):
+    CUresult = FakeResults()
+
+
+def test_calls_of_every_run_are_made_without_the_bindings() -> None:
+    library: Any = FakeLibrary(0)
+    driver = NvidiaDriver(FakeApiWithResults(), QuickCalls(library, library))
+    driver.push(3)
+    driver.launch_graph(5, 7)
+    driver.synchronize(7)
+    driver.pop()
+    assert library.made == [
+        "cuCtxPushCurrent_v2",
+        "cuGraphLaunch",
+        "cuStreamSynchronize",
+        "cuCtxPopCurrent_v2",
+    ]
+    broken: Any = FakeLibrary(1)
+    driver = NvidiaDriver(FakeApiWithResults(), QuickCalls(broken, broken))
+    for call in (
+        lambda: driver.push(3),
+        lambda: driver.launch_graph(5, 7),
+        lambda: driver.synchronize(7),
+        driver.pop,
+    ):
+        with pytest.raises(DriverFailure, match="CUDA_ERROR_INVALID_VALUE: in words"):
+            call()
 
 
 def test_reasons_for_no_driver() -> None:

@@ -7,9 +7,10 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cuda.product import Product
+from ostinato.errors import DeviceError
 from tests.devices.cuda_host.backend import CudaHostBackend
 from tests.devices.cuda_host.driver import HostDriver
-from tests.devices.cuda_host.products import HostProducts
+from tests.devices.cuda_host.products import HostMultiplication, HostProducts
 from tests.devices.registered import registered
 
 
@@ -200,6 +201,23 @@ def test_the_fastest_algorithm_is_kept(
     assert again == launched[-1:]
 
 
+def test_stored_programs_and_clones(session: ost.Session, library: HostProducts):
+    g = ost.Graph("stored")
+    w = g.param("w", (143, 157), "float64", value=random((143, 157), seed=1))
+    g.set_outputs({"z": g.exp(g.matmul(g.input("x", (128, 143), "float64"), w))})
+    x = 0.01 * random((128, 143))
+    expected = np.exp(x @ random((143, 157), seed=1))
+    for _ in range(2):  # the second one is read from the cache
+        compiled = session.compile(g)
+        np.testing.assert_allclose(compiled.run({"x": x})[0], expected, rtol=1e-12)
+    np.testing.assert_allclose(compiled.clone().run({"x": x})[0], expected, rtol=1e-12)
+    assert len(library.products) == 3
+    assert len(set(library.products)) == 1
+    titles = [kernel.name for kernel in compiled.plan.execute_profiled()]
+    assert titles == ["matmul by cuBLASLt", "exp"]
+    assert "cuBLASLt: 157x128x143 NN float64" in compiled.plan.kernels[0].source
+
+
 def test_no_memory_for_timing(session: ost.Session, library: HostProducts, driver: HostDriver):
     g = ost.Graph("g")
     x, y = g.input("x", (128, 127), "float64"), g.input("y", (127, 152), "float64")
@@ -216,6 +234,30 @@ def test_explain_names_the_library(session: ost.Session, library: HostProducts):
     x, y = g.input("x", (128, 143), "float64"), g.input("y", (143, 151), "float64")
     g.set_outputs({"z": g.matmul(x, y)})
     assert "matmul by cuBLASLt" in session.compile(g).explain()
+
+
+def test_explain_says_that_the_library_is_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CudaHostBackend, "_products", lambda _: None)
+    with registered(cudahost="tests.devices.cuda_host.backend:CudaHostBackend"):
+        session = ost.Session("cudahost")
+    g = ost.Graph("g")
+    x, y = g.input("x", (128, 143), "float64"), g.input("y", (143, 151), "float64")
+    g.set_outputs({"z": g.matmul(x, y)})
+    arrays = {"x": random((128, 143)), "y": random((143, 151), seed=1)}
+    compiled = session.compile(g)
+    assert "pip install nvidia-cublas" in compiled.explain()
+    np.testing.assert_allclose(compiled.run(arrays)[0], arrays["x"] @ arrays["y"], rtol=1e-12)
+    options = ost.CompileOptions(library_products=False)
+    assert "nvidia-cublas" not in session.compile(g, options=options).explain()
+
+
+def test_a_library_without_an_algorithm(session: ost.Session, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(HostMultiplication, "algorithms", lambda *_: [])
+    g = ost.Graph("g")
+    x, y = g.input("x", (128, 143), "float64"), g.input("y", (143, 151), "float64")
+    g.set_outputs({"z": g.matmul(x, y)})
+    with pytest.raises(DeviceError, match=r"no algorithm .*library_products=False"):
+        session.compile(g, options=ost.CompileOptions(stored_programs=False))
 
 
 def test_recordings(session: ost.Session, library: HostProducts):

@@ -62,11 +62,49 @@ def test_arrays_with_gaps_are_copied_first(session: ost.Session) -> None:
 
 
 def test_small_arrays_are_copied_together(session: ost.Session, driver: HostDriver) -> None:
-    compiled = adder(session)
-    compiled.run({"x": X})
+    """Two inputs that two kernels read each, and two outputs that are read again."""
+    g = ost.Graph("small")
+    x, y = g.input("x", (3, 4)), g.input("y", (3, 4))
+    first = g.cumsum(x + y, axis=0)
+    second = g.cumsum(x * first, axis=1)
+    g.set_outputs([first, second, g.cumsum(second * y, axis=0)])
+    compiled = session.compile(g, options=ost.CompileOptions(segments=False))
+    inputs = {"x": X, "y": 2 * X}
+    compiled.run(inputs)
     before = driver.count_of("copy")
-    compiled.run({"x": X})
+    found = compiled.run(inputs)
     assert driver.count_of("copy") - before == 2  # recorded once: all inputs, all outputs
+    for mine, truth in zip(found, ost.reference.evaluate(g, inputs), strict=True):
+        np.testing.assert_allclose(mine, truth, rtol=1e-6)
+
+
+def test_few_bytes_that_one_kernel_uses_stay_in_the_hosts_memory(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    g = ost.Graph("mapped")
+    rows = ost.Variable("rows", 0, 5)
+    g.set_outputs([g.exp(g.input("x", (3, 4)) * 0.1) + 1.0])
+    open_rows = ost.Graph("open")
+    open_rows.set_outputs([open_rows.exp(open_rows.input("x", (rows, 4)) * 0.1) + 1.0])
+    for graph, copies in ((g, 0), (open_rows, 1)):  # of the Variables
+        compiled = session.compile(graph)
+        for step in range(3):
+            before = driver.count_of("copy")
+            (found,) = compiled.run({"x": X + step})
+            np.testing.assert_allclose(found, np.exp((X + step) * np.float32(0.1)) + 1, rtol=1e-6)
+            assert driver.count_of("copy") - before <= copies
+
+
+def test_bytes_that_many_blocks_read_are_copied(session: ost.Session, driver: HostDriver) -> None:
+    """The bus would be the slowest part of a kernel of many blocks that read all of an input."""
+    g = ost.Graph("matmul")
+    x, w = g.input("x", (1, 256)), g.param("w", (256, 4096))
+    g.set_outputs([g.matmul(x, w)])
+    compiled = session.compile(g, {"w": np.ones((256, 4096), np.float32)})
+    compiled.run({"x": np.ones((1, 256), np.float32)})
+    before = driver.count_of("copy")
+    compiled.run({"x": np.ones((1, 256), np.float32)})
+    assert driver.count_of("copy") - before == 1  # the result is written once
 
 
 def test_large_arrays_are_copied_by_their_live_sizes(
@@ -172,3 +210,22 @@ def test_control_flow_is_decided_between_graphs(session: ost.Session, driver: Ho
         found = compiled.run({"x": x0, "count": np.array(trips)})[0]
         np.testing.assert_array_equal(found, x0 * (trips + 1))
     assert driver.count_of("launch_graph") > 5
+
+
+@pytest.mark.parametrize(("init", "copies"), [(0, 0), (1.5, 3)])
+def test_equal_elements_of_a_state_are_not_copied_from_the_host(
+    session: ost.Session, driver: HostDriver, init: float, copies: int
+) -> None:
+    """Three megabytes, in parts of one."""
+    g = ost.Graph("state")
+    state = g.state("s", (3 * 256, 1024), init=init)
+    g.assign(state, state + 1.0)
+    g.set_outputs([g.sum(state)])
+    compiled = session.compile(g)
+    assert driver.count_of("copy") == copies
+    compiled.run({})
+    assert (compiled.read_handle("s") == init + 1).all()
+    before = driver.count_of("copy")
+    compiled.unbind_handle("s")
+    assert driver.count_of("copy") - before == copies
+    assert (compiled.read_handle("s") == init).all()

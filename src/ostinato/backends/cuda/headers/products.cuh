@@ -29,6 +29,87 @@ inline T sum_of_warp(T value) {
     return value;
 }
 
+// Bytes, four to a word ---------------------------------------------------------------------------
+
+// The sum of the products of four bytes each, which are signed or not, and of `sum`; it wraps.
+template <bool SignedLeft, bool SignedRight>
+inline unsigned dot_bytes(unsigned left, unsigned right, unsigned sum) {
+#ifdef __CUDA_ARCH__
+    if (SignedLeft && SignedRight)
+        asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(left), "r"(right));
+    else if (SignedLeft)
+        asm("dp4a.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(left), "r"(right));
+    else if (SignedRight)
+        asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(left), "r"(right));
+    else
+        asm("dp4a.u32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(left), "r"(right));
+    return sum;
+#else
+    for (int shift = 0; shift < 32; shift += 8) {
+        unsigned x = left >> shift & 0xFFu, y = right >> shift & 0xFFu;
+        x = SignedLeft ? (unsigned)(int)(signed char)x : x;
+        sum += x * (SignedRight ? (unsigned)(int)(signed char)y : y);
+    }
+    return sum;
+#endif
+}
+
+// Bytes 0 and 2 of `low`, then those of `high`; the odd ones are those of words shifted by a byte.
+inline unsigned even_bytes(unsigned low, unsigned high) {
+#ifdef __CUDA_ARCH__
+    return __byte_perm(low, high, 0x6420);
+#else
+    return (low & 0xFFu) | (low >> 8 & 0xFF00u) | (high & 0xFFu) << 16 | (high << 8 & 0xFF000000u);
+#endif
+}
+inline unsigned odd_bytes(unsigned low, unsigned high) { return even_bytes(low >> 8, high >> 8); }
+
+// Codes 0 to 15 in the bytes of a word as signed bytes -8 to 7.
+inline unsigned signed_codes(unsigned codes) {
+    return ((codes | 0x80808080u) - 0x08080808u) ^ 0x80808080u;
+}
+
+#ifdef __CUDA_ARCH__
+#define OST_MULTIPLY_BYTES(LEFT, RIGHT)                                                     \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." LEFT "." RIGHT ".s32 "                     \
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                   \
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])                        \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+#endif
+
+// A tile of 16 by 8 sums, which wrap: adds the product of 16 by 32 bytes `a` and 32 by 8 bytes `b`.
+// With g = lane / 4 and t = lane % 4, a lane holds sums (g, 2t), (g, 2t + 1) and the same of row
+// g + 8; of `a`, four bytes from column 4t of row g, then of g + 8, then both again from 4t + 16; of
+// `b`, four bytes from row 4t of column g, then from row 4t + 16.
+template <bool SignedLeft, bool SignedRight>
+inline void multiply_bytes(
+    unsigned (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1
+) {
+#ifdef __CUDA_ARCH__
+    if (SignedLeft && SignedRight) OST_MULTIPLY_BYTES("s8", "s8");
+    else if (SignedLeft) OST_MULTIPLY_BYTES("s8", "u8");
+    else if (SignedRight) OST_MULTIPLY_BYTES("u8", "s8");
+    else OST_MULTIPLY_BYTES("u8", "u8");
+#else
+    int lane = threadIdx.x % 32;
+    for (int half = 0; half < 2; half++) {
+        for (int t = 0; t < 4; t++) {
+            unsigned rows[2], columns[2];
+            for (int i = 0; i < 2; i++) {
+                rows[i] = __shfl_sync(0xFFFFFFFFu, a[2 * half + i], lane / 4 * 4 + t);
+                int column = lane % 4 * 2 + i;
+                columns[i] = __shfl_sync(0xFFFFFFFFu, half ? b1 : b0, column * 4 + t);
+            }
+            for (int i = 0; i < 4; i++)
+                sums[i] = dot_bytes<SignedLeft, SignedRight>(rows[i / 2], columns[i % 2], sums[i]);
+        }
+    }
+#endif
+}
+#ifdef __CUDA_ARCH__
+#undef OST_MULTIPLY_BYTES
+#endif
+
 // Copies of 16 bytes into shared memory that run while the thread goes on ----------------------------
 
 // Zeros instead where `inside` is false; the source is not read then.

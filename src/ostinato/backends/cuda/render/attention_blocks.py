@@ -44,8 +44,11 @@ _CHUNK = 8
 #: Keys, and rows, from which on their numbers might not be ints.
 _MOST = 1 << 30
 
+#: Bytes of shared memory of a block, for which every GPU has room where it is more than two tiles.
+_SHARED_BYTES = 64 << 10
+
 #: Blocks from which on larger ones still fill a GPU.
-_FILLED = 128
+_FILLED = 256
 
 _LOG2E = math.log2(math.e)
 
@@ -70,6 +73,9 @@ class _Block:
     def rows(self) -> int:
         return 16 * self.warps * self.tiles
 
+
+#: The shapes of blocks, largest first.
+_BLOCKS = (_Block(4, 2), _Block(4, 1), _Block(2, 1))
 
 _BODY = Template("""\
     extern __shared__ __align__(16) unsigned char ${name}_memory[];
@@ -118,22 +124,24 @@ $value_sources
         const int tiles = high > low ? (int)((high - low + $keys - 1) / $keys) : 0;
         const int count = (int)(high - low);
         auto load = [&](int number) {
-            unsigned short* const loaded_keys = stages + number % 2 * $stage;
+            unsigned short* const loaded_keys = stages + number % $stages * $stage;
             unsigned short* const loaded_values = loaded_keys + $key_elements;
             const int left = count - number * $keys;
 $load_keys
 $load_values
         };
-        if (tiles > 0)
-            load(0);
-        ost::copy_commit();
-        for (int number = 0; number < tiles; number++) {
-            if (number + 1 < tiles)
-                load(number + 1);
+        for (int number = 0; number < $stages - 1; number++) {
+            if (number < tiles)
+                load(number);
             ost::copy_commit();
-            ost::copy_wait<1>();
-            __syncthreads();
-            const unsigned short* const loaded_keys = stages + number % 2 * $stage;
+        }
+        for (int number = 0; number < tiles; number++) {
+            ost::copy_wait<$stages - 2>();
+            __syncthreads();  // so all warps are done with the tile that the next one replaces
+            if (number + $stages - 1 < tiles)
+                load(number + $stages - 1);
+            ost::copy_commit();
+            const unsigned short* const loaded_keys = stages + number % $stages * $stage;
             const unsigned short* const loaded_values = loaded_keys + $key_elements;
             float scores[$tiles][$keys / 8][4] = {};
 #pragma unroll
@@ -219,7 +227,6 @@ $score
                     }
                 }
             }
-            __syncthreads();
         }
         ost::copy_wait<0>();
 #pragma unroll
@@ -342,8 +349,9 @@ def launch(attention: AttentionKernel, target: CudaTarget) -> Launch:
     block = _block(attention)
     row_blocks = -(-max_extent(attention.spec.m) // block.rows)
     blocks = bounds(attention.points)[1] * row_blocks
-    shared, early = 2 * 2 * _KEYS * sum(_pitches(attention)), target.starts_kernels_early
-    return Launch(grid_of(blocks, target), block.threads, shared, programmatic=early)
+    stages = _stages(attention) * 2 * _KEYS * sum(_pitches(attention))
+    early = target.starts_kernels_early
+    return Launch(grid_of(blocks, target), block.threads, stages, programmatic=early)
 
 
 def source(attention: AttentionKernel, target: CudaTarget) -> str:
@@ -382,6 +390,7 @@ def source(attention: AttentionKernel, target: CudaTarget) -> str:
         value_sources=value_sources,
         load_keys=load_keys,
         load_values=load_values,
+        stages=_stages(attention),
         stage=_KEYS * (key_pitch + value_pitch),
         key_elements=_KEYS * key_pitch,
         key_pitch=key_pitch,
@@ -405,12 +414,20 @@ _MINUS_INFINITY = "ost::number<float>::least()"
 
 
 def _block(attention: AttentionKernel) -> _Block:
-    """The shape of blocks: as many rows as registers hold, where enough blocks are left."""
+    """The shape of blocks: the largest that registers hold of which there are enough."""
     wide = max(max_extent(attention.spec.depth), attention.features) > _KEYS
-    block = _Block(8, 1) if wide else _Block(4, 2)
-    row_blocks = -(-max_extent(attention.spec.m) // block.rows)
-    filled = bounds(attention.points)[1] * row_blocks >= _FILLED
-    return block if filled else _Block(4, 1)
+    *larger, smallest = _BLOCKS[1:] if wide else _BLOCKS
+    for block in larger:
+        row_blocks = -(-max_extent(attention.spec.m) // block.rows)
+        if bounds(attention.points)[1] * row_blocks >= _FILLED:
+            return block
+    return smallest
+
+
+def _stages(attention: AttentionKernel) -> int:
+    """Tiles in shared memory, of which two blocks have room; any GPU has it for two tiles."""
+    tile = 2 * _KEYS * sum(_pitches(attention))
+    return max(2, min(3, _SHARED_BYTES // tile))
 
 
 def _plain(attention: AttentionKernel) -> bool:

@@ -22,10 +22,13 @@ from ostinato.records import dataclass
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.render.vectors import Run
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.variables import Symbol
 
 __all__ = ["body", "launch"]
 
@@ -201,19 +204,34 @@ def _by_column(matmul: Matmul, shape: _Shape) -> str:
     batch, names = frame.unravel(matmul.batch, "point", 2)
     names |= {matmul.m: "m", matmul.n: "n", matmul.k[0]: "start"}
     assert shape.run is not None
-    left = run_of(matmul.a, matmul.k[0], extent_of(matmul.k[0]))
-    beside = left is not None and left.count >= shape.count
     text: str = _BY_COLUMN.substitute(
         _common(matmul, shape),
         warps=_THREADS // _WARP,
         batch=batch,
         right=frame.vector(matmul.b, shape.run.load, shape.count, matmul.acc, 4, names, "right"),
-        left=frame.vector(matmul.a, left.load, shape.count, matmul.acc, 6, names, "left")
-        if left is not None and beside
-        else frame.elements(matmul.a, matmul.k[0], shape.count, matmul.acc, 6, names, "left"),
+        left=_row(matmul, frame, shape.count, names),
         store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
     )
     return text
+
+
+def _row(matmul: Matmul, frame: Frame, count: int, names: Mapping[Symbol, str]) -> str:
+    """Statements that assign consecutive elements of a row, loaded by as few vectors as fit.
+
+    Elements of the left operand may be wider than those of the right one.
+    """
+    k = matmul.k[0]
+    run = run_of(matmul.a, k, extent_of(k))
+    if run is None or run.count == 1:
+        return frame.elements(matmul.a, k, count, matmul.acc, 6, names, "left")
+    step = min(run.count, count)
+    parts = []
+    for first in range(0, count, step):
+        at = {**names, k: f"({names[k]} + {first})"} if first else names
+        target = f"(left + {first})" if first else "left"
+        part = frame.vector(matmul.a, run.load, step, matmul.acc, 6, at, target)
+        parts.append(f"{{\n{part}\n}}")
+    return "\n".join(parts)
 
 
 def _by_parts(matmul: Matmul, shape: _Shape) -> str:

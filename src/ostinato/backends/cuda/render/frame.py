@@ -202,16 +202,13 @@ class Frame:
         names: Mapping[Symbol, str],
         target: str,
     ) -> str:
-        """Blocks that assign ``count`` elements along an axis to an array, one by one.
-
-        Each has variables of its own, whose names are the same.
-        """
-        lines = []
-        for i in range(count):
-            at = {**names, axis: f"({names[axis]} + {i})"}
-            statements = self.element(scalar, dtype, depth + 1, at, f"{target}[{i}]")
-            lines += ["    " * depth + "{", statements.rstrip("\n"), "    " * depth + "}"]
-        return "\n".join(lines)
+        """Statements that assign ``count`` elements along an axis to an array, one by one."""
+        point = self.point(depth, names)
+        for i in range(count):  # names of locals stay distinct: one writer
+            own = {axis: _index(axis, f"({names[axis]} + {i})")}
+            inside = replace(point, scope=point.scope.child(own))
+            point.writer.line(f"{target}[{i}] = {inside.value(scalar, dtype).text};")
+        return point.text
 
     def vector(
         self,
@@ -244,6 +241,37 @@ class Frame:
             element = code.dialect.from_memory(f"{name}.at[{i}]", load.dtype)
             inside.scope.values[id(load)] = code.keep(load.dtype, element)
             writer.line(f"{target}[{i}] = {inside.value(scalar, dtype).text};")
+        return point.text
+
+    def address(self, load: Load, depth: int, names: Mapping[Symbol, str], target: str) -> str:
+        """Statements that assign the address of an element of a byte.
+
+        Args:
+            load: the element.
+            depth: of the statements, in blocks.
+            names: by axis, the variable that has its value.
+            target: the variable that is assigned to.
+        """
+        point = self.point(depth, names)
+        index = point.index(load.index)
+        point.writer.line(f"{target} = (const unsigned char*)b{load.buffer} + {index};")
+        return point.text
+
+    def words(
+        self, load: Load, type_: str, depth: int, names: Mapping[Symbol, str], target: str
+    ) -> str:
+        """Statements that assign what is in memory from an element on, as it is.
+
+        Args:
+            load: the element, aligned as the type is.
+            type_: takes several elements.
+            depth: of the statements, in blocks.
+            names: by axis, the variable that has its value.
+            target: the variable that is assigned to.
+        """
+        point = self.point(depth, names)
+        index = point.index(load.index)
+        point.writer.line(f"{target} = *(const {type_}*)(b{load.buffer} + {index});")
         return point.text
 
     def stores(

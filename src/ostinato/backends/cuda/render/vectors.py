@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.lower.loopir.nodes import Apply, Load
+from ostinato.lower.loopir.nodes import Apply, Load, Reduce
+from ostinato.lower.loopir.rewrite import index_expressions
 from ostinato.records import dataclass
-from ostinato.variables import coefficient
+from ostinato.variables import coefficient, symbols
 
 if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Scalar
@@ -44,7 +45,7 @@ def run_of(scalar: Scalar, symbol: Symbol, extent: Dim) -> Run | None:
     """
     while isinstance(scalar, Apply) and scalar.op == "cast":
         (scalar,) = scalar.operands
-    if not isinstance(scalar, Load) or scalar.bindings:
+    if not isinstance(scalar, Load) or any(_follows(b.value, symbol) for b in scalar.bindings):
         return None
     step = coefficient(scalar.index, symbol)
     if step is None or step[0] != 1:
@@ -53,6 +54,12 @@ def run_of(scalar: Scalar, symbol: Symbol, extent: Dim) -> Run | None:
     while count > 1 and not (_divides(count, step[1]) and _divides(count, extent)):
         count //= 2
     return Run(scalar, count)
+
+
+def _follows(number: Scalar, symbol: Symbol) -> bool:
+    """Whether a number that an index takes from memory may differ along an axis."""
+    indices = index_expressions((Reduce("", "sum", number, number.dtype),))
+    return any(symbol in symbols(index) for index in indices)
 
 
 def _divides(number: int, dim: Dim) -> bool:

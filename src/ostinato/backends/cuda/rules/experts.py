@@ -37,8 +37,8 @@ def lower_expert_mlp(lowering: ProgramBuilder, region: Region, root: Node) -> No
     type_ = TensorType(acc, (ids.shape[0], ids.shape[1], up.shape[2]))
     hidden = LoweredBuffer(type_, Role.TEMP, f"{root.label}.hidden")
     _lower_hidden(lowering, root, hidden, acc)
-    _lower_result(lowering, region, root, hidden, acc)
     lowering.counted.add(root)
+    _lower_result(lowering, region, root, hidden, acc)
 
 
 def _lower_hidden(lowering: ProgramBuilder, root: Node, hidden: LoweredBuffer, acc: DType) -> None:

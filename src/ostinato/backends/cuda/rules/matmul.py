@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.backends.cuda.rules.narrow_channels import CHANNELS, is_narrow, with_more_channels
-from ostinato.backends.cuda.rules.product import Matmul
+from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
+from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
+from ostinato.dtypes import INT8, INT32, UINT8
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import symbols_of
@@ -25,8 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.backends.cuda.abi import Launch
-    from ostinato.backends.cuda.render import few_rows, tensor_rows, tensor_tiles, tiles
+    from ostinato.backends.cuda.render import (
+        byte_rows,
+        byte_tiles,
+        few_rows,
+        tensor_rows,
+        tensor_tiles,
+        tiles,
+    )
     from ostinato.backends.cuda.render.body import Body
+    from ostinato.backends.cuda.rules.column_order import ColumnOrder
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
@@ -36,6 +46,8 @@ if TYPE_CHECKING:
     from ostinato.lower.rules.matmul_spec import MatmulSpec
     from ostinato.variables import Dim, Symbol
 else:
+    byte_rows = LazyModule("ostinato.backends.cuda.render.byte_rows")
+    byte_tiles = LazyModule("ostinato.backends.cuda.render.byte_tiles")
     few_rows = LazyModule("ostinato.backends.cuda.render.few_rows")
     tensor_rows = LazyModule("ostinato.backends.cuda.render.tensor_rows")
     tensor_tiles = LazyModule("ostinato.backends.cuda.render.tensor_tiles")
@@ -43,24 +55,26 @@ else:
 
 __all__ = ["FewRowsMatmul", "MatmulRules", "TiledMatmul"]
 
-#: Rows up to which the right operand is best read straight from memory, once.
-_FEW_ROWS = 16
-
 
 class TiledMatmul(Matmul):
     """Tiles of the result in registers, of the operands in shared memory.
 
-    Floats of 16 bits are multiplied by tensor cores where the GPU has them.
+    Floats of 16 bits, and bytes that lie side by side along ``k``, are multiplied by tensor cores
+    where the GPU has them.
     """
 
     def launch(self, target: CudaTarget) -> Launch:
         if tensor_tiles.fits(self, target):
             return tensor_tiles.launch(self, target)
+        if byte_tiles.fits(self, target):
+            return byte_tiles.launch(self, target)
         return tiles.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
         if tensor_tiles.fits(self, target):
             return tensor_tiles.source(self, target)
+        if byte_tiles.fits(self, target):
+            return byte_tiles.source(self)
         return tiles.source(self)
 
 
@@ -70,6 +84,8 @@ class FewRowsMatmul(Matmul):
     def launch(self, target: CudaTarget) -> Launch:
         if tensor_rows.fits(self, target):
             return tensor_rows.launch(self, target)
+        if byte_rows.fits(self):
+            return byte_rows.launch(self, target)
         return few_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
@@ -78,14 +94,23 @@ class FewRowsMatmul(Matmul):
     def body(self, target: CudaTarget) -> Body:
         if tensor_rows.fits(self, target):
             return tensor_rows.body(self, target)
+        if byte_rows.fits(self):
+            return byte_rows.body(self, target)
         return few_rows.body(self, target)
 
 
 class MatmulRules:
-    """The rules for the products of one graph, with the weights that it has brought into order."""
+    """The rules for the products of one graph.
 
-    def __init__(self) -> None:
-        self._in_order: dict[Value, LoweredBuffer] = {}
+    Args:
+        columns: the weights of its matmuls that are in order.
+        splits: whether long sums of few results may be two kernels.
+    """
+
+    def __init__(self, columns: ColumnOrder, *, splits: bool = True) -> None:
+        self._columns = columns
+        self._splits = splits
+        self._filters: dict[Value, LoweredBuffer] = {}
 
     def matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a matmul."""
@@ -95,12 +120,12 @@ class MatmulRules:
         """Lower a region around a convolution, as an implicit matmul."""
         x, w = root.inputs[:2]
         if is_narrow(root) and _is_fixed(lowering, w) and not lowering.nested:
-            if w not in self._in_order:
-                self._in_order[w] = with_more_channels(lowering, w)
+            if w not in self._filters:
+                self._filters[w] = with_more_channels(lowering, w)
             image = with_more_channels(lowering, x)
             spec = conv_spec(root, image.layout)
             wide = _simplified(replace(spec, k=(*spec.k[:-1], CHANNELS)))
-            self._lower(lowering, region, wide, {x: image, w: self._in_order[w]})
+            self._lower(lowering, region, wide, {x: image, w: self._filters[w]})
             return
         layout = lowering.layout(x)
         spec = _simplified(conv_spec(root, layout))
@@ -122,8 +147,12 @@ class MatmulRules:
             nest = spec.loop_nest(build, outputs, lowering.variables)
             lowering.call(region, build, nest, outputs)
             return
-        few = bounds(spec.m)[1] <= _FEW_ROWS
-        if few and instead is None:
+        if instead is not None and self._splits and is_long(spec):
+            lower_split(lowering, region, spec, instead, TiledMatmul)
+            return
+        few = bounds(spec.m)[1] <= FEW_ROWS
+        in_bytes = spec.b.dtype in (INT8, UINT8) and spec.acc == INT32
+        if instead is None and (few or in_bytes):
             instead = self._columns_in_order(lowering, region, spec)
         build = lowering.builder(region, instead)
         kind = FewRowsMatmul if few else TiledMatmul
@@ -133,31 +162,20 @@ class MatmulRules:
     def _columns_in_order(
         self, lowering: ProgramBuilder, region: Region, spec: MatmulSpec
     ) -> Mapping[Value, LoweredBuffer] | None:
-        """A weight with the elements of a column side by side, if it is not like that anyway.
-
-        Read once for a few rows, it costs what its memory takes. A block then reads some columns
-        from end to end; of rows it would read short pieces, or share columns with other blocks.
-        """
+        """A weight with the elements of a column side by side, if it is not like that anyway."""
         b = spec.b
-        fixed = _is_fixed(lowering, b)
-        if not fixed or lowering.nested or b.ndim != 2 or b.dtype.is_narrow or b.type.size == 0:
+        if b.ndim != 2 or not self._columns.possible(lowering, b):
             return None
-        if not all(isinstance(size, int) for size in b.shape) or spec.batch or len(spec.k) != 1:
+        if spec.batch or len(spec.k) != 1:
             return None
-        if b not in self._in_order:
-            build = lowering.builder(region)
-            at = spec.axes(build)
-            element = build.at(b, spec.b_at((), at.k, at.n))
-            (k,) = symbols_of(at.k)
-            run = run_of(element, k, spec.k[0])
-            if run is not None and run.load is element:
-                return None
-            layout = Layout((1, 0), b.shape, (0, 0))
-            label = f"{b.node.label}.columns"
-            buffer = LoweredBuffer(b.type, Role.TEMP, label, None, None, layout)
-            lowering.copy_into(b, buffer)
-            self._in_order[b] = buffer
-        return {b: self._in_order[b]}
+        build = lowering.builder(region)
+        at = spec.axes(build)
+        element = build.at(b, spec.b_at((), at.k, at.n))
+        (k,) = symbols_of(at.k)
+        run = run_of(element, k, spec.k[0])
+        if run is not None and run.load is element:
+            return None
+        return {b: self._columns.of(lowering, b)}
 
     def _channels_last(
         self, lowering: ProgramBuilder, b: Value
@@ -169,13 +187,13 @@ class MatmulRules:
         narrow = b.dtype.is_narrow or b.type.size == 0 or prod(b.shape[2:]) == 1
         if narrow or lowering.nested or not _is_fixed(lowering, b):
             return None
-        if b not in self._in_order:
+        if b not in self._filters:
             layout = Layout((0, *range(2, b.ndim), 1), b.shape, (0,) * b.ndim)
             label = f"{b.node.label}.filters"
             buffer = LoweredBuffer(b.type, Role.TEMP, label, None, None, layout)
             lowering.copy_into(b, buffer)
-            self._in_order[b] = buffer
-        return {b: self._in_order[b]}
+            self._filters[b] = buffer
+        return {b: self._filters[b]}
 
 
 def _is_fixed(lowering: ProgramBuilder, value: Value) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
-    from ostinato.variables import Symbol
+    from ostinato.variables import Dim, Symbol
 
 __all__ = ["Part", "SegmentKernel", "Space", "SpaceKind"]
 
@@ -108,6 +108,19 @@ class SegmentKernel(CudaKernel):
                 position = part.arguments[access.position]
                 if self.space(position) is None:
                     yield Access(position, access.index, access.writes)
+
+    def elements(self, position: int, *, writes: bool) -> Dim | None:
+        total: Dim = 0
+        for part in self.parts:
+            for own, argument in enumerate(part.arguments):
+                arg = part.kernel.args[own]
+                if argument != position or not (arg.writes if writes else arg.reads):
+                    continue
+                found = part.kernel.elements(own, writes=writes)
+                if found is None:
+                    return None
+                total = total + found
+        return total
 
     def variable_free(self) -> bool:
         return all(part.kernel.variable_free() for part in self.parts)

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings
@@ -93,7 +93,9 @@ def _is_small(call: Call) -> bool:
         small = max_extent(kernel.m) <= _ROWS
     else:
         return False
-    if not small or len(call.buffers) > _MOST_PART_ARGUMENTS:
+    if not small or type(kernel).body is CudaKernel.body:
+        return False
+    if len(call.buffers) > _MOST_PART_ARGUMENTS:
         return False
     launch = kernel.launch(_TYPICAL)
     modest = launch.shared_bytes <= _SHARED_BYTES

@@ -1,7 +1,9 @@
 """Reductions of few results over many elements, as two kernels.
 
 The first one reduces sections of the elements, so that all multiprocessors have work; the second
-one reduces what those have left. Both have a fixed order.
+one reduces what those have left. Both have a fixed order. Where the position of an extreme is
+wanted, sections leave the extreme, too: the second kernel finds the section with the greatest or
+least one, then takes its position.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ostinato.dtypes import INT64
+from ostinato.dtypes import BOOL, INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import (
+    Apply,
     Arg,
-    Binding,
     Guard,
+    IndexValue,
     Load,
     Number,
     Reduce,
@@ -30,15 +33,14 @@ from ostinato.lower.loopir.rewrite import Rewriter
 from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import Call, LoweredBuffer
 from ostinato.records import replace
-from ostinato.variables import Expr, Symbol, axis, bounds, prod, substitute, symbols
+from ostinato.variables import Expr, axis, bounds, prod, substitute, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from ostinato.dtypes import DType
     from ostinato.lower.loopir.nodes import Reduction, Scalar, Statement
     from ostinato.lower.program import Role
-    from ostinato.variables import Dim
+    from ostinato.variables import Dim, Symbol
 
 __all__ = ["split_reduction"]
 
@@ -52,8 +54,8 @@ _SECTION = 1 << 13
 #: Sections of a result, at most: the second kernel has a block of threads for each result.
 _MOST_SECTIONS = 1024
 
-#: Reductions that find an index, and those that find the value there.
-_INDICES: dict[str, Reduction] = {"argmax": "max", "argmin": "min"}
+#: Reductions whose results are positions, and those whose results are the elements there.
+_EXTREMES: dict[str, Reduction] = {"argmax": "max", "argmin": "min"}
 
 #: The result of a reduction of nothing.
 _NEUTRAL = {"sum": 0, "prod": 1, "any": False, "all": True}
@@ -80,33 +82,82 @@ def split_reduction(call: Call, partial: Role) -> list[Call]:
         [*map(extent_of, outer), sections], [*(_value(symbol) for symbol in outer), section]
     )
     size = bounds(prod([*map(extent_of, outer), sections]))[1]
-    kept = [found for reduction in reductions for found in _kept(reduction)]
+    left = [*reductions, *map(_extreme, _of_positions(reductions))]
+    types = [INT64 if r.op in _EXTREMES else r.dtype for r in left]
     temps = [
-        LoweredBuffer(TensorType(_result(r), (size,)), partial, f"sections of {call.title}")
-        for r in kept
+        LoweredBuffer(TensorType(dtype, (size,)), partial, f"sections of {call.title}")
+        for dtype in types
     ]
     first = len(nest.args)
     at = section * length + element
     rewriter = Rewriter(index=lambda dim: substitute(dim, {along: at}))
-    parts = [rewriter.statement(reduction) for reduction in kept]
+    parts = [rewriter.statement(reduction) for reduction in left]
     if count % sections:
         parts = [_within(part, count - 1 - at) for part in parts]
-    stores = [Store(first + i, place, Ref(r.name, _result(r))) for i, r in enumerate(kept)]
+    stores = [
+        Store(first + i, place, Ref(r.name, dtype))
+        for i, (r, dtype) in enumerate(zip(left, types, strict=True))
+    ]
     begin = (Stage(_axis_of(element), tuple(parts)), Stage((), tuple(stores)))
-    numbers = {r.name: first + i for i, r in enumerate(kept)}
-    joined = [_joined(r, numbers, place, section) for r in reductions]
-    found = [_found(r, numbers, place, section) for r in reductions if r.op in _INDICES]
-    end = (
-        Stage(_axis_of(section), tuple(joined)),
-        *([Stage((), tuple(found))] if found else []),
-        *nest.stages[1:],
-    )
+    loads = {
+        r.name: Load(first + i, place, dtype)
+        for i, (r, dtype) in enumerate(zip(left, types, strict=True))
+    }
+    end = (*_joined(reductions, loads, section), *nest.stages[1:])
     buffers = (*call.buffers, *temps)
     axes = (*nest.axes, *_axis_of(section))
     return [
         _call(call, axes, begin, buffers, call.flops),
         _call(call, nest.axes, end, buffers, 0),
     ]
+
+
+def _of_positions(reductions: Sequence[Reduce]) -> list[Reduce]:
+    """Those whose results are positions."""
+    return [reduction for reduction in reductions if reduction.op in _EXTREMES]
+
+
+def _extreme(reduction: Reduce) -> Reduce:
+    """The element at the position that a reduction finds."""
+    op = _EXTREMES[reduction.op]
+    return replace(reduction, name=f"{reduction.name}.extreme", op=op, index=0)
+
+
+def _joined(
+    reductions: Sequence[Reduce], loads: Mapping[str, Load], section: Dim
+) -> Iterator[Stage]:
+    """The stages that reduce what sections have left.
+
+    Args:
+        reductions: of the whole.
+        loads: by name of a reduction of sections, what it has left.
+        section: the axis of sections.
+    """
+    joined = []
+    for reduction in reductions:
+        if reduction.op in _EXTREMES:
+            load = loads[_extreme(reduction).name]
+            name = f"{reduction.name}.section"
+            joined.append(replace(reduction, name=name, value=load, index=section))
+        else:
+            joined.append(replace(reduction, value=loads[reduction.name], fused=False))
+    yield Stage(_axis_of(section), tuple(joined))
+    if not (positions := _of_positions(reductions)):
+        return
+    again = axis("section.again", _extent(section))
+    rewriter = Rewriter(index=lambda dim: substitute(dim, dict.fromkeys(_axis_of(section), again)))
+    taken = []
+    for reduction in positions:
+        found = Ref(f"{reduction.name}.section", INT64)
+        own = Apply("equal", (IndexValue(again, INT64), found), BOOL)
+        terms = own, rewriter.scalar(loads[reduction.name]), Number(0, INT64)
+        taken.append(Reduce(reduction.name, "sum", Apply("where", terms, INT64), INT64))
+    yield Stage(_axis_of(again), tuple(taken))
+
+
+def _extent(index: Dim) -> Dim:
+    """The number of values of an axis."""
+    return prod(extent_of(symbol) for symbol in _axis_of(index))
 
 
 def _reductions(nest: LoopNest) -> list[Reduce]:
@@ -122,46 +173,6 @@ def _reductions(nest: LoopNest) -> list[Reduce]:
     found = [s for s in first.statements if isinstance(s, Reduce)]
     whole = len(found) == len(first.statements)
     return found if whole and all(isinstance(s, Store) for s in last.statements) else []
-
-
-def _kept(reduction: Reduce) -> list[Reduce]:
-    """The reductions of a section: that itself, and of an index, the value there, too."""
-    if reduction.op not in _INDICES:
-        return [reduction]
-    op, dtype = _INDICES[reduction.op], reduction.value.dtype
-    return [reduction, Reduce(f"{reduction.name}.value", op, reduction.value, dtype)]
-
-
-def _result(reduction: Reduce) -> DType:
-    """The dtype of a reduction's result."""
-    return INT64 if reduction.op in _INDICES else reduction.dtype
-
-
-def _joined(reduction: Reduce, numbers: Mapping[str, int], place: Dim, section: Dim) -> Reduce:
-    """The reduction of what sections have left; of an index, the number of the section.
-
-    Args:
-        reduction: of all elements.
-        numbers: by name of a reduction, the buffer with the results of its sections.
-        place: the position of a section's result.
-        section: its number.
-    """
-    if reduction.op not in _INDICES:
-        load = Load(numbers[reduction.name], place, reduction.dtype)
-        return Reduce(reduction.name, reduction.op, load, reduction.dtype)
-    values = numbers[f"{reduction.name}.value"]
-    load = Load(values, place, reduction.value.dtype)
-    return Reduce(f"{reduction.name}.section", reduction.op, load, reduction.dtype, section)
-
-
-def _found(reduction: Reduce, numbers: Mapping[str, int], place: Dim, section: Dim) -> Reduce:
-    """The index that the section has left which :func:`_joined` finds."""
-    (symbol,) = symbols(section)
-    chosen = Symbol(f"{symbol.name}.found", 0, bounds(section)[1])
-    bound = Binding(chosen, Ref(f"{reduction.name}.section", INT64))
-    at = substitute(place, {symbol: _value(chosen)})
-    load = Load(numbers[reduction.name], at, INT64, (bound,))
-    return Reduce(reduction.name, "sum", load, INT64)
 
 
 def _sections(count: int) -> int:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
         attention,
         experts,
         library,
-        matmul,
         recurrent,
         segments,
         selection,
         sums_of_products,
         topk,
+        weight_rules,
     )
     from ostinato.backends.cuda.rules.library import LibrarySettings
     from ostinato.ir.facts import Fact
@@ -49,12 +49,12 @@ else:
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
     experts = LazyModule("ostinato.backends.cuda.rules.experts")
     library = LazyModule("ostinato.backends.cuda.rules.library")
-    matmul = LazyModule("ostinato.backends.cuda.rules.matmul")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
     selection = LazyModule("ostinato.backends.cuda.rules.selection")
     sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
     topk = LazyModule("ostinato.backends.cuda.rules.topk")
+    weight_rules = LazyModule("ostinato.backends.cuda.rules.weight_rules")
     convolution = LazyModule("ostinato.ops.convolution")
 
 __all__ = ["LOWERED_OPS", "CudaLowering", "lower_for_cuda"]
@@ -101,11 +101,7 @@ def lower_for_cuda(
     """
     rules = _RULES
     if settings.templates:
-        products = matmul.MatmulRules()
-        rules = rules | {
-            **dict.fromkeys(("matmul", "integer_matmul"), products.matmul),
-            **dict.fromkeys(("conv", "integer_conv"), products.convolution),
-        }
+        rules = rules | {**weight_rules.weight_rules(splits=settings.split_reductions)}
     gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
     table = RuleTable(_DEVICE, rules, layout_gains=gains if settings.templates else None)
     if settings.library is not None:
@@ -198,10 +194,10 @@ def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> N
 
 _DEVICE = "the CUDA device"
 
-#: The saving by channels last, in the time that a strided access of an element costs.
+#: Gains of channels last, in the time that a strided access of an element costs.
 _GAINS, _DEPTHWISE_GAINS = (1.0, 0.5), (0.0, 0.0)
 
-#: The same of a pooling; of values read or written across their order; of exchanged channels.
+#: Those of a pooling; of values read or written across their order; of exchanged channels.
 _WINDOW, _STRIDED, _SHUFFLED = 0.0, -0.5, -0.1
 
 #: Chunks of an asynchronous copy are as many channels.

@@ -17,6 +17,7 @@ __all__ = ["converters", "find_converter"]
 _FAMILIES = (
     "elementwise",
     "special",
+    "polynomials",
     "logic",
     "activations",
     "casts",
@@ -34,6 +35,7 @@ _FAMILIES = (
     "binning",
     "images",
     "losses",
+    "gradients",
     "random",
     "sizes",
     "control",

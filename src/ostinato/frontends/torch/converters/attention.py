@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from ostinato.dtypes import FLOAT32
 from ostinato.ops.base import broadcast_shapes
 from ostinato.variables import prod
 
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "attention_operands"]
 
 
 def _attention(
@@ -34,8 +32,7 @@ def _attention(
     g = call.g
     lead = broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
     q, k, v = (_four_dims(call, x, lead) for x in (query, key, value))
-    mask = _mask(call, attn_mask, q, k, is_causal)
-    causal = is_causal and mask is None
+    mask, causal = attention_operands(call, q, k, attn_mask, is_causal)
     result = g.attention(q, k, v, mask=mask, causal=causal, scale=call.known(scale, "scale"))
     return g.reshape(result, call.shape)
 
@@ -72,6 +69,14 @@ def _mask(call: Call, mask: Value | None, q: Value, k: Value, is_causal: bool) -
     return None
 
 
+def attention_operands(
+    call: Call, query: Value, key: Value, attn_mask: Value | None, is_causal: bool
+) -> tuple[Value | None, bool]:
+    """The mask as the vocabulary takes it, and whether queries attend to no later key."""
+    mask = _mask(call, attn_mask, query, key, is_causal)
+    return mask, is_causal and mask is None
+
+
 def _flash_attention(
     call: Call,
     query: Value,
@@ -84,22 +89,19 @@ def _flash_attention(
     scale: float | None = None,
 ) -> tuple[Value, Value]:
     """The result, and the logarithm of each query's sum of exponentials."""
-    g = call.g
-    result = _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
-    wide = FLOAT32 if query.dtype.itemsize == 2 else query.dtype
-    factor = (
-        1 / math.sqrt(call.fixed(query.shape[-1], "number of features")) if scale is None else scale
+    if dropout_p:
+        call.unsupported("dropout within attention")
+    mask, causal = attention_operands(call, query, key, attn_mask, is_causal)
+    result, sums = call.g.attention(
+        query,
+        key,
+        value,
+        mask=mask,
+        causal=causal,
+        scale=call.known(scale, "scale"),
+        return_logsumexp=True,
     )
-    products = g.matmul(g.cast(query, wide), g.matrix_transpose(g.cast(key, wide)))
-    scores = g.multiply(products, factor)
-    mask = _mask(call, attn_mask, query, key, is_causal)
-    if mask is None and is_causal:
-        mask = g.less_equal(g.iota((1, key.shape[2]), 1), g.iota((query.shape[2], 1), 0))
-    if mask is not None and mask.dtype.is_bool:
-        scores = g.where(mask, scores, -math.inf)
-    elif mask is not None:
-        scores = g.add(scores, g.cast(mask, wide))
-    return result, g.logsumexp(scores, axis=-1)
+    return result, call.g.cast(sums, call.element_type(call.meta(1).dtype))
 
 
 CONVERTERS: dict[str, Converter] = {

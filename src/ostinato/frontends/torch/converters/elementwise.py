@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.dtypes import FLOAT64, INT16, INT32, INT64
+from ostinato.ir.graph import Value
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato.frontends.torch.call import Call, Converter
-    from ostinato.ir.graph import Value
+    from ostinato.ops.builder import Graph
 
 __all__ = ["CONVERTERS", "divide", "scaled", "sign_bit"]
 
@@ -44,6 +47,21 @@ def _binary(method: str, of_bools: str | None = None) -> Converter:
     return convert
 
 
+def _arithmetic(call: Call, method: str, self: Any, other: Any) -> Value:
+    """A product or quotient; numbers beside 16-bit floats are not rounded before it."""
+    compute: Callable[..., Value] = getattr(call.g, method)
+    tensors = all(isinstance(operand, Value) and operand.ndim for operand in (self, other))
+    if tensors or call.dtype.accumulator == call.dtype:
+        return compute(*call.promoted(self, other))
+    return call.rounded(compute(*call.widened(self, other)))
+
+
+def _multiply(call: Call, self: Any, other: Any) -> Value:
+    if call.dtype.is_bool:
+        return call.g.logical_and(*call.promoted(self, other))
+    return _arithmetic(call, "multiply", self, other)
+
+
 def scaled(call: Call, value: Value, factor: Any) -> Value:
     """``value`` times a number, which is often 1."""
     if isinstance(factor, bool | int | float) and factor == 1:
@@ -56,17 +74,22 @@ def _add(call: Call, self: Any, other: Any, alpha: Any = 1) -> Value:
     if call.dtype.is_bool:
         a, b = call.promoted(self, other)
         return call.g.logical_or(a, scaled(call, b, alpha))
-    if alpha == 1:
-        return call.g.add(*call.promoted(self, other))
-    a, b = call.widened(self, other)
-    return call.rounded(call.g.add(a, scaled(call, b, alpha)))
+    return _sum(call, "add", self, other, alpha)
 
 
 def _subtract(call: Call, self: Any, other: Any, alpha: Any = 1) -> Value:
-    if alpha == 1:
-        return call.g.subtract(*call.promoted(self, other))
-    a, b = call.widened(self, other)
-    return call.rounded(call.g.subtract(a, scaled(call, b, alpha)))
+    return _sum(call, "subtract", self, other, alpha)
+
+
+def _sum(call: Call, method: str, self: Any, other: Any, alpha: Any) -> Value:
+    """``self`` and ``alpha`` times ``other``, all in the result's dtype, rounded once."""
+    compute: Callable[..., Value] = getattr(call.g, method)
+    a, b = call.promoted(self, other)
+    if isinstance(alpha, int | float) and alpha == 1:
+        return compute(a, b)
+    (factor,) = call.promoted(alpha)
+    a, b, factor = call.widened(a, b, factor)
+    return call.rounded(compute(a, call.g.multiply(b, factor)))
 
 
 def _subtract_reversed(call: Call, self: Any, other: Any, alpha: Any = 1) -> Value:
@@ -77,7 +100,7 @@ def divide(call: Call, self: Any, other: Any, rounding_mode: str | None = None) 
     """A quotient, rounded by ``"trunc"`` or ``"floor"`` or not."""
     g = call.g
     if rounding_mode is None:
-        return g.divide(*call.promoted(self, other))
+        return _arithmetic(call, "divide", self, other)
     a, b = call.widened(self, other)
     if a.dtype.is_integer:
         # What the remainder leaves is divisible, so that rounding down is exact.
@@ -113,7 +136,7 @@ def _power(call: Call, self: Any, exponent: Any) -> Value:
     if call.dtype.is_bool:
         (b,) = call.promoted(exponent)
         return g.logical_or(a, g.logical_not(b))
-    if isinstance(exponent, int | float) and isinstance(self, type(a)):
+    if isinstance(exponent, int | float) and isinstance(self, Value):
         if exponent == 2:
             return g.square(a)
         if a.dtype.is_float and exponent == 0.5:
@@ -253,6 +276,35 @@ def _load_exponent(call: Call, self: Any, other: Any) -> Value:
     return call.rounded(g.multiply(x, g.pow(call.value(2, n.dtype), n)))
 
 
+def _divisor(call: Call, self: Value, other: Value) -> Value:
+    """The greatest common divisor, by Euclid's algorithm in all elements at once."""
+    a, b = call.promoted(self, other)
+    shape = call.shape
+    return _common_divisor(call, call.g.broadcast_to(a, shape), call.g.broadcast_to(b, shape))
+
+
+def _common_divisor(call: Call, a: Value, b: Value) -> Value:
+    g = call.g
+
+    def step(body: Graph, iteration: Value, x: Value, y: Value) -> list[Value]:
+        rest = body.fmod(x, y)
+        x, y = body.where(body.equal(y, 0), x, y), body.where(body.equal(y, 0), 0, rest)
+        return [body.any(body.not_equal(y, 0)), x, y]
+
+    found, _ = g.while_loop(step, [a, b], condition=g.any(g.not_equal(b, 0)))
+    return found if not a.dtype.is_signed else g.abs(found)
+
+
+def _multiple(call: Call, self: Value, other: Value) -> Value:
+    """The least common multiple; 0 beside 0."""
+    g, shape = call.g, call.shape
+    a, b = (g.broadcast_to(x, shape) for x in call.promoted(self, other))
+    divisor = _common_divisor(call, a, b)
+    quotient = g.floor_divide(a, g.where(g.equal(divisor, 0), 1, divisor))
+    product = g.multiply(quotient, b)
+    return product if not a.dtype.is_signed else g.abs(product)
+
+
 def _where(call: Call, condition: Value, self: Any, other: Any) -> Value:
     a, b = call.promoted(self, other)
     return call.g.where(call.truth(condition), a, b)
@@ -370,8 +422,8 @@ CONVERTERS: dict[str, Converter] = {
     "aten.sub": _subtract,
     "aten.subtract": _subtract,
     "aten.rsub": _subtract_reversed,
-    "aten.mul": _binary("multiply", "logical_and"),
-    "aten.multiply": _binary("multiply", "logical_and"),
+    "aten.mul": _multiply,
+    "aten.multiply": _multiply,
     "aten.div": divide,
     "aten.divide": divide,
     "aten.true_divide": divide,
@@ -388,6 +440,8 @@ CONVERTERS: dict[str, Converter] = {
     "aten.addcmul": _add_product,
     "aten.addcdiv": _add_quotient,
     "aten.ldexp": _load_exponent,
+    "aten.gcd": _divisor,
+    "aten.lcm": _multiple,
     "aten.where": _where,
     "aten.clamp": _clamp,
     "aten.clip": _clamp,

@@ -20,10 +20,10 @@ def _resized(
     align_corners: bool = False,
     antialias: bool = False,
 ) -> Value:
-    """``x`` in the result's size; scales map positions where they are given."""
+    """``x`` in the result's size; scales, if given, map positions, but for aligned corners."""
     spatial = x.ndim - 2
     factors = None
-    if scales is not None and len(scales) == spatial:
+    if scales is not None and len(scales) == spatial and not align_corners:
         factors = [None if scale is None else float(scale) for scale in scales]
     return call.g.resize(
         x, call.shape[2:], factors, mode, align_corners=align_corners, antialias=antialias

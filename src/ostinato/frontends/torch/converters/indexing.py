@@ -132,10 +132,28 @@ def _masked_select(call: Call, self: Value, mask: Value) -> Value:
 
 
 def _nonzero(call: Call, self: Value) -> Value:
+    """The positions of elements that are not zero; of a tensor without dims, empty ones."""
     g = call.g
     if not self.ndim:
-        call.unsupported("a tensor without dims")
+        (found,) = g.nonzero(g.reshape(self, (1,)))
+        return g.slice(g.reshape(found, (*found.shape, 1)), [0], [0], axes=[1])
     return g.stack(g.nonzero(self), 1)
+
+
+def _nonzero_static(call: Call, self: Value, *, size: int, fill_value: int = -1) -> Value:
+    """The first ``size`` of these positions, and as many fillers as are missing."""
+    g = call.g
+    shape = call.shape
+    if not self.ndim:
+        return g.zeros(shape, INT64)
+    flags = g.reshape(call.truth(self), (self.type.size,))
+    rank = g.cumsum(g.cast(flags, INT64), axis=0, exclusive=True)
+    place = g.where(flags, rank, call.value(size, INT64))  # what lies outside is dropped
+    columns = []
+    for axis in range(self.ndim):
+        line = g.reshape(g.iota(self.shape, axis), flags.shape)
+        columns.append(g.scatter(g.full((size,), fill_value, INT64), place, line))
+    return g.stack(columns, 1)
 
 
 def _nonzero_list(call: Call, self: Value) -> tuple[Value, ...]:
@@ -366,6 +384,7 @@ CONVERTERS: dict[str, Converter] = {
     "aten.masked_select": _masked_select,
     "aten.nonzero": _nonzero,
     "aten.argwhere": _nonzero,
+    "aten.nonzero_static": _nonzero_static,
     "aten.nonzero_numpy": _nonzero_list,
     "aten.where.default": _nonzero_list,
     "aten.scatter": _scatter("set"),

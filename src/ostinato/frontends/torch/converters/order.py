@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.dtypes import INT32, UINT8
+from ostinato.dtypes import BOOL, INT32, INT64, UINT8
 
 if TYPE_CHECKING:
     from ostinato.frontends.torch.call import Call, Converter
@@ -141,6 +141,88 @@ def _bucketize(
     return _search(call, boundaries, self, out_int32=out_int32, right=right)
 
 
+# -- distinct elements ------------------------------------------------------------------------
+
+
+def _unique(
+    call: Call,
+    self: Value,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Value, ...]:
+    """The distinct elements in order; each NaN is one of its own."""
+    g = call.g
+    flat = g.reshape(self, (self.type.size,))
+    values, order = g.sort(flat, 0)
+    begins = _begins(call, values)
+    distinct = g.masked_select(values, begins)
+    group = g.subtract(g.cumsum(g.cast(begins, INT64), axis=0), 1)
+    inverse = g.reshape(g.scatter(g.zeros_like(order), order, group), self.shape)
+    return _distinct(call, distinct, inverse, group, return_inverse, return_counts)
+
+
+def _unique_runs(
+    call: Call,
+    self: Value,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[Value, ...]:
+    """The first element of each run of equal ones."""
+    g = call.g
+    if dim is not None and self.ndim != 1:
+        call.unsupported("runs of slices")
+    flat = g.reshape(self, (self.type.size,))
+    begins = _begins(call, flat)
+    group = g.subtract(g.cumsum(g.cast(begins, INT64), axis=0), 1)
+    inverse = g.reshape(group, self.shape)
+    distinct = g.masked_select(flat, begins)
+    return _distinct(call, distinct, inverse, group, return_inverse, return_counts)
+
+
+def _unique_slices(
+    call: Call,
+    self: Value,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Value, ...]:
+    """The distinct slices along an axis, in order."""
+    g = call.g
+    if self.dtype.is_float or self.type.size == 0:
+        call.unsupported(
+            "distinct slices of floats, of which a NaN differs from itself, or of none"
+        )
+    distinct, _, inverse, counts = g.unique(self, call.axis(dim, self.ndim))
+    empty = g.zeros((0,), INT64)
+    return distinct, inverse if return_inverse else empty, counts if return_counts else empty
+
+
+def _begins(call: Call, x: Value) -> Value:
+    """Whether each element of a vector is the first, or differs from the one before."""
+    g = call.g
+    if x.type.size == 0:
+        return g.zeros(x.shape, BOOL)
+    line = g.iota(x.shape)
+    before = g.take(x, g.maximum(g.subtract(line, 1), 0))
+    return g.logical_or(g.equal(line, 0), g.not_equal(x, before))
+
+
+def _distinct(
+    call: Call, distinct: Value, inverse: Value, group: Value, inverted: bool, counted: bool
+) -> tuple[Value, ...]:
+    """The results: those that are not asked for are empty."""
+    g = call.g
+    empty = g.zeros((0,), INT64)
+    counts = empty
+    if counted:
+        zeros = g.zeros(distinct.shape, INT64)
+        counts = g.scatter(zeros, group, g.ones_like(group), mode="add")
+    return distinct, inverse if inverted else empty, counts
+
+
 CONVERTERS: dict[str, Converter] = {
     "aten.topk": _top,
     "aten.sort": _sort,
@@ -157,5 +239,8 @@ CONVERTERS: dict[str, Converter] = {
     "aten.quantile": _quantile("quantile"),
     "aten.nanquantile": _quantile("nanquantile"),
     "aten.searchsorted": _search,
+    "aten._unique2": _unique,
+    "aten.unique_dim": _unique_slices,
+    "aten.unique_consecutive": _unique_runs,
     "aten.bucketize": _bucketize,
 }

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from ostinato.frontends.torch.call import Call, Converter
     from ostinato.ir.graph import Value
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "each"]
 
 
-def _each(numbers: Any, spatial: int) -> tuple[Any, ...]:
+def each(numbers: Any, spatial: int) -> tuple[Any, ...]:
     """A number for each spatial axis: one that is given alone is for all of them."""
     listed = numbers if isinstance(numbers, tuple) else (numbers,)
     return listed * spatial if len(listed) == 1 else listed
@@ -39,9 +39,9 @@ def _max_pool(spatial: int, *, with_indices: bool) -> Converter:
         dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> Any:
-        kernel = _each(kernel_size, spatial)
-        steps = _each(stride, spatial) if stride != () else kernel
-        pads, apart = _each(padding, spatial), _each(dilation, spatial)
+        kernel = each(kernel_size, spatial)
+        steps = each(stride, spatial) if stride != () else kernel
+        pads, apart = each(padding, spatial), each(dilation, spatial)
 
         def pool(x: Value) -> Any:
             if with_indices:
@@ -66,9 +66,9 @@ def _avg_pool(spatial: int) -> Converter:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Any:
-        kernel = _each(kernel_size, spatial)
-        steps = _each(stride, spatial) if stride not in ((), None) else kernel
-        pads = _each(padding, spatial)
+        kernel = each(kernel_size, spatial)
+        steps = each(stride, spatial) if stride not in ((), None) else kernel
+        pads = each(padding, spatial)
         if not self.dtype.is_float:
             call.unsupported("means of integers")
 

@@ -220,8 +220,15 @@ def _deviation(
 
 
 def _log_sum_exp(call: Call, self: Value, dim: Any, keepdim: bool = False) -> Value:
-    (x,) = call.widened(self)
-    return call.rounded(_reduced(call, "logsumexp", x, dim, keepdim))
+    (x,) = call.promoted(self)
+    if x.dtype.accumulator == x.dtype:
+        return _reduced(call, "logsumexp", x, dim, keepdim)
+    # PyTorch rounds 16-bit floats after each of these steps.
+    g = call.g
+    greatest = _reduced(call, "max", x, dim, keepdim=True)
+    greatest = g.where(g.isinf(greatest), 0, greatest)
+    total = _reduced(call, "sum", g.exp(g.subtract(x, greatest)), dim, keepdim)
+    return g.add(g.log(total), g.reshape(greatest, total.shape))
 
 
 def _vector_norm(

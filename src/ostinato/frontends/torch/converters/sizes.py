@@ -210,6 +210,8 @@ def _unary(numbers: Callable[[float], float], method: str) -> Converter:
 
 
 def _choice(call: Call, condition: Any, a: Any, b: Any) -> Any:
+    if isinstance(condition, Value):
+        return call.g.where(condition, call.value(a), call.value(b))
     if not isinstance(condition, bool):
         call.unsupported("a choice between sizes that is not known before a run")
     return a if condition else b

@@ -49,11 +49,11 @@ static bool counts_fit(const CallObject *self, PyObject *args, PyObject *kwargs)
            (kwargs == NULL ? 0 : PyDict_Size(kwargs)) == named;
 }
 
-/* Spans of the inputs; NULL where the arguments are not what this call is prepared for, with an
- * exception only if something failed. */
+/* Spans of the inputs, with room for those of the outputs; NULL where the arguments are not what this
+ * call is prepared for, with an exception only if something failed. */
 static PyObject *input_spans(const CallObject *self, runtime_state *state, PyObject *args,
                              PyObject *kwargs) {
-    PyObject *spans = PyList_New(self->n_inputs);
+    PyObject *spans = PyList_New(self->n_inputs + self->n_outputs);
     Py_ssize_t found = 0, total = PyTuple_Size(self->arguments);
     for (Py_ssize_t i = 0; spans != NULL && i < total; i++) {
         PyObject *leaf = leaf_at(self, args, kwargs, i);
@@ -83,7 +83,7 @@ static PyObject *input_spans(const CallObject *self, runtime_state *state, PyObj
     return spans;
 }
 
-/* New tensors for the results, with spans of them in a list. */
+/* New tensors for the results, with spans of them after those of the inputs. */
 static PyObject *new_results(const CallObject *self, runtime_state *state, PyObject *spans) {
     PyObject *results = PyTuple_New(self->n_outputs);
     for (Py_ssize_t i = 0; results != NULL && i < self->n_outputs; i++) {
@@ -97,7 +97,7 @@ static PyObject *new_results(const CallObject *self, runtime_state *state, PyObj
             Py_XDECREF(tensor);
             Py_CLEAR(results);
         } else {
-            (void)PyList_SetItem(spans, i, span); /* in range */
+            (void)PyList_SetItem(spans, self->n_inputs + i, span); /* in range */
             (void)PyTuple_SetItem(results, i, tensor);
         }
     }
@@ -118,25 +118,22 @@ static PyObject *call_run(CallObject *self, PyObject *args, PyObject *kwargs) {
         }
     }
     runtime_state *state = PyType_GetModuleState(TYPE_OF(self));
-    PyObject *inputs = input_spans(self, state, args, kwargs);
-    if (inputs == NULL) {
+    PyObject *spans = input_spans(self, state, args, kwargs);
+    if (spans == NULL) {
         if (PyErr_Occurred()) {
             return NULL;
         }
         Py_RETURN_NONE;
     }
-    PyObject *outputs = PyList_New(self->n_outputs);
-    PyObject *results = outputs == NULL ? NULL : new_results(self, state, outputs);
+    PyObject *results = new_results(self, state, spans);
     if (results != NULL) {
-        PyObject *ran =
-            PyObject_CallFunctionObjArgs(self->run, inputs, outputs, self->variables, NULL);
+        PyObject *ran = PyObject_CallFunctionObjArgs(self->run, spans, self->variables, NULL);
         if (ran == NULL) {
             Py_CLEAR(results);
         }
         Py_XDECREF(ran);
     }
-    Py_XDECREF(outputs);
-    Py_DECREF(inputs);
+    Py_DECREF(spans);
     return results;
 }
 
