@@ -6,7 +6,8 @@ The graph is built with the public ops; keys and values are states, token and po
 The weights are random, the same on both sides. PyTorch runs the step eagerly and as a CUDA graph;
 ``--compile`` adds ``torch.compile`` in its ``max-autotune`` mode. Times are medians of single
 steps, the host's clock with a wait after each. The floor is the bytes of weights and live cache
-over the bandwidth of a device-to-device copy. Prints a JSON line after the table.
+over the bandwidth of a device-to-device copy. ``--chained N`` generates N tokens three times, which
+have to be the same. Prints a JSON line after the table.
 """
 
 from __future__ import annotations
@@ -103,6 +104,16 @@ class TorchDecoder:
         return (self._norm(x, "norm") @ w["embedding"].T).argmax(-1)
 
 
+def stepper(compiled: ost.CompiledGraph) -> Callable[[int, int], int]:
+    """A function from a token and its position to the next token."""
+
+    def run(token: int, position: int) -> int:
+        values = {"token": token, "position": position, "kv_len": position + 1}
+        return int(compiled.run({}, variables=values)[0][0])
+
+    return run
+
+
 def torch_weights(config: Config, device: str, dtype: Any) -> dict[str, Any]:
     """Random weights, matrices as ``[inputs, outputs]``."""
     import torch
@@ -196,6 +207,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--chained", type=int, default=0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the script")
@@ -216,16 +228,20 @@ def main() -> None:
     session = ost.Session(options.device)
     compiled = session.compile(graph)
     compile_seconds = time.perf_counter() - started
-    apart = session.compile(graph, options=ost.CompileOptions(segments=False))
+    started = time.perf_counter()
+    ost.Session(options.device).compile(graph)
+    again_seconds = time.perf_counter() - started
+    switches = {
+        "run()": {},
+        "run(), no exchange": {"segment_exchange": False},
+        "run(), no streams": {"stream_weights": False},
+        "run(), no segments": {"segments": False},
+    }
+    run, *others = (
+        stepper(session.compile(graph, options=ost.CompileOptions(**off)) if off else compiled)
+        for off in switches.values()
+    )
     del arrays
-
-    def run(token: int, position: int) -> int:
-        values = {"token": token, "position": position, "kv_len": position + 1}
-        return int(compiled.run({}, variables=values)[0][0])
-
-    def run_apart(token: int, position: int) -> int:
-        values = {"token": token, "position": position, "kv_len": position + 1}
-        return int(apart.run({}, variables=values)[0][0])
 
     def torch_run(token: int, position: int) -> int:
         theirs.token.fill_(token)
@@ -234,9 +250,29 @@ def main() -> None:
             return int(theirs.step())
 
     found = agreement(tokens(run, options.tokens), tokens(torch_run, options.tokens))
-    print(f"compiled in {compile_seconds:.2f} s; greedy tokens against PyTorch: {found}")
+    print(
+        f"compiled in {compile_seconds:.2f} s, again in {again_seconds:.2f} s; "
+        f"greedy tokens against PyTorch: {found}"
+    )
     stored = sum(t.numel() * t.element_size() for t in weights.values())
-    result: dict[str, Any] = {"compile_s": compile_seconds, "tokens": found, "positions": {}}
+    result: dict[str, Any] = {
+        "compile_s": compile_seconds,
+        "compile_again_s": again_seconds,
+        "tokens": f"{options.tokens}: {found}",
+        "positions": {},
+    }
+    if options.chained:
+        chains, seconds = [], []
+        for _ in range(3):
+            started = time.perf_counter()
+            chains.append(tokens(run, options.chained))
+            seconds.append(time.perf_counter() - started)
+        result["chained_ms"] = 1e3 * min(seconds) / options.chained
+        result["chained_equal"] = all(chain == chains[0] for chain in chains)
+        print(
+            f"{options.chained} chained steps, three times: {result['chained_ms']:.3f} ms a step,"
+        )
+        print("  the same tokens" if result["chained_equal"] else "  DIFFERENT TOKENS")
     bandwidth = copy_bandwidth(options.device) if on_gpu else float("nan")
     result["copy_bandwidth"] = bandwidth
     ways: dict[str, Callable[[], object]] = {}
@@ -268,10 +304,10 @@ def main() -> None:
             row_bytes = 2 * config.layers * config.key_heads * config.head_dim
             live = row_bytes * (position + 1) * weights["norm"].element_size()
             rows = {name: median_ms(way, options.runs) for name, way in ways.items()}
-            rows["ostinato run()"] = median_ms(lambda p=position: run(7, p), options.runs)
-            rows["ostinato run(), no segments"] = median_ms(
-                lambda p=position: run_apart(7, p), options.runs
-            )
+            for name, step in zip(switches, (run, *others), strict=True):
+                rows[f"ostinato {name}"] = median_ms(
+                    lambda s=step, p=position: s(7, p), options.runs
+                )
             rows["floor"] = 1e3 * (stored + live) / bandwidth
             result["positions"][position] = rows
             print(f"position {position}:")

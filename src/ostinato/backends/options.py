@@ -36,6 +36,9 @@ class CompileOptions:
             subnormal numbers count as zero. Off unless wanted.
         streaming_stores: write results that no cache can hold past the caches.
         segments: on GPUs, run small kernels that follow one another as one kernel.
+        stream_weights: in such a kernel, copy weights into shared memory ahead of their use.
+        segment_exchange: in such a kernel, compute short values on every block, or send them in
+            packets, where barriers of all blocks would cost more.
         library_products: on GPUs, leave large matmuls to cuBLASLt where it is installed.
         time_products: choose among the algorithms of that library by timing a few on this GPU, once
             for each product. The answers are stored beside the cache of kernels. Off: the library
@@ -78,6 +81,8 @@ class CompileOptions:
     amx: bool = False
     streaming_stores: bool = True
     segments: bool = True
+    stream_weights: bool = True
+    segment_exchange: bool = True
     library_products: bool = True
     time_products: bool = True
     tf32: bool = False

@@ -27,6 +27,7 @@
 #define STACK_BYTES (256 << 10)
 #define GUARD_BYTES (16 << 10)
 #define ACCESS_LIMIT (1ull << 34)
+#define MOST_IDLE_ROUNDS 1000
 
 EXPORT struct emu_state emu_state;
 EXPORT _Alignas(1024) unsigned char emu_dynamic_shared[EMU_DYNAMIC_SHARED];
@@ -64,6 +65,7 @@ typedef struct {
     unsigned char *bottom; /* of its stack */
     enum Waiting waiting;
     int site;      /* the barrier or warp operation that it waits in */
+    int members;   /* threads of the barrier: the first ones of the block */
     int kind;      /* of the warp operation */
     uint32_t mask; /* of the warp operation */
     int source;    /* the lane that a shuffle reads */
@@ -77,7 +79,7 @@ typedef struct {
     uint64_t block;
     uint32_t barrier, sync;
     uint16_t thread;
-    uint16_t atomic;
+    uint8_t atomic, copied;
 } Event;
 
 typedef struct {
@@ -109,6 +111,7 @@ static struct {
     Region *last;
     uintptr_t image_low, image_high;
     uint64_t accesses;
+    int yielded; /* the thread that ran last only waits for others */
     int failed;
     void *pc;
     char message[1024];
@@ -135,7 +138,7 @@ static int ordered(const Event *event, int shared) {
         if (shared || event->block < run.first_block) return 1; /* of an earlier block's memory */
         return run.acquired && run.published[event->block - run.first_block];
     }
-    if (event->thread == run.thread || event->barrier < run.barrier) return 1;
+    if (event->copied || event->thread == run.thread || event->barrier < run.barrier) return 1;
     int warp = event->thread / LANES;
     return warp == run.thread / LANES && event->sync < run.sync[warp];
 }
@@ -210,7 +213,7 @@ static void access_memory(void *pc, void *pointer, size_t bytes, int writes, int
     }
     int shared = region->flags & EMU_SHARED;
     Event now = {run.block, run.barrier, run.sync[run.thread / LANES], (uint16_t)run.thread,
-                 (uint16_t)atomic};
+                 (uint8_t)atomic, 0};
     size_t first = (address - region->low) / region->grain;
     size_t last = (address + bytes - 1 - region->low) / region->grain;
     for (size_t i = first; i <= last; i++) {
@@ -277,11 +280,40 @@ static void wait_as(enum Waiting waiting, int site) {
     leave();
 }
 
-EXPORT uint64_t emu_barrier(int site, uint64_t value) {
+EXPORT uint64_t emu_barrier_of(int site, uint64_t value, int threads) {
+    if (run.thread >= threads || threads > run.block_threads) {
+        fail(PC, "waits at a barrier of %d threads", threads);
+        return 0;
+    }
     run.now->value = value;
     run.now->kind = EMU_SYNC;
+    run.now->members = threads;
     wait_as(AT_BARRIER, site);
     return run.now->value; /* the number of threads that gave 1 */
+}
+
+EXPORT uint64_t emu_barrier(int site, uint64_t value) {
+    return emu_barrier_of(site, value, run.block_threads);
+}
+
+/* Lets the other threads of the block go on. */
+EXPORT void emu_yield(void) {
+    run.yielded = 1;
+    leave();
+}
+
+/* A copy that another unit makes: threads that wait for it are ordered behind it. */
+EXPORT void emu_copy(void *to, const void *from, size_t bytes) {
+    access_memory(PC, (void *)from, bytes, 0, 0);
+    Region *region = find((uintptr_t)to);
+    if (region == NULL || (uintptr_t)to + bytes > region->high || region->cells == NULL) {
+        outside(PC, (uintptr_t)to, bytes, "copies");
+        return;
+    }
+    size_t first = ((uintptr_t)to - region->low) / region->grain;
+    size_t last = ((uintptr_t)to + bytes - 1 - region->low) / region->grain;
+    for (size_t i = first; i <= last; i++) region->cells[i].write = (Event){run.block, .copied = 1};
+    memcpy(to, from, bytes);
 }
 
 EXPORT uint64_t emu_warp(int kind, int site, uint32_t mask, uint64_t value, int source) {
@@ -342,13 +374,17 @@ static int release_warp(int first) {
 }
 
 static int release_barrier(void) {
+    const Thread *head = &run.threads[0];
+    int members = head->waiting == AT_BARRIER ? head->members : 0;
     uint64_t count = 0;
-    for (int i = 0; i < run.block_threads; i++) {
+    for (int i = 0; i < members; i++) {
         const Thread *thread = &run.threads[i];
-        if (thread->waiting != AT_BARRIER || thread->site != run.threads[0].site) return 0;
+        if (thread->waiting != AT_BARRIER || thread->site != head->site) return 0;
+        if (thread->members != members) return 0;
         count += thread->value;
     }
-    for (int i = 0; i < run.block_threads; i++) {
+    if (members == 0) return 0;
+    for (int i = 0; i < members; i++) {
         run.threads[i].waiting = RUNS;
         run.threads[i].value = count;
     }
@@ -424,26 +460,30 @@ static void run_block(void) {
     memset(run.fenced, 0, sizeof run.fenced);
     for (int i = 0; i < run.block_threads; i++) run.threads[i].waiting = RUNS;
     run.alive = run.block_threads;
+    int idle = 0; /* rounds in which threads only waited for others */
     while (run.alive) {
-        int progress = 0;
+        int progress = 0, yields = 0;
         for (int i = 0; i < run.block_threads; i++) {
             int number = run.order[i];
             Thread *thread = &run.threads[number];
             if (thread->waiting != RUNS) continue;
-            progress = 1;
+            run.yielded = 0;
             run.now = thread;
             run.thread = number;
             emu_state.thread.x = (unsigned)number;
             emu_switch(&run.scheduler, thread->stack);
             if (run.failed) return;
+            progress |= !run.yielded;
+            yields |= run.yielded;
         }
         run.now = NULL;
         for (int first = 0; first < run.block_threads; first += LANES) {
             progress |= release_warp(first);
             if (run.failed) return;
         }
-        if (run.alive == run.block_threads) progress |= release_barrier();
-        if (!progress && run.alive) {
+        progress |= release_barrier();
+        idle = progress ? 0 : idle + 1;
+        if (!progress && run.alive && (!yields || idle > MOST_IDLE_ROUNDS)) {
             describe_divergence();
             return;
         }

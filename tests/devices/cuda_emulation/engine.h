@@ -49,6 +49,9 @@ const char *emu_message(void **pc);
 enum { EMU_SYNC, EMU_BALLOT, EMU_SHUFFLE };
 
 uint64_t emu_barrier(int site, uint64_t value);
+uint64_t emu_barrier_of(int site, uint64_t value, int threads);
+void emu_yield(void);
+void emu_copy(void *to, const void *from, size_t bytes);
 uint64_t emu_warp(int kind, int site, uint32_t mask, uint64_t value, int source);
 void emu_atomic(void *p, size_t bytes);
 void emu_fence(void);

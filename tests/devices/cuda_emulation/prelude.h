@@ -26,6 +26,7 @@
 /* -- barriers and warps ------------------------------------------------------------------------ */
 
 #define __syncthreads() ((void)emu_barrier(__COUNTER__ + 1, 0))
+#define __barrier_sync_count(id, threads) ((void)emu_barrier_of(__COUNTER__ + 1, 0, threads))
 #define __syncthreads_count(p) ((int)emu_barrier(__COUNTER__ + 1, (p) != 0))
 #define __syncthreads_or(p) ((int)(emu_barrier(__COUNTER__ + 1, (p) != 0) != 0))
 #define __syncthreads_and(p) ((int)(emu_barrier(__COUNTER__ + 1, (p) == 0) == 0))
@@ -67,7 +68,10 @@ static inline void __threadfence() { emu_fence(); }
 static inline void __threadfence_block() {}
 static inline void __threadfence_system() { emu_fence(); }
 static inline void __trap() { emu_fail("traps"); }
-static inline void __nanosleep(unsigned) {}
+static inline void __nanosleep(unsigned) { emu_yield(); }
+static inline void __pipeline_memcpy_async(void *to, const void *from, size_t bytes) {
+    emu_copy(to, from, bytes);
+}
 
 /* -- atomics: integers only, since the order of updates must not show ---------------------------- */
 

@@ -41,5 +41,7 @@ def lowering_options(options: CompileOptions, *, has_products: bool = False) -> 
         templates=on,
         split_reductions=on,
         segments=on and options.segments,
+        stream_weights=options.stream_weights,
+        exchange=options.segment_exchange,
         library=library if on and has_products and options.library_products else None,
     )

@@ -20,6 +20,7 @@ from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from ostinato.backends.cuda.render import mapping, nests, sizes
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.text import KernelText
 else:
@@ -59,10 +60,12 @@ class CudaKernel(Kernel):
 
         It may ``#include`` the headers of :mod:`ostinato.backends.cuda.headers`, which are all that
         there are. Everything else that it defines has a name of its own, beginning with
-        :attr:`name`: sources are compiled together. As part of a segment it is rewritten: it takes
-        its place in the grid from ``blockIdx.x`` and ``gridDim.x`` alone, and declares shared
-        arrays as ``__shared__ type name[size];``, or behind ``extern`` where the launch sizes them.
+        :attr:`name`: sources are compiled together.
         """
+
+    def body(self, target: CudaTarget) -> Body | None:
+        """The code, which may be part of a segment; ``None``: the kernel stands alone."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +115,10 @@ class CudaLoopNest(LoopNest, CudaKernel):
         return nests.launch(self, target, self.scratch_groups)
 
     def source(self, target: CudaTarget) -> str:
-        return nests.source(self, self.name, target, self.scratch_groups)
+        return self.body(target).kernel(self.name)
+
+    def body(self, target: CudaTarget) -> Body:
+        return nests.body(self, target, self.scratch_groups)
 
 
 def _renumbered(stage: Stage, first: int) -> Stage:

@@ -13,7 +13,7 @@ WARP = 32
 """Threads of a warp, the same on every NVIDIA GPU."""
 
 SEGMENT_BLOCK = 256
-"""Threads of every block of a segment."""
+"""Threads of every block of a segment that compute."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ class CudaTarget:
     def starts_kernels_early(self) -> bool:
         """Whether kernels are launched so that they start early: GPUs can since Hopper."""
         return self.early_starts and self.capability >= 90
+
+    @property
+    def copies_in_bulk(self) -> bool:
+        """Whether a thread copies whole rows into shared memory: GPUs can since Hopper."""
+        return self.capability >= 90
 
     @cached_property
     def identity(self) -> str:

@@ -12,6 +12,28 @@ from tests.devices.registered import open_session
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16"])
+def test_indices_of_the_greatest_of_many(dtype: str) -> None:
+    """Of equals the first; NaN is the greatest, and the least."""
+    rng = np.random.default_rng(2)
+    graph = ost.Graph("many")
+    value = graph.input("x", (2, 66_003), dtype)
+    graph.set_outputs([graph.argmax(value, axis=1), graph.argmin(value, axis=1)])
+    compiled = open_session("cudaemu").compile(graph)
+    assert len(compiled.plan.kernels) == 4
+    x = rng.integers(-90, 90, (2, 66_003)).astype(value.dtype.numpy)
+    cases = [x, np.full_like(x, -7), x.copy()]
+    if dtype != "int32":
+        cases[2][0, [40_001, 66_000]] = np.nan
+        cases.append(np.full_like(x, -np.inf))
+        cases.append(np.full_like(x, np.inf))
+    for case in cases:
+        wide = case.astype(np.float64)
+        most, least = compiled.run({"x": case})
+        np.testing.assert_array_equal(most, wide.argmax(axis=1))
+        np.testing.assert_array_equal(least, wide.argmin(axis=1))
+
+
 @pytest.mark.parametrize("optimize", [True, False])
 def test_long_reductions(optimize: bool) -> None:
     rng = np.random.default_rng(1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
-from ostinato.backends.cuda.rules.segments import Segment
+from ostinato.backends.cuda.rules.segment_assembly import Segment
+from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
 from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
@@ -30,7 +32,8 @@ def session() -> ost.Session:
 
 
 def segments_of(compiled: ost.CompiledGraph) -> list[Segment]:
-    kernels = [op.kernel.kernel for op in compiled.plan.prepared_ops]
+    calls = [op for op in compiled.plan.prepared_ops if isinstance(op, KernelCall)]
+    kernels = [call.kernel.kernel for call in calls]
     return [kernel for kernel in kernels if isinstance(kernel, Segment)]
 
 
@@ -39,14 +42,15 @@ def test_levels_follow_what_is_read_and_written(session: ost.Session) -> None:
     x = g.input("x", (3, 40))
     left, right = g.matmul(x, g.input("a", (40, 8))), g.matmul(x, g.input("b", (40, 8)))
     g.set_outputs([g.softmax(g.matmul(left, g.permute_dims(right, (1, 0)))), left, right])
-    compiled = session.compile(g)
+    compiled = session.compile(g, options=ost.CompileOptions(segment_exchange=False))
     (segment,) = segments_of(compiled)
     levels = [part.level for part in segment.parts]
     assert levels == sorted(levels)
     assert levels[:2] == [0, 0]  # neither product waits for the other
     assert levels[2] == 1
     text = segment.source(CudaTarget.of_arch("sm_90"))
-    assert text.count("ost::arrive_and_wait(") == levels[-1]
+    table = text.split("_records[")[1].split("};")[0].splitlines()[1:]
+    assert sum(row.split(", ")[1] == "1" for row in table if row) == levels[-1]
 
 
 def test_parts_without_a_barrier_have_blocks_of_their_own(session: ost.Session) -> None:
@@ -79,14 +83,19 @@ def test_results_are_those_of_the_kernels_alone(session: ost.Session) -> None:
     check_against_oracle(g, d.arrays, [(session, plain)])
 
 
-def test_a_decoding_step_is_one_kernel(session: ost.Session, monkeypatch) -> None:
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_decoding_step_is_one_kernel(session: ost.Session, monkeypatch, exchange: bool) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     model = importlib.import_module("tiny_llama")
     monkeypatch.setitem(sys.modules, "tiny_llama", model)
     config = model.Config(vocabulary=64, width=32, heads=2, key_heads=1, head_dim=16, hidden=48)
     graph = model.decoder_graph(config, model.random_weights(config))
-    compiled = session.compile(graph)
+    options = ost.CompileOptions(segment_exchange=exchange)
+    compiled = session.compile(graph, options=options)
     assert len(compiled.plan.kernels) == 1
+    (segment,) = segments_of(compiled)
+    barriers = segment.parts[-1].level
+    assert barriers == 1 if exchange else barriers > config.layers * 8
     expected = ost.Session("cpu").compile(graph)
     token = 1
     for position in range(6):
@@ -130,15 +139,101 @@ def test_parts_of_a_level_have_nothing_in_common(session: ost.Session, monkeypat
         ]
         touched: dict[int, list[tuple[tuple[int, int, int], bool, int]]] = {}
         for number, part in enumerate(segment.parts):
+            blocks = number if part.tiles_of is None else part.tiles_of
             for arg, position in zip(part.kernel.args, part.arguments, strict=True):
-                span = spans[position]
+                span = None if segment.space(position) else spans[position]
+                write = arg.writes and not part.everywhere  # all blocks write the same
                 if span is None:
                     continue
                 for (storage, start, end), writes, other in touched.get(part.level, ()):
                     apart = storage != span[0] or end <= span[1] or span[2] <= start
-                    assert apart or other == number or not (writes or arg.writes)
-                touched.setdefault(part.level, []).append((span, arg.writes, number))
+                    assert apart or other == blocks or not (writes or write)
+                touched.setdefault(part.level, []).append((span, write, blocks))
     assert segments
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize(("depth", "columns"), [(16, 7), (528, 50), (1040, 33)])
+def test_streamed_weights(
+    session: ost.Session, dtype: str, rows: int, depth: int, columns: int
+) -> None:
+    """Products of weights that come through the ring, and of those that do not."""
+    d = Draw(ost.Graph("streamed"), np.random.default_rng(rows + depth))
+    g, x = d.g, d.of((rows, depth), dtype)
+    scale, numpy_dtype = d.of((1, depth), dtype), x.dtype.numpy
+    first, second = (
+        g.param(name, (depth, n), dtype, value=(made / np.sqrt(depth)).astype(numpy_dtype))
+        for name, n in (("first", columns), ("second", columns + 32))
+        for made in [np.random.default_rng(n).standard_normal((depth, n))]
+    )
+    y = g.matmul(x, first)
+    z = g.silu(g.matmul(g.multiply(x, scale), second))
+    g.set_outputs([y, z, g.softmax(z)])
+    plain = ost.CompileOptions(stream_weights=False)
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions()), (session, plain)])
+    for options, streams in ((ost.CompileOptions(), True), (plain, False)):
+        (segment,) = segments_of(session.compile(g, options=options))
+        assert any(part.streams for part in segment.parts) is streams
+        assert ("ring.fetch" in segment.source(CudaTarget.of_arch("sm_90"))) is streams
+        assert "ring.fetch" not in segment.source(CudaTarget.of_arch("sm_80"))
+
+
+def test_what_a_segment_writes_is_not_fetched_ahead(session: ost.Session) -> None:
+    d = Draw(ost.Graph("written"), np.random.default_rng(2))
+    g, x = d.g, d.of((3, 32), "float32")
+    rows = g.matmul(d.of((20, 8), "float32"), d.of((8, 32), "float32"))
+    g.set_outputs([g.matmul(x, g.permute_dims(rows, (1, 0)))])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    for segment in segments_of(session.compile(g)):
+        assert not any(part.streams for part in segment.parts)
+
+
+def square(d: Draw) -> np.ndarray[Any, Any]:
+    return (d.rng.standard_normal((64, 64)) / 8).astype(np.float32)
+
+
+def test_values_go_from_part_to_part_without_barriers(session: ost.Session) -> None:
+    d = Draw(ost.Graph("ways"), np.random.default_rng(3))
+    g, x = d.g, d.of((1, 64), "float32")
+    weights = {
+        name: g.param(name, (64, 64), "float32", value=square(d)) for name in ("gate", "up", "down")
+    }
+    h = g.rms_norm(x, d.of((64,), "float32"))  # by every block for itself
+    gate = g.silu(g.matmul(h, weights["gate"]))  # read tile by tile
+    gated = g.multiply(gate, g.matmul(h, weights["up"]))  # sent
+    g.set_outputs([g.matmul(gated, weights["down"])])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    assert segment.parts[-1].level == 1  # packets are emptied before
+    assert any(part.everywhere for part in segment.parts)
+    assert any(part.tiles_of is not None for part in segment.parts)
+    assert {space.kind for space in segment.spaces} == {*SpaceKind}
+
+
+def test_results_and_long_values_stay_in_memory(session: ost.Session) -> None:
+    d = Draw(ost.Graph("kept"), np.random.default_rng(4))
+    g, x = d.g, d.of((8, 64), "float32")
+    w = g.param("w", (64, 64), "float32", value=square(d))
+    h = g.rms_norm(x, d.of((64,), "float32"))
+    y = g.matmul(h, w)  # too many rows for packets
+    g.set_outputs([h, g.matmul(y, w)])  # `h` is a result
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    assert not segment.spaces
+    assert segment.parts[-1].level == 2
+
+
+def test_values_that_do_not_fit_in_a_block_stay_in_memory(session: ost.Session) -> None:
+    d = Draw(ost.Graph("wide"), np.random.default_rng(5))
+    g, width = d.g, 8000
+    x = d.of((1, width), "float32")
+    values = [g.softmax(g.multiply(x, float(i))) for i in range(1, 4)]  # 32,000 bytes each
+    w = g.param("w", (width, 8), "float32", value=d.rng.random((width, 8)).astype(np.float32))
+    g.set_outputs([g.matmul(value, w) for value in values] + [g.add(*values[:2])])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    for segment in segments_of(session.compile(g)):
+        assert segment.block_bytes <= 48 << 10
 
 
 def test_a_segment_moves_the_bytes_of_its_parts(session: ost.Session) -> None:

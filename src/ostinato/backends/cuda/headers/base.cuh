@@ -69,6 +69,34 @@ struct number<double> {
     static double greatest() { return float_of(0x7FF0000000000000ULL); }
 };
 
+// A number of blocks, or the number of one of them.
+struct place {
+    unsigned x;
+};
+
+// Threads of a segment's block that compute; a warp behind them fetches what they read.
+constexpr unsigned computing = 256, fetching = 32;
+
+// Threads of a block, but for those that fetch for the others.
+inline unsigned computing_threads() {
+    return blockDim.x == computing + fetching ? computing : blockDim.x;
+}
+
+// A barrier of the threads of a block that compute. The lanes of a warp may come from different
+// branches: they arrive together.
+#define OST_SYNC() (__syncwarp(), __barrier_sync_count(0, ost::computing_threads()))
+
+// Stops the kernel: what a thread waits for never comes.
+#ifdef __CUDA_ARCH__
+[[noreturn]] static __device__ __noinline__ void waited_in_vain(const char* what) {
+    printf("ostinato: block %u, thread %u waited in vain for %s\n", blockIdx.x, threadIdx.x, what);
+    __trap();
+    __builtin_unreachable();
+}
+#else
+inline void waited_in_vain(const char*) { __trap(); }
+#endif
+
 // Waits until all kernels in front of this one have ended, where it may start before.
 inline void wait_for_earlier_kernels() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -101,10 +101,10 @@ template <int Members, class Op, class T>
 inline T reduce_warps(T value, Op op, T* shared) {
     value = reduce_warp<32>(value, op);
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-    __syncthreads();
+    OST_SYNC();
     const int warps = Members / 32, first = threadIdx.x / Members * warps;
     value = reduce_warp<warps>(shared[first + threadIdx.x % warps], op);
-    __syncthreads();
+    OST_SYNC();
     return value;
 }
 
@@ -112,15 +112,15 @@ inline T reduce_warps(T value, Op op, T* shared) {
 template <int Points, int Members, class Op, class T>
 inline T reduce_columns(T value, Op op, T* shared) {
     shared[threadIdx.x] = value;
-    __syncthreads();
+    OST_SYNC();
 #pragma unroll
     for (int rows = Members / 2; rows > 0; rows /= 2) {
         if (threadIdx.x < rows * Points)
             shared[threadIdx.x] = op(shared[threadIdx.x], shared[threadIdx.x + rows * Points]);
-        __syncthreads();
+        OST_SYNC();
     }
     value = shared[threadIdx.x % Points];
-    __syncthreads();
+    OST_SYNC();
     return value;
 }
 

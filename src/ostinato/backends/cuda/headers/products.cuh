@@ -188,6 +188,7 @@ inline void load_transposed(unsigned (&found)[4], const unsigned short* row) {
 struct float16_format {
     static float value(unsigned bits) { return from_float16((unsigned short)bits); }
 };
+struct float32_format {};
 struct bfloat16_format {
     static float value(unsigned bits) { return from_bfloat16((unsigned short)bits); }
 };

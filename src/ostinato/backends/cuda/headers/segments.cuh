@@ -11,38 +11,41 @@
 
 namespace ost {
 
-// What a part takes for blockIdx, or for gridDim.
-struct place {
-    unsigned x;
-};
+// The blocks that share a part, of those that have work; 0: each has all of it for itself.
+inline place all_places(unsigned working) {
+    if (working == 0) return {1};
+    return {gridDim.x < working ? gridDim.x : working};
+}
 
-// The number of this block, counted from another one.
-inline unsigned turned(unsigned first) {
-    unsigned from = first % gridDim.x;
-    return blockIdx.x >= from ? blockIdx.x - from : blockIdx.x + gridDim.x - from;
+// The number of this block among them, counted from the first one. Where each has all of the work,
+// it is 0 for the first `those` blocks.
+inline place own_place(unsigned working, unsigned first, unsigned those) {
+    const unsigned from = first % gridDim.x;
+    const unsigned own = blockIdx.x >= from ? blockIdx.x - from : blockIdx.x + gridDim.x - from;
+    return {working == 0 ? own >= those : own};
 }
 
 // Waits until as many blocks have arrived as are awaited. What any block wrote before it arrived is
 // seen by every block that waited for it.
 static OST_APART void arrive_and_wait(unsigned* arrived, unsigned awaited) {
-    __syncthreads();
+    OST_SYNC();
 #ifdef __CUDA_ARCH__
     if (threadIdx.x == 0) {
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
         unsigned found = 0, polls = 0;
         do {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(arrived) : "memory");
-            if (++polls == 1u << 30) __trap();  // a block that will never come
+            if (++polls == 1u << 24) waited_in_vain("other blocks");
         } while (found < awaited);
     }
 #endif
-    __syncthreads();
+    OST_SYNC();
 }
 
 // The last block to arrive leaves the count at 0, for the next kernel.
 static OST_APART void arrive_last(unsigned* arrived, unsigned awaited) {
 #ifdef __CUDA_ARCH__
-    __syncthreads();
+    OST_SYNC();
     if (threadIdx.x == 0 && atomicAdd(arrived, 1u) == awaited - 1) *arrived = 0;
 #endif
 }

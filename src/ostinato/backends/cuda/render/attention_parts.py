@@ -6,24 +6,27 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.lower.loopir.nodes import extent_of, max_extent
+from ostinato.records import replace
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.attention_kernel import PartsKernel
     from ostinato.backends.cuda.target import CudaTarget
 
-__all__ = ["launch", "source"]
+__all__ = ["body", "gathers", "launch"]
 
 _THREADS = 256
 
 _BODY = Template("""\
-    for (long long item = blockIdx.x; item < points * rows; item += gridDim.x) {
+    for (long long item = own.x; item < points * rows; item += all.x) {
         const long long m = item % rows, point = item / rows;
 $batch
-        const $acc* const kept = b$scratch + item * $splits * ($features + 2);
+$kept
         $acc most = $minus_infinity;
         for (int s = 0; s < $splits; s++)
             most = ost::maximum(most, kept[s * ($features + 2) + $features]);
@@ -39,8 +42,30 @@ $batch
             const $acc total = sum / (weights == 0 ? 1 : weights);
 $store
         }
+$end
     }
 """)
+
+#: The results of the parts of a row in shared memory, or where they are.
+_GATHERED = Template("""\
+        ost::gather(b$scratch + item * $count, gathered, $count);
+        OST_SYNC();
+        const $acc* const kept = gathered;""")
+_IN_PLACE = Template("""\
+        const $acc* const kept = b$scratch + item * $count;""")
+
+#: The most bytes of them that a block copies.
+_GATHERED_BYTES = 16 << 10
+
+
+def gathers(parts: PartsKernel) -> bool:
+    """Whether a block copies the results of the parts of a row before it adds them up."""
+    return _elements(parts) * parts.acc.itemsize <= _GATHERED_BYTES
+
+
+def _elements(parts: PartsKernel) -> int:
+    """Elements of the results of the parts of a row."""
+    return parts.splits * (max_extent(parts.column) + 2)
 
 
 def launch(parts: PartsKernel, target: CudaTarget) -> Launch:
@@ -49,20 +74,25 @@ def launch(parts: PartsKernel, target: CudaTarget) -> Launch:
     return Launch(grid_of(blocks, target), _THREADS)
 
 
-def source(parts: PartsKernel) -> str:
-    """CUDA C++ with the kernel."""
+def body(parts: PartsKernel) -> Body:
+    """The code of a kernel."""
     frame, dialect = Frame(parts, (), [parts.store]), CudaDialect()
     batch, names = frame.unravel(parts.batch, "point", 2)
     names |= {parts.m: "m", parts.column: "n"}
-    body = _BODY.substitute(
+    type_, whole = dialect.register_type(parts.acc), gathers(parts)
+    kept = _GATHERED if whole else _IN_PLACE
+    arrays = (SharedArray(type_, parts.acc.itemsize, "gathered", (_elements(parts),)),)
+    text = _BODY.substitute(
+        kept=kept.substitute(acc=type_, scratch=parts.scratch, count=_elements(parts)),
+        end="        OST_SYNC();" if whole else "",
         acc=dialect.register_type(parts.acc),
         minus_infinity=dialect.literal(parts.acc, float("-inf")),
         batch=batch,
-        scratch=parts.scratch,
         splits=parts.splits,
         features=max_extent(parts.column),
         threads=_THREADS,
         store=frame.stores([parts.store], parts.acc, 3, names, "total"),
     )
     sizes = {"points": parts.points, "rows": extent_of(parts.m)}
-    return function(parts, body, sizes, _THREADS)
+    made = body_of(parts, text, sizes, _THREADS, arrays=arrays if whole else ())
+    return replace(made, includes=f'{made.includes}#include "packets.cuh"\n')

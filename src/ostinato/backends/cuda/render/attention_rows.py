@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.namespace import CNamespace
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.dtypes import BOOL
 from ostinato.lower.loopir.nodes import extent_of, max_extent
@@ -23,11 +24,12 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.variables import Symbol
 
-__all__ = ["ROWS", "launch", "score_text", "source"]
+__all__ = ["ROWS", "body", "launch", "score_text"]
 
 ROWS = 8
 """Rows of a block, at most."""
@@ -41,12 +43,10 @@ _WARP = 32
 _QUERY_BYTES = 8192
 
 _BODY = Template("""\
-    __shared__ $acc query[$rows][$slice], weights[$rows][$threads];
-    __shared__ $acc greatest[$rows], totals[$rows], corrections[$rows];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int across = threadIdx.x % $across, part = threadIdx.x / $across;
     const long long row_blocks = (rows + $rows - 1) / $rows;
-    for (long long item = blockIdx.x; item < points * row_blocks * $splits; item += gridDim.x) {
+    for (long long item = own.x; item < points * row_blocks * $splits; item += all.x) {
         const long long split = item % $splits, first_row = item / $splits % row_blocks * $rows;
         const long long point = item / $splits / row_blocks;
 $batch
@@ -72,7 +72,7 @@ $batch
             $acc products[$rows] = {};
             for (long long first = 0; first < $depth; first += $slice) {
                 const int there = $depth - first < $slice ? (int)($depth - first) : $slice;
-                __syncthreads();
+                OST_SYNC();
                 for (int i = threadIdx.x; i < $rows * there; i += $threads) {
                     const int r = i / there;
                     const long long m = first_row + r, d = first + i % there;
@@ -82,7 +82,7 @@ $query
                     }
                     query[r][i % there] = value;
                 }
-                __syncthreads();
+                OST_SYNC();
                 if (key < end) {
 #pragma unroll 8
                     for (int i = 0; i < there; i += $count) {
@@ -110,7 +110,7 @@ $score
                 }
                 weights[r][threadIdx.x] = score;
             }
-            __syncthreads();
+            OST_SYNC();
             for (int r = warp; r < $rows; r += $warps) {
                 const $acc before = greatest[r];
                 $acc most = before;
@@ -134,7 +134,7 @@ $score
                     greatest[r] = most;
                 }
             }
-            __syncthreads();
+            OST_SYNC();
             const int count = end - start < $threads ? (int)(end - start) : $threads;
 #pragma unroll
             for (int c = 0; c < $columns; c++) {
@@ -155,13 +155,13 @@ $value
                 }
             }
         }
-        __syncthreads();
+        OST_SYNC();
 #pragma unroll
         for (int c = 0; c < $columns; c++) {
 #pragma unroll
             for (int r = 0; r < $rows; r++)
                 weights[r][threadIdx.x] = sums[r][c];
-            __syncthreads();
+            OST_SYNC();
             for (int i = threadIdx.x; i < $rows * $across; i += $threads) {
                 const int r = i / $across, beside = i % $across;
                 const long long m = first_row + r, n = beside + c * $across;
@@ -172,7 +172,7 @@ $value
 $store
                 }
             }
-            __syncthreads();
+            OST_SYNC();
         }
     }
 """)
@@ -182,7 +182,7 @@ _WHOLE = Template("""\
                     total /= totals[r] == 0 ? 1 : totals[r];
 $store""")
 _PART = Template("""\
-                    $acc* const kept =
+                    const auto kept =
                         b$scratch + ((point * rows + m) * $splits + split) * ($features + 2);
                     kept[n] = total;
                     if (n == 0) {
@@ -203,8 +203,8 @@ def _rows(attention: AttentionKernel) -> int:
     return max(1, min(ROWS, max_extent(attention.spec.m)))
 
 
-def source(attention: AttentionKernel) -> str:
-    """CUDA C++ with the kernel."""
+def body(attention: AttentionKernel) -> Body:
+    """The code of a kernel."""
     frame = Frame(attention, attention.spec.operands, [attention.spec.store])
     acc, dialect = attention.spec.acc, CudaDialect()
     batch, names = frame.unravel(attention.spec.batch, "point", 2)
@@ -235,7 +235,7 @@ def source(attention: AttentionKernel) -> str:
             splits=attention.splits,
             features=features,
         )
-    body = _BODY.substitute(
+    text = _BODY.substitute(
         acc=dialect.register_type(acc),
         minus_infinity=dialect.literal(acc, float("-inf")),
         rows=_rows(attention),
@@ -266,7 +266,12 @@ def source(attention: AttentionKernel) -> str:
         "keys": extent_of(attention.spec.key),
         "length": attention.spec.length,
     }
-    return function(attention, body, sizes, _THREADS)
+    type_, rows = dialect.register_type(acc), _rows(attention)
+    shapes: list[tuple[str, tuple[int, ...]]] = [("query", (rows, slice_))]
+    shapes += [("weights", (rows, _THREADS)), ("greatest", (rows,))]
+    shapes += [("totals", (rows,)), ("corrections", (rows,))]
+    arrays = tuple(SharedArray(type_, acc.itemsize, name, shape) for name, shape in shapes)
+    return body_of(attention, text, sizes, _THREADS, arrays=arrays)
 
 
 def score_text(

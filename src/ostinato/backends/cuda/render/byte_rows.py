@@ -13,7 +13,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
-from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.dtypes import FLOAT32, INT8, INT32, UINT8
@@ -24,6 +24,7 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.product import BlockwiseProduct, Matmul
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nodes import Scalar
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "axis_names",
-    "blockwise_source",
+    "blockwise_body",
+    "body",
     "fits",
     "launch",
     "load_along",
     "packed_along",
-    "source",
 ]
 
 _WARPS = 8
@@ -67,8 +68,8 @@ _CODES = 32
 _BODY = Template("""\
     const int lane = threadIdx.x % 32;
     const long long groups = (columns + $across - 1) / $across;
-    const long long warps = (long long)gridDim.x * $warps;
-    for (long long item = (long long)blockIdx.x * $warps + threadIdx.x / 32;
+    const long long warps = (long long)all.x * $warps;
+    for (long long item = (long long)own.x * $warps + threadIdx.x / 32;
          item < points * groups; item += warps) {
         const long long first_column = item % groups * $across;
         [[maybe_unused]] const long long point = item / groups;
@@ -195,8 +196,8 @@ def launch(matmul: Matmul, target: CudaTarget) -> Launch:
     return Launch(grid_of(-(-bounds(matmul.points)[1] * groups // _WARPS), target), _THREADS)
 
 
-def source(matmul: Matmul, target: CudaTarget) -> str:
-    """CUDA C++ with the kernel of a matmul of bytes."""
+def body(matmul: Matmul, target: CudaTarget) -> Body:
+    """The code of a matmul of bytes."""
     frame = Frame(matmul, (matmul.a, matmul.b), matmul.stores)
     batch, names = axis_names(matmul, frame)
     left, right = (load_along(side, matmul.k[0]) for side in (matmul.a, matmul.b))
@@ -207,7 +208,7 @@ def source(matmul: Matmul, target: CudaTarget) -> str:
         left_signed=str(left.dtype == INT8).lower(),
         right_signed=str(right.dtype == INT8).lower(),
     )
-    return _source(
+    return _body(
         matmul,
         target,
         sum="unsigned",
@@ -222,8 +223,8 @@ def source(matmul: Matmul, target: CudaTarget) -> str:
     )
 
 
-def blockwise_source(matmul: BlockwiseProduct, target: CudaTarget) -> str:
-    """CUDA C++ with the kernel of a matmul of bytes by codes, both with scales by block."""
+def blockwise_body(matmul: BlockwiseProduct, target: CudaTarget) -> Body:
+    """The code of a matmul of bytes by codes, both with scales by block."""
     operands = (matmul.a, matmul.b, matmul.a_scale, matmul.b_scale)
     frame = Frame(matmul, operands, matmul.stores)
     batch, names = axis_names(matmul, frame)
@@ -240,7 +241,7 @@ def blockwise_source(matmul: BlockwiseProduct, target: CudaTarget) -> str:
         frame.words(left, words, 6, second, "left[1]"),
         frame.element(matmul.a_scale, FLOAT32, 6, names, "scale"),
     ]
-    return _source(
+    return _body(
         matmul,
         target,
         sum="float",
@@ -255,17 +256,17 @@ def blockwise_source(matmul: BlockwiseProduct, target: CudaTarget) -> str:
     )
 
 
-def _source(matmul: Matmul, target: CudaTarget, **parts: str | int) -> str:
-    """The kernel with these parts of the template."""
+def _body(matmul: Matmul, target: CudaTarget, **parts: str | int) -> Body:
+    """The code with these parts of the template."""
     shape = _Shape.of(matmul, target)
-    body = _BODY.substitute(
+    text = _BODY.substitute(
         warps=_WARPS,
         rows=shape.rows,
         across=shape.across,
         unroll=_ACROSS // shape.across,
         **parts,
     )
-    return function(matmul, body, matmul_sizes(matmul), _THREADS)
+    return body_of(matmul, text, matmul_sizes(matmul), _THREADS)
 
 
 def axis_names(matmul: Matmul, frame: Frame) -> tuple[str, dict[Symbol, str]]:

@@ -11,6 +11,7 @@ from ostinato.backends.common.clike.scopes import Index, Scope
 from ostinato.backends.common.clike.values import Code
 from ostinato.backends.common.clike.writer import Writer
 from ostinato.backends.cuda.abi import FAILED, is_guarded
+from ostinato.backends.cuda.render.body import Body
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.lower.loopir.dependences import Dependences, reached, roots
 from ostinato.lower.loopir.nodes import Apply, Load, Reduce, extent_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ostinato.backends.cuda.abi import Launch
+    from ostinato.backends.cuda.render.body import SharedArray
     from ostinato.lower.loopir.nest import LoopNest
     from ostinato.lower.loopir.nodes import Scalar, Stage, Statement
 
@@ -35,19 +37,20 @@ class NestCode:
 
     Args:
         nest: the loops.
-        name: of the function.
         launch: of the kernel.
 
     Attributes:
-        writer: the function's body.
+        writer: the function's statements.
+        arrays: in shared memory.
+        repeats: whether a few blocks have all points: a thread has several of them.
+        dynamic: the name of the dynamic shared memory, if there is any.
         scalars: writes expressions and accesses.
         dtypes: the element types of the arguments, then of the temps.
         outermost: the scope of the body, which has the Variables.
     """
 
-    def __init__(self, nest: LoopNest, name: str, launch: Launch) -> None:
+    def __init__(self, nest: LoopNest, launch: Launch) -> None:
         self.nest = nest
-        self.name = name
         self.launch = launch
         self.dialect = CudaDialect()
         self.writer = Writer(1)
@@ -57,27 +60,32 @@ class NestCode:
         names = [f"b{number}" for number in range(len(self.dtypes))]
         self.scalars = Scalars(self.code, CNamespace(), names, self.dependences)
         self.outermost = Scope()
-        if launch.programmatic:
-            self.writer.line("ost::wait_for_earlier_kernels();")
+        self.arrays: list[SharedArray] = []
+        self.dynamic = ""
+        self.repeats = False
         self._read_variables()
 
-    def source(self) -> str:
-        """The whole text."""
+    def body(self) -> Body:
+        """The whole code."""
         parameters = [
             f"{'' if arg.writes else 'const '}{self.dialect.memory_type(arg.dtype)}* b{number}"
             for number, arg in enumerate(self.nest.args)
         ]
-        head = ", ".join([*parameters, "const long long* vars"])
-        bound = f"__launch_bounds__({self.launch.block})"
-        return (
-            '#include "kernel.cuh"\n\n'
-            f'extern "C" __global__ void {bound} {self.name}({head}) {{\n{self.writer.text}}}\n'
+        start = ["    ost::wait_for_earlier_kernels();"] * self.launch.programmatic
+        if is_guarded(self.nest.variables):
+            start.append(f"    if (vars[{FAILED}] != 0) return;")
+        return Body(
+            '#include "kernel.cuh"\n',
+            (*parameters, "const long long* vars"),
+            self.writer.text,
+            self.launch.block,
+            tuple(self.arrays),
+            dynamic=self.dynamic,
+            start="\n".join(start),
         )
 
     def _read_variables(self) -> None:
         nest = self.nest
-        if is_guarded(nest.variables):
-            self.writer.line(f"if (vars[{FAILED}] != 0) return;")
         used: set[Symbol] = set()
         dims = [extent_of(axis) for axis in nest.outer_axes]
         for stage in nest.stages:

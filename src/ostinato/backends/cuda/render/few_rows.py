@@ -12,8 +12,9 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.backends.cuda.render.sums import matmul_sizes, sum_type
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.lower.loopir.nodes import extent_of, max_extent
@@ -23,12 +24,13 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.render.vectors import Run
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.variables import Symbol
 
-__all__ = ["launch", "source"]
+__all__ = ["body", "launch"]
 
 _THREADS = 256
 
@@ -42,8 +44,8 @@ _SUMS = 32
 
 _BY_COLUMN = Template("""\
     const int lane = threadIdx.x % 32;
-    const long long warps = (long long)gridDim.x * $warps;
-    for (long long item = (long long)blockIdx.x * $warps + threadIdx.x / 32;
+    const long long warps = (long long)all.x * $warps;
+    for (long long item = (long long)own.x * $warps + threadIdx.x / 32;
          item < points * columns; item += warps) {
         [[maybe_unused]] const long long n = item % columns, point = item / columns;
 $batch
@@ -82,10 +84,9 @@ $store
 """)
 
 _BY_PARTS = Template("""\
-    __shared__ $sum parts[$slices][$width];
     const int part = threadIdx.x / $across, place = threadIdx.x % $across * $count;
     const long long tiles = (columns + $width - 1) / $width;
-    for (long long tile = blockIdx.x; tile < points * tiles; tile += gridDim.x) {
+    for (long long tile = own.x; tile < points * tiles; tile += all.x) {
         const long long first_column = tile % tiles * $width;
         [[maybe_unused]] const long long point = tile / tiles;
         const long long start = first_column + place;
@@ -118,7 +119,7 @@ $left
 #pragma unroll
                 for (int i = 0; i < $count; i++)
                     parts[part][place + i] = sums[r][i];
-                __syncthreads();
+                OST_SYNC();
                 const long long m = first_row + r, n = first_column + threadIdx.x;
                 if (threadIdx.x < $width && m < rows && n < columns) {
                     $sum all = parts[0][threadIdx.x];
@@ -127,7 +128,7 @@ $left
                     const $register total = ($register)all;
 $store
                 }
-                __syncthreads();
+                OST_SYNC();
             }
         }
     }
@@ -170,11 +171,15 @@ def launch(matmul: Matmul, target: CudaTarget) -> Launch:
     return Launch(grid_of(blocks, target), _THREADS)
 
 
-def source(matmul: Matmul, target: CudaTarget) -> str:
-    """CUDA C++ with the kernel of a matmul."""
+def body(matmul: Matmul, target: CudaTarget) -> Body:
+    """The code of a matmul."""
     shape = _shape(matmul, target)
-    body = _by_column(matmul, shape) if shape.by_column else _by_parts(matmul, shape)
-    return function(matmul, body, matmul_sizes(matmul), _THREADS)
+    if shape.by_column:
+        return body_of(matmul, _by_column(matmul, shape), matmul_sizes(matmul), _THREADS)
+    sizes = (_THREADS // shape.across, shape.width)
+    parts = SharedArray(sum_type(matmul.acc), matmul.acc.itemsize, "parts", sizes)
+    text = _by_parts(matmul, shape)
+    return body_of(matmul, text, matmul_sizes(matmul), _THREADS, arrays=(parts,))
 
 
 def _shape(matmul: Matmul, target: CudaTarget) -> _Shape:
@@ -199,7 +204,7 @@ def _by_column(matmul: Matmul, shape: _Shape) -> str:
     batch, names = frame.unravel(matmul.batch, "point", 2)
     names |= {matmul.m: "m", matmul.n: "n", matmul.k[0]: "start"}
     assert shape.run is not None
-    body: str = _BY_COLUMN.substitute(
+    text: str = _BY_COLUMN.substitute(
         _common(matmul, shape),
         warps=_THREADS // _WARP,
         batch=batch,
@@ -207,7 +212,7 @@ def _by_column(matmul: Matmul, shape: _Shape) -> str:
         left=_row(matmul, frame, shape.count, names),
         store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
     )
-    return body
+    return text
 
 
 def _row(matmul: Matmul, frame: Frame, count: int, names: Mapping[Symbol, str]) -> str:
@@ -239,7 +244,7 @@ def _by_parts(matmul: Matmul, shape: _Shape) -> str:
         right = frame.elements(matmul.b, matmul.n, 1, matmul.acc, 5, at, "right")
     else:
         right = frame.vector(matmul.b, shape.run.load, shape.count, matmul.acc, 5, at, "right")
-    body: str = _BY_PARTS.substitute(
+    text: str = _BY_PARTS.substitute(
         _common(matmul, shape),
         slices=_THREADS // shape.across,
         across=shape.across,
@@ -250,7 +255,7 @@ def _by_parts(matmul: Matmul, shape: _Shape) -> str:
         left=frame.element(matmul.a, matmul.acc, 7, names, "left"),
         store=frame.stores(matmul.stores, matmul.acc, 5, names, "total"),
     )
-    return body
+    return text
 
 
 def _common(matmul: Matmul, shape: _Shape) -> dict[str, object]:

@@ -15,6 +15,7 @@ from ostinato.backends.common.clike.scopes import Index, Scope
 from ostinato.backends.common.clike.values import Code, CValue
 from ostinato.backends.common.clike.writer import Writer
 from ostinato.backends.cuda.abi import FAILED
+from ostinato.backends.cuda.render.body import Body
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.lower.loopir.dependences import Dependences, reached, roots
 from ostinato.lower.loopir.nodes import Accumulator, Reduce, Stage, extent_of
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.backends.cuda.kernel import CudaKernel
+    from ostinato.backends.cuda.render.body import SharedArray
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.nodes import Load, Scalar, Store
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["Frame", "Point", "function", "grid_of"]
+__all__ = ["Frame", "Point", "body_of", "function", "grid_of"]
 
 _HEADERS = ("arithmetic", "conversion", "groups", "math", "packs", "products")
 _INCLUDES = "".join(f'#include "{header}.cuh"\n' for header in _HEADERS)
@@ -66,20 +68,45 @@ def function(
         resident: blocks that a multiprocessor is to run at a time.
         early: whether it is launched so that it starts before those in front of it have ended.
     """
+    made = body_of(kernel, body, sizes, threads, types, resident, early=early)
+    return made.kernel(kernel.name, before)
+
+
+def body_of(
+    kernel: CudaKernel,
+    text: str,
+    sizes: Mapping[str, Dim],
+    threads: int,
+    types: Mapping[int, str] | None = None,
+    resident: int = 1,
+    arrays: tuple[SharedArray, ...] = (),
+    *,
+    early: bool = False,
+) -> Body:
+    """The body of a kernel; see :func:`function`.
+
+    Args:
+        kernel, sizes, threads, types, resident, early: see :func:`function`.
+        text: statements, which may mention the sizes and the arrays.
+        arrays: in shared memory.
+    """
     dialect, given = CudaDialect(), {} if types is None else types
     parameters = [
         f"{'' if arg.writes else 'const '}{given.get(i) or dialect.memory_type(arg.dtype)}* b{i}"
         for i, arg in enumerate(kernel.args)
     ]
-    head = ", ".join([*parameters, "const long long* vars"])
-    bounds = f"__launch_bounds__({threads}, {resident})"
-    lines = [f'extern "C" __global__ void {bounds} {kernel.name}({head}) {{']
-    if early:
-        lines.append("    ost::wait_for_earlier_kernels();")
+    start = ["    ost::wait_for_earlier_kernels();"] * early
     if kernel.guarded:
-        lines += [f"    if (vars[{FAILED}] != 0)", "        return;"]
-    first = "\n".join([*lines, Frame(kernel).sizes(sizes)])
-    return f"{_INCLUDES}\n{before}{first}\n{body}}}\n"
+        start += [f"    if (vars[{FAILED}] != 0)", "        return;"]
+    return Body(
+        _INCLUDES,
+        (*parameters, "const long long* vars"),
+        f"{Frame(kernel).sizes(sizes)}\n{text}",
+        threads,
+        arrays,
+        resident,
+        start="\n".join(start),
+    )
 
 
 @dataclass(frozen=True)

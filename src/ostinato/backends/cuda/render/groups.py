@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.common.clike.namespace import CNamespace
 from ostinato.backends.common.clike.scopes import Index, Scope
 from ostinato.backends.common.clike.values import CValue
+from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.code import stage_buffers
 from ostinato.backends.cuda.render.mapping import Shape, temp_bytes
 from ostinato.backends.cuda.render.packs import packed_body
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Stage, Statement
 
 __all__ = ["group_per_point"]
+
+#: The most bytes of the state of a reduction: a value of 8 bytes and its index.
+_STATE_BYTES = 16
 
 _NAMESPACE = CNamespace()
 
@@ -82,8 +86,8 @@ class _Groups:
         points = code.size(prod(map(extent_of, axes)), code.outermost, step)
         type_, base = code.dialect.index_type(points.wide), writer.fresh("p")
         head = (
-            f"for ({type_} {base} = ({type_})blockIdx.x * {self.points}; {base} < {points.text}; "
-            f"{base} += ({type_})gridDim.x * {self.points})"
+            f"for ({type_} {base} = ({type_})own.x * {self.points}; {base} < {points.text}; "
+            f"{base} += ({type_})all.x * {self.points})"
         )
         with writer.block(head):
             point = writer.fresh("p")
@@ -111,17 +115,16 @@ class _Groups:
                         type_ = RunningReduction(code, statement, "").type
                         if type_ not in self.shared:
                             name = self.shared[type_] = self.writer.fresh("shared")
-                            self.writer.line(f"__shared__ {type_} {name}[{size}];")
+                            code.arrays.append(SharedArray(type_, _STATE_BYTES, name, (size,)))
         if not nest.temps:
             return
         row = temp_bytes(nest.temps)
         if self.scratch:
             memory = f"b{len(nest.args) - 1}"
-            start = f"{memory} + (long long)(blockIdx.x * {self.points} + slot) * {row}"
+            start = f"{memory} + (long long)(own.x * {self.points} + slot) * {row}"
         else:
-            memory = f"{code.name}_temps"
-            self.writer.line(f"extern __shared__ __align__(16) long long {memory}[];")
-            start = f"(unsigned char*){memory} + slot * {row}"
+            code.dynamic = "memory"
+            start = f"{code.dynamic} + slot * {row}"
         self.writer.line(f"unsigned char* const temps = {start};")
         offset = 0
         for number, temp in enumerate(nest.temps, len(nest.args)):
@@ -235,7 +238,7 @@ class _Groups:
 
     def _barrier(self) -> None:
         if self.members > WARP or self.mapping.shape is Shape.COLUMNS:
-            self.writer.line("__syncthreads();")
+            self.writer.line("OST_SYNC();")
         elif self.members > 1:
             self.writer.line("__syncwarp();")
 

@@ -15,10 +15,11 @@ from ostinato.records import replace
 
 if TYPE_CHECKING:
     from ostinato.backends.cuda.abi import Launch
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nest import LoopNest
 
-__all__ = ["launch", "source"]
+__all__ = ["body", "launch"]
 
 
 def launch(nest: LoopNest, target: CudaTarget, scratch_groups: int = 0) -> Launch:
@@ -33,16 +34,17 @@ def launch(nest: LoopNest, target: CudaTarget, scratch_groups: int = 0) -> Launc
     return _mapping(nest, target, scratch_groups).launch
 
 
-def source(nest: LoopNest, name: str, target: CudaTarget, scratch_groups: int = 0) -> str:
-    """CUDA C++ with the kernel ``name``; its arguments are those of :func:`launch`.
+def body(nest: LoopNest, target: CudaTarget, scratch_groups: int = 0) -> Body:
+    """The code of a nest's kernel; see :func:`launch` for its arguments.
 
     Raises:
         OstinatoError: the nest refers to something that it does not define: a bug of lowering.
     """
     mapping = _mapping(nest, target, scratch_groups)
-    code = NestCode(nest, name, mapping.launch)
+    code = NestCode(nest, mapping.launch)
+    code.repeats = target.block > 0
     if any(max_extent(axis) == 0 for axis in nest.outer_axes):
-        return code.source()
+        return code.body()
     match mapping.shape:
         case Shape.STAGES:
             every_stage(code)
@@ -56,7 +58,7 @@ def source(nest: LoopNest, name: str, target: CudaTarget, scratch_groups: int = 
             in_order(code)
         case Shape.ROWS | Shape.COLUMNS:
             group_per_point(code, mapping, scratch=scratch_groups > 0)
-    return code.source()
+    return code.body()
 
 
 def _mapping(nest: LoopNest, target: CudaTarget, scratch_groups: int) -> Mapping:

@@ -71,7 +71,7 @@ def _only_store(code: NestCode) -> Store | None:
 
 
 def _one_thread(code: NestCode) -> None:
-    with code.writer.block("if (blockIdx.x == 0 && threadIdx.x == 0)"):
+    with code.writer.block("if (own.x == 0 && threadIdx.x == 0)"):
 
         def stages(scope: Scope) -> None:
             for stage in code.nest.stages:

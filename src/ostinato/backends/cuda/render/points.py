@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Stage
     from ostinato.variables import Symbol
 
+#: Points whose loads a thread has under way together, where it has several.
+_UNROLLED = 4
+
 __all__ = ["every_stage", "grid_loop", "run_in_order", "thread_per_point"]
 
 _NAMESPACE = CNamespace()
@@ -67,9 +70,11 @@ def grid_loop(code: NestCode, axes: Sequence[Symbol]) -> Iterator[Scope]:
     points = code.size(prod(map(extent_of, axes)), code.outermost, threads)
     type_, name = code.dialect.index_type(points.wide), code.writer.fresh("p")
     block = code.launch.block
-    start = f"({type_})blockIdx.x * {block} + threadIdx.x"
-    step = f"({type_})gridDim.x * {block}"
+    start = f"({type_})own.x * {block} + threadIdx.x"
+    step = f"({type_})all.x * {block}"
     head = f"for ({type_} {name} = {start}; {name} < {points.text}; {name} += {step})"
+    if code.repeats:
+        code.writer.line(f"#pragma unroll {_UNROLLED}")
     with code.writer.block(head):
         yield code.enter(axes, Index(name, points.wide), code.outermost)
 

@@ -1,42 +1,58 @@
 """Rendering a :class:`~ostinato.backends.cuda.rules.segment_kernel.SegmentKernel`.
 
-The kernels become functions, each once, however often it is part of the segment. The arrays that
-they have in shared memory lie at the same addresses: no two parts run on a block at a time.
+The kernels become functions, each once, however often it is part of the segment. A table of records
+has, for each part, its function, its arguments, its number of blocks and whether there is a barrier
+in front; every block goes through it. Where weights are streamed, a warp of every block does so on
+its own, and fetches what the block will multiply with, as far ahead as the ring has slots.
+
+Shared memory has the addresses of all arguments, the records, the values that every block has, the
+arrays of the part that runs, and the ring.
 """
 
 from __future__ import annotations
 
-import re
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cuda.abi import ARRIVED, Launch
+from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
+from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.backends.cuda.target import SEGMENT_BLOCK
-from ostinato.records import replace
+from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
+from ostinato.backends.cuda.rules.product import Matmul
+from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
+from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
+from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from ostinato.backends.cuda.rules.segment_kernel import SegmentKernel
+    from collections.abc import Set
+
+    from ostinato.backends.cuda.render.body import Body
+    from ostinato.backends.cuda.render.streamed_rows import Stream
+    from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel
     from ostinato.backends.cuda.target import CudaTarget
 
 __all__ = ["launch", "source"]
 
-#: Blocks that share a multiprocessor.
+#: Blocks that share a multiprocessor, at most, where they have no ring.
 _RESIDENT = 2
 
-#: Bytes of shared memory for the arrays of any part.
-_POOL = 32 << 10
-
-#: Bytes of it that the driver takes for each block.
+#: Bytes of shared memory that the driver takes for each block.
 _RESERVED = 1 << 10
 
-_HEAD = re.compile(r'extern "C" __global__ void __launch_bounds__\([\d, ]+\) (\w+)\(')
-_ARRAYS = re.compile(
-    r"__shared__ (?:__align__\(\d+\) )?([\w:<>, ]+?) ((?:\w+(?:\[[^\]]+\])+(?:, )?)+);"
-)
+#: Fields of a record before the arguments: the function, whether there is a barrier of the grid in
+#: front, the blocks that share the work (0: each has all of it), the first block that has work, and
+#: the number of blocks from there on that do.
+_FIELDS = 5
 
-#: One of them: its name and its sizes.
-_ARRAY = re.compile(r"(\w+)((?:\[[^\]]+\])+)")
+#: Slots of a ring, at least and at most.
+_LEAST_SLOTS, _MOST_SLOTS = 4, 32
+
+#: Blocks of a segment of independent parts, at most: what a field of a record holds.
+_MOST_BLOCKS = (1 << 16) - 1
+
+#: Bytes of a barrier in shared memory.
+_BARRIER_BYTES = 8
 
 
 def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
@@ -44,97 +60,364 @@ def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
 
     Parts that need no barrier between them have blocks of their own.
     """
-    inside = _inside(target)
-    launches = [part.kernel.launch(inside) for part in segment.parts]
-    shared = max(found.shared_bytes for found in launches)
-    if _is_level(segment):
-        grid, early = sum(found.grid for found in launches), target.starts_kernels_early
-        return Launch(grid, SEGMENT_BLOCK, shared, programmatic=early)
-    fits = _RESIDENT * (_POOL + shared + _RESERVED) <= target.shared_bytes_per_block
-    resident = _RESIDENT if fits else 1
-    return Launch(resident * target.multiprocessors, SEGMENT_BLOCK, shared, cooperative=True)
+    return _Renderer(segment, target).launch
 
 
 def source(segment: SegmentKernel, target: CudaTarget) -> str:
     """CUDA C++ with the kernel of a segment."""
-    inside, dialect = _inside(target), CudaDialect()
-    functions = {part.kernel.name: _function(part.kernel.source(inside)) for part in segment.parts}
-    parameters = ", ".join(
-        f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
-        for i, arg in enumerate(segment.args)
-    )
-    level, early = _is_level(segment), target.starts_kernels_early
-    lines = [
-        '#include "segments.cuh"',
-        *functions.values(),
-        f'extern "C" __global__ void __launch_bounds__({SEGMENT_BLOCK}, {_RESIDENT})',
-        f"{segment.name}({parameters}, const long long* vars) {{",
-        f"    __shared__ __align__(16) unsigned char pool[{_POOL}];",
-    ]
-    if not level:
-        lines.append(f"    unsigned* arrived = (unsigned*)(vars + {ARRIVED});")
-        lines.append("    unsigned awaited = gridDim.x;")
-    elif early:
-        lines.append("    ost::wait_for_earlier_kernels();")
-    first = 0
-    for before, part in pairwise((None, *segment.parts)):
-        assert part is not None
-        if before is not None and before.level == part.level:
-            lines.append("    __syncthreads();")
-        elif before is not None:
-            lines.append("    ost::arrive_and_wait(arrived, awaited);")
-            lines.append("    awaited += gridDim.x;")
-            first = 0
-        grid = part.kernel.launch(inside).grid
-        given = ", ".join(f"b{position}" for position in part.arguments)
-        lines += [
-            "    {",
-            f"        ost::place all = {{gridDim.x < {grid} ? gridDim.x : {grid}}};",
-            f"        ost::place own = {{ost::turned({first})}};",
-            f"        if (own.x < all.x) {part.kernel.name}(own, all, pool, {given}, vars);",
+    return _Renderer(segment, target).source()
+
+
+@dataclass(frozen=True)
+class _How:
+    """The way in which a kernel is a function of a segment.
+
+    Attributes:
+        kernel: its name.
+        streams: whether its weights come through the ring.
+        sent: the arguments whose elements are sent in packets.
+        polled: those whose elements are read from packets.
+        held: the arguments that are in shared memory.
+    """
+
+    kernel: str
+    streams: bool
+    sent: frozenset[int]
+    polled: frozenset[int]
+    held: frozenset[int]
+
+
+class _Function:
+    """A kernel as a function of a segment.
+
+    Attributes:
+        number: its own.
+        stream: the operand that comes through the ring, if one does.
+        body: its code.
+        blocks: blocks that have work.
+        shared_bytes: bytes of its arrays.
+        sent: the arguments whose elements are sent in packets.
+        polled: those whose elements are read from packets.
+    """
+
+    def __init__(self, number: int, part: Part, target: CudaTarget, how: _How) -> None:
+        kernel = part.kernel
+        self.number = number
+        self.sent = how.sent
+        self.polled = how.polled
+        self.stream: Stream | None = None
+        body: Body | None
+        if how.streams:
+            assert isinstance(kernel, Matmul)
+            self.stream = streamed_rows.stream_of(kernel)
+            body = streamed_rows.body(kernel, how.held)
+            self.blocks, dynamic = streamed_rows.tiles(kernel), 0
+        else:
+            body, launch = kernel.body(target), kernel.launch(target)
+            self.blocks, dynamic = launch.grid, launch.shared_bytes
+        assert body is not None, f"{kernel.name} is part of a segment"
+        self.body = body
+        self.shared_bytes = body.array_bytes + dynamic
+
+
+class _Renderer:
+    """The text of a segment."""
+
+    def __init__(self, segment: SegmentKernel, target: CudaTarget) -> None:
+        self.segment = segment
+        self.target = target
+        self.width = _FIELDS + max(len(part.arguments) for part in segment.parts)
+        self.independent = _is_independent(segment)
+        streams = target.copies_in_bulk and any(part.streams for part in segment.parts)
+        self.streams = streams and not self.independent
+        self._collect()
+        if self.streams and self.slots < _LEAST_SLOTS:
+            self.streams = False
+            self._collect()
+        if sum(function.blocks for function in self.functions) > _MOST_BLOCKS:
+            self.independent = False
+
+    def _collect(self) -> None:
+        """The functions of all parts, each once."""
+        inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
+        found: dict[_How, _Function] = {}
+        self.functions = []
+        for part in self.segment.parts:
+            how = self._how(part)
+            if how not in found:
+                found[how] = _Function(len(found), part, inside, how)
+            self.functions.append(found[how])
+        self.distinct = list(found.values())
+
+    def _how(self, part: Part) -> _How:
+        streams = self.streams and part.streams
+        sent: set[int] = set()
+        polled: set[int] = set()
+        held: set[int] = set()
+        whole = isinstance(part.kernel, ClearPackets | ReceivePackets)
+        for number, (arg, position) in enumerate(
+            zip(part.kernel.args, part.arguments, strict=True)
+        ):
+            space = self.segment.space(position)
+            if space is None:
+                continue
+            if space.kind is SpaceKind.BLOCK and streams:
+                held.add(number)
+            elif space.kind is SpaceKind.PACKETS and not whole:
+                (sent if arg.writes else polled).add(number)
+        return _How(part.kernel.name, streams, *map(frozenset, (sent, polled, held)))
+
+    # -- memory -----------------------------------------------------------------------------
+
+    @property
+    def address_bytes(self) -> int:
+        """Bytes of the table of addresses."""
+        return _whole(8 * (len(self.segment.args) + len(self.segment.spaces)))
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of the table of records."""
+        return _whole(2 * self.width * len(self.segment.parts))
+
+    @property
+    def pool_start(self) -> int:
+        """Bytes before the arrays of the part that runs."""
+        return self.address_bytes + self.record_bytes + _whole(self.segment.block_bytes)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes before the ring: the tables, the values of a block, and the arrays of any part."""
+        arrays = max(function.shared_bytes for function in self.distinct)
+        return self.pool_start + _whole(arrays)
+
+    @property
+    def slots(self) -> int:
+        """Slots of the ring: all that there is room for."""
+        each = streamed_rows.SLOT_BYTES + 2 * _BARRIER_BYTES
+        return min((self.target.shared_bytes_per_block - self.fixed_bytes) // each, _MOST_SLOTS)
+
+    @cached_property
+    def launch(self) -> Launch:
+        """See :func:`launch`."""
+        blocks, shared = self.target.multiprocessors, self.fixed_bytes
+        if self.independent:
+            grid, early = sum(f.blocks for f in self.functions), self.target.starts_kernels_early
+            return Launch(grid, SEGMENT_BLOCK, shared, programmatic=early)
+        if self.streams:
+            shared += self.slots * (streamed_rows.SLOT_BYTES + 2 * _BARRIER_BYTES)
+            return Launch(blocks, SEGMENT_BLOCK + WARP, shared, cooperative=True)
+        fits = _RESIDENT * (shared + _RESERVED) <= self.target.shared_bytes_per_block
+        resident = _RESIDENT if fits else 1
+        return Launch(resident * blocks, SEGMENT_BLOCK, shared, cooperative=True)
+
+    # -- text -------------------------------------------------------------------------------
+
+    def source(self) -> str:
+        """The whole text."""
+        segment, dialect, name = self.segment, CudaDialect(), self.segment.name
+        includes = dict.fromkeys(
+            line for f in self.distinct for line in f.body.includes.splitlines() if line
+        )
+        parameters = ", ".join(
+            f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
+            for i, arg in enumerate(segment.args)
+        )
+        block, early = self.launch.block, self.launch.programmatic
+        resident = min(max(1, self.launch.grid // self.target.multiprocessors), _RESIDENT)
+        return "\n".join(
+            [
+                '#include "segments.cuh"',
+                *(['#include "packets.cuh"'] if segment.packets is not None else []),
+                *includes,
+                *(f.body.part(f"{name}_{f.number}", f.sent, f.polled) for f in self.distinct),
+                self._records(),
+                f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
+                f"{name}({parameters}, const long long* vars) {{",
+                f"    extern __shared__ __align__(16) unsigned char {name}_memory[];",
+                f"    unsigned char* const memory = {name}_memory;",
+                *(["    ost::wait_for_earlier_kernels();"] if early else []),
+                *([f"    if (vars[{FAILED}] != 0) return;"] if segment.guarded else []),
+                "    const void** const at = (const void**)memory;",
+                *self._addresses(),
+                f"    unsigned short* const records = (unsigned short*)(memory + "
+                f"{self.address_bytes});",
+                f"    for (int i = threadIdx.x; i < {len(segment.parts) * self.width}; "
+                f"i += {block})",
+                f"        records[i] = {name}_records[i];",
+                f"    unsigned char* const pool = memory + {self.pool_start};",
+                *(self._ring() if self.streams else ["    __syncthreads();"]),
+                *self._parts(),
+                "}\n",
+            ]
+        )
+
+    def _addresses(self) -> list[str]:
+        """Statements that bring the addresses of arguments into memory that has an index."""
+        found = [f"b{i}" for i in range(len(self.segment.args))]
+        for space in self.segment.spaces:
+            if space.kind is SpaceKind.PACKETS:
+                found.append(f"b{self.segment.packets} + {space.offset}")
+            else:
+                start = self.address_bytes + self.record_bytes + space.offset
+                found.append(f"memory + {start}")
+        lines = []
+        share = -(-len(found) * WARP // SEGMENT_BLOCK)
+        for first in range(0, len(found), share):
+            lines.append(f"    if (threadIdx.x == {first // share * WARP}) {{")
+            own = enumerate(found[first : first + share], first)
+            lines += [f"        at[{i}] = {address};" for i, address in own]
+            lines.append("    }")
+        return lines
+
+    def _records(self) -> str:
+        """The table, as constants."""
+        rows = []
+        parts = zip(pairwise((None, *self.segment.parts)), self.functions, strict=True)
+        for ((before, part), function), (first, working) in zip(parts, self._blocks(), strict=True):
+            assert part is not None
+            waits = before is not None and before.level != part.level
+            shared = 0 if part.everywhere else working
+            fields = [function.number, int(waits), shared, first, working, *part.arguments]
+            fields += [0] * (self.width - len(fields))
+            rows.append(f"    {', '.join(map(str, fields))},")
+        size = len(rows) * self.width
+        head = f"static __device__ const unsigned short {self.segment.name}_records[{size}] = {{"
+        return "\n".join([head, *rows, "};"])
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        """By part, the first block that has work, and how many from there on do.
+
+        The tiles of a part begin where those of the one before it end. What every block has for
+        itself is computed by those that need it.
+        """
+        grid, following = self.launch.grid, 0
+        found: list[tuple[int, int]] = []
+        for part, function in zip(self.segment.parts, self.functions, strict=True):
+            first = following if part.tiles_of is None else found[part.tiles_of][0]
+            found.append((first, min(function.blocks, grid)))
+            if not part.everywhere:
+                following = (first + function.blocks) % grid
+        needed: dict[int, set[int]] = {}
+        numbered = list(enumerate(self.segment.parts))
+        for number, part in reversed(numbered):
+            own: set[int] = set()
+            if part.everywhere:
+                written = self._operands(part, writes=True)
+                own = own.union(*(needed.get(position, ()) for position in written))
+                lasting = any(self.segment.space(position) is None for position in written)
+                found[number] = _range_around(own or {0} if lasting else own, grid)
+            first, working = found[number]
+            own = {(first + i) % grid for i in range(working)}
+            for position in self._operands(part, writes=False):
+                needed.setdefault(position, set()).update(own)
+        return found
+
+    def _operands(self, part: Part, *, writes: bool) -> list[int]:
+        """The positions of what a part writes, or of what it only reads."""
+        return [
+            position
+            for arg, position in zip(part.kernel.args, part.arguments, strict=True)
+            if arg.writes is writes
+        ]
+
+    def _ring(self) -> list[str]:
+        """The ring, and the warp that fills it."""
+        lines = [
+            "    ost::ring ring;",
+            f"    ring.arrived = (ost::phased_barrier*)(memory + {self.fixed_bytes});",
+            f"    ring.emptied = ring.arrived + {self.slots};",
+            f"    ring.slots = (unsigned char*)(ring.emptied + {self.slots});",
+            f"    ring.count = {self.slots};",
+            "    if (threadIdx.x == 0) ring.start();",
+            "    __syncthreads();",
+            f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
+            f"        for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
+            *self._place(),
+            "            const unsigned char* from;",
+            "            long long rows, length;",
+            "            switch (record[0]) {",
+        ]
+        for function in self.distinct:
+            if (found := function.stream) is not None:
+                start = f"(const unsigned char*)at[record[{_FIELDS + found.argument}]]"
+                start += f" + {found.offset}" * (found.offset > 0)
+                lines.append(
+                    f"            case {function.number}: "
+                    f"from = {start}, rows = {found.rows}, length = {found.nbytes}; break;"
+                )
+        return [
+            *lines,
+            "            default: continue;",
+            "            }",
+            "            ring.fetch(own, all, from, rows, length);",
+            "        }",
+            "        return;",
             "    }",
         ]
-        first += grid
-    last = [] if level else ["    ost::arrive_last(arrived, awaited);"]
-    return "\n".join([*lines, *last, "}\n"])
 
-
-def _is_level(segment: SegmentKernel) -> bool:
-    """Whether no part waits for another one."""
-    return segment.parts[0].level == segment.parts[-1].level
-
-
-def _inside(target: CudaTarget) -> CudaTarget:
-    """The target of kernels that are parts of a segment."""
-    return replace(target, block=SEGMENT_BLOCK, early_starts=False)
-
-
-def _function(text: str) -> str:
-    """A kernel as a function that takes its place in the grid, and shared memory."""
-    head = r"static __device__ OST_APART void \1(ost::place own, ost::place all, "
-    text = _HEAD.sub(head + "unsigned char* pool, ", text)
-    text = text.replace("blockIdx.", "own.").replace("gridDim.", "all.")
-    pool = _Pool()
-    return _ARRAYS.sub(pool.arrays, text)
-
-
-class _Pool:
-    """Places the arrays of a function one behind the other."""
-
-    def __init__(self) -> None:
-        self._end = "0"
-
-    def arrays(self, found: re.Match[str]) -> str:
-        """Arrays of a type as references into the pool."""
-        type_, names = found.groups()
-        return "\n    ".join(self._array(type_, *array) for array in _ARRAY.findall(names))
-
-    def _array(self, type_: str, name: str, sizes: str) -> str:
-        start = f"({self._end} + 15) / 16 * 16"
-        self._end = f"end_{name}"
-        return (
-            f"constexpr int at_{name} = {start}, "
-            f"end_{name} = at_{name} + (int)sizeof({type_}{sizes});\n"
-            f'    static_assert(end_{name} <= {_POOL}, "shared memory of a part");\n'
-            f"    {type_}(&{name}){sizes} = *({type_}(*){sizes})(pool + at_{name});"
+    def _parts(self) -> list[str]:
+        """The loop over all parts."""
+        lines = (
+            []
+            if self.independent
+            else [
+                f"    unsigned* const arrived = (unsigned*)(vars + {ARRIVED});",
+                "    unsigned awaited = gridDim.x;",
+            ]
         )
+        lines += [
+            f"    for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
+            *self._place(),
+        ]
+        if not self.independent:
+            lines += [
+                "            if (record[1]) {",
+                "                ost::arrive_and_wait(arrived, awaited);",
+                "                awaited += gridDim.x;",
+                "            }",
+            ]
+        lines += [
+            "            if (own.x >= all.x) continue;",
+            "            OST_SYNC();",
+            "            switch (record[0]) {",
+        ]
+        for function in self.distinct:
+            *types, _ = function.body.types(function.sent, function.polled)
+            given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
+            ring = ["ring"] * (function.stream is not None)
+            call = ", ".join(["own", "all", "pool", *ring, *given, "vars"])
+            name = f"{self.segment.name}_{function.number}"
+            lines.append(f"            case {function.number}: {name}({call}); break;")
+        last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]
+        return [*lines, "            }", "    }", *last]
+
+    def _place(self) -> list[str]:
+        """Declarations of the record of a part, and of the block's place in it."""
+        return [
+            f"            const unsigned short* const record = records + i * {self.width};",
+            "            const ost::place own = ost::own_place(record[2], record[3], record[4]);",
+            "            const ost::place all = ost::all_places(record[2]);",
+        ]
+
+
+def _is_independent(segment: SegmentKernel) -> bool:
+    """Whether no part waits for another one."""
+    together = segment.parts[0].level == segment.parts[-1].level
+    apart = all(p.tiles_of is None and not p.everywhere for p in segment.parts)
+    return together and apart and not segment.spaces
+
+
+def _range_around(blocks: Set[int], grid: int) -> tuple[int, int]:
+    """The first block and the number of the fewest, one after the other, that have all of these."""
+    if not blocks:
+        return 0, 0
+    found = sorted(blocks)
+    gaps = [(found[i] - found[i - 1] - 1) % grid for i in range(len(found))]
+    longest = max(gaps) if len(found) > 1 else grid - 1
+    first = found[gaps.index(longest)] if len(found) > 1 else found[0]
+    return first, grid - longest
+
+
+def _whole(nbytes: int) -> int:
+    """Bytes up to the next multiple of 16."""
+    return -(-nbytes // 16) * 16

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render import tensor_tiles
-from ostinato.backends.cuda.render.frame import Frame, function, grid_of
+from ostinato.backends.cuda.render.body import SharedArray
+from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
 from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.lower.loopir.nodes import extent_of, max_extent
@@ -22,12 +23,13 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.render.vectors import Run
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["fits", "launch", "source"]
+__all__ = ["body", "fits", "launch"]
 
 _WARPS = 8
 
@@ -37,10 +39,9 @@ _THREADS = 32 * _WARPS
 _ROWS = 16
 
 _BODY = Template("""\
-    __shared__ float parts[$warps][$rows][$width + 1];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const long long tiles = (columns + $width - 1) / $width;
-    for (long long tile = blockIdx.x; tile < points * tiles; tile += gridDim.x) {
+    for (long long tile = own.x; tile < points * tiles; tile += all.x) {
         const long long first_column = tile % tiles * $width;
         [[maybe_unused]] const long long point = tile / tiles;
 $batch
@@ -81,7 +82,7 @@ $left
                 parts[warp][g + e / 2 * 8][$place] = sums[j][e];
             }
         }
-        __syncthreads();
+        OST_SYNC();
         for (int i = threadIdx.x; i < $rows * $width; i += $threads) {
             const long long m = i / $width, n = first_column + i % $width;
             if (m < rows && n < columns) {
@@ -91,7 +92,7 @@ $left
 $store
             }
         }
-        __syncthreads();
+        OST_SYNC();
     }
 """)
 
@@ -136,8 +137,8 @@ def launch(matmul: Matmul, target: CudaTarget) -> Launch:
     return Launch(grid_of(blocks, target), _THREADS)
 
 
-def source(matmul: Matmul, target: CudaTarget) -> str:
-    """CUDA C++ with the kernel of a matmul."""
+def body(matmul: Matmul, target: CudaTarget) -> Body:
+    """The code of a matmul."""
     shape, frame = _Shape(matmul, target), Frame(matmul, (matmul.a, matmul.b), matmul.stores)
     batch, names = frame.unravel(matmul.batch, "point", 2)
     names |= {matmul.m: "m", matmul.n: "n", matmul.k[0]: "k"}
@@ -154,7 +155,7 @@ def source(matmul: Matmul, target: CudaTarget) -> str:
     right = _ALONG_DEPTH if shape.along_depth else _ALONG_COLUMNS
     point = frame.point(5, at)
     point.writer.line(f"const long long place = {point.index(shape.run.load.index)};")
-    body = _BODY.substitute(
+    text = _BODY.substitute(
         places,
         warps=_WARPS,
         threads=_THREADS,
@@ -169,7 +170,9 @@ def source(matmul: Matmul, target: CudaTarget) -> str:
         place="j * 8 + column" if shape.along_depth else f"column * {shape.count} + j",
         store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
     )
-    return function(matmul, body, matmul_sizes(matmul), _THREADS, resident=2)
+    parts = SharedArray("float", 4, "parts", (_WARPS, 8 * halves, shape.width + 1))
+    sizes = matmul_sizes(matmul)
+    return body_of(matmul, text, sizes, _THREADS, resident=2, arrays=(parts,))
 
 
 class _Shape:

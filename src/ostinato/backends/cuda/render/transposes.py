@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.scopes import Index
+from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.independence import reads_its_writes
 from ostinato.lower.loopir.nodes import Guard, Load, Store, extent_of, max_extent
@@ -90,8 +91,9 @@ class _Tiles:
     def render(self) -> None:
         code, writer = self.code, self.code.writer
         for load in self.loads:
-            type_, width = code.dialect.memory_type(load.dtype), _pitch(load.dtype)
-            writer.line(f"__shared__ {type_} {self.tiles[id(load)]}[{TILE}][{width}];")
+            type_, sizes = code.dialect.memory_type(load.dtype), (TILE, _pitch(load.dtype))
+            name = self.tiles[id(load)]
+            code.arrays.append(SharedArray(type_, load.dtype.itemsize, name, sizes))
         writer.line(f"const int lane = threadIdx.x % {TILE}, row = threadIdx.x / {TILE};")
         rows = axis(f"{self.other.name}.tiles", ceil_div(extent_of(self.other), TILE))
         columns = axis(f"{self.last.name}.tiles", ceil_div(extent_of(self.last), TILE))
@@ -99,7 +101,7 @@ class _Tiles:
         axes = (*rest, *symbols(rows), *symbols(columns))
         count = code.size(prod(map(extent_of, axes)), code.outermost, code.launch.grid)
         type_, name = code.dialect.index_type(count.wide), writer.fresh("p")
-        head = f"for ({type_} {name} = blockIdx.x; {name} < {count.text}; {name} += gridDim.x)"
+        head = f"for ({type_} {name} = own.x; {name} < {count.text}; {name} += all.x)"
         with writer.block(head):
             scope = code.enter(axes, Index(name, count.wide), code.outermost)
             with self._points(scope, rows * TILE, columns * TILE, loads=True) as inside:
@@ -107,7 +109,7 @@ class _Tiles:
                     element = code.scalars.indices.value(load.index, inside).text
                     tile = self.tiles[id(load)]
                     writer.line(f"{tile}[step][lane] = b{load.buffer}[{element}];")
-            writer.line("__syncthreads();")
+            writer.line("OST_SYNC();")
             with self._points(scope, rows * TILE, columns * TILE, loads=False) as inside:
                 for load in self.loads:
                     element = f"{self.tiles[id(load)]}[lane][step]"
@@ -118,7 +120,7 @@ class _Tiles:
                 for statement in statements:
                     assert isinstance(statement, Store)
                     code.scalars.store(statement, code.dtypes[statement.buffer], inside)
-            writer.line("__syncthreads();")
+            writer.line("OST_SYNC();")
 
     @contextmanager
     def _points(self, scope: Scope, row: Dim, column: Dim, *, loads: bool) -> Iterator[Scope]:

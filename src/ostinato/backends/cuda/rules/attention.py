@@ -25,6 +25,7 @@ from ostinato.variables import bounds, ceil_div, floor_div
 if TYPE_CHECKING:
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.kernel import CudaKernel
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
@@ -64,7 +65,10 @@ class Attention(AttentionKernel):
                 return attention_blocks.source(self, target)
             case "tiles":
                 return attention_tiles.source(self)
-        return attention_rows.source(self)
+        return attention_rows.body(self).kernel(self.name)
+
+    def body(self, target: CudaTarget) -> Body | None:
+        return attention_rows.body(self) if self._way(target) == "rows" else None
 
     def _way(self, target: CudaTarget) -> Literal["rows", "tiles", "blocks"]:
         """The renderer: with tensor cores, the keys are divided among the warps of few rows."""
@@ -82,7 +86,10 @@ class CombineParts(PartsKernel):
         return attention_parts.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
-        return attention_parts.source(self)
+        return self.body(target).kernel(self.name)
+
+    def body(self, target: CudaTarget) -> Body:
+        return attention_parts.body(self)
 
 
 def lower_attention(lowering: ProgramBuilder, region: Region, root: Node) -> None:

@@ -14,6 +14,7 @@ from ostinato.variables import axis
 
 if TYPE_CHECKING:
     from ostinato.backends.cuda.abi import Launch
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.column_order import ColumnOrder
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node
@@ -32,9 +33,11 @@ class BlockwiseMatmul(BlockwiseProduct):
         return byte_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
-        if self._by_tiles(target):
-            return byte_tiles.blockwise_source(self)
-        return byte_rows.blockwise_source(self, target)
+        body = self.body(target)
+        return byte_tiles.blockwise_source(self) if body is None else body.kernel(self.name)
+
+    def body(self, target: CudaTarget) -> Body | None:
+        return None if self._by_tiles(target) else byte_rows.blockwise_body(self, target)
 
     def _by_tiles(self, target: CudaTarget) -> bool:
         """Whether there are rows enough for tensor cores, and the GPU has them."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         tensor_tiles,
         tiles,
     )
+    from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.column_order import ColumnOrder
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node, Value
@@ -88,11 +89,14 @@ class FewRowsMatmul(Matmul):
         return few_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
+        return self.body(target).kernel(self.name)
+
+    def body(self, target: CudaTarget) -> Body:
         if tensor_rows.fits(self, target):
-            return tensor_rows.source(self, target)
+            return tensor_rows.body(self, target)
         if byte_rows.fits(self):
-            return byte_rows.source(self, target)
-        return few_rows.source(self, target)
+            return byte_rows.body(self, target)
+        return few_rows.body(self, target)
 
 
 class MatmulRules:

@@ -1,7 +1,8 @@
-"""Segments as kernels: their parts, and the barriers between them."""
+"""Segments as kernels: their parts, the barriers between them, and the memory that they share."""
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.kernel import CudaKernel
@@ -15,7 +16,27 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.text import KernelText
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["Part", "SegmentKernel"]
+__all__ = ["Part", "SegmentKernel", "Space", "SpaceKind"]
+
+
+class SpaceKind(enum.Enum):
+    """The kinds of memory for values that only the parts of a segment read."""
+
+    BLOCK = "block"  #: in the shared memory of each block, which computes or receives the value
+    PACKETS = "packets"  #: in packets, which carry the value to all blocks
+
+
+@dataclass(frozen=True)
+class Space:
+    """Memory for a value that only the parts of a segment read.
+
+    Attributes:
+        kind: see :class:`SpaceKind`.
+        offset: in the memory of its kind: bytes, or packets.
+    """
+
+    kind: SpaceKind
+    offset: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +45,22 @@ class Part:
 
     Attributes:
         kernel: the kernel.
-        arguments: the positions of its arguments among those of the segment.
+        arguments: the positions of its arguments among those of the segment; behind these come
+            the segment's spaces.
         level: the number of barriers before it.
+        streams: whether weights that it reads may be fetched ahead, through a ring: nothing in the
+            segment writes them, and they are rows of memory.
+        everywhere: whether every block runs all of it, for itself.
+        tiles_of: the position of a part before it whose tiles go to the same blocks as its own,
+            because it reads them; ``None``: any blocks will do.
     """
 
     kernel: CudaKernel
     arguments: tuple[int, ...]
     level: int
+    streams: bool = False
+    everywhere: bool = False
+    tiles_of: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,27 +69,45 @@ class SegmentKernel(CudaKernel):
 
     Attributes:
         args: the buffers of all parts, each once.
-        parts: in the order of their levels.
+        parts: in the order in which each block runs them; that of their levels.
+        spaces: the memory of values that only parts read.
+        packets: the argument that has all packets, if there are any.
+        block_bytes: shared memory of a block for its spaces.
         variables: the graph's Variables in the order of ``vars``.
     """
 
     args: tuple[Arg, ...]
     parts: tuple[Part, ...]
+    spaces: tuple[Space, ...] = ()
+    packets: int | None = None
+    block_bytes: int = 0
     variables: tuple[Symbol, ...] = ()
 
     prefix: ClassVar[str] = "segment"
 
+    def space(self, position: int) -> Space | None:
+        """The space at a position behind those of the arguments, if it is one."""
+        return self.spaces[position - len(self.args)] if position >= len(self.args) else None
+
     def describe(self, text: KernelText) -> None:
-        text.line(0, f"segment of {len(self.parts)} kernels")
+        text.line(0, f"segment of {len(self.parts)} kernels, {self.block_bytes} bytes of a block")
         text.head(self.args)
+        for number, space in enumerate(self.spaces, len(self.args)):
+            where = "a block" if space.kind is SpaceKind.BLOCK else f"b{self.packets}"
+            text.line(1, f"b{number}: at {space.offset} of {where}")
         for part in self.parts:
             named = ", ".join(f"b{position}" for position in part.arguments)
-            text.line(1, f"level {part.level}: {part.kernel.name}({named})")
+            how = " streams" * part.streams + " everywhere" * part.everywhere
+            if part.tiles_of is not None:
+                how += f" on the blocks of part {part.tiles_of}"
+            text.line(1, f"level {part.level}{how}: {part.kernel.name}({named})")
 
     def accesses(self) -> Iterator[Access]:
         for part in self.parts:
             for access in part.kernel.accesses():
-                yield Access(part.arguments[access.position], access.index, access.writes)
+                position = part.arguments[access.position]
+                if self.space(position) is None:
+                    yield Access(position, access.index, access.writes)
 
     def elements(self, position: int, *, writes: bool) -> Dim | None:
         total: Dim = 0

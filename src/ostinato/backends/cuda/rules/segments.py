@@ -8,67 +8,75 @@ and waits for the other blocks where a part reads what another one writes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
 from ostinato.backends.cuda.rules.product import Matmul
-from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel
+from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
-from ostinato.lazy import LazyModule
-from ostinato.lower.loopir.nodes import Arg, max_extent
+from ostinato.lower.loopir.nodes import max_extent
 from ostinato.lower.program import Call
+from ostinato.records import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Set
 
-    from ostinato.backends.cuda.abi import Launch
-    from ostinato.backends.cuda.render import segments
     from ostinato.lower.program import LoweredBuffer
     from ostinato.variables import Dim, Symbol
-else:
-    segments = LazyModule("ostinato.backends.cuda.render.segments")
 
-__all__ = ["Segment", "form_segments"]
+__all__ = ["SegmentSettings", "form_segments"]
 
 #: Arguments of a kernel, at most: all GPUs take 4096 bytes of them.
 _MOST_ARGUMENTS = 500
 
+#: Arguments of a part, and parts, at most: shared memory has a table of all of them.
+_MOST_PART_ARGUMENTS, _MOST_PARTS = 16, 400
+
 #: Bytes of dynamic shared memory of a part, at most: every GPU has room for a block of them.
-_SHARED_BYTES = 48 << 10
+_SHARED_BYTES = 24 << 10
+
+#: Bytes of the values that every block has at a time, at most.
+_MOST_BLOCK_BYTES = 48 << 10
 
 #: Rows of a product, and points of a loop nest, up to which a kernel is small.
 _ROWS, _POINTS = 16, 1 << 20
 
 
-class Segment(SegmentKernel):
-    """Several kernels as one, whose blocks all are resident."""
+def form_segments(
+    calls: Sequence[Call], kept: Set[LoweredBuffer], settings: SegmentSettings
+) -> list[Call]:
+    """The calls, with runs of small kernels as segments.
 
-    def launch(self, target: CudaTarget) -> Launch:
-        return segments.launch(self, target)
+    Args:
+        calls: in order.
+        kept: buffers that outlive a run's last call.
+        settings: the optimisations that are on.
+    """
+    runs = _runs(calls)
+    users = Counter(buffer for run in runs for buffer in {b for call in run for b in call.buffers})
+    shared = kept | {buffer for buffer, count in users.items() if count > 1}
+    return [call for run in runs for call in _segment(run, shared, settings)]
 
-    def source(self, target: CudaTarget) -> str:
-        return segments.source(self, target)
 
-
-def form_segments(calls: Sequence[Call]) -> list[Call]:
-    """The calls, with runs of small kernels as segments."""
-    found: list[Call] = []
-    run: list[Call] = []
+def _runs(calls: Sequence[Call]) -> list[list[Call]]:
+    """The calls, those that may become one segment together."""
+    runs: list[list[Call]] = []
     buffers: set[LoweredBuffer] = set()
+    grows = False
     for call in calls:
         fits = _is_small(call)
         together = buffers | {*call.buffers}
-        if run and not (fits and len(together) <= _MOST_ARGUMENTS):
-            found += _segment(run)
-            run, together = [], {*call.buffers}
-        if fits:
-            run.append(call)
+        room = len(together) < _MOST_ARGUMENTS
+        if grows and fits and room and len(runs[-1]) < _MOST_PARTS:
+            runs[-1].append(call)
             buffers = together
         else:
-            found.append(call)
-            buffers = set()
-    return found + _segment(run)
+            runs.append([call])
+            buffers = {*call.buffers}
+        grows = fits
+    return runs
 
 
 def _is_small(call: Call) -> bool:
@@ -85,7 +93,9 @@ def _is_small(call: Call) -> bool:
         small = max_extent(kernel.m) <= _ROWS
     else:
         return False
-    if not small or len(call.buffers) > _MOST_ARGUMENTS:
+    if not small or type(kernel).body is CudaKernel.body:
+        return False
+    if len(call.buffers) > _MOST_PART_ARGUMENTS:
         return False
     launch = kernel.launch(_TYPICAL)
     modest = launch.shared_bytes <= _SHARED_BYTES
@@ -96,51 +106,26 @@ def _size(axes: Sequence[Symbol]) -> int:
     return math.prod(map(max_extent, axes))
 
 
-def _segment(calls: Sequence[Call]) -> list[Call]:
-    """A run of calls as one; a single one stays as it is."""
+def _segment(
+    calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
+) -> list[Call]:
+    """A run of calls as one; a single one stays as it is.
+
+    Args:
+        calls: the run.
+        others: buffers that are used elsewhere.
+        settings: the optimisations that are on.
+    """
     if len(calls) < 2:
         return list(calls)
-    buffers = list(dict.fromkeys(buffer for call in calls for buffer in call.buffers))
-    position = {buffer: i for i, buffer in enumerate(buffers)}
-    reads, writes = [False] * len(buffers), [False] * len(buffers)
-    parts = []
-    for call, level in zip(calls, _levels(calls), strict=True):
-        assert isinstance(call.kernel, CudaKernel)
-        for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
-            reads[position[buffer]] |= arg.reads
-            writes[position[buffer]] |= arg.writes
-        arguments = tuple(position[buffer] for buffer in call.buffers)
-        parts.append(Part(call.kernel, arguments, level))
-    args = tuple(
-        Arg(buffer.type.dtype, *access)
-        for buffer, *access in zip(buffers, reads, writes, strict=True)
-    )
-    ordered = tuple(sorted(parts, key=lambda part: part.level))
-    kernel = Segment(args, ordered, calls[0].kernel.variables)
+    kernel, buffers = Assembly(calls, others, settings).segment()
+    if kernel.block_bytes > _MOST_BLOCK_BYTES:
+        kernel, buffers = Assembly(calls, others, replace(settings, exchange=False)).segment()
     labels = tuple(dict.fromkeys(label for call in calls for label in call.nodes))
     flops: Dim = 0
     for call in calls:
         flops = flops + call.flops
     return [Call(kernel, tuple(buffers), labels, f"segment of {len(calls)} kernels", flops)]
-
-
-def _levels(calls: Sequence[Call]) -> list[int]:
-    """By call, the number of barriers before it: it is behind every one that it conflicts with."""
-    readers: dict[LoweredBuffer, int] = {}
-    writers: dict[LoweredBuffer, int] = {}
-    levels = []
-    for call in calls:
-        level = 0
-        for buffer in call.reads():
-            level = max(level, writers.get(buffer, -1) + 1)
-        for buffer in call.writes():
-            level = max(level, writers.get(buffer, -1) + 1, readers.get(buffer, -1) + 1)
-        for buffer in call.reads():
-            readers[buffer] = max(level, readers.get(buffer, -1))
-        for buffer in call.writes():
-            writers[buffer] = level
-        levels.append(level)
-    return levels
 
 
 #: Whether a kernel fills blocks of a segment is the same on every GPU.

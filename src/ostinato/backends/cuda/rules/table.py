@@ -68,6 +68,8 @@ class CudaLowering:
         shared: the optimisations that are not the device's alone.
         templates: multiply with tiles and vector loads; without, by plain loop nests.
         segments: run small kernels that follow one another as one.
+        stream_weights: fetch the weights of a segment's products ahead of their use.
+        exchange: pass values from part to part of a segment without barriers where there is a way.
         split_reductions: reduce many elements to few results by two kernels.
         library: the use of a library for large products; ``None``: none.
     """
@@ -75,6 +77,8 @@ class CudaLowering:
     shared: LoweringOptions = field(default_factory=LoweringOptions)
     templates: bool = True
     segments: bool = False
+    stream_weights: bool = True
+    exchange: bool = True
     split_reductions: bool = True
     library: LibrarySettings | None = None
 
@@ -106,7 +110,10 @@ def lower_for_cuda(
     calls = [done for call in program.calls for done in _finalised(call, settings, Role.TEMP)]
     prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
     if settings.segments:
-        calls = segments.form_segments(calls)
+        leaves = (program.outputs, program.states, program.next_states, program.live_sizes)
+        kept = program.kept.union(*(found.values() for found in leaves))
+        found = segments.SegmentSettings(settings.stream_weights, settings.exchange)
+        calls = segments.form_segments(calls, kept, found)
     return replace(program, calls=calls, prepare=prepare), refused
 
 

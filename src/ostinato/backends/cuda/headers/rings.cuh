@@ -1,0 +1,284 @@
+// A ring of slots in shared memory, through which one warp of a block brings the rows of matrices
+// to all others: bulk copies that run ahead, across the barriers of those who wait for them.
+#pragma once
+#include "products.cuh"
+#include "segments.cuh"
+
+namespace ost {
+
+// Barriers of shared memory -----------------------------------------------------------------------
+
+// A phase ends with so many arrivals, once all bytes that were announced are there.
+struct phased_barrier {
+    unsigned words[2];  // of a host: the arrivals; the arrivals of a phase, and 1024 for each byte
+};
+
+// The 32-bit address of what is in shared memory.
+inline unsigned shared_address(const void* p) {
+#ifdef __CUDA_ARCH__
+    return (unsigned)__cvta_generic_to_shared(p);
+#else
+    return 0;
+#endif
+}
+
+inline void barrier_start(phased_barrier* barrier, unsigned arrivals) {
+#ifdef __CUDA_ARCH__
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+#else
+    barrier->words[0] = 0;
+    barrier->words[1] = arrivals;
+#endif
+}
+
+// Makes barriers that were started known to the copies that arrive at them.
+inline void barriers_started() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+inline void barrier_arrive(phased_barrier* barrier) {
+#ifdef __CUDA_ARCH__
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+#else
+    atomicAdd(&barrier->words[0], 1u);
+#endif
+}
+
+// Arrives, and announces the bytes of copies.
+inline void barrier_expect(phased_barrier* barrier, unsigned bytes) {
+#if defined(__CUDA_ARCH__)
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+#endif
+#else
+    atomicAdd(&barrier->words[1], bytes * 1024u);
+    atomicAdd(&barrier->words[0], 1u);
+#endif
+}
+
+inline bool barrier_passed(phased_barrier* barrier, unsigned parity) {
+#ifdef __CUDA_ARCH__
+    unsigned passed = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(passed)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory"
+    );
+#endif
+    return passed != 0;
+#else
+    unsigned arrived = atomicAdd(&barrier->words[0], 0u);
+    unsigned expected = atomicAdd(&barrier->words[1], 0u);
+    return ((arrived / (expected % 1024u) - (expected >= 1024u)) & 1u) != parity;
+#endif
+}
+
+// Waits until the phase of a parity has ended.
+inline void barrier_wait(phased_barrier* barrier, unsigned parity) {
+    unsigned polls = 0;
+    while (!barrier_passed(barrier, parity)) {
+#ifndef __CUDA_ARCH__
+        __nanosleep(0);
+#endif
+        if (++polls == 1u << 24) waited_in_vain("weights");
+    }
+}
+
+// A copy into shared memory that arrives at a barrier; both addresses and the size are multiples of
+// 16 bytes. What it reads is the first to leave the cache.
+inline void copy_bulk(void* to, const void* from, unsigned bytes, phased_barrier* barrier) {
+#if defined(__CUDA_ARCH__)
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], once; }" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory"
+    );
+#endif
+#else
+    __pipeline_memcpy_async(to, from, bytes);
+    atomicAdd(&barrier->words[1], 0u - bytes * 1024u);
+#endif
+}
+
+// The ring ----------------------------------------------------------------------------------------
+
+// The slot of the next stage, and the parity of its phase; each thread has its own.
+struct ring {
+    // A stage: pieces of neighbouring rows, each as far from the next that columns of 16 bytes are
+    // in different banks.
+    static constexpr int rows = 16, piece = 1024, pitch = piece + 16, bytes = rows * pitch;
+
+    // Stages that may be under way: more of them delay every other access to memory.
+    static constexpr int ahead = 2;
+
+    phased_barrier *arrived, *emptied;
+    unsigned char* slots;
+    int count;
+    int slot = 0;
+    unsigned parity = 0;
+
+    // Starts the barriers: called by one thread, before all others use them.
+    void start() {
+        for (int i = 0; i < count; i++) {
+            barrier_start(arrived + i, 1);
+            barrier_start(emptied + i, computing / 32);
+        }
+        barriers_started();
+    }
+
+    void advance() {
+        if (++slot == count) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+
+    // The next stage, once it has arrived.
+    const unsigned char* await() {
+        barrier_wait(arrived + slot, parity);
+        __syncwarp();
+        return slots + slot * bytes;
+    }
+
+    // Called by every warp that has read the stage.
+    void release() {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(emptied + slot);
+        advance();
+    }
+
+    // Fills slots with the rows of a block's tiles, each from end to end: called by a warp.
+    void fetch(place own, place all, const unsigned char* from, long long total, long long length) {
+        const int lane = threadIdx.x % 32;
+        for (long long first = (long long)own.x * rows; first < total; first += (long long)all.x * rows) {
+            const int there = total - first < rows ? (int)(total - first) : rows;
+            for (long long start = 0; start < length; start += piece) {
+                const int size = length - start < piece ? (int)(length - start) : piece;
+                barrier_wait(emptied + slot, parity ^ 1);
+                const bool wrapped = slot < ahead;
+                const int earlier = wrapped ? slot + count - ahead : slot - ahead;
+                barrier_wait(arrived + earlier, wrapped ? parity ^ 1 : parity);
+                if (lane == 0) barrier_expect(arrived + slot, there * size);
+                __syncwarp();
+                if (lane < there)
+                    copy_bulk(
+                        slots + slot * bytes + lane * pitch, from + (first + lane) * length + start,
+                        size, arrived + slot
+                    );
+                advance();
+            }
+        }
+    }
+};
+
+// Products with stages ---------------------------------------------------------------------------
+
+// Elements of a stage's row that a warp multiplies: the block has 8 of them.
+template <class T>
+constexpr int own_elements = ring::piece / 8 / (int)sizeof(T);
+
+// The products of a tile: the next stages of the ring by the rows of the left operand. `parts` gets,
+// by warp, row and column, the sums of the elements that the warp has. Whole: stages are full.
+template <class Format, int Rows, bool Whole>
+static OST_APART void multiply_tile(
+    ring& shared_ring, const unsigned short* left, long long pitch, int rows, int depth, int there,
+    float (*parts)[Rows][ring::rows + 1]
+) {
+    __syncwarp();
+    constexpr int own = own_elements<unsigned short>, steps = own / 16, halves = Rows > 8 ? 2 : 1;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int column = lane / 16 * 8 + lane % 8;
+    const int place = (column < there ? column : 0) * ring::pitch + warp * own * 2 + lane / 8 % 2 * 16;
+    ring from = shared_ring;
+    float sums[2][4] = {};
+    left += g * pitch + warp * own + 2 * t;
+    for (int start = 0; start < depth; start += 8 * own, left += 8 * own) {
+        const int depths = depth - start - warp * own;
+        unsigned a[steps][4] = {}, b[steps][4];
+#pragma unroll
+        for (int half = 0; half < halves; half++) {
+            if (g + 8 * half < rows) {
+#pragma unroll
+                for (int i = 0; i < steps; i++) {
+                    if (Whole || i * 16 < depths) {
+                        const unsigned short* const pair = left + 8 * half * pitch + i * 16;
+                        a[i][half] = *(const unsigned*)pair;
+                        a[i][half + 2] = *(const unsigned*)(pair + 8);
+                    }
+                }
+            }
+        }
+        const unsigned char* const stage = from.await() + place;
+#pragma unroll
+        for (int i = 0; i < steps; i++)
+            if (Whole || i * 16 < depths) load_matrices(b[i], (const unsigned short*)stage + i * 16);
+        from.release();
+#pragma unroll
+        for (int i = 0; i < steps; i++) {
+            if (Whole || i * 16 < depths) {
+                multiply_tiles(sums[0], a[i], b[i][0], b[i][1], Format());
+                multiply_tiles(sums[1], a[i], b[i][2], b[i][3], Format());
+            }
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        const int m = g + e % 4 / 2 * 8, n = e / 4 * 8 + t * 2 + e % 2;
+        if (m < Rows) parts[warp][m][n] = sums[e / 4][e % 4];
+    }
+    shared_ring = from;
+}
+
+// The same of floats: a lane has a column, and half of the warp's elements.
+template <class Format, int Rows, bool Whole>
+static OST_APART void multiply_tile(
+    ring& shared_ring, const float* left, long long pitch, int rows, int depth, int there,
+    float (*parts)[Rows][ring::rows + 1]
+) {
+    __syncwarp();
+    constexpr int own = own_elements<float>, half = own / 2;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 16;
+    const int first = warp * own + lane / 16 * half;
+    const int place = (column < there ? column : 0) * ring::pitch + first * 4;
+    ring from = shared_ring;
+    float sums[Rows] = {};
+    left += first;
+    for (int start = 0; start < depth; start += 8 * own, left += 8 * own) {
+        const int depths = depth - start - first;
+        const float* const stage = (const float*)(from.await() + place);
+#pragma unroll
+        for (int k = 0; k < half; k += 4) {
+            if (Whole || k < depths) {
+                const vector<float, 4> right = *(const vector<float, 4>*)(stage + k);
+#pragma unroll
+                for (int r = 0; r < Rows; r++) {
+                    if (r < rows) {
+                        const vector<float, 4> a = *(const vector<float, 4>*)(left + r * pitch + k);
+#pragma unroll
+                        for (int i = 0; i < 4; i++) sums[r] = fmaf(a.at[i], right.at[i], sums[r]);
+                    }
+                }
+            }
+        }
+        from.release();
+    }
+#pragma unroll
+    for (int m = 0; m < Rows; m++) {
+        const float both = sums[m] + __shfl_xor_sync(0xFFFFFFFFu, sums[m], 16);
+        if (lane < 16) parts[warp][m][lane] = both;
+    }
+    shared_ring = from;
+}
+
+}  // namespace ost

@@ -1,0 +1,147 @@
+"""The code of a kernel before it is decided whether it is launched or part of a segment.
+
+Both are the same statements. They take their place in the grid from ``own.x`` and ``all.x``, and
+mention the arrays in shared memory and the arguments ``b0``, ``b1``, ... ``vars`` by name.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["Body", "SharedArray"]
+
+#: Shared arrays begin at multiples of this, in bytes.
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class SharedArray:
+    """An array in the shared memory of a block.
+
+    Attributes:
+        type: of its elements, in C++.
+        itemsize: bytes of an element, at least.
+        name: of the array.
+        sizes: by axis, outermost first.
+    """
+
+    type: str
+    itemsize: int
+    name: str
+    sizes: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes up to the next array."""
+        return -(-math.prod(self.sizes) * self.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def extents(self) -> str:
+        """The sizes as they stand in a declaration."""
+        return "".join(f"[{size}]" for size in self.sizes)
+
+
+@dataclass(frozen=True)
+class Body:
+    """The code of a kernel.
+
+    Attributes:
+        includes: the lines that include headers.
+        parameters: the declarations of its arguments, with ``vars`` last.
+        arrays: in shared memory.
+        text: the statements.
+        threads: of a block.
+        resident: blocks that a multiprocessor is to run at a time.
+        dynamic: the name of the dynamic shared memory, if there is any.
+        streams: whether it reads an operand through the ring of a segment's block: it is no kernel.
+        start: statements before all others, which only a kernel of its own needs.
+    """
+
+    includes: str
+    parameters: tuple[str, ...]
+    text: str
+    threads: int
+    arrays: tuple[SharedArray, ...] = ()
+    resident: int = 1
+    dynamic: str = ""
+    streams: bool = False
+    start: str = ""
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def types(self, sent: Collection[int] = (), polled: Collection[int] = ()) -> list[str]:
+        """The types of the parameters; see :meth:`part`."""
+        types = [parameter.rpartition(" ")[0] for parameter in self.parameters]
+        for position in sent:
+            types[position] = f"ost::outbox<{types[position].removesuffix('*')}>"
+        for position in polled:
+            read = types[position].removeprefix("const ").removesuffix("*")
+            types[position] = f"ost::inbox<{read}>"
+        return types
+
+    def kernel(self, name: str, before: str = "") -> str:
+        """CUDA C++ with the kernel ``name``.
+
+        Args:
+            name: its symbol.
+            before: functions that it calls.
+        """
+        lines = [
+            f'extern "C" __global__ void __launch_bounds__({self.threads}, {self.resident}) '
+            f"{name}({', '.join(self.parameters)}) {{",
+            "    [[maybe_unused]] const ost::place own = {blockIdx.x}, all = {gridDim.x};",
+        ]
+        if self.start:
+            lines.append(self.start)
+        lines += [
+            f"    __shared__ __align__(16) {array.type} {array.name}{array.extents};"
+            for array in self.arrays
+        ]
+        if self.dynamic:
+            lines.append(f"    extern __shared__ __align__(16) unsigned char {name}_dynamic[];")
+            lines.append(f"    unsigned char* const {self.dynamic} = {name}_dynamic;")
+        head = "\n".join(lines)
+        return f"{self.includes}\n{before}{head}\n{self.text}}}\n"
+
+    def part(self, name: str, sent: Collection[int] = (), polled: Collection[int] = ()) -> str:
+        """A function that does the same in a block of a segment.
+
+        Its first parameters are the place of the block, the number of blocks, and shared memory for
+        the arrays, with the dynamic one behind them; then the ring, if it reads one.
+
+        Args:
+            name: of the function.
+            sent: the arguments whose elements are sent as they are written.
+            polled: those whose elements are waited for as they are read.
+        """
+        first = "ost::place own, ost::place all, unsigned char* pool"
+        declared = [
+            f"{type_} {parameter.rpartition(' ')[2]}"
+            for type_, parameter in zip(self.types(sent, polled), self.parameters, strict=True)
+        ]
+        if self.streams:
+            first += ", ost::ring& ring"
+        lines = [
+            f"static __device__ OST_APART void {name}({', '.join([first, *declared])}) {{",
+        ]
+        offset = 0
+        for array in self.arrays:
+            lines += [
+                f'    static_assert(sizeof({array.type}) <= {array.itemsize}, "{array.name}");',
+                f"    {array.type}(&{array.name}){array.extents} = "
+                f"*({array.type}(*){array.extents})(pool + {offset});",
+            ]
+            offset += array.nbytes
+        if self.dynamic:
+            lines.append(f"    unsigned char* const {self.dynamic} = pool + {offset};")
+        head = "\n".join(lines)
+        return f"{head}\n{self.text}}}\n"

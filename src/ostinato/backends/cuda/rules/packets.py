@@ -1,0 +1,119 @@
+"""Kernels about packets: values that are passed from block to block, each element with a flag.
+
+A packet is 64 bits, an element below a word that is not 0 once the element is there. Blocks that
+want the values read the packets until all of them are.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.backends.cuda.abi import Launch
+from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.backends.cuda.render.body import Body
+from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.backends.cuda.target import SEGMENT_BLOCK
+from ostinato.dtypes import UINT64
+from ostinato.lower.loopir.nodes import Arg
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.lower.loopir.text import KernelText
+    from ostinato.variables import Symbol
+
+__all__ = ["ClearPackets", "ReceivePackets"]
+
+_INCLUDES = '#include "packets.cuh"\n'
+
+
+class _PacketKernel(CudaKernel):
+    """A kernel about packets.
+
+    Attributes:
+        args: packets, and elements.
+        counts: of the packets of each value.
+        blocks: blocks that share the work.
+    """
+
+    args: tuple[Arg, ...]
+    counts: tuple[int, ...]
+    variables: tuple[Symbol, ...] = ()
+
+    blocks: ClassVar[int] = 1
+
+    def describe(self, text: KernelText) -> None:
+        text.line(0, f"{type(self).__name__}, {self.counts}")
+        text.head(self.args)
+
+    def variable_free(self) -> bool:
+        return True
+
+    def launch(self, target: CudaTarget) -> Launch:
+        return Launch(self.blocks, SEGMENT_BLOCK)
+
+    def source(self, target: CudaTarget) -> str:
+        return self.body(target).kernel(self.name)
+
+    def body(self, target: CudaTarget) -> Body:
+        dialect = CudaDialect()
+        parameters = [
+            f"{'' if arg.writes else 'const '}{dialect.memory_type(arg.dtype)}* b{i}"
+            for i, arg in enumerate(self.args)
+        ]
+        return Body(_INCLUDES, (*parameters, "const long long* vars"), self._text(), SEGMENT_BLOCK)
+
+    @abstractmethod
+    def _text(self) -> str:
+        """The statements."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClearPackets(_PacketKernel):
+    """Empties packets: nothing is there yet."""
+
+    counts: tuple[int, ...]
+    args: tuple[Arg, ...] = (Arg(UINT64, reads=False, writes=True),)
+    variables: tuple[Symbol, ...] = ()
+
+    prefix: ClassVar[str] = "clear"
+    blocks: ClassVar[int] = 256
+
+    def _text(self) -> str:
+        return f"    ost::clear_packets(b0, {sum(self.counts)}, own, all);\n"
+
+
+@dataclass(frozen=True, eq=False)
+class ReceivePackets(_PacketKernel):
+    """Copies the elements of packets, once they are there, into memory of the block.
+
+    Its arguments are the packets and the memory of the first value, then those of the next one.
+    """
+
+    counts: tuple[int, ...]
+    args: tuple[Arg, ...]
+    variables: tuple[Symbol, ...] = ()
+
+    prefix: ClassVar[str] = "receive"
+
+    def _text(self) -> str:
+        dialect = CudaDialect()
+        packet, lines, first = "", [], 0
+        for value, count in enumerate(self.counts):
+            type_ = dialect.memory_type(self.args[2 * value + 1].dtype)
+            last = value + 1 == len(self.counts)
+            at = f"i - {first}" if first else "i"
+            packet += (
+                f"b{2 * value} + ({at})"
+                if last
+                else f"i < {first + count} ? b{2 * value} + ({at}) : "
+            )
+            condition = "" if last else f"if (i < {first + count}) "
+            lines.append(f"{condition}b{2 * value + 1}[{at}] = ost::unpacked<{type_}>(element);")
+            first += count
+        put = " else ".join(lines)
+        return (
+            f"    ost::receive_packets({first}, [&](int i) {{ return {packet}; }},\n"
+            f"        [&](int i, unsigned element) {{ {put} }});\n"
+        )

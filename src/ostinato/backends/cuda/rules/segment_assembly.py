@@ -1,0 +1,274 @@
+"""Assembly of a segment: its parts in order, the barriers between them, and their memory."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
+from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
+from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
+from ostinato.backends.cuda.rules.segment_values import Way, Ways
+from ostinato.dtypes import UINT64
+from ostinato.ir.types import TensorType
+from ostinato.lazy import LazyModule
+from ostinato.lower.loopir.nodes import Arg
+from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence, Set
+
+    from ostinato.backends.cuda.abi import Launch
+    from ostinato.backends.cuda.render import segments, streamed_rows
+    from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.lower.program import Call
+else:
+    segments = LazyModule("ostinato.backends.cuda.render.segments")
+    streamed_rows = LazyModule("ostinato.backends.cuda.render.streamed_rows")
+
+__all__ = ["Assembly", "Segment", "SegmentSettings"]
+
+#: Values in the shared memory of a block begin at multiples of this.
+_ALIGNMENT = 16
+
+
+class Segment(SegmentKernel):
+    """Several kernels as one, whose blocks all are resident."""
+
+    def launch(self, target: CudaTarget) -> Launch:
+        return segments.launch(self, target)
+
+    def source(self, target: CudaTarget) -> str:
+        return segments.source(self, target)
+
+
+@dataclass(frozen=True)
+class SegmentSettings:
+    """The settings of segments.
+
+    Attributes:
+        stream_weights: fetch the weights of products ahead of their use.
+        exchange: pass values from part to part without barriers where there is a way.
+    """
+
+    stream_weights: bool = True
+    exchange: bool = True
+
+
+@dataclass(eq=False)
+class _Step:
+    """A part under construction.
+
+    Attributes:
+        kernel: of the part.
+        operands: by argument, what has its memory.
+        call: what it was made of, if it was made of one.
+        level: the number of barriers before it.
+    """
+
+    kernel: CudaKernel
+    operands: tuple[LoweredBuffer | _Value, ...]
+    call: Call | None
+    level: int
+
+
+@dataclass(eq=False)
+class _Value:
+    """Memory of a segment's own for a value.
+
+    Attributes:
+        kind: see :class:`SpaceKind`.
+        size: its bytes, or packets.
+    """
+
+    kind: SpaceKind
+    size: int
+
+
+class Assembly:
+    """Makes a segment of calls."""
+
+    def __init__(
+        self, calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
+    ) -> None:
+        self._calls = calls
+        self._settings = settings
+        self._ways = Ways(calls if settings.exchange else (), others)
+        self._levels = _levels(calls, self._ways)
+        self._ways.share(self._levels)
+        self._sent: dict[LoweredBuffer, _Value] = {}
+        self._held: dict[LoweredBuffer, _Value] = {}
+
+    def segment(self) -> tuple[Segment, list[LoweredBuffer]]:
+        """The kernel, and its buffers."""
+        steps = [step for call in self._calls for step in self._steps(call)]
+        total = sum(value.size for value in self._sent.values())
+        packets = None
+        if total:
+            type_ = TensorType(UINT64, (total,))
+            packets = LoweredBuffer(type_, Role.TEMP, f"packets of {self._calls[0].title}")
+            for step in steps:
+                step.level += 1
+            steps.insert(0, _Step(ClearPackets((total,)), (packets,), None, 0))
+        steps = _in_order(steps)
+        buffers = [o for step in steps for o in step.operands if isinstance(o, LoweredBuffer)]
+        buffers = list(dict.fromkeys(buffers))
+        spaces, block_bytes = self._spaces(steps)
+        position: dict[LoweredBuffer | _Value, int] = {b: i for i, b in enumerate(buffers)}
+        position |= {value: i for i, value in enumerate(spaces, len(buffers))}
+        reads, writes = [False] * len(position), [False] * len(position)
+        for step in steps:
+            for arg, operand in zip(step.kernel.args, step.operands, strict=True):
+                reads[position[operand]] |= arg.reads
+                writes[position[operand]] |= arg.writes
+        numbers = {step.call: i for i, step in enumerate(steps) if step.call is not None}
+        parts = []
+        for step in steps:
+            arguments = tuple(position[operand] for operand in step.operands)
+            written = [writes[number] for number in arguments]
+            same = None if step.call is None else self._ways.tiles_of.get(step.call)
+            repeated = isinstance(step.kernel, ReceivePackets)
+            parts.append(
+                Part(
+                    step.kernel,
+                    arguments,
+                    step.level,
+                    self._settings.stream_weights and _streams(step.kernel, written),
+                    repeated or step.call in self._ways.everywhere,
+                    None if same is None else numbers[same],
+                )
+            )
+        args = tuple(
+            Arg(buffer.type.dtype, reads[i], writes[i]) for i, buffer in enumerate(buffers)
+        )
+        at = None if packets is None else position[packets]
+        variables = self._calls[0].kernel.variables
+        kernel = Segment(args, tuple(parts), tuple(spaces.values()), at, block_bytes, variables)
+        return kernel, buffers
+
+    def _steps(self, call: Call) -> Iterator[_Step]:
+        """The part that a call becomes, behind those that receive what it reads."""
+        assert isinstance(call.kernel, CudaKernel)
+        level = self._levels[call]
+        for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
+            way = self._ways.way(buffer)
+            if way is Way.BLOCK and buffer not in self._held:
+                self._held[buffer] = _Value(SpaceKind.BLOCK, buffer.nbytes)
+            if way not in (Way.PACKETS, Way.POLLED):
+                continue
+            elements = buffer.nbytes // buffer.type.dtype.itemsize
+            if arg.writes:
+                self._sent[buffer] = _Value(SpaceKind.PACKETS, elements)
+            elif way is Way.PACKETS and buffer not in self._held:
+                held = self._held[buffer] = _Value(SpaceKind.BLOCK, buffer.nbytes)
+                taken = Arg(buffer.type.dtype, reads=False, writes=True)
+                kernel = ReceivePackets((elements,), (Arg(UINT64), taken))
+                yield _Step(kernel, (self._sent[buffer], held), None, level)
+        operands: list[LoweredBuffer | _Value] = []
+        for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
+            places = [self._sent.get(buffer), self._held.get(buffer)]
+            first, second = places if arg.writes else places[::-1]
+            operands.append(first or second or buffer)
+        yield _Step(call.kernel, tuple(operands), call, level)
+
+    def _spaces(self, steps: Sequence[_Step]) -> tuple[dict[_Value, Space], int]:
+        """The memory of values, and the shared memory that they need."""
+        uses: dict[_Value, list[int]] = {}
+        for number, step in enumerate(steps):
+            for operand in step.operands:
+                if isinstance(operand, _Value):
+                    uses.setdefault(operand, []).append(number)
+        spaces: dict[_Value, Space] = {}
+        packets = most = 0
+        live: list[tuple[int, int, int]] = []  # the last use, the start and the end of each
+        for value, numbers in uses.items():
+            if value.kind is SpaceKind.PACKETS:
+                spaces[value] = Space(value.kind, packets)
+                packets += value.size
+                continue
+            live = [found for found in live if found[0] >= numbers[0]]
+            size, start = -(-value.size // _ALIGNMENT) * _ALIGNMENT, 0
+            for _, low, high in sorted(live, key=lambda found: found[1]):
+                if start + size <= low:
+                    break
+                start = max(start, high)
+            live.append((numbers[-1], start, start + size))
+            spaces[value] = Space(value.kind, start)
+            most = max(most, start + size)
+        return spaces, most
+
+
+def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
+    """Whether the weights of a kernel can be fetched before it is its turn.
+
+    Args:
+        kernel: a part of a segment.
+        written: by argument, whether some part writes it.
+    """
+    if not isinstance(kernel, FewRowsMatmul):
+        return False
+    found = streamed_rows.stream_of(kernel)
+    return found is not None and not written[found.argument]
+
+
+def _levels(calls: Sequence[Call], ways: Ways) -> dict[Call, int]:
+    """By call, the number of barriers before it: it is behind every one that it conflicts with.
+
+    What goes another way than by memory is not behind a barrier, but behind its writer.
+    """
+    readers: dict[LoweredBuffer, int] = {}
+    writers: dict[LoweredBuffer, int] = {}
+    levels = {}
+    for call in calls:
+        level = 0
+        for buffer in call.reads():
+            apart = ways.way(buffer) is Way.MEMORY
+            level = max(level, writers.get(buffer, -apart) + apart)
+        for buffer in call.writes():
+            level = max(level, writers.get(buffer, -1) + 1, readers.get(buffer, -1) + 1)
+        for buffer in call.reads():
+            readers[buffer] = max(level, readers.get(buffer, -1))
+        for buffer in call.writes():
+            writers[buffer] = level
+        levels[call] = level
+    return levels
+
+
+def _in_order(steps: Sequence[_Step]) -> list[_Step]:
+    """The steps in the order of blocks, with values that are received together as one.
+
+    Parts come first that wait for the fewest values, one behind the other: what the next ones wait
+    for may then be there.
+    """
+    written: dict[LoweredBuffer | _Value, int] = {}
+    ranks = {}
+    for step in steps:
+        packets = any(
+            isinstance(operand, _Value) and operand.kind is SpaceKind.PACKETS and not arg.writes
+            for arg, operand in zip(step.kernel.args, step.operands, strict=True)
+        )
+        found = [written.get(operand, 0) for operand in step.operands]
+        ranks[step] = max(found, default=0) + packets
+        for arg, operand in zip(step.kernel.args, step.operands, strict=True):
+            if arg.writes:
+                written[operand] = ranks[step]
+
+    def place(step: _Step) -> tuple[int, int, bool]:
+        return step.level, ranks[step], not isinstance(step.kernel, ReceivePackets)
+
+    ordered: list[_Step] = []
+    for _, together in groupby(sorted(steps, key=place), key=place):
+        group = list(together)
+        ordered += [_received(group)] if isinstance(group[0].kernel, ReceivePackets) else group
+    return ordered
+
+
+def _received(steps: Sequence[_Step]) -> _Step:
+    """The step that receives what several do."""
+    kernels = [step.kernel for step in steps if isinstance(step.kernel, ReceivePackets)]
+    counts = tuple(count for kernel in kernels for count in kernel.counts)
+    args = tuple(arg for kernel in kernels for arg in kernel.args)
+    operands = tuple(operand for step in steps for operand in step.operands)
+    return _Step(ReceivePackets(counts, args), operands, None, steps[0].level)

@@ -1,0 +1,260 @@
+"""The ways of values from part to part of a segment.
+
+A value in global memory is behind a barrier of the whole grid, which costs more than most parts.
+There are three ways around it. A small part is run by every block for itself, and its results stay
+in shared memory. The result of a product may be read, tile by tile, on the block that computed the
+tile. And short results travel in packets, each element with a flag, to blocks that wait for them.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
+from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
+from ostinato.dtypes import FLOAT32
+from ostinato.lazy import LazyModule
+from ostinato.lower.loopir.dependences import reached, roots
+from ostinato.lower.loopir.nodes import Load, Store, max_extent
+from ostinato.lower.program import Role
+from ostinato.variables import Expr, substitute
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence, Set
+
+    from ostinato.backends.cuda.render import attention_parts, streamed_rows
+    from ostinato.lower.program import Call, LoweredBuffer
+    from ostinato.variables import Dim
+else:
+    attention_parts = LazyModule("ostinato.backends.cuda.render.attention_parts")
+    streamed_rows = LazyModule("ostinato.backends.cuda.render.streamed_rows")
+
+__all__ = ["Way", "Ways"]
+
+#: Points of a part that every block runs for itself, at most, and of one that writes to memory.
+_REPEATED_POINTS, _REPEATED_STORES = 16 << 10, 2 << 10
+
+#: Bytes of a value that every block has, at most.
+_BLOCK_BYTES = 32 << 10
+
+#: Elements of a value whose packets are read where they are, at most.
+_POLLED_ELEMENTS = 64 << 10
+
+#: Rows of a value that travels in packets, and its elements, at most.
+_PACKET_ROWS, _PACKET_ELEMENTS = 4, 16 << 10
+
+
+class Way(enum.Enum):
+    """The ways of a value from the part that writes it to those that read it."""
+
+    MEMORY = "by global memory, behind a barrier"
+    TILES = "by global memory, on the block that has written it"
+    BLOCK = "in the shared memory of each block, which has computed it"
+    REPEATED = "by global memory, which every block that reads it has written"
+    PACKETS = "in packets, which are copied into the shared memory of each block"
+    POLLED = "in packets, which are read where they are"
+
+
+class Ways:
+    """The ways of all values that the parts of one segment write.
+
+    Args:
+        calls: that become the parts, in order.
+        outside: buffers that others read, too.
+
+    Attributes:
+        everywhere: the calls that every block runs for itself.
+        tiles_of: by call, the one before it whose tiles go to the same blocks.
+    """
+
+    def __init__(self, calls: Sequence[Call], outside: Set[LoweredBuffer]) -> None:
+        self._writer: dict[LoweredBuffer, Call] = {}
+        self._readers: dict[LoweredBuffer, list[Call]] = {}
+        self._ways: dict[LoweredBuffer, Way] = {}
+        self.everywhere: set[Call] = set()
+        self.tiles_of: dict[Call, Call] = {}
+        writes = Counter(buffer for call in calls for buffer in call.writes())
+        unread = {
+            buffer
+            for buffer, times in writes.items()
+            if times == 1 and buffer.role is Role.TEMP and buffer.home is None
+        } - outside
+        for call in calls:
+            for buffer in call.reads():
+                self._readers.setdefault(buffer, []).append(call)
+                if buffer not in self._writer:
+                    unread.discard(buffer)  # it is read before it is written, or never written
+            self._writer |= dict.fromkeys(call.writes(), call)
+        self._own = unread
+        self._once = {buffer for buffer, times in writes.items() if times == 1}
+        for call in calls:
+            self._decide(call)
+
+    def way(self, buffer: LoweredBuffer) -> Way:
+        """The way of a value."""
+        return self._ways.get(buffer, Way.MEMORY)
+
+    def share(self, levels: Mapping[Call, int]) -> None:
+        """Let blocks share the work of calls whose readers are behind a barrier anyway.
+
+        Args:
+            levels: by call, the number of barriers before it.
+        """
+        for call in list(self.everywhere):
+            readers = [r for buffer in call.writes() for r in self._readers.get(buffer, ())]
+            if all(levels[reader] > levels[call] for reader in readers):
+                self.everywhere.remove(call)
+                for buffer in call.writes():
+                    self._ways[buffer] = Way.MEMORY
+
+    def _decide(self, call: Call) -> None:
+        """The ways of a call's results; those of the calls before it are known."""
+        own = [buffer for buffer in call.writes() if buffer in self._own]
+        others = [buffer for buffer in call.writes() if buffer not in self._own]
+        if (
+            _is_repeatable(call, _REPEATED_STORES if others else _REPEATED_POINTS)
+            and all(map(_is_short, own))
+            and all(self._may_repeat(call, buffer) for buffer in others)
+        ):
+            self.everywhere.add(call)
+            self._ways |= dict.fromkeys(own, Way.BLOCK)
+            self._ways |= dict.fromkeys(others, Way.REPEATED)
+            return
+        if isinstance(call.kernel, AttentionKernel):
+            self._ways |= {buffer: Way.POLLED for buffer in own if self._is_polled(call, buffer)}
+        if not isinstance(call.kernel, FewRowsMatmul | PartsKernel):
+            return
+        for buffer in own:
+            if self._reads_tiles(call, buffer):
+                self._ways[buffer] = Way.TILES
+            elif _is_sendable(call, buffer):
+                self._ways[buffer] = Way.PACKETS
+
+    def _may_repeat(self, call: Call, buffer: LoweredBuffer) -> bool:
+        """Whether blocks may all write a result to memory: the same elements, which others read.
+
+        A state is not the memory of anything that the part reads; a user's array may be.
+        """
+        kernel = call.kernel
+        assert isinstance(kernel, CudaLoopNest)
+        stores = [s for stage in kernel.stages for s in stage.statements if isinstance(s, Store)]
+        return (
+            buffer.role is Role.STATE
+            and buffer in self._once
+            and buffer not in call.reads()
+            and bool(self._readers.get(buffer))
+            and all(store.update == "set" for store in stores)
+        )
+
+    def _is_polled(self, call: Call, buffer: LoweredBuffer) -> bool:
+        """Whether the results of parts of attention are read by the kernel that adds them up."""
+        readers = self._readers.get(buffer, [])
+        elements = buffer.nbytes // buffer.type.dtype.itemsize
+        return (
+            len(readers) == 1
+            and isinstance(readers[0].kernel, PartsKernel)
+            and attention_parts.gathers(readers[0].kernel)
+            and readers[0].buffers.count(buffer) == 1
+            and buffer.type.dtype == FLOAT32
+            and elements <= _POLLED_ELEMENTS
+        )
+
+    def _reads_tiles(self, call: Call, buffer: LoweredBuffer) -> bool:
+        """Whether all that read a result do so tile by tile; then they are bound to its blocks."""
+        readers = self._readers.get(buffer, [])
+        first = self.tiles_of.get(call, call)
+        if not all(
+            reader is not first
+            and self.tiles_of.get(reader, first) is first
+            and _has_same_tiles(call, reader, buffer)
+            and not any(_weights(product) in self._writer for product in (call, reader))
+            for reader in readers
+        ):
+            return False
+        self.tiles_of |= dict.fromkeys(readers, first)
+        return bool(readers)
+
+
+def _is_repeatable(call: Call, most: int) -> bool:
+    """Whether every block may run a call of at most so many points for itself."""
+    kernel = call.kernel
+    if isinstance(kernel, CudaLoopNest):
+        inner = max((math.prod(map(max_extent, stage.axes)) for stage in kernel.stages), default=1)
+        points = math.prod(map(max_extent, kernel.outer_axes)) * inner
+        return kernel.parallel and not kernel.scratch_groups and points <= most
+    return False
+
+
+def _is_short(buffer: LoweredBuffer) -> bool:
+    """Whether every block may have a value in its memory."""
+    return 0 < buffer.nbytes <= _BLOCK_BYTES
+
+
+def _is_sendable(call: Call, buffer: LoweredBuffer) -> bool:
+    """Whether a result may travel in packets: a few rows of elements, each written once."""
+    kernel, shape = call.kernel, buffer.type.shape
+    assert isinstance(kernel, FewRowsMatmul | PartsKernel)
+    stores = kernel.stores if isinstance(kernel, FewRowsMatmul) else (kernel.store,)
+    position = call.buffers.index(buffer)
+    own = [store for store in stores if store.buffer == position]
+    few = isinstance(kernel, PartsKernel) or max_extent(kernel.m) <= _PACKET_ROWS
+    elements = buffer.nbytes // buffer.type.dtype.itemsize
+    return (
+        few
+        and all(isinstance(size, int) for size in shape)
+        and buffer.type.dtype.itemsize <= 4
+        and buffer.type.dtype.is_float
+        and 0 < elements <= _PACKET_ELEMENTS
+        and _is_short(buffer)
+        and call.buffers.count(buffer) == 1
+        and len(own) == 1
+        and own[0].update == "set"
+        and not own[0].conditions
+    )
+
+
+def _has_same_tiles(call: Call, reader: Call, buffer: LoweredBuffer) -> bool:
+    """Whether a product reads of another one's result the elements that its own tiles have."""
+    first, second = call.kernel, reader.kernel
+    if not isinstance(first, FewRowsMatmul) or not isinstance(second, FewRowsMatmul):
+        return False
+    if first.b.dtype != second.b.dtype or max_extent(first.m) != max_extent(second.m):
+        return False
+    streams = [streamed_rows.stream_of(kernel) for kernel in (first, second)]
+    if streams[0] is None or streams[1] is None or streams[0].rows != streams[1].rows:
+        return False
+    position = call.buffers.index(buffer)
+    written = [store.index for store in first.stores if store.buffer == position]
+    places = [number for number, other in enumerate(reader.buffers) if other is buffer]
+    read = [load for load in _loads(second, operands=False) if load.buffer in places]
+    aside = [load for load in _loads(second, operands=True) if load.buffer in places]
+    if len(written) != 1 or aside or len(places) != 1 or call.buffers.count(buffer) != 1:
+        return False
+    place = _at(written[0], first, first)
+    return all(not load.bindings and _at(load.index, second, first) == place for load in read)
+
+
+def _weights(call: Call) -> LoweredBuffer:
+    """The right operand of a product."""
+    assert isinstance(call.kernel, FewRowsMatmul)
+    assert isinstance(call.kernel.b, Load)
+    return call.buffers[call.kernel.b.buffer]
+
+
+def _loads(matmul: FewRowsMatmul, *, operands: bool) -> list[Load]:
+    """The loads of the operands, or those of the stores."""
+    if operands:
+        starts = [matmul.a, matmul.b]
+    else:
+        starts = [root for store in matmul.stores for root in roots(store)]
+    return [scalar for scalar in reached(starts) if isinstance(scalar, Load)]
+
+
+def _at(index: Dim, matmul: FewRowsMatmul, other: FewRowsMatmul) -> Dim:
+    """An index of a matmul at a row and a column of another one."""
+    row: Dim = 0 if max_extent(other.m) == 1 else Expr({(other.m,): 1}, 0)
+    return substitute(index, {matmul.m: row, matmul.n: Expr({(other.n,): 1}, 0)})
