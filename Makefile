@@ -68,6 +68,7 @@ test-peers: $(PEERS_STAMP)
 test-torch: $(PEERS_STAMP)
 	$(PEERS)/bin/python -m tests.peers.torch.op_info
 	$(PEERS)/bin/python -m tests.peers.torch.dynamo_operators
+	$(PEERS)/bin/python -m tests.peers.torch.models
 	$(PEERS)/bin/python -m pytest -q -m slow tests/peers/torch
 
 test-exports: $(PEERS_STAMP)
