@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 # First, since it describes the sources that are imported from here on.
 import ostinato.cache.fingerprint  # noqa: F401
+from ostinato.lazy import public_attribute
 
 if TYPE_CHECKING:
     from ostinato import moe, reference, torch
@@ -169,7 +170,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    value = public_attribute(home, name)
     globals()[name] = value
     return value
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["LazyModule"]
+__all__ = ["LazyModule", "public_attribute"]
 
 
 class LazyModule:
@@ -32,3 +32,18 @@ class LazyModule:
         if self._module is None:
             self._module = import_module(self.__name__)
         return getattr(self._module, attribute)
+
+
+def public_attribute(module: str, name: str) -> Any:
+    """An attribute of a module, which is imported.
+
+    Raises:
+        ModuleNotFoundError: PyTorch, which the module needs, is not installed.
+    """
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        problem = f"{name!r} needs PyTorch, which is not installed: pip install 'ostinato[torch]'"
+        raise ModuleNotFoundError(problem, name="torch") from error

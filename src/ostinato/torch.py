@@ -5,8 +5,9 @@ PyTorch is imported when one of them is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from ostinato.lazy import public_attribute
 
 if TYPE_CHECKING:
     from ostinato.frontends.torch.compiled_module import CompiledModule
@@ -27,7 +28,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ostinato.torch' has no attribute {name!r}")
     module, attribute = _HOMES[name]
-    value = getattr(import_module(module), attribute)
+    value = public_attribute(module, attribute)
     globals()[name] = value
     return value
 

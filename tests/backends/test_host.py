@@ -19,7 +19,11 @@ for name in ("sched_getaffinity", "sched_setaffinity", "register_at_fork", "getu
 import ostinato as ost
 for module in pkgutil.walk_packages(ost.__path__, "ostinato."):
     if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":  # which parts of one front end are for
+                raise
 g = ost.Graph("g")
 x = g.input("x", (64, 64))
 g.set_outputs([g.exp(x @ x)])

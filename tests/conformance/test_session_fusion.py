@@ -25,7 +25,12 @@ def ex() -> ost.GraphExecutor:
 def attributes(name: str, rng: np.random.Generator) -> dict[str, Any]:
     if name == "cast":
         return {"dtype": str(rng.choice(["float32", "int32", "bool", "float16"]))}
-    return {"clip": {"min": -1, "max": 3}, "thresholded_relu": {"alpha": 0.5}}.get(name, {})
+    given: dict[str, dict[str, Any]] = {
+        "clip": {"min": -1, "max": 3},
+        "thresholded_relu": {"alpha": 0.5},
+        "polygamma": {"n": 2},
+    }
+    return given.get(name, {})
 
 
 def program(s: ost.GraphSession, operands: list[ost.Buffer], seed: int) -> list[ost.Buffer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,10 @@ def test_errors_are_of_the_documented_kinds():
     assert issubclass(ost.VariableError, (ost.OstinatoError, ValueError))
     assert issubclass(ost.UnsupportedOpError, (ost.OstinatoError, NotImplementedError))
     for name in ost.__all__:
+        if name == "from_torch" and find_spec("torch") is None:
+            with pytest.raises(ModuleNotFoundError, match=r"needs PyTorch.*pip install"):
+                ost.from_torch  # noqa: B018
+            continue
         value: Any = getattr(ost, name)
         if isinstance(value, type) and issubclass(value, Exception):
             assert issubclass(value, ost.OstinatoError)
