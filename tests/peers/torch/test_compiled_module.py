@@ -553,3 +553,11 @@ def test_a_fork_can_call():
     found = queue.get(timeout=60)
     process.join()
     np.testing.assert_array_equal(np.asarray(found, np.float32), expected)
+
+
+def test_views_of_negated_memory_are_read_negated() -> None:
+    module = torch.nn.Linear(4, 3).eval()
+    x = torch.randn(2, 4)
+    fast = ost.torch.compile(module, (x,))
+    for given in (x, x, x, torch._neg_view(x), x):
+        torch.testing.assert_close(fast(given), module(given).detach())

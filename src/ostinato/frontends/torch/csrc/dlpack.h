@@ -12,6 +12,9 @@
 
 enum { DEVICE_CPU = 1 };
 
+/* Codes of dtypes. */
+enum { DL_FLOAT = 2 };
+
 typedef struct {
     uint32_t major, minor;
 } dl_version;

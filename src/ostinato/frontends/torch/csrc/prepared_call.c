@@ -19,6 +19,7 @@ typedef struct {
     PyObject *arguments; /* for each leaf, NULL-like Ellipsis for a tensor, or the constant */
     PyObject *names;     /* of the keyword arguments, after those by position */
     PyObject *run, *variables;
+    PyObject *is_neg; /* the name of the method */
     Py_ssize_t n_inputs, n_outputs;
     tensor_type *inputs, *outputs; /* inputs in the order of the arguments */
     Py_ssize_t *slots;             /* the position of each input in the run's list */
@@ -41,6 +42,18 @@ static bool is_plain(const CallObject *self, PyObject *leaf) {
         }
     }
     return false;
+}
+
+/* Whether the memory of a tensor holds the negatives of its elements: 1, 0, or -1 with an exception.
+ * Views of complex numbers are such tensors, and DLPack does not say so. */
+static int is_negative(const CallObject *self, PyObject *leaf, const tensor_type *type) {
+    if (type->dtype.code != DL_FLOAT) {
+        return 0;
+    }
+    PyObject *found = PyObject_CallMethodObjArgs(leaf, self->is_neg, NULL);
+    int negative = found == NULL ? -1 : found == Py_True;
+    Py_XDECREF(found);
+    return negative;
 }
 
 static bool counts_fit(const CallObject *self, PyObject *args, PyObject *kwargs) {
@@ -71,7 +84,7 @@ static PyObject *input_spans(const CallObject *self, runtime_state *state, PyObj
         } else if (self->api->view(leaf, &view) != 0) {
             PyErr_Clear(); /* no tensor that could be viewed: the long way says why */
             Py_CLEAR(spans);
-        } else if (!tensor_type_fits(type, &view)) {
+        } else if (!tensor_type_fits(type, &view) || is_negative(self, leaf, type) != 0) {
             Py_CLEAR(spans);
         } else {
             PyObject *span = span_new(state->span_type, first_element(&view), type->nbytes, leaf);
@@ -241,6 +254,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->names = Py_NewRef(keywords);
     self->run = Py_NewRef(run);
     self->variables = Py_NewRef(variables);
+    self->is_neg = PyUnicode_InternFromString("is_neg");
     self->inputs = read_types(inputs, &self->n_inputs);
     if (!PyErr_Occurred()) {
         self->outputs = read_types(outputs, &self->n_outputs);
@@ -273,6 +287,7 @@ static void call_dealloc(CallObject *self) {
     Py_XDECREF(self->names);
     Py_XDECREF(self->run);
     Py_XDECREF(self->variables);
+    Py_XDECREF(self->is_neg);
     for (Py_ssize_t i = 0; i < self->n_inputs; i++) {
         tensor_type_free(&self->inputs[i]);
     }
