@@ -561,3 +561,17 @@ def test_views_of_negated_memory_are_read_negated() -> None:
     fast = ost.torch.compile(module, (x,))
     for given in (x, x, x, torch._neg_view(x), x):
         torch.testing.assert_close(fast(given), module(given).detach())
+
+
+def test_sizes_of_results_may_depend_on_data() -> None:
+    class Chosen(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x[x > 0] * 2, x.nonzero(), torch.unique(x.round())
+
+    module = Chosen()
+    x = torch.randn(3, 6)
+    fast = ost.torch.compile(module, (x,))
+    for given in (x, torch.randn(3, 6), torch.zeros(3, 6)):
+        for result, wanted in zip(fast(given), module(given), strict=True):
+            torch.testing.assert_close(result, wanted, rtol=0, atol=0)
+            assert not result.numel() or result.stride() == wanted.stride()

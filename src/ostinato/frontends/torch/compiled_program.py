@@ -240,6 +240,7 @@ class CompiledProgram:
         live, traced = SymbolTable(program.symbols), SymbolTable(program.symbols)
         for symbol, dim in dims.items():
             live.define(symbol, dim)
+        for symbol in {**program.symbols, **dims}:  # those that data decide, too
             traced.define(symbol, self._hints.get(symbol, 7))
         names = [spec.name for spec in self._tensors]
 
