@@ -575,3 +575,14 @@ def test_sizes_of_results_may_depend_on_data() -> None:
         for result, wanted in zip(fast(given), module(given), strict=True):
             torch.testing.assert_close(result, wanted, rtol=0, atol=0)
             assert not result.numel() or result.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [(torch.nn.Linear(4, 2), (2, 4)), (torch.nn.Conv2d(1, 1, 2), (1, 1, 3, 3))],
+)
+def test_dtypes_that_eager_refuses(module: torch.nn.Module, shape: tuple[int, ...]) -> None:
+    fast = ost.torch.compile(module.eval(), (torch.randn(shape),))
+    with pytest.raises((ost.OstinatoError, RuntimeError), match=r"dtype|type"):
+        fast(torch.randn(shape, dtype=torch.float64))
+    fast(torch.randn(shape))

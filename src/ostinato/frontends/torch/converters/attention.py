@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.errors import GraphError
 from ostinato.ops.base import broadcast_shapes
 from ostinato.variables import prod
 
@@ -29,6 +30,9 @@ def _attention(
 ) -> Value:
     if dropout_p:
         call.unsupported("dropout within attention")
+    dtypes = {str(x.dtype): None for x in (query, key, value)}
+    if len(dtypes) > 1:
+        raise GraphError(f"PyTorch takes operands of one dtype here, got {', '.join(dtypes)}")
     g = call.g
     lead = broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
     q, k, v = (_four_dims(call, x, lead) for x in (query, key, value))

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import string
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from ostinato.errors import GraphError
 from ostinato.frontends.torch.converters.elementwise import scaled
+from ostinato.ir.graph import Value
 from ostinato.variables import prod
 
 if TYPE_CHECKING:
     from ostinato.frontends.torch.call import Call, Converter
-    from ostinato.ir.graph import Value
 
-__all__ = ["CONVERTERS"]
+__all__ = ["CONVERTERS", "of_one_dtype"]
+
+
+def of_one_dtype(converter: Converter) -> Converter:
+    """A converter that refuses tensors of different dtypes, as its op does in eager.
+
+    Tracing does not always notice them.
+    """
+
+    @wraps(converter)
+    def convert(call: Call, *args: Any, **kwargs: Any) -> Any:
+        given = [*args, *(kwargs[name] for name in _BESIDES & kwargs.keys())]
+        listed = [item for arg in given for item in (arg if isinstance(arg, tuple) else (arg,))]
+        found = {str(item.dtype): None for item in listed if isinstance(item, Value)}
+        if len(found) > 1:
+            raise GraphError(f"PyTorch takes operands of one dtype here, got {', '.join(found)}")
+        return converter(call, *args, **kwargs)
+
+    return convert
+
+
+#: Tensors that are given by name.
+_BESIDES = {"bias", "weight", "other", "mat1", "mat2", "key", "value"}
 
 
 def _matmul(call: Call, self: Value, other: Value) -> Value:
@@ -269,28 +293,28 @@ def _matrix_power(call: Call, self: Value, n: int) -> Value:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "aten.matmul": _matmul,
+    "aten.matmul": of_one_dtype(_matmul),
     "aten.linalg_matmul": _matmul,
-    "aten.mm": _product,
-    "aten.bmm": _product,
-    "aten.mv": _vector_product,
-    "aten.dot": _dot,
+    "aten.mm": of_one_dtype(_product),
+    "aten.bmm": of_one_dtype(_product),
+    "aten.mv": of_one_dtype(_vector_product),
+    "aten.dot": of_one_dtype(_dot),
     "aten.vdot": _matmul,
     "aten.linalg_vecdot": _vecdot,
     "aten.outer": _outer,
     "aten.ger": _outer,
-    "aten.inner": _inner,
-    "aten.linear": _linear,
-    "aten.addmm": _addmm,
+    "aten.inner": of_one_dtype(_inner),
+    "aten.linear": of_one_dtype(_linear),
+    "aten.addmm": of_one_dtype(_addmm),
     "aten.addmm.dtype": _addmm_wide,
     "aten.baddbmm.dtype": _addmm_wide,
     "aten._addmm_activation": _addmm_activated,
-    "aten.addmv": _addmv,
-    "aten.baddbmm": _baddbmm,
-    "aten.addbmm": _addbmm,
+    "aten.addmv": of_one_dtype(_addmv),
+    "aten.baddbmm": of_one_dtype(_baddbmm),
+    "aten.addbmm": of_one_dtype(_addbmm),
     "aten.addr": _addr,
-    "aten.einsum": _einsum,
-    "aten.tensordot": _tensordot,
+    "aten.einsum": of_one_dtype(_einsum),
+    "aten.tensordot": of_one_dtype(_tensordot),
     "aten._trilinear": _trilinear,
     "aten.bilinear": _bilinear,
     "aten.kron": _kronecker,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ostinato.frontends.torch.converters.contraction import of_one_dtype
+
 if TYPE_CHECKING:
     from ostinato.frontends.torch.call import Call, Converter
     from ostinato.ir.graph import Value
@@ -90,13 +92,13 @@ def _over_time(call: Call, self: Value, weight: Value, bias: Value, pad: int = 0
 
 
 CONVERTERS: dict[str, Converter] = {
-    "aten.convolution": _convolution,
-    "aten._convolution": _convolution,
-    "aten.conv1d": _forward,
-    "aten.conv2d": _forward,
-    "aten.conv3d": _forward,
-    "aten.conv_transpose1d": _transposed,
-    "aten.conv_transpose2d": _transposed,
-    "aten.conv_transpose3d": _transposed,
-    "aten.conv_tbc": _over_time,
+    "aten.convolution": of_one_dtype(_convolution),
+    "aten._convolution": of_one_dtype(_convolution),
+    "aten.conv1d": of_one_dtype(_forward),
+    "aten.conv2d": of_one_dtype(_forward),
+    "aten.conv3d": of_one_dtype(_forward),
+    "aten.conv_transpose1d": of_one_dtype(_transposed),
+    "aten.conv_transpose2d": of_one_dtype(_transposed),
+    "aten.conv_transpose3d": of_one_dtype(_transposed),
+    "aten.conv_tbc": of_one_dtype(_over_time),
 }
