@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 # First, since it describes the sources that are imported from here on.
 import ostinato.cache.fingerprint  # noqa: F401
-from ostinato.lazy import public_attribute
 
 if TYPE_CHECKING:
     from ostinato import moe, reference, torch
@@ -170,6 +169,8 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
+    from ostinato.lazy import public_attribute
+
     value = public_attribute(home, name)
     globals()[name] = value
     return value
