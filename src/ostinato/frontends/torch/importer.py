@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph, NestedGraph
     from ostinato.variables import Dim
 
-__all__ = ["Importer", "UnsupportedNodesError"]
+__all__ = ["MISSING", "Importer", "UnsupportedNodesError"]
 
 
 class UnsupportedNodesError(UnsupportedOpError):
@@ -58,7 +58,8 @@ class _Missing:
     """The result of a node that could not be converted; nodes that read it are skipped."""
 
 
-_MISSING = _Missing()
+#: The only one.
+MISSING = _Missing()
 
 
 class Importer:
@@ -190,8 +191,8 @@ class Importer:
             result = self._node(node, g, names)
             if node.unpacked:
                 parts = result if isinstance(result, tuple) else (result,)
-                if result is _MISSING:
-                    parts = (_MISSING,) * len(node.results)
+                if result is MISSING:
+                    parts = (MISSING,) * len(node.results)
                 if len(parts) < len(node.results):
                     raise ModelFormatError(f"node {node.name!r} has {len(parts)} results")
                 names.update(zip(node.results, parts, strict=False))
@@ -205,7 +206,7 @@ class Importer:
             args = tuple(self._resolve(arg, names) for arg in node.args)
             kwargs = {name: self._resolve(arg, names) for name, arg in node.kwargs.items()}
             if _holds_missing(args) or _holds_missing(tuple(kwargs.values())):
-                return _MISSING
+                return MISSING
             _expect_available((*args, *kwargs.values()), node.target)
             if node.target == "_operator.getitem" and isinstance(args[0], tuple):
                 return args[0][args[1]]
@@ -217,11 +218,11 @@ class Importer:
             where = f" at {node.where}" if node.where else ""
             self._refused.add(node.target)
             self.unsupported.append(f"{node.name!r} ({node.target}){where}: {reason}")
-            return _MISSING
+            return MISSING
         except GraphError as error:
             problem = str(error).removesuffix(f" (node {node.name!r})")
             self._fail(GraphError(f"{node.target} {node.name!r}: {problem}"), error)
-            return _MISSING
+            return MISSING
 
     def _op(
         self, node: ProgramNode, g: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -431,7 +432,7 @@ def _storage(operand: Any, arguments: Mapping[str, Any]) -> Any:
 
 def _holds_missing(arguments: tuple[Any, ...]) -> bool:
     return any(
-        item is _MISSING or (isinstance(item, tuple) and _holds_missing(item)) for item in arguments
+        item is MISSING or (isinstance(item, tuple) and _holds_missing(item)) for item in arguments
     )
 
 

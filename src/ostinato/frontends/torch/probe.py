@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.frontends.torch.importer import _MISSING as MISSING
-from ostinato.frontends.torch.importer import Importer
+from ostinato.frontends.torch.importer import MISSING, Importer
 from ostinato.frontends.torch.program import USER_INPUT, InputSpec
 from ostinato.ops.builder import Graph
 
