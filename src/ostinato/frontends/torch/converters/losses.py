@@ -14,6 +14,9 @@ __all__ = ["CONVERTERS"]
 
 _MEAN, _SUM = 1, 2
 
+#: The vocabulary's words for them.
+_REDUCTIONS = ("none", "mean", "sum")
+
 
 def _total(call: Call, losses: Value, reduction: int) -> Value:
     """The losses as asked for, in the result's dtype."""
@@ -26,38 +29,27 @@ def _total(call: Call, losses: Value, reduction: int) -> Value:
 
 
 def _squared(call: Call, self: Value, target: Value, reduction: int = _MEAN) -> Value:
-    a, b = call.widened(self, target)
-    return _total(call, call.g.square(call.g.subtract(a, b)), reduction)
+    x, t = call.promoted(self, target)
+    return call.g.mse_loss(x, t, _REDUCTIONS[reduction])
 
 
 def _absolute(call: Call, self: Value, target: Value, reduction: int = _MEAN) -> Value:
-    a, b = call.widened(self, target)
-    return _total(call, call.g.abs(call.g.subtract(a, b)), reduction)
+    x, t = call.promoted(self, target)
+    return call.g.l1_loss(x, t, _REDUCTIONS[reduction])
 
 
 def _smooth_absolute(
     call: Call, self: Value, target: Value, reduction: int = _MEAN, beta: float = 1.0
 ) -> Value:
-    """Squares below ``beta``, distances above it."""
-    g = call.g
-    if beta == 0:
-        return _absolute(call, self, target, reduction)
-    a, b = call.widened(self, target)
-    distance = g.abs(g.subtract(a, b))
-    near = g.multiply(g.square(distance), 0.5 / beta)
-    far = g.subtract(distance, 0.5 * beta)
-    return _total(call, g.where(g.less(distance, beta), near, far), reduction)
+    x, t = call.promoted(self, target)
+    return call.g.smooth_l1_loss(x, t, _REDUCTIONS[reduction], beta)
 
 
 def _huber(
     call: Call, self: Value, target: Value, reduction: int = _MEAN, delta: float = 1.0
 ) -> Value:
-    g = call.g
-    a, b = call.widened(self, target)
-    distance = g.abs(g.subtract(a, b))
-    near = g.multiply(g.square(distance), 0.5)
-    far = g.multiply(g.subtract(distance, 0.5 * delta), delta)
-    return _total(call, g.where(g.less_equal(distance, delta), near, far), reduction)
+    x, t = call.promoted(self, target)
+    return call.g.huber_loss(x, t, _REDUCTIONS[reduction], delta)
 
 
 def _cross_entropy_of_bits(
@@ -67,15 +59,8 @@ def _cross_entropy_of_bits(
     weight: Value | None = None,
     reduction: int = _MEAN,
 ) -> Value:
-    """``-(t log p + (1 - t) log (1 - p))``, with logarithms of no less than -100."""
-    g = call.g
-    p, t = call.widened(self, target)
-    log_p = g.maximum(g.log(p), -100.0)
-    log_q = g.maximum(g.log1p(g.neg(p)), -100.0)
-    losses = g.subtract(g.multiply(g.subtract(t, 1), log_q), g.multiply(t, log_p))
-    if weight is not None:
-        losses = g.multiply(losses, g.cast(weight, losses.dtype))
-    return _total(call, losses, reduction)
+    p, t = call.promoted(self, target)
+    return call.g.binary_cross_entropy(p, t, weight, _REDUCTIONS[reduction])
 
 
 def _cross_entropy_of_logits(
@@ -86,18 +71,9 @@ def _cross_entropy_of_logits(
     pos_weight: Value | None = None,
     reduction: int = _MEAN,
 ) -> Value:
-    g = call.g
-    x, t = call.widened(self, target)
-    rest = g.multiply(g.subtract(1, t), x)
-    log_p = g.log_sigmoid(x)
-    if pos_weight is None:
-        losses = g.subtract(rest, log_p)
-    else:
-        share = g.add(g.multiply(t, g.subtract(g.cast(pos_weight, x.dtype), 1)), 1)
-        losses = g.subtract(rest, g.multiply(share, log_p))
-    if weight is not None:
-        losses = g.multiply(losses, g.cast(weight, losses.dtype))
-    return _total(call, losses, reduction)
+    x, t = call.promoted(self, target)
+    how = _REDUCTIONS[reduction]
+    return call.g.binary_cross_entropy_with_logits(x, t, weight, pos_weight, how)
 
 
 def _divergence(
@@ -108,14 +84,8 @@ def _divergence(
     *,
     log_target: bool = False,
 ) -> Value:
-    g = call.g
-    x, t = call.widened(self, target)
-    if log_target:
-        losses = g.multiply(g.exp(t), g.subtract(t, x))
-    else:
-        product = g.where(g.equal(t, 0), 0, g.multiply(t, g.log(t)))
-        losses = g.subtract(product, g.multiply(t, x))
-    return _total(call, losses, reduction)
+    x, t = call.promoted(self, target)
+    return call.g.kl_div(x, t, _REDUCTIONS[reduction], log_target)
 
 
 # -- classes ----------------------------------------------------------------------------------
