@@ -122,6 +122,10 @@ struct ring {
     // Stages that may be under way: more of them delay every other access to memory.
     static constexpr int ahead = 2;
 
+    // Warps that read a stage; so many groups of them read as many stages at a time. To wait for a
+    // stage takes as long as to multiply much of it.
+    static constexpr int sharing = 2, groups = computing / 32 / sharing;
+
     phased_barrier *arrived, *emptied;
     unsigned char* slots;
     int count;
@@ -132,16 +136,13 @@ struct ring {
     void start() {
         for (int i = 0; i < count; i++) {
             barrier_start(arrived + i, 1);
-            barrier_start(emptied + i, computing / 32);
+            barrier_start(emptied + i, sharing);
         }
         barriers_started();
     }
 
-    void advance() {
-        if (++slot == count) {
-            slot = 0;
-            parity ^= 1;
-        }
+    void advance(int stages = 1) {
+        for (slot += stages; slot >= count; slot -= count) parity ^= 1;
     }
 
     // The next stage, once it has arrived.
@@ -151,11 +152,10 @@ struct ring {
         return slots + slot * bytes;
     }
 
-    // Called by every warp that has read the stage.
+    // Called by each of the warps that have read the stage.
     void release() {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(emptied + slot);
-        advance();
     }
 
     // Fills slots with the rows of a block's tiles, each from end to end: called by a warp.
@@ -184,9 +184,9 @@ struct ring {
 
 // Products with stages ---------------------------------------------------------------------------
 
-// Elements of a stage's row that a warp multiplies: the block has 8 of them.
+// Elements of a stage's row.
 template <class T>
-constexpr int own_elements = ring::piece / 8 / (int)sizeof(T);
+constexpr int stage_elements = ring::piece / (int)sizeof(T);
 
 // The products of a tile: the next stages of the ring by the rows of the left operand. `parts` gets,
 // by warp, row and column, the sums of the elements that the warp has. Whole: stages are full.
@@ -196,48 +196,46 @@ static OST_APART void multiply_tile(
     float (*parts)[Rows][ring::rows + 1]
 ) {
     __syncwarp();
-    constexpr int own = own_elements<unsigned short>, steps = own / 16, halves = Rows > 8 ? 2 : 1;
+    constexpr int all = stage_elements<unsigned short>, own = all / ring::sharing;
+    constexpr int steps = own / 16, halves = Rows > 8 ? 2 : 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int column = lane / 16 * 8 + lane % 8;
-    const int place = (column < there ? column : 0) * ring::pitch + warp * own * 2 + lane / 8 % 2 * 16;
+    const int place = (column < there ? column : 0) * ring::pitch +
+                      warp % ring::sharing * own * 2 + lane / 8 % 2 * 16;
     ring from = shared_ring;
-    float sums[2][4] = {};
+    from.advance(warp / ring::sharing);
+    float sums[2][2][4] = {};  // of even and of odd steps: neighbours do not wait for each other
     left += g * pitch + warp * own + 2 * t;
-    for (int start = 0; start < depth; start += 8 * own, left += 8 * own) {
-        const int depths = depth - start - warp * own;
-        unsigned a[steps][4] = {}, b[steps][4];
-#pragma unroll
-        for (int half = 0; half < halves; half++) {
-            if (g + 8 * half < rows) {
-#pragma unroll
-                for (int i = 0; i < steps; i++) {
-                    if (Whole || i * 16 < depths) {
-                        const unsigned short* const pair = left + 8 * half * pitch + i * 16;
-                        a[i][half] = *(const unsigned*)pair;
-                        a[i][half + 2] = *(const unsigned*)(pair + 8);
-                    }
-                }
-            }
-        }
+    for (int start = warp / ring::sharing * all; start < depth; start += ring::groups * all) {
+        const int depths = depth - start - warp % ring::sharing * own;
         const unsigned char* const stage = from.await() + place;
-#pragma unroll
-        for (int i = 0; i < steps; i++)
-            if (Whole || i * 16 < depths) load_matrices(b[i], (const unsigned short*)stage + i * 16);
-        from.release();
-#pragma unroll
+#pragma unroll 8
         for (int i = 0; i < steps; i++) {
             if (Whole || i * 16 < depths) {
-                multiply_tiles(sums[0], a[i], b[i][0], b[i][1], Format());
-                multiply_tiles(sums[1], a[i], b[i][2], b[i][3], Format());
+                unsigned a[4] = {}, b[4];
+                load_matrices(b, (const unsigned short*)stage + i * 16);
+#pragma unroll
+                for (int half = 0; half < halves; half++) {
+                    if (g + 8 * half < rows) {
+                        const unsigned short* const pair = left + 8 * half * pitch + i * 16;
+                        a[half] = *(const unsigned*)pair;
+                        a[half + 2] = *(const unsigned*)(pair + 8);
+                    }
+                }
+                multiply_tiles(sums[i % 2][0], a, b[0], b[1], Format());
+                multiply_tiles(sums[i % 2][1], a, b[2], b[3], Format());
             }
         }
+        from.release();
+        from.advance(ring::groups);
+        left += ring::groups * all;
     }
 #pragma unroll
     for (int e = 0; e < 8; e++) {
         const int m = g + e % 4 / 2 * 8, n = e / 4 * 8 + t * 2 + e % 2;
-        if (m < Rows) parts[warp][m][n] = sums[e / 4][e % 4];
+        if (m < Rows) parts[warp][m][n] = sums[0][e / 4][e % 4] + sums[1][e / 4][e % 4];
     }
-    shared_ring = from;
+    shared_ring.advance((depth * 2 + ring::piece - 1) / ring::piece);
 }
 
 // The same of floats: a lane has a column, and half of the warp's elements.
@@ -247,15 +245,17 @@ static OST_APART void multiply_tile(
     float (*parts)[Rows][ring::rows + 1]
 ) {
     __syncwarp();
-    constexpr int own = own_elements<float>, half = own / 2;
+    constexpr int all = stage_elements<float>, own = all / ring::sharing, half = own / 2;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 16;
     const int first = warp * own + lane / 16 * half;
-    const int place = (column < there ? column : 0) * ring::pitch + first * 4;
+    const int place = (column < there ? column : 0) * ring::pitch +
+                      (warp % ring::sharing * own + lane / 16 * half) * 4;
     ring from = shared_ring;
+    from.advance(warp / ring::sharing);
     float sums[Rows] = {};
     left += first;
-    for (int start = 0; start < depth; start += 8 * own, left += 8 * own) {
-        const int depths = depth - start - first;
+    for (int start = warp / ring::sharing * all; start < depth; start += ring::groups * all) {
+        const int depths = depth - start - warp % ring::sharing * own - lane / 16 * half;
         const float* const stage = (const float*)(from.await() + place);
 #pragma unroll
         for (int k = 0; k < half; k += 4) {
@@ -272,13 +272,15 @@ static OST_APART void multiply_tile(
             }
         }
         from.release();
+        from.advance(ring::groups);
+        left += ring::groups * all;
     }
 #pragma unroll
     for (int m = 0; m < Rows; m++) {
         const float both = sums[m] + __shfl_xor_sync(0xFFFFFFFFu, sums[m], 16);
         if (lane < 16) parts[warp][m][lane] = both;
     }
-    shared_ring = from;
+    shared_ring.advance((depth * 4 + ring::piece - 1) / ring::piece);
 }
 
 }  // namespace ost

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
 from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.records import dataclass, replace
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -44,6 +46,9 @@ _RESERVED = 1 << 10
 #: front, the blocks that share the work (0: each has all of it), the first block that has work, and
 #: the number of blocks from there on that do.
 _FIELDS = 5
+
+#: The first field of those that become the place of the block.
+_PLACE = 2
 
 #: Slots of a ring, at least and at most.
 _LEAST_SLOTS, _MOST_SLOTS = 4, 32
@@ -78,6 +83,8 @@ class _How:
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
         held: the arguments that are in shared memory.
+        shares: where it is run for shares: the items of the part that reads them, the items of each
+            share, then by argument, elements from one share to the next.
     """
 
     kernel: str
@@ -85,6 +92,7 @@ class _How:
     sent: frozenset[int]
     polled: frozenset[int]
     held: frozenset[int]
+    shares: tuple[int, ...] = ()
 
 
 class _Function:
@@ -98,6 +106,7 @@ class _Function:
         shared_bytes: bytes of its arrays.
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
+        shares: see :class:`_How`.
     """
 
     def __init__(self, number: int, part: Part, target: CudaTarget, how: _How) -> None:
@@ -105,6 +114,7 @@ class _Function:
         self.number = number
         self.sent = how.sent
         self.polled = how.polled
+        self.shares = how.shares
         self.stream: Stream | None = None
         body: Body | None
         if how.streams:
@@ -165,7 +175,15 @@ class _Renderer:
                 held.add(number)
             elif space.kind is SpaceKind.PACKETS and not whole:
                 (sent if arg.writes else polled).add(number)
-        return _How(part.kernel.name, streams, *map(frozenset, (sent, polled, held)))
+        shares: tuple[int, ...] = ()
+        if part.shares_of is not None:
+            reader = self.segment.parts[part.shares_of].kernel
+            assert isinstance(reader, AttentionKernel)
+            each, points = reader.items_of_point, bounds(reader.points)[1]
+            shares = (points * each, each, *part.strides)
+        return _How(
+            part.kernel.name, streams, frozenset(sent), frozenset(polled), frozenset(held), shares
+        )
 
     # -- memory -----------------------------------------------------------------------------
 
@@ -244,6 +262,9 @@ class _Renderer:
                 f"    for (int i = threadIdx.x; i < {len(segment.parts) * self.width}; "
                 f"i += {block})",
                 f"        records[i] = {name}_records[i];",
+                "    __syncthreads();",
+                f"    for (int i = threadIdx.x; i < {len(segment.parts)}; i += {block})",
+                f"        ost::find_place(records + i * {self.width} + {_PLACE});",
                 f"    unsigned char* const pool = memory + {self.pool_start};",
                 *(self._ring() if self.streams else ["    __syncthreads();"]),
                 *self._parts(),
@@ -276,7 +297,8 @@ class _Renderer:
         for ((before, part), function), (first, working) in zip(parts, self._blocks(), strict=True):
             assert part is not None
             waits = before is not None and before.level != part.level
-            shared = 0 if part.everywhere else working
+            alone = part.everywhere and part.shares_of is None
+            shared = 0 if alone else working
             fields = [function.number, int(waits), shared, first, working, *part.arguments]
             fields += [0] * (self.width - len(fields))
             rows.append(f"    {', '.join(map(str, fields))},")
@@ -301,7 +323,9 @@ class _Renderer:
         numbered = list(enumerate(self.segment.parts))
         for number, part in reversed(numbered):
             own: set[int] = set()
-            if part.everywhere:
+            if part.shares_of is not None:
+                found[number] = found[part.shares_of]
+            elif part.everywhere:
                 written = self._operands(part, writes=True)
                 own = own.union(*(needed.get(position, ()) for position in written))
                 lasting = any(self.segment.space(position) is None for position in written)
@@ -384,10 +408,20 @@ class _Renderer:
         for function in self.distinct:
             *types, _ = function.body.types(function.sent, function.polled)
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
+            name, place = f"{self.segment.name}_{function.number}", ["own", "all"]
+            lines.append(f"            case {function.number}:")
+            if function.shares:
+                items, each, *strides = function.shares
+                place = ["{0}", "{1}"]
+                lines.append(f"            for (int i = own.x; i < {items}; i += all.x)")
+                given = [
+                    f"{argument} + i / {each} * {stride}LL" if stride else argument
+                    for argument, stride in zip(given, strides, strict=True)
+                ]
             ring = ["ring"] * (function.stream is not None)
-            call = ", ".join(["own", "all", "pool", *ring, *given, "vars"])
-            name = f"{self.segment.name}_{function.number}"
-            lines.append(f"            case {function.number}: {name}({call}); break;")
+            call = ", ".join([*place, "pool", *ring, *given, "vars"])
+            lines.append(f"                {name}({call});")
+            lines.append("            break;")
         last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]
         return [*lines, "            }", "    }", *last]
 
@@ -395,8 +429,8 @@ class _Renderer:
         """Declarations of the record of a part, and of the block's place in it."""
         return [
             f"            const unsigned short* const record = records + i * {self.width};",
-            "            const ost::place own = ost::own_place(record[2], record[3], record[4]);",
-            "            const ost::place all = ost::all_places(record[2]);",
+            f"            const ost::place all = {{record[{_PLACE}]}}, "
+            f"own = {{record[{_PLACE + 1}]}};",
         ]
 
 

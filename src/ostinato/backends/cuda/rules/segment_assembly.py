@@ -6,9 +6,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.backends.cuda.rules.derived_values import without_derived
 from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
+from ostinato.backends.cuda.rules.segment_shares import Shares
 from ostinato.backends.cuda.rules.segment_values import Way, Ways
 from ostinato.dtypes import UINT64
 from ostinato.ir.types import TensorType
@@ -66,12 +68,16 @@ class _Step:
         operands: by argument, what has its memory.
         call: what it was made of, if it was made of one.
         level: the number of barriers before it.
+        reader: the call of attention whose points are the shares that it is run for.
+        strides: by argument, elements from one share to the next.
     """
 
     kernel: CudaKernel
     operands: tuple[LoweredBuffer | _Value, ...]
     call: Call | None
     level: int
+    reader: Call | None = None
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -93,11 +99,14 @@ class Assembly:
     def __init__(
         self, calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
     ) -> None:
+        if settings.exchange:
+            calls = without_derived(calls, others)
         self._calls = calls
         self._settings = settings
         self._ways = Ways(calls if settings.exchange else (), others)
         self._levels = _levels(calls, self._ways)
         self._ways.share(self._levels)
+        self._shares = Shares(calls, self._ways)
         self._sent: dict[LoweredBuffer, _Value] = {}
         self._held: dict[LoweredBuffer, _Value] = {}
 
@@ -138,6 +147,8 @@ class Assembly:
                     self._settings.stream_weights and _streams(step.kernel, written),
                     repeated or step.call in self._ways.everywhere,
                     None if same is None else numbers[same],
+                    None if step.reader is None else numbers[step.reader],
+                    step.strides,
                 )
             )
         args = tuple(
@@ -164,14 +175,19 @@ class Assembly:
             elif way is Way.PACKETS and buffer not in self._held:
                 held = self._held[buffer] = _Value(SpaceKind.BLOCK, buffer.nbytes)
                 taken = Arg(buffer.type.dtype, reads=False, writes=True)
+                reader, elements = self._shares.received.get(buffer, (None, elements))
                 kernel = ReceivePackets((elements,), (Arg(UINT64), taken))
-                yield _Step(kernel, (self._sent[buffer], held), None, level)
+                strides = () if reader is None else (elements, elements)
+                yield _Step(kernel, (self._sent[buffer], held), None, level, reader, strides)
         operands: list[LoweredBuffer | _Value] = []
         for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
             places = [self._sent.get(buffer), self._held.get(buffer)]
             first, second = places if arg.writes else places[::-1]
             operands.append(first or second or buffer)
-        yield _Step(call.kernel, tuple(operands), call, level)
+        if (share := self._shares.of.get(call)) is None:
+            yield _Step(call.kernel, tuple(operands), call, level)
+        else:
+            yield _Step(share.kernel, tuple(operands), call, level, share.reader, share.strides)
 
     def _spaces(self, steps: Sequence[_Step]) -> tuple[dict[_Value, Space], int]:
         """The memory of values, and the shared memory that they need."""
@@ -261,7 +277,10 @@ def _in_order(steps: Sequence[_Step]) -> list[_Step]:
     ordered: list[_Step] = []
     for _, together in groupby(sorted(steps, key=place), key=place):
         group = list(together)
-        ordered += [_received(group)] if isinstance(group[0].kernel, ReceivePackets) else group
+        if isinstance(group[0].kernel, ReceivePackets):
+            readers = dict.fromkeys(step.reader for step in group)
+            group = [_received([s for s in group if s.reader is reader]) for reader in readers]
+        ordered += group
     return ordered
 
 
@@ -271,4 +290,6 @@ def _received(steps: Sequence[_Step]) -> _Step:
     counts = tuple(count for kernel in kernels for count in kernel.counts)
     args = tuple(arg for kernel in kernels for arg in kernel.args)
     operands = tuple(operand for step in steps for operand in step.operands)
-    return _Step(ReceivePackets(counts, args), operands, None, steps[0].level)
+    strides = tuple(stride for step in steps for stride in step.strides)
+    first = steps[0]
+    return _Step(ReceivePackets(counts, args), operands, None, first.level, first.reader, strides)
