@@ -12,6 +12,7 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
+from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
@@ -105,6 +106,12 @@ def test_a_decoding_step_is_one_kernel(
     shared = [part.kernel for part in segment.parts if part.shares_of is not None]
     # What is received, rope of queries and of keys, and the rows of two states, of each layer.
     assert len(shared) == (5 * config.layers if exchange and key_heads > 1 else 0)
+    if exchange and key_heads > 1:  # the rows of cosines and sines are copied once
+        alone = [p for p in segment.parts if p.everywhere and p.shares_of is None]
+        assert sum(isinstance(p.kernel, CudaLoopNest) and len(p.arguments) == 2 for p in alone) == 2
+    text = segment.source(CudaTarget.of_arch("sm_90"))
+    compile_text(text, "sm_90")
+    assert ("_touch(own" in text) is (exchange and "ring.fetch" in text)
     expected = ost.Session("cpu").compile(graph)
     token = 1
     for position in range(6):

@@ -23,9 +23,13 @@ from ostinato.records import replace
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
     from ostinato.backends.cuda.target import CudaTarget
+    from ostinato.lower.loopir.nodes import Load
+    from ostinato.variables import Symbol
 
 __all__ = ["body", "fits", "launch", "row_blocks"]
 
@@ -40,13 +44,17 @@ _FEW_ROWS = 8
 #: Elements of queries that a thread has, at most: of so many, it has as many sums.
 _QUERY_ELEMENTS = 32
 
+#: Bytes of memory that are cached together.
+_SECTOR = 32
+
 #: Keys of a thread whose loads are on their way together.
 _KEYS = 2
 
-_BODY = Template("""\
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int feature = threadIdx.x % $lanes * $count, place = threadIdx.x / $lanes;
-    const long long row_blocks = (rows + $rows - 1) / $rows;
+#: Keys that are brought into the cache of the multiprocessor while the block waits for queries.
+_TOUCHED_KEYS = 64
+
+#: An item of a block: a part of the keys of some rows of a point.
+_ITEM = Template("""\
     for (long long item = own.x; item < points * row_blocks * $splits; item += all.x) {
         const long long split = item % $splits, first_row = item / $splits % row_blocks * $rows;
         const long long point = item / $splits / row_blocks;
@@ -62,7 +70,34 @@ $batch
         high = high > keys ? keys : high;
         const long long share = high > low ? (high - low + $splits - 1) / $splits : 0;
         const long long begin = low + split * share;
-        const long long end = begin + share < high ? begin + share : high;
+        const long long end = begin + share < high ? begin + share : high;""")
+
+#: Loads the rows of an item, a word of each sector of 32 bytes.
+_TOUCH = Template("""\
+    const int lane = threadIdx.x % 32;
+    const long long row_blocks = (rows + $rows - 1) / $rows;
+    unsigned kept = 0;
+$item
+        const int count = end - begin < $most ? (int)(end - begin) : $most;
+#pragma unroll 8
+        for (int i = lane; i < count * $sectors; i += 32) {
+            const long long key = begin + i / $sectors, d = i % $sectors * $width, n = d;
+            {
+$key
+            }
+            {
+$value
+            }
+        }
+    }
+    sink[lane] = kept;
+""")
+
+_BODY = Template("""\
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int feature = threadIdx.x % $lanes * $count, place = threadIdx.x / $lanes;
+    const long long row_blocks = (rows + $rows - 1) / $rows;
+$item
         $acc query[$rows][$count];
 #pragma unroll
         for (int r = 0; r < $rows; r++) {
@@ -223,7 +258,15 @@ def body(attention: AttentionKernel) -> Body:
             greatest="most",
             total="whole",
         )
+    item = _ITEM.substitute(
+        rows=rows,
+        splits=attention.splits,
+        batch=batch,
+        first_key="0" if spec.window is None else f"position - {spec.window - 1}",
+        last_key="position + 1" if spec.causal else "keys",
+    )
     text = _BODY.substitute(
+        item=item,
         acc=type_,
         minus_infinity=dialect.literal(acc, float("-inf")),
         rows=rows,
@@ -236,10 +279,6 @@ def body(attention: AttentionKernel) -> Body:
         threads=_THREADS,
         warps=_THREADS // _WARP,
         features=features,
-        splits=attention.splits,
-        batch=batch,
-        first_key="0" if spec.window is None else f"position - {spec.window - 1}",
-        last_key="position + 1" if spec.causal else "keys",
         query=query,
         key=frame.vector(spec.k, k.load, count, acc, 5, names, "elements"),
         value=frame.vector(spec.v, v.load, count, acc, 5, names, "values[i]"),
@@ -257,4 +296,23 @@ def body(attention: AttentionKernel) -> Body:
     shapes += [("greatest", (warps, rows)), ("totals", (warps, rows))]
     arrays = tuple(SharedArray(type_, acc.itemsize, name, shape) for name, shape in shapes)
     made = body_of(attention, text, sizes, _THREADS, arrays=arrays)
-    return replace(made, includes=f'{made.includes}#include "attention.cuh"\n')
+    width = _SECTOR // k.load.dtype.itemsize
+    touch = _TOUCH.substitute(
+        item=item,
+        rows=rows,
+        most=_TOUCHED_KEYS,
+        sectors=max(1, features // width),
+        width=width,
+        key=_word(frame, k.load, names),
+        value=_word(frame, v.load, names),
+    )
+    includes = f'{made.includes}#include "attention.cuh"\n'
+    return replace(made, includes=includes, touch=f"{frame.sizes(sizes)}\n{touch}")
+
+
+def _word(frame: Frame, load: Load, names: Mapping[Symbol, str]) -> str:
+    """Statements that load a word."""
+    point = frame.point(4, names)
+    index = point.index(load.index)
+    point.writer.line(f"kept ^= *(const unsigned*)(b{load.buffer} + {index});")
+    return point.text

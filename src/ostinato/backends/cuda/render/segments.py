@@ -5,8 +5,8 @@ has, for each part, its function, its arguments, its number of blocks and whethe
 in front; every block goes through it. Where weights are streamed, a warp of every block does so on
 its own, and fetches what the block will multiply with, as far ahead as the ring has slots.
 
-Shared memory has the addresses of all arguments, the records, the values that every block has, the
-arrays of the part that runs, and the ring.
+Shared memory has the addresses of all arguments, the records, the Variables, the values that every
+block has, the arrays of the part that runs, and the ring.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
+from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
@@ -59,6 +60,9 @@ _MOST_BLOCKS = (1 << 16) - 1
 #: Bytes of a barrier in shared memory.
 _BARRIER_BYTES = 8
 
+#: Bytes of an operand that is brought into the cache, at most.
+_TOUCHED_BYTES = 8 << 10
+
 
 def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
     """The launch of a segment: as many blocks as are resident at the same time.
@@ -85,6 +89,9 @@ class _How:
         held: the arguments that are in shared memory.
         shares: where it is run for shares: the items of the part that reads them, the items of each
             share, then by argument, elements from one share to the next.
+        lasting: the arguments that no part writes.
+        early: whether a block may read its arguments before its turn, at the risk of what it writes
+            to them itself: nothing waits for other blocks.
     """
 
     kernel: str
@@ -93,6 +100,8 @@ class _How:
     polled: frozenset[int]
     held: frozenset[int]
     shares: tuple[int, ...] = ()
+    lasting: frozenset[int] = frozenset()
+    early: bool = False
 
 
 class _Function:
@@ -126,6 +135,10 @@ class _Function:
             body, launch = kernel.body(target), kernel.launch(target)
             self.blocks, dynamic = launch.grid, launch.shared_bytes
         assert body is not None, f"{kernel.name} is part of a segment"
+        if isinstance(kernel, CudaLoopNest) and part.everywhere and part.shares_of is None:
+            body = replace(body, touch=_touch(kernel, how.lasting))
+        elif not how.early:
+            body = replace(body, touch="")
         self.body = body
         self.shared_bytes = body.array_bytes + dynamic
 
@@ -181,9 +194,33 @@ class _Renderer:
             assert isinstance(reader, AttentionKernel)
             each, points = reader.items_of_point, bounds(reader.points)[1]
             shares = (points * each, each, *part.strides)
+        readable = [
+            (number, position)
+            for number, (arg, position) in enumerate(
+                zip(part.kernel.args, part.arguments, strict=True)
+            )
+            if arg.reads and not arg.writes and self.segment.space(position) is None
+        ]
         return _How(
-            part.kernel.name, streams, frozenset(sent), frozenset(polled), frozenset(held), shares
+            part.kernel.name,
+            streams,
+            frozenset(sent),
+            frozenset(polled),
+            frozenset(held),
+            shares,
+            frozenset(n for n, position in readable if not self.segment.args[position].writes),
+            all(position not in self._written_by_others for _, position in readable),
         )
+
+    @cached_property
+    def _written_by_others(self) -> set[int]:
+        """The arguments that a block reads as other blocks have written them."""
+        return {
+            position
+            for part in self.segment.parts
+            if not part.everywhere
+            for position in self._operands(part, writes=True)
+        }
 
     # -- memory -----------------------------------------------------------------------------
 
@@ -198,9 +235,24 @@ class _Renderer:
         return _whole(2 * self.width * len(self.segment.parts))
 
     @property
+    def variable_start(self) -> int:
+        """Bytes before the copy of the Variables."""
+        return self.address_bytes + self.record_bytes
+
+    @property
+    def value_start(self) -> int:
+        """Bytes before the values that the block has."""
+        return self.sink_start + 4 * WARP
+
+    @property
+    def sink_start(self) -> int:
+        """Bytes before the words of the lanes that bring operands into the cache."""
+        return self.variable_start + _whole(8 * len(self.segment.variables))
+
+    @property
     def pool_start(self) -> int:
         """Bytes before the arrays of the part that runs."""
-        return self.address_bytes + self.record_bytes + _whole(self.segment.block_bytes)
+        return self.value_start + _whole(self.segment.block_bytes)
 
     @property
     def fixed_bytes(self) -> int:
@@ -248,6 +300,7 @@ class _Renderer:
                 *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
                 *(f.body.part(f"{name}_{f.number}", f.sent, f.polled) for f in self.distinct),
+                *(f.body.touching(f"{name}_{f.number}_touch") for f in self._touching),
                 self._records(),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
                 f"{name}({parameters}, const long long* vars) {{",
@@ -262,6 +315,9 @@ class _Renderer:
                 f"    for (int i = threadIdx.x; i < {len(segment.parts) * self.width}; "
                 f"i += {block})",
                 f"        records[i] = {name}_records[i];",
+                f"    long long* const variables = (long long*)(memory + {self.variable_start});",
+                f"    for (int i = threadIdx.x; i < {len(segment.variables)}; i += {block})",
+                "        variables[i] = vars[i];",
                 "    __syncthreads();",
                 f"    for (int i = threadIdx.x; i < {len(segment.parts)}; i += {block})",
                 f"        ost::find_place(records + i * {self.width} + {_PLACE});",
@@ -279,8 +335,7 @@ class _Renderer:
             if space.kind is SpaceKind.PACKETS:
                 found.append(f"b{self.segment.packets} + {space.offset}")
             else:
-                start = self.address_bytes + self.record_bytes + space.offset
-                found.append(f"memory + {start}")
+                found.append(f"memory + {self.value_start + space.offset}")
         lines = []
         share = -(-len(found) * WARP // SEGMENT_BLOCK)
         for first in range(0, len(found), share):
@@ -371,6 +426,7 @@ class _Renderer:
                 )
         return [
             *lines,
+            *self._touches(),
             "            default: continue;",
             "            }",
             "            ring.fetch(own, all, from, rows, length);",
@@ -378,6 +434,27 @@ class _Renderer:
             "        return;",
             "    }",
         ]
+
+    @property
+    def _touching(self) -> list[_Function]:
+        """The functions whose operands the warp that fills the ring brings into the cache."""
+        return [f for f in self.distinct if f.body.touch] if self.streams else []
+
+    def _touches(self) -> list[str]:
+        """The cases of these functions."""
+        lines = []
+        for function in self._touching:
+            *types, _ = function.body.types()
+            given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
+            sink = f"(volatile unsigned*)(memory + {self.sink_start})"
+            call = ", ".join(["own", "all", sink, *given, "variables"])
+            lines += [
+                f"            case {function.number}:",
+                "                if (own.x < all.x)",
+                f"                    {self.segment.name}_{function.number}_touch({call});",
+                "                continue;",
+            ]
+        return lines
 
     def _parts(self) -> list[str]:
         """The loop over all parts."""
@@ -419,7 +496,7 @@ class _Renderer:
                     for argument, stride in zip(given, strides, strict=True)
                 ]
             ring = ["ring"] * (function.stream is not None)
-            call = ", ".join([*place, "pool", *ring, *given, "vars"])
+            call = ", ".join([*place, "pool", *ring, *given, "variables"])
             lines.append(f"                {name}({call});")
             lines.append("            break;")
         last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]
@@ -455,3 +532,19 @@ def _range_around(blocks: Set[int], grid: int) -> tuple[int, int]:
 def _whole(nbytes: int) -> int:
     """Bytes up to the next multiple of 16."""
     return -(-nbytes // 16) * 16
+
+
+def _touch(nest: CudaLoopNest, lasting: Set[int]) -> str:
+    """Statements that load what every block reads of short operands; see :class:`Body`."""
+    lines = []
+    for number in sorted(lasting):
+        found = [bounds(access.index) for access in nest.accesses() if access.position == number]
+        if not found:
+            continue
+        itemsize = nest.args[number].dtype.itemsize
+        first, last = min(low for low, _ in found), max(high for _, high in found)
+        size = (last - first + 1) * itemsize
+        if size <= _TOUCHED_BYTES:
+            from_ = f"(const unsigned char*)b{number} + {first * itemsize}"
+            lines.append(f"    ost::touch({from_}, {size}, sink);\n")
+    return "".join(lines)

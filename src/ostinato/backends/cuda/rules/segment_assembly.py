@@ -10,6 +10,7 @@ from ostinato.backends.cuda.rules.derived_values import without_derived
 from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
+from ostinato.backends.cuda.rules.segment_rows import with_copied_rows
 from ostinato.backends.cuda.rules.segment_shares import Shares
 from ostinato.backends.cuda.rules.segment_values import Way, Ways
 from ostinato.dtypes import UINT64
@@ -100,7 +101,7 @@ class Assembly:
         self, calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
     ) -> None:
         if settings.exchange:
-            calls = without_derived(calls, others)
+            calls = with_copied_rows(without_derived(calls, others))
         self._calls = calls
         self._settings = settings
         self._ways = Ways(calls if settings.exchange else (), others)
