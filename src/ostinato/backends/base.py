@@ -365,7 +365,19 @@ class Backend(ABC):
     @staticmethod
     @abstractmethod
     def count() -> int:
-        """The number of devices of this kind; 0 if its packages are missing."""
+        """The number of devices of this kind; 0 if its packages are missing.
+
+        It is quick: a backend whose library takes long to import says what is known without it.
+        """
+
+    @classmethod
+    def probe(cls) -> int:
+        """The number of devices, before one is opened; by default, :meth:`count`.
+
+        Raises:
+            DeviceUnavailableError: packages are missing, or the library finds no device.
+        """
+        return cls.count()
 
     @abstractmethod
     def compile(

@@ -15,6 +15,7 @@ from ostinato.errors import DeviceUnavailableError, InputError
 from ostinato.lazy import LazyModule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from importlib import metadata
 else:
     metadata = LazyModule("importlib.metadata")
@@ -24,6 +25,8 @@ __all__ = ["available_devices", "is_available", "open_backend"]
 _BUILT_IN = {
     "CPU": ("ostinato.backends.cpu.backend", "CpuBackend"),
     "CUDA": ("ostinato.backends.cuda.backend", "CudaBackend"),
+    "XLA": ("ostinato.backends.array_api.xla.backend", "XlaBackend"),
+    "MLX": ("ostinato.backends.array_api.mlx.backend", "MlxBackend"),
 }
 
 _GROUP = "ostinato.backends"
@@ -50,7 +53,7 @@ def open_backend(device: Device | str, threads: int | None = None, **settings: o
     if backend is None:
         raise DeviceUnavailableError(_missing(wanted))
     try:
-        count = _count(wanted.kind, backend)
+        count = _count(wanted.kind, backend.probe)
     except DeviceUnavailableError as error:
         raise DeviceUnavailableError(
             f"{wanted} is not available: {error}; available here: {_listed()}"
@@ -71,7 +74,7 @@ def available_devices() -> list[Device]:
     for kind in _registered_kinds():
         try:
             backend = _backend_class(kind)
-            count = 0 if backend is None else _count(kind, backend)
+            count = 0 if backend is None else _count(kind, backend.count)
         except DeviceUnavailableError:
             continue
         found += [Device(kind, i) for i in range(count)]
@@ -123,14 +126,14 @@ def _checked(origin: str, loaded: object) -> type[Backend]:
     raise DeviceUnavailableError(f"the entry point {origin} is no Backend, but {loaded!r:.80}")
 
 
-def _count(kind: str, backend: type[Backend]) -> int:
-    """The number of devices that ``backend`` finds.
+def _count(kind: str, count: Callable[[], int]) -> int:
+    """The number of devices that a backend finds.
 
     Raises:
         DeviceUnavailableError: its search failed.
     """
     try:
-        return backend.count()
+        return count()
     except DeviceUnavailableError:
         raise  # it says why
     except Exception as error:  # another package's code may fail in any way
