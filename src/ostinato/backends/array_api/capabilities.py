@@ -32,4 +32,5 @@ def capabilities(dtypes: Collection[DType], without: Collection[str] = ()) -> Ca
     return Capabilities(
         ops=frozenset({*simple, *ELEMENTWISE, *LEAVES}.difference(without)),
         dtypes=frozenset(dtypes),
+        single_ops=True,
     )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.array_api.framework import ArrayFunction, Framework, FunctionMemory
+from ostinato.backends.array_api.mlx.capabilities import CAPABILITIES
 from ostinato.backends.array_api.mlx.namespace import MlxNamespace
-from ostinato.backends.array_api.mlx.rules import CAPABILITIES, HOST_OPS, RULES
+from ostinato.backends.array_api.mlx.rules import HOST_OPS, RULES
 from ostinato.errors import DeviceError, DeviceMemoryError, InputError, OstinatoError
 from ostinato.ops.control import ControlFlow
 

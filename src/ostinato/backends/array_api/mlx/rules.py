@@ -1,12 +1,9 @@
-"""MLX's own ways to compute ops, and what a device of it takes."""
+"""MLX's own ways to compute ops."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-
-from ostinato.backends.array_api.capabilities import capabilities
-from ostinato.dtypes import ALL_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,9 +11,7 @@ if TYPE_CHECKING:
     from ostinato.backends.array_api.evaluator import Evaluator, NativeRule
     from ostinato.ir.graph import Node
 
-__all__ = ["CAPABILITIES", "HOST_OPS", "RULES"]
-
-CAPABILITIES = capabilities(ALL_DTYPES)
+__all__ = ["HOST_OPS", "RULES"]
 
 #: Ops that MLX has no functions for, and that nothing simpler makes up: the host computes them.
 HOST_OPS = frozenset({"non_max_suppression", "searchsorted"})

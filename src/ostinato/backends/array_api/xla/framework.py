@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.array_api.framework import ArrayFunction, Framework, FunctionMemory
+from ostinato.backends.array_api.xla.capabilities import CAPABILITIES
 from ostinato.backends.array_api.xla.namespace import JaxNamespace
-from ostinato.backends.array_api.xla.rules import CAPABILITIES, RULES
+from ostinato.backends.array_api.xla.rules import RULES
 from ostinato.cache.fingerprint import object_key
 from ostinato.cache.objects import process_cache
 from ostinato.errors import DeviceError, DeviceMemoryError, InputError, OstinatoError

@@ -1,13 +1,12 @@
-"""XLA's own ways to compute ops, and what a device of it takes."""
+"""XLA's own ways to compute ops."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.array_api.capabilities import capabilities
 from ostinato.backends.array_api.xla.control import cond, loop
-from ostinato.dtypes import ALL_DTYPES, INT32, INT64
+from ostinato.dtypes import INT32, INT64
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,9 +14,7 @@ if TYPE_CHECKING:
     from ostinato.backends.array_api.evaluator import Evaluator, NativeRule
     from ostinato.ir.graph import Node
 
-__all__ = ["CAPABILITIES", "RULES"]
-
-CAPABILITIES = capabilities(ALL_DTYPES)
+__all__ = ["RULES"]
 
 
 def _matmul(
