@@ -91,7 +91,8 @@ class Run:
         if isinstance(node.op, ControlFlow):
             results = self._interpreted(step, node.op, operands)
         else:
-            results = reference.evaluate_node(node, operands, self.sizes)
+            with np.errstate(all="ignore"):
+                results = reference.evaluate_node(node, operands, self.sizes)
         for value, result in zip(node.outputs, results, strict=True):
             array = np.ascontiguousarray(result, value.dtype.numpy)
             values[value] = self._framework.from_host(array.reshape(np.shape(result)), copy=True)

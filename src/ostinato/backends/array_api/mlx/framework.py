@@ -10,7 +10,9 @@ from ostinato.backends.array_api.framework import ArrayFunction, Framework, Func
 from ostinato.backends.array_api.mlx.capabilities import CAPABILITIES
 from ostinato.backends.array_api.mlx.namespace import MlxNamespace
 from ostinato.backends.array_api.mlx.rules import HOST_OPS, RULES
+from ostinato.dtypes import FLOAT64
 from ostinato.errors import DeviceError, DeviceMemoryError, InputError, OstinatoError
+from ostinato.ops.base import Elementwise
 from ostinato.ops.control import ControlFlow
 
 if TYPE_CHECKING:
@@ -25,21 +27,32 @@ __all__ = ["MlxFramework"]
 
 
 class MlxFramework(Framework):
-    """MLX on its default device."""
+    """MLX on its default device.
+
+    Args:
+        fuses: whether functions are compiled by ``mx.compile``, which fuses elementwise ops; by
+            default, on a GPU. On a CPU, MLX would call a C++ compiler for each new fusion: there, a
+            function builds MLX's graph anew at each call.
+    """
 
     label = "MLX"
     rules = RULES
     capabilities = CAPABILITIES
 
-    def __init__(self) -> None:
+    def __init__(self, fuses: bool | None = None) -> None:
         import mlx.core as mx
 
         self.module: Any = mx
+        self._on_gpu = mx.default_device().type == mx.gpu
+        self.fuses = self._on_gpu if fuses is None else fuses
         self.xp: MlxNamespace = MlxNamespace()
 
     def on_host(self, node: Node) -> bool:
-        lacking = node.op.name in HOST_OPS
-        return lacking or node.op.binds_size or isinstance(node.op, ControlFlow)
+        if node.op.binds_size or isinstance(node.op, ControlFlow):
+            return True
+        if node.op.name in HOST_OPS:
+            return True
+        return _is_wide(node) and (self._on_gpu or _is_inexact(node))
 
     def scope(self) -> AbstractContextManager[object]:
         mx = self.module
@@ -77,6 +90,17 @@ class MlxFramework(Framework):
         return MlxFunction(self, function, operands)
 
 
+def _is_wide(node: Node) -> bool:
+    """Whether a node has to do with float64, which MLX has on CPUs alone."""
+    return any(value.dtype == FLOAT64 for value in (*node.inputs, *node.outputs))
+
+
+def _is_inexact(node: Node) -> bool:
+    """Whether an op of float64 is made of functions that are no more exact than float32's."""
+    function = isinstance(node.op, Elementwise) and not node.op.short
+    return function or node.op.name == "logcumsumexp"
+
+
 class MlxFunction:
     """See :class:`ArrayFunction`.
 
@@ -99,7 +123,7 @@ class MlxFunction:
         self._mx = mx
         self._operands = operands
         self._function: Callable[..., list[Any]] = lambda *arrays: list(function(*arrays))
-        self._compiled: Any = mx.compile(self._function)
+        self._compiled: Any = self._function if not framework.fuses else mx.compile(self._function)
         self._zeros = [mx.zeros(shape, framework.xp.native(dtype)) for dtype, shape in operands]
         self._compiled(*self._zeros)  # traced, and not evaluated
 

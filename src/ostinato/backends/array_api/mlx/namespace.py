@@ -27,7 +27,7 @@ class MlxNamespace(ArrayNamespace):
         return getattr(self._module, "bool_" if dtype.is_bool else dtype.name)
 
     def dtype_of(self, x: Any) -> DType:
-        return DType.parse(str(x.dtype).removeprefix("mlx.core."))
+        return DType.parse(x.dtype)
 
     def asarray(self, x: Any, dtype: DType | None = None) -> Any:
         mx = self._module
@@ -99,6 +99,8 @@ class MlxNamespace(ArrayNamespace):
         return self._module.isnan(self.asarray(x))
 
     def signbit(self, x: Any) -> Any:
+        if not self.dtype_of(x).is_float:
+            return x < 0
         bits = {2: "int16", 4: "int32", 8: "int64"}[self.dtype_of(x).itemsize]
         return x.view(getattr(self._module, bits)) < 0
 
