@@ -5,14 +5,15 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from ostinato.backends.common.commands import Commands, Resident
 from ostinato.backends.common.context import Context
 from ostinato.backends.common.encoded import Encoded
+from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_runner import RELEASED
-from ostinato.backends.cuda.commands import BoundCall, Commands, HostCopy, Resident
+from ostinato.backends.cuda.commands import BoundCall, CudaHostCopy, CudaRecording
 from ostinato.backends.cuda.gpu import Stream
 from ostinato.backends.cuda.memory import DeviceBlock, device_block
 from ostinato.backends.cuda.program import CudaProgram
-from ostinato.backends.cuda.sizes import LiveSizes
 from ostinato.errors import PlanError
 from ostinato.lazy import LazyModule
 from ostinato.plan.buffer import LentStorage
@@ -55,7 +56,7 @@ class CudaContext(Context):
         super().__init__(device)
         self.gpu = gpu
         self._stream = Stream(gpu)
-        self.commands = Commands(self.label, self._stream)
+        self.commands = Commands(self.label)
         self._toolchain = toolchain
 
     # -- recording ---------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ class CudaContext(Context):
         self.commands.begin(exclusive)
 
     def _end(self) -> Recording:
-        return self.commands.end()
+        return CudaRecording(self.commands, self._stream, self.commands.end())
 
     def _cancel(self) -> None:
         self.commands.cancel()
@@ -111,7 +112,7 @@ class CudaContext(Context):
         return block
 
     def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
-        return HostCopy(self.commands, target, source)
+        return CudaHostCopy(self.commands, target, source)
 
     def _compile(self, signature: OpSignature) -> CompiledOp:
         from ostinato.backends.cuda.op_compiler import compile_op  # only where it is needed

@@ -23,11 +23,11 @@ from ostinato.plan.order import Accesses
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.program_image import External
     from ostinato.backends.cuda.driver import Driver
     from ostinato.backends.cuda.gpu import Gpu, Library, Stream
     from ostinato.backends.cuda.image import Step
-    from ostinato.backends.cuda.sizes import LiveSizes
 
     #: Addresses by slot.
     _Slots: TypeAlias = Sequence[int] | Mapping[int, int]
