@@ -9,7 +9,7 @@ from unittest import mock
 
 import ostinato as ost
 
-__all__ = ["CUDAEMU", "CUDAHOST", "LOOPS", "open_session", "registered"]
+__all__ = ["CUDAEMU", "CUDAHOST", "LOOPS", "WGSL", "open_session", "registered"]
 
 #: The entry point of the device that interprets loop nests.
 LOOPS = "tests.devices.loops.backend:LoopsBackend"
@@ -20,12 +20,15 @@ CUDAEMU = "tests.devices.cuda_emulation.backend:CudaEmulationBackend"
 #: The entry point of the CUDA device's own runtime on a driver in this process.
 CUDAHOST = "tests.devices.cuda_host.backend:CudaHostBackend"
 
+#: The entry point of the device that runs kernels of the WebGPU device one by one.
+WGSL = "tests.devices.wgsl.backend:WgslBackend"
+
 _GROUP = "ostinato.backends"
 
 
 def open_session(device: str, threads: int | None = None) -> ost.Session:
     """A session on a device of this machine, or on one of the tests' own."""
-    with registered(loops=LOOPS, cudaemu=CUDAEMU, cudahost=CUDAHOST):
+    with registered(loops=LOOPS, cudaemu=CUDAEMU, cudahost=CUDAHOST, wgsl=WGSL):
         return ost.Session(device, threads=threads)
 
 

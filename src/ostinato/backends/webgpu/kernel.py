@@ -69,10 +69,13 @@ class Bindings:
     Attributes:
         arguments: by argument, the numbers of its bindings; mostly one.
         writable: by binding, whether it is ``read_write``; else it is ``read``.
+        aligned: whether every argument begins at a multiple of 16 bytes, and is followed by bytes
+            that fill its last 16.
     """
 
     arguments: tuple[tuple[int, ...], ...]
     writable: tuple[bool, ...]
+    aligned: bool = True
 
     @staticmethod
     def apart(kernel: Kernel) -> Bindings:
