@@ -35,6 +35,8 @@ class Arguments(NamedTuple):
         places: Sequence[tuple[int, int]],
         sizes: Sequence[int],
         part_bytes: int,
+        *,
+        aligned: bool = True,
     ) -> Arguments:
         """The arguments of a kernel.
 
@@ -43,6 +45,7 @@ class Arguments(NamedTuple):
             places: the slot and the offset of each.
             sizes: the bytes of each.
             part_bytes: of each buffer of a slot but the last.
+            aligned: see :class:`~ostinato.backends.webgpu.kernel.Bindings`.
         """
         numbers: dict[tuple[int, int], int] = {}
         written: set[tuple[int, int]] = set()
@@ -58,7 +61,7 @@ class Arguments(NamedTuple):
             listed.append(tuple(numbers[part] for part in parts))
             first.append(start)
         writable = tuple(part in written for part in numbers)
-        return Arguments(Bindings(tuple(listed), writable), tuple(numbers), tuple(first))
+        return Arguments(Bindings(tuple(listed), writable, aligned), tuple(numbers), tuple(first))
 
 
 def offset_unit(arg: Arg) -> int:

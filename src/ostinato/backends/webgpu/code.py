@@ -61,7 +61,7 @@ class Rendered(NamedTuple):
 
 def rendered(kernel: WebGpuKernel, target: WebGpuTarget, bindings: Bindings) -> Rendered:
     """A kernel for arguments in these buffers, rendered once for all processes."""
-    text = f"{kernel_text(kernel)}\n{bindings.arguments} {bindings.writable}"
+    text = f"{kernel_text(kernel)}\n{bindings}"
     key = object_key(text, f"wgsl {target.identity}")
 
     def build() -> bytes:
@@ -139,6 +139,8 @@ class KernelCode:
         places: Sequence[tuple[int, int]],
         types: Sequence[TensorType],
         shaders: dict[str, str],
+        *,
+        aligned: bool = True,
     ) -> LaunchStep | HostStep:
         """The step that runs it.
 
@@ -146,6 +148,7 @@ class KernelCode:
             places: of its arguments.
             types: of these.
             shaders: gets the source of its shader, by the cache's key.
+            aligned: see :class:`~ostinato.backends.webgpu.kernel.Bindings`.
         """
         kernel, host = self.kernel, self.host
         if host is not None:
@@ -161,7 +164,7 @@ class KernelCode:
             )
         assert isinstance(kernel, WebGpuKernel)
         sizes = [t.max_bytes for t in types]
-        found = Arguments.of(kernel.args, places, sizes, self.target.part_bytes)
+        found = Arguments.of(kernel.args, places, sizes, self.target.part_bytes, aligned=aligned)
         shader = rendered(kernel, self.target, found.bindings)
         shaders[shader.key] = shader.source
         return LaunchStep(

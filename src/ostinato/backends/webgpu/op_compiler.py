@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["compile_op", "op_steps"]
 
+#: Kernels may take an argument to begin at a multiple of this, and to end at one.
+_VECTOR = 16
+
 
 class _WebGpuCompiler:
     """See :class:`~ostinato.backends.common.signature_compiler.SignatureCompiler`."""
@@ -88,9 +91,16 @@ def op_steps(
                 assert isinstance(code, KernelCode)
                 places = [memory.place(buffer) for buffer in op.buffers]
                 types = [argument.type for argument in op.kernel.arguments]
-                steps.append(code.step(places, types, shaders))
+                aligned = all(map(_aligned, op.buffers))
+                steps.append(code.step(places, types, shaders, aligned=aligned))
                 machine_code.update(code.machine_code)
             case Copy():
                 ends = memory.place(op.target), memory.place(op.source)
                 steps.append(CopyStep(ends, op.source.nbytes))
     return steps, LoadedCode(gpu, host, shaders, machine_code.get)
+
+
+def _aligned(buffer: Buffer) -> bool:
+    """Whether a buffer begins at a multiple of 16 bytes, and no other one is in its last 16."""
+    alone = buffer.end % _VECTOR == 0 or buffer.end == buffer.storage.nbytes
+    return buffer.offset % _VECTOR == 0 and alone
