@@ -42,7 +42,7 @@ class WebGpuBackend(Backend):
         self, device: Device, threads: int | None = None, *, most_buffer_bytes: int | None = None
     ) -> None:
         self.device = device
-        self.gpu = Gpu(device, most_buffer_bytes)
+        self.gpu = Gpu.opened(device, most_buffer_bytes)
         self._host = HostKernels(threads)
 
     @property
