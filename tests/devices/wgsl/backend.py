@@ -31,7 +31,7 @@ __all__ = ["WgslBackend"]
 class WgslBackend(LoopsBackend):
     """The device ``WGSL:0``."""
 
-    capabilities = replace(CAPABILITIES, capture=False, asynchronous=False)
+    capabilities = replace(CAPABILITIES, capture=False)
 
     @staticmethod
     def count() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from unittest import mock
@@ -11,9 +10,6 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.webgpu.backend import WebGpuBackend
-
-#: Mesa's layer that chooses among GPUs asks for a display, and complains where there is none.
-os.environ.setdefault("NODEVICE_SELECT", "1")
 
 
 @pytest.fixture(scope="session")
