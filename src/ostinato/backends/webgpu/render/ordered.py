@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.backends.common.clike.scopes import Scope
-    from ostinato.backends.webgpu.render.nests import NestCode
+    from ostinato.backends.webgpu.render.code import NestCode
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["in_order"]
