@@ -24,6 +24,7 @@ __all__ = ["available_devices", "is_available", "open_backend"]
 _BUILT_IN = {
     "CPU": ("ostinato.backends.cpu.backend", "CpuBackend"),
     "CUDA": ("ostinato.backends.cuda.backend", "CudaBackend"),
+    "WEBGPU": ("ostinato.backends.webgpu.backend", "WebGpuBackend"),
 }
 
 _GROUP = "ostinato.backends"
