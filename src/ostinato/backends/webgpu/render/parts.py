@@ -9,7 +9,7 @@ from ostinato.backends.common.clike.statements import interleaves
 from ostinato.backends.webgpu.render.arrays import word
 from ostinato.backends.webgpu.render.dialect import bits_of
 from ostinato.dtypes import BOOL, INT32
-from ostinato.lower.loopir.dependences import roots
+from ostinato.lower.loopir.dependences import roots, written_buffers
 from ostinato.lower.loopir.independence import reads_its_writes
 from ostinato.lower.loopir.nodes import Reduce, Store, extent_of
 from ostinato.records import dataclass
@@ -73,7 +73,7 @@ class Parts:
             writer.line(f"var {name} = array<u32, {count}>();")
         if total is None:
             starts = [root for s in self.stage.statements for root in roots(s)]
-            blocked = frozenset((self.axis, *(s.buffer for s in stores)))
+            blocked = frozenset((self.axis,)) | written_buffers(self.stage)
             code.scalars.hoist(starts, scope, blocked)
         stop = "" if self.whole else code.size(extent_of(self.axis), scope)
         lane, position = writer.fresh("l"), writer.fresh("i")
