@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ostinato.backends.common.clike.scopes import Scope
-    from ostinato.backends.webgpu.render.nests import NestCode
+    from ostinato.backends.webgpu.render.code import NestCode
     from ostinato.lower.loopir.nodes import Stage
     from ostinato.variables import Dim, Symbol
 

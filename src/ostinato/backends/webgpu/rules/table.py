@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.rules import selection as cpu_selection
     from ostinato.backends.cpu.rules import topk as cpu_topk
-    from ostinato.backends.webgpu.rules import selection, topk
+    from ostinato.backends.webgpu.rules import matmul, selection, topk
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Refusal, Region
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 else:
     cpu_selection = LazyModule("ostinato.backends.cpu.rules.selection")
     cpu_topk = LazyModule("ostinato.backends.cpu.rules.topk")
+    matmul = LazyModule("ostinato.backends.webgpu.rules.matmul")
     selection = LazyModule("ostinato.backends.webgpu.rules.selection")
     topk = LazyModule("ostinato.backends.webgpu.rules.topk")
     experts = LazyModule("ostinato.lower.rules.experts")
@@ -95,6 +96,14 @@ def _finalised(call: Call, scratch: Role) -> Call:
 # -- the rules, whose modules are loaded by the first graph that needs them ------------------------
 
 
+def _matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    matmul.lower_matmul(lowering, region, root)
+
+
+def _convolution(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    matmul.lower_convolution(lowering, region, root)
+
+
 def _topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     rule = cpu_topk if root.inputs[0].dtype == FLOAT64 else topk
     rule.lower_topk(lowering, region, root)
@@ -132,7 +141,10 @@ _RULES: dict[str, Rule] = {
 }
 
 #: Those that only make graphs faster.
-_TEMPLATES: dict[str, Rule] = {}
+_TEMPLATES: dict[str, Rule] = {
+    **dict.fromkeys(("matmul", "integer_matmul"), _matmul),
+    **dict.fromkeys(("conv", "integer_conv"), _convolution),
+}
 
 #: Ops with rules of their own.
 LOWERED_OPS = frozenset({*SHARED_RULES, *_RULES, *CONTROL_OPS})
