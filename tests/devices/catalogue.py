@@ -79,7 +79,7 @@ _LISTED = (
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
     SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "quick"})),
-    SuiteDevice("webgpu", sample=60),
+    SuiteDevice("webgpu", sample=60, traits=frozenset({"every_op"})),
     SuiteDevice("xla", sample=60),
     SuiteDevice("mlx", sample=60),
 )

@@ -24,7 +24,7 @@ CAPABILITIES = Capabilities(
     dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     excluded=frozenset((op, FLOAT64) for op in ("attention", "recurrent_scan")),
     padded_conv=False,
-    asynchronous=True,
+    single_ops=True,
 )
 
 

@@ -86,13 +86,19 @@ class WebGpuEncoded(Encoded):
 
         self._memory = op_encoding.OpMemory.of(ops, variables, context.device)
         self._closed = False
-        steps, code = op_steps(ops, self._memory, context.gpu, context.host)
+        steps, names, code = op_steps(ops, self._memory, context.gpu, context.host)
         self._known: weakref.WeakSet[DeviceBlock] = weakref.WeakSet(self._blocks())
         sizes = LiveSizes([(v.name, v.min, v.max) for v in variables])
         resident = Resident(context.commands, sizes)
-        self._names = [op.name for op in ops]
         self.program = WebGpuProgram(
-            context.gpu, steps, code, sizes, (), self._blocks, touches=resident.accesses
+            context.gpu,
+            steps,
+            code,
+            sizes,
+            (),
+            self._blocks,
+            touches=resident.accesses,
+            describe=names.__getitem__,
         )
         self._call = BoundCall(
             self.program, resident, (), None, self.check, lambda: self.accesses, self.uses

@@ -125,7 +125,7 @@ def _failures(doing: str) -> Iterator[None]:
             reported = native.error_handler.release(doing)
     except DriverFailure:
         raise
-    except (native.GPUError, native.GPUPipelineError, RuntimeError) as error:
+    except (_library().GPUError, RuntimeError) as error:
         reported = type(error).__name__, str(error)
     if reported is not None:
         kind, message = reported
@@ -168,6 +168,17 @@ class Adapter:
     def kind(self) -> str:
         """``"DiscreteGPU"``, ``"IntegratedGPU"``, ``"CPU"``, or ``"Unknown"``."""
         return str(self.info["adapter_type"])
+
+    @property
+    def subgroups(self) -> tuple[int, int]:
+        """The least and the largest number of threads of a subgroup; 0 where it does not say."""
+        native = _native()
+        info = native.ffi.new("WGPUAdapterInfo *")
+        with _failures("describing the adapter"):
+            native.lib.wgpuAdapterGetInfo(self._found._internal, info)
+            found = int(info.subgroupMinSize), int(info.subgroupMaxSize)
+            native.lib.wgpuAdapterInfoFreeMembers(info[0])
+        return found
 
     @property
     def name(self) -> str:
@@ -385,17 +396,17 @@ class WebGpuDevice:
             lib.wgpuCommandEncoderRelease(encoder)
         self._limit(commands.index)
 
-    def check(self, launches: Sequence[Launch]) -> None:
-        """Encode launches without submitting them.
+    def check(self, launch: Launch, count: tuple[int, int]) -> None:
+        """Encode a launch without submitting it.
 
         Raises:
-            DriverFailure: the driver refuses one.
+            DriverFailure: the driver refuses it.
         """
         native = _native()
         lib = native.lib
         with _failures("encoding commands"):
             encoder = lib.wgpuDeviceCreateCommandEncoder(self._handle, native.ffi.NULL)
-            Commands(native, encoder).launch(launches, [(1, 1)] * len(launches))
+            Commands(native, encoder).launch([launch], [count])
             lib.wgpuCommandBufferRelease(lib.wgpuCommandEncoderFinish(encoder, native.ffi.NULL))
             lib.wgpuCommandEncoderRelease(encoder)
 

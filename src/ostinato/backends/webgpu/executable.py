@@ -90,6 +90,8 @@ class WebGpuExecutable(DeviceExecutable[DeviceBlock, "AnyStep", WebGpuProgram, "
 
     def adopt(self, array: Any) -> DeviceArray:
         if isinstance(array, DeviceArray) and array.device == self._context.device:
+            if array.memory.gpu is not self._context.gpu:
+                raise InputError(f"the array was on {array.device} before that was lost")
             return array
         raise InputError(
             f"a {type(array).__name__} is in the memory of another device, which "

@@ -27,7 +27,7 @@ _ALIGNMENT = 256
 
 
 class Gpu:
-    """A device that this process uses.
+    """A device that this process uses; see :meth:`opened`.
 
     Args:
         device: its name; its number counts :func:`~ostinato.backends.webgpu.driver.adapters`.
@@ -52,6 +52,16 @@ class Gpu:
         with self.calls():
             self._driver = adapters()[device.index].open()
 
+    @staticmethod
+    def opened(device: Device, most_part_bytes: int | None = None) -> Gpu:
+        """The device, opened once for all sessions that use it at a time: they share its memory."""
+        return _OPENED.get(device, most_part_bytes)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it cannot be used any more."""
+        return bool(self._lost) or self._process != os.getpid()
+
     @property
     def name(self) -> str:
         """The adapter's name."""
@@ -69,10 +79,10 @@ class Gpu:
         part = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
         if self._most_part_bytes is not None:
             part = min(part, self._most_part_bytes)
-        least, most = (limits.get(f"{end}-subgroup-size", 0) for end in ("min", "max"))
+        sizes = self._driver.adapter.subgroups if "subgroup" in features else (0, 0)
         return WebGpuTarget(
             f16=F16 in features,
-            subgroups=(least, most) if "subgroup" in features and least else (0, 0),
+            subgroups=sizes if sizes[0] else (0, 0),
             threads=limits["max-compute-invocations-per-workgroup"],
             shared_bytes=limits["max-compute-workgroup-storage-size"],
             bindings=limits["max-storage-buffers-per-shader-stage"],
@@ -177,6 +187,28 @@ class Gpu:
                     handle = self._driver.pipeline(label, source, ENTRY_POINT, writable)
                 found = self._pipelines[key, writable] = Pipeline(handle, writable)
             return found
+
+
+class _OpenedDevices:
+    """The opened devices of this process. Memory of one is of no use to another."""
+
+    def __init__(self) -> None:
+        self._guard = Mutex()
+        self._found: weakref.WeakValueDictionary[tuple[Device, int | None], Gpu] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def get(self, device: Device, most_part_bytes: int | None) -> Gpu:
+        """The one that is open, or a new one."""
+        with self._guard:
+            found = self._found.get((device, most_part_bytes))
+            if found is None or found.lost:
+                found = self._found[device, most_part_bytes] = Gpu(device, most_part_bytes)
+            return found
+
+
+#: The only instance: an adapter is opened once for all sessions.
+_OPENED = _OpenedDevices()
 
 
 class Pipeline:

@@ -12,7 +12,7 @@ from ostinato.backends.webgpu.image import CopyStep
 from ostinato.backends.webgpu.rules.table import lower_for_webgpu
 from ostinato.errors import PlanError
 from ostinato.lower.rules.sizes import SizeStep
-from ostinato.plan.prepared import Copy, KernelCall
+from ostinato.plan.prepared import Copy, KernelCall, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,13 +72,14 @@ def compile_op(
 
 def op_steps(
     ops: Sequence[PreparedOp], memory: OpMemory, gpu: Gpu, host: HostKernels
-) -> tuple[list[AnyStep], LoadedCode]:
-    """The steps of ops on their storages, and the code of their kernels.
+) -> tuple[list[AnyStep], list[str], LoadedCode]:
+    """The steps of ops on their storages, the names of the ops, and the code of their kernels.
 
     Raises:
         PlanError: an op is a step of its own plan only.
     """
     steps: list[AnyStep] = []
+    names = [str(op) for op in ops if not isinstance(op, View)]
     shaders: dict[str, str] = {}
     machine_code: dict[str, LinkedCode] = {}
     for op in ops:
@@ -97,7 +98,7 @@ def op_steps(
             case Copy():
                 ends = memory.place(op.target), memory.place(op.source)
                 steps.append(CopyStep(ends, op.source.nbytes))
-    return steps, LoadedCode(gpu, host, shaders, machine_code.get)
+    return steps, names, LoadedCode(gpu, host, shaders, machine_code.get)
 
 
 def _aligned(buffer: Buffer) -> bool:

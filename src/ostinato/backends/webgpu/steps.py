@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.webgpu.code import LoadedCode
     from ostinato.backends.webgpu.driver import Commands
-    from ostinato.backends.webgpu.gpu import Gpu
+    from ostinato.backends.webgpu.gpu import Gpu, Pipeline
     from ostinato.backends.webgpu.image import AnyStep
     from ostinato.backends.webgpu.memory import DeviceBlock
 
@@ -41,7 +41,7 @@ _MOST_COUNTS = 64
 #: Times that one set of queries has room for, by the standard.
 _MOST_TIMES = 4096
 
-#: How the bytes of numbers that the host reads are ordered on a device.
+#: The order of bytes on a device.
 _INT64 = np.dtype("<i8")
 
 
@@ -68,7 +68,8 @@ class StepRunner:
         self._steps = tuple(steps)
         self._describe = describe
         self.pipelines = [
-            code.pipeline(step) if isinstance(step, LaunchStep) else None for step in steps
+            self._pipeline(code, number, step) if isinstance(step, LaunchStep) else None
+            for number, step in enumerate(steps)
         ]
         self.loops = sum(
             isinstance(step, ControlStep) and step.kind == ControlKind.LOOP for step in steps
@@ -85,6 +86,14 @@ class StepRunner:
         ]
         self._counts: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         self._downloads = Downloads(gpu)
+
+    def _pipeline(self, code: LoadedCode, position: int, step: LaunchStep) -> Pipeline:
+        try:
+            return code.pipeline(step)
+        except DeviceError as error:
+            if self._describe is None:
+                raise
+            raise type(error)(f"{self._describe(position)}: {error}") from error
 
     @property
     def on_device(self) -> bool:
@@ -166,7 +175,7 @@ class StepRunner:
                 pending = self._downloads.encode(commands, downloads)
             return pending._replace(submission=commands.index)
         except DeviceError as error:
-            raise self._named(error, launches, start, end) from error
+            raise self._named(error, launches, start, end, values) from error
 
     def _encode(
         self,
@@ -211,15 +220,23 @@ class StepRunner:
             ]
         return found
 
-    def _named(self, error: DeviceError, launches: Launches, start: int, end: int) -> DeviceError:
+    def _named(
+        self,
+        error: DeviceError,
+        launches: Launches,
+        start: int,
+        end: int,
+        values: Sequence[int],
+    ) -> DeviceError:
         """The error with the nodes of the first step that the device refuses, if there is one."""
+        counts = self._counts_at(values)
         for position in range(start, end):
             launch = launches.by_step[position]
             if launch is None or self._describe is None:
                 continue
             try:
                 with self._gpu.calls():
-                    self._gpu.driver.check([launch])
+                    self._gpu.driver.check(launch, counts[position])
             except DeviceError as found:
                 return type(found)(f"{self._describe(position)}: {found}")
         return error
