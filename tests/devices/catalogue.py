@@ -80,7 +80,6 @@ _LISTED = (
     ),
     SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "quick"})),
     SuiteDevice("webgpu", sample=60, traits=frozenset({"every_op"})),
-    SuiteDevice("wgsl", traits=frozenset({"every_op", "host_memory"})),
     SuiteDevice("xla", sample=60),
     SuiteDevice("mlx", sample=60),
 )

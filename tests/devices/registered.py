@@ -12,13 +12,12 @@ import ostinato as ost
 __all__ = ["TEST_BACKENDS", "open_session", "registered"]
 
 #: The entry points of the tests' own devices: one that interprets loop nests, one that runs CUDA
-#: kernels in an emulator of threads and blocks, the CUDA device's runtime on a driver in this
-#: process, and one that runs the WebGPU device's kernels one by one.
+#: kernels in an emulator of threads and blocks, and the CUDA device's runtime on a driver in this
+#: process.
 TEST_BACKENDS = {
     "loops": "tests.devices.loops.backend:LoopsBackend",
     "cudaemu": "tests.devices.cuda_emulation.backend:CudaEmulationBackend",
     "cudahost": "tests.devices.cuda_host.backend:CudaHostBackend",
-    "wgsl": "tests.devices.wgsl.backend:WgslBackend",
 }
 
 _GROUP = "ostinato.backends"

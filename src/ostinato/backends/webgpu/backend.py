@@ -9,11 +9,11 @@ from ostinato.backends.base import Backend
 from ostinato.backends.common.stored_program import StoredProgram
 from ostinato.backends.webgpu.code import load_image
 from ostinato.backends.webgpu.context import WebGpuContext
-from ostinato.backends.webgpu.driver import adapters
 from ostinato.backends.webgpu.executable import WebGpuExecutable
 from ostinato.backends.webgpu.gpu import Gpu
 from ostinato.backends.webgpu.host_steps import HostKernels
 from ostinato.backends.webgpu.image import Image
+from ostinato.backends.webgpu.presence import adapter_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,9 +60,9 @@ class WebGpuBackend(Backend):
         """The number of adapters.
 
         Raises:
-            DeviceUnavailableError: the package ``wgpu`` is missing or broken.
+            DeviceUnavailableError: the package ``wgpu`` is missing, or its library is.
         """
-        return len(adapters())
+        return adapter_count()
 
     def compile(
         self,

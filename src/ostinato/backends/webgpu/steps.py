@@ -41,7 +41,7 @@ _MOST_COUNTS = 64
 #: Times that one set of queries has room for, by the standard.
 _MOST_TIMES = 4096
 
-#: How the bytes of numbers that the host reads are ordered on a device.
+#: The order of bytes on a device.
 _INT64 = np.dtype("<i8")
 
 

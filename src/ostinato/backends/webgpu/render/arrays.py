@@ -77,9 +77,13 @@ class KernelArrays:
                 return [f"put{temp.name}({temp.start}, {word(index)}, {value});"]
             stored = _DIALECT.to_memory(value, dtype)
             return [f"{temp.name}[{temp.start} + {word(index)}] = {stored};"]
-        if dtype.itemsize < INT32.itemsize:
+        return [f"{self.putting(number)}({word(index)}, {value});"]
+
+    def putting(self, number: int) -> str:
+        """The function that stores an element, whichever threads store the others of its word."""
+        if self._args[number].dtype.itemsize < INT32.itemsize:
             self._patched.add(number)
-        return [f"put{number}({word(index)}, {value});"]
+        return f"put{number}"
 
     def four(self, number: int, at: str) -> str:
         """Four elements of at most 32 bits, from one on whose number is a multiple of four."""

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from ostinato.backends.webgpu.target import WebGpuTarget
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.kernel import Kernel
+    from ostinato.lower.loopir.nest import LoopNest
     from ostinato.lower.loopir.nodes import Scalar, Stage, Statement, Store
 
-__all__ = ["KernelCode"]
+__all__ = ["NAMESPACE", "KernelCode", "NestCode"]
 
 #: The namespace of op rules; it has no state.
 NAMESPACE = CNamespace()
@@ -163,11 +164,17 @@ class KernelCode:
                 for root in evaluated(statement):
                     self.scalars.value(root, scope)
 
+    def accumulate(self, stores: Iterable[Store], scope: Scope, *totals: CValue) -> None:
+        """Gives ``Accumulator`` a meaning in some stores: the totals, by number."""
+        for store in stores:
+            for scalar in reached(roots(store)):
+                if isinstance(scalar, Accumulator):
+                    scope.values[id(scalar)] = totals[scalar.number]
+
     def store(self, store: Store, scope: Scope, *totals: CValue) -> None:
         """A store, in which ``Accumulator`` stands for the totals, by number."""
-        for scalar in reached(roots(store)):
-            if isinstance(scalar, Accumulator):
-                scope.values[id(scalar)] = totals[scalar.number]
+        if totals:
+            self.accumulate((store,), scope, *totals)
         self.scalars.store(store, self.dtype(store.buffer), scope)
 
     def value(self, scalar: Scalar, dtype: DType, scope: Scope) -> str:
@@ -177,6 +184,18 @@ class KernelCode:
     def dtype(self, number: int) -> DType:
         """The element type of an argument."""
         return self.kernel.args[number].dtype
+
+
+class NestCode(KernelCode):
+    """The entry point of a loop nest, which has temps; see :class:`KernelCode`."""
+
+    def __init__(self, nest: LoopNest, target: WebGpuTarget, bindings: Bindings) -> None:
+        super().__init__(nest, nest.stages, target, bindings)
+        self.nest = nest
+
+    def dtype(self, number: int) -> DType:
+        args = len(self.nest.args)
+        return super().dtype(number) if number < args else self.nest.temps[number - args].dtype
 
 
 _ENABLED = {"shader-f16": "f16", "subgroups": "subgroups"}

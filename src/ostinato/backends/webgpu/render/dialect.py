@@ -33,7 +33,7 @@ from ostinato.errors import OstinatoError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["WgslDialect", "bits_of", "float_literal", "from_bits", "held"]
+__all__ = ["WgslDialect", "bits_of", "float_literal", "from_bits", "held", "wrapped"]
 
 _TYPES = {
     BOOL: "bool",
@@ -135,7 +135,7 @@ class WgslDialect(Dialect):
             return f"{function}_{suffix}({', '.join(operands)})"
         if function in _OPERATORS:
             left, right = _not_both_literal(operands, kind)
-            return _wrapped(f"{left} {_OPERATORS[function]} {right}", dtype)
+            return wrapped(f"{left} {_OPERATORS[function]} {right}", dtype)
         if kind.is_integer:
             return self._on_integers(function, dtype, kind, operands)
         return f"{function}_{_SUFFIXES[kind]}({', '.join(operands)})"
@@ -146,14 +146,14 @@ class WgslDialect(Dialect):
         arguments = ", ".join(operands)
         if function == "negate":
             zero = self.literal(kind, 0)
-            return _wrapped(f"opaque_{_SUFFIXES[kind]}({zero}) - {operands[0]}", dtype)
+            return wrapped(f"opaque_{_SUFFIXES[kind]}({zero}) - {operands[0]}", dtype)
         if function == "sign":
             return f"sign({arguments})" if kind == INT32 else f"min({arguments}, 1u)"
         if function in _BUILT_IN:
-            return _wrapped(f"{_BUILT_IN[function]}({arguments})", dtype)
+            return wrapped(f"{_BUILT_IN[function]}({arguments})", dtype)
         if function in _SHIFTS:
             arguments += f", {dtype.bits}u"
-        return _wrapped(f"{function}_{_SUFFIXES[kind]}({arguments})", dtype)
+        return wrapped(f"{function}_{_SUFFIXES[kind]}({arguments})", dtype)
 
     def _on_bools(self, function: str, *operands: str) -> str:
         if function in _BOOL_OPERATORS:
@@ -223,7 +223,7 @@ class WgslDialect(Dialect):
         if target == BOOL:
             return self._nonzero(value, source)
         if target.is_narrow and target.format.is_integer:
-            return _wrapped(self._to_integer(value, source, INT32, INT32), target)
+            return wrapped(self._to_integer(value, source, INT32, INT32), target)
         if target.is_float or target.is_narrow:
             return self.round(self._to_float(value, source), target)
         return self._to_integer(value, source, target, held(target))
@@ -263,7 +263,7 @@ class WgslDialect(Dialect):
         word = f"{value}.x" if given in (INT64, UINT64) else value
         text = f"{_TYPES[kind]}({word})" if given != kind else word
         narrower = target.bits < INT32.bits and given != BOOL and not _fits(source, target)
-        return _wrapped(text, target) if narrower else text
+        return wrapped(text, target) if narrower else text
 
     def round(self, value: str, dtype: DType) -> str:
         if dtype in (FLOAT16, BFLOAT16):
@@ -361,7 +361,7 @@ def _fits(source: DType, target: DType) -> bool:
     return source.lowest >= target.lowest and source.highest <= target.highest
 
 
-def _wrapped(text: str, dtype: DType) -> str:
+def wrapped(text: str, dtype: DType) -> str:
     """An integer in 32 bits, wrapped to the width of its dtype."""
     if dtype.is_narrow:
         return f"extractBits({text}, 0u, {dtype.format.mantissa}u)"

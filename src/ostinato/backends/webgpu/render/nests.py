@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.webgpu.render.code import KernelCode
+from ostinato.backends.webgpu.render.code import NestCode
 from ostinato.backends.webgpu.render.mapping import THREADS, Shape, mapping_of
 from ostinato.backends.webgpu.render.ordered import in_order
 from ostinato.backends.webgpu.render.points import every_stage, thread_per_point
@@ -14,23 +14,10 @@ from ostinato.lower.loopir.nodes import max_extent
 if TYPE_CHECKING:
     from ostinato.backends.webgpu.kernel import Bindings, Shader
     from ostinato.backends.webgpu.target import WebGpuTarget
-    from ostinato.dtypes import DType
     from ostinato.lower.loopir.nest import LoopNest
     from ostinato.variables import Dim
 
-__all__ = ["NestCode", "shader"]
-
-
-class NestCode(KernelCode):
-    """The entry point of a loop nest; see :class:`KernelCode`."""
-
-    def __init__(self, nest: LoopNest, target: WebGpuTarget, bindings: Bindings) -> None:
-        super().__init__(nest, nest.stages, target, bindings)
-        self.nest = nest
-
-    def dtype(self, number: int) -> DType:
-        args = len(self.nest.args)
-        return super().dtype(number) if number < args else self.nest.temps[number - args].dtype
+__all__ = ["shader"]
 
 
 def shader(

@@ -9,17 +9,18 @@ from ostinato.backends.common.clike.statements import interleaves
 from ostinato.backends.webgpu.render.arrays import word
 from ostinato.backends.webgpu.render.dialect import bits_of
 from ostinato.dtypes import BOOL, INT32
-from ostinato.lower.loopir.dependences import roots
+from ostinato.lower.loopir.dependences import roots, written_buffers
 from ostinato.lower.loopir.independence import reads_its_writes
 from ostinato.lower.loopir.nodes import Reduce, Store, extent_of
 from ostinato.records import dataclass
 from ostinato.variables import remainder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ostinato.backends.common.clike.scopes import Scope
-    from ostinato.backends.webgpu.render.nests import NestCode
+    from ostinato.backends.common.clike.values import CValue
+    from ostinato.backends.webgpu.render.code import KernelCode
     from ostinato.backends.webgpu.render.reductions import RunningReduction
     from ostinato.lower.loopir.nodes import Stage
     from ostinato.variables import Symbol
@@ -39,7 +40,7 @@ class Parts:
         whole: whether there are always so many.
     """
 
-    code: NestCode
+    code: KernelCode
     stage: Stage
     axis: Symbol
     lanes: int
@@ -51,6 +52,7 @@ class Parts:
         first: str,
         running: Mapping[Reduce, RunningReduction] | None = None,
         only_if: str = "",
+        total: Callable[[str], CValue] | None = None,
     ) -> None:
         """The statements at ``lanes`` points of an axis.
 
@@ -59,6 +61,7 @@ class Parts:
             first: the number of the first point, a multiple of ``lanes``.
             running: the states of the stage's reductions.
             only_if: a condition for stores in arguments, or nothing.
+            total: the value that ``Accumulator`` stands for at a point.
         """
         code, writer = self.code, self.code.writer
         stores = [s for s in self.stage.statements if isinstance(s, Store)]
@@ -67,19 +70,20 @@ class Parts:
         for store in narrow:
             count = self.lanes * code.dtype(store.buffer).itemsize // INT32.itemsize
             name = words[store] = writer.fresh("w")
-            writer.line(f"var {name}: array<u32, {count}>;")
-        code.scalars.hoist(
-            [root for s in self.stage.statements for root in roots(s)],
-            scope,
-            frozenset((self.axis, *(s.buffer for s in stores))),
-        )
+            writer.line(f"var {name} = array<u32, {count}>();")
+        if total is None:
+            starts = [root for s in self.stage.statements for root in roots(s)]
+            blocked = frozenset((self.axis,)) | written_buffers(self.stage)
+            code.scalars.hoist(starts, scope, blocked)
         stop = "" if self.whole else code.size(extent_of(self.axis), scope)
-        lane, position = writer.fresh("l"), writer.fresh("i")
+        lane, position = writer.fresh("l"), writer.fresh("e")
         with writer.block(f"for (var {lane} = 0u; {lane} < {self.lanes}u; {lane}++)"):
             writer.line(f"let {position} = {first} + i32({lane});")
             head = f"if ({position} < {stop})" if stop else ""
             with writer.block(head):
                 inside = code.at({self.axis: position}, scope)
+                if total is not None:
+                    code.accumulate(stores, inside, total(position))
                 self._lane(inside, lane, words, running or {}, only_if)
         with writer.block(f"if ({only_if})" if only_if else ""):
             for store, name in words.items():
@@ -140,7 +144,7 @@ class Parts:
         return in_memory and code.dtype(store.buffer).itemsize < INT32.itemsize
 
 
-def parts_of(code: NestCode, stage: Stage, axis: Symbol, *, alone: bool) -> Parts | None:
+def parts_of(code: KernelCode, stage: Stage, axis: Symbol, *, alone: bool) -> Parts | None:
     """The points of a stage that a thread takes at once to have words for itself, if it can.
 
     Args:

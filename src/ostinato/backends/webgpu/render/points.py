@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ostinato.backends.common.clike.scopes import Scope
-    from ostinato.backends.webgpu.render.nests import NestCode
+    from ostinato.backends.webgpu.render.code import NestCode
     from ostinato.lower.loopir.nodes import Stage
     from ostinato.variables import Dim, Symbol
 
@@ -93,7 +93,7 @@ def run_in_order(code: NestCode, stage: Stage, scope: Scope) -> None:
 @contextmanager
 def loops_around(code: NestCode, axis: Symbol, scope: Scope) -> Iterator[Scope]:
     """A loop of one thread over the points of an axis."""
-    stop, name = code.size(extent_of(axis), scope), code.writer.fresh("i")
+    stop, name = code.size(extent_of(axis), scope), code.writer.fresh("e")
     with code.writer.block(f"for (var {name} = 0i; {name} < {stop}; {name}++)"):
         yield code.at({axis: name}, scope)
 

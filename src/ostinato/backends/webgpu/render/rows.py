@@ -21,8 +21,8 @@ from ostinato.variables import ceil_div, prod, provably_less
 
 if TYPE_CHECKING:
     from ostinato.backends.common.clike.scopes import Scope
+    from ostinato.backends.webgpu.render.code import NestCode
     from ostinato.backends.webgpu.render.mapping import Mapping
-    from ostinato.backends.webgpu.render.nests import NestCode
     from ostinato.lower.loopir.nodes import Stage, Statement
     from ostinato.variables import Dim
 

@@ -64,7 +64,8 @@ class WebGpuLoopNest(LoopNest, WebGpuKernel):
     @property
     def scratch_bytes(self) -> int:
         """Bytes of the last argument; 0 if it is no memory for temps."""
-        return 4 * self.scratch_groups * mapping.temp_words(self.temps)
+        groups = self.scratch_groups
+        return 4 * groups * mapping.temp_words(self.temps) if groups else 0
 
     def describe(self, text: KernelText) -> None:
         super().describe(text)

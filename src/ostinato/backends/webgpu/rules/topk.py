@@ -54,8 +54,8 @@ _COUNT = Template("""\
         }
         if (rank < $k) {
             let target_ = u32(row / $inner * $k * $inner + rank * $inner + row % $inner);
-            put$values(target_, b$x(u32(start + place * $inner)));
-            put$positions(target_, widened_i32(place));
+            $put_values(target_, b$x(u32(start + place * $inner)));
+            $put_positions(target_, widened_i32(place));
         }
     }
 """)
@@ -98,8 +98,8 @@ _CHOOSE = Template("""\
             last_place = $places[0];
             if (thread == 0u) {
                 let target_ = u32(row / $inner * $k * $inner + rank * $inner + row % $inner);
-                put$values(target_, b$x(u32(start + last_place * $inner)));
-                put$positions(target_, widened_i32(last_place));
+                $put_values(target_, b$x(u32(start + last_place * $inner)));
+                $put_positions(target_, widened_i32(last_place));
             }
             workgroupBarrier();
         }
@@ -182,8 +182,8 @@ def _shader(topk: TopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
     }
     names |= {
         "x": str(topk.x),
-        "values": str(topk.values),
-        "positions": str(topk.positions),
+        "put_values": code.arrays.putting(topk.values),
+        "put_positions": code.arrays.putting(topk.positions),
         "key": _key(dtype, largest=topk.largest),
     }
     one_by_one = bounds(topk.k)[1] <= _FEW and bounds(topk.n)[1] >= _LONG_ROW
