@@ -140,7 +140,7 @@ def test_no_rows_no_columns_and_more_dimensions() -> None:
 
 
 def test_weights_stay_packed() -> None:
-    """What a matmul reads is hardly more than the blocks of its weights."""
+    """A matmul reads hardly more than the blocks of its weights."""
     for name in COMPUTED:
         form = FORMATS[name]
         w = packed(name, 128, 1024 // form.size)
