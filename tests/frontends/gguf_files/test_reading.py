@@ -122,7 +122,7 @@ def test_tensors_as_params(tmp_path: Path) -> None:
     a, b = found.tensors["a"], found.tensors["b"]
     assert (a.format, b.format) == ("gguf:q4_k", None)
     params = {
-        name: g.param(name, tensor.shape, tensor.dtype.name)
+        name: g.param(name, tensor.shape, tensor.dtype, value=tensor)
         for name, tensor in found.tensors.items()
     }
     g.set_outputs(
@@ -131,7 +131,7 @@ def test_tensors_as_params(tmp_path: Path) -> None:
             g.matmul(x, g.permute_dims(params["b"], (1, 0))),
         ]
     )
-    compiled = ost.Session("cpu").compile(g, params={"a": a.read(), "b": b.read()})
+    compiled = ost.Session("cpu").compile(g)
     data_in = rng.standard_normal((2, 512)).astype(np.float32)
     actual = compiled.run({"x": data_in})
     exact = data_in @ a.widened().read().T

@@ -93,9 +93,22 @@ class Cursor:
             raise self.damaged(f"{number:,} {what} do not fit in the {self.left:,} bytes left")
         return number
 
-    def octets(self, what: str) -> bytes:
-        """The next string, as it is."""
-        return bytes(self.take(self.unsigned(8, f"the length of {what}"), what))
+    def strings(self, count: int, what: str) -> list[str]:
+        """The next strings, bytes that are no UTF-8 as surrogate escapes.
+
+        Raises:
+            Damaged: one ends beyond the file.
+        """
+        data, found = self._data, []
+        # A vocabulary has some hundred thousand of them.
+        for _ in range(count):
+            start = self.position + _LEAST_STRING
+            end = start + int.from_bytes(data[self.position : start], "little")
+            if end > len(data):
+                self.take(self.unsigned(_LEAST_STRING, f"the length of {what}"), what)
+            found.append(str(data[start:end], "utf-8", "surrogateescape"))
+            self.position = end
+        return found
 
     def name(self, what: str) -> str:
         """The next string, which is UTF-8.
@@ -103,8 +116,9 @@ class Cursor:
         Raises:
             Damaged: it is not.
         """
+        octets = self.take(self.unsigned(_LEAST_STRING, f"the length of {what}"), what)
         try:
-            return self.octets(what).decode()
+            return str(octets, "utf-8")
         except UnicodeDecodeError:
             raise self.damaged(f"{what} is no UTF-8") from None
 
@@ -124,7 +138,7 @@ def read_value(cursor: Cursor, what: str) -> Any:
 
 def _value(cursor: Cursor, kind: int, what: str) -> Any:
     if kind == _STRING:
-        return _string(cursor, what)
+        return cursor.strings(1, what)[0]
     if kind == _ARRAY:
         return _array(cursor, what, 1)
     return _numbers(cursor, kind, 1, what)[0].item()
@@ -135,17 +149,12 @@ def _array(cursor: Cursor, what: str, depth: int) -> Any:
         raise cursor.damaged(f"{what} has arrays more than {MAX_DEPTH} deep in one another")
     kind = cursor.unsigned(4, f"the type of the elements of {what}")
     if kind == _STRING:
-        count = cursor.count(_LEAST_STRING, f"strings of {what}")
-        return [_string(cursor, what) for _ in range(count)]
+        return cursor.strings(cursor.count(_LEAST_STRING, f"strings of {what}"), what)
     if kind == _ARRAY:
         count = cursor.count(_LEAST_ARRAY, f"arrays of {what}")
         return [_array(cursor, what, depth + 1) for _ in range(count)]
     size = 1 if kind not in _NUMBERS else _NUMBERS[kind].itemsize
     return _numbers(cursor, kind, cursor.count(size, f"elements of {what}"), what)
-
-
-def _string(cursor: Cursor, what: str) -> str:
-    return cursor.octets(what).decode("utf-8", "surrogateescape")
 
 
 def _numbers(cursor: Cursor, kind: int, count: int, what: str) -> np.ndarray[Any, Any]:

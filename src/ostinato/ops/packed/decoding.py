@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.dtypes import FLOAT16, UINT16
 from ostinato.errors import InputError
-from ostinato.ops.namespace import ORACLE
+from ostinato.ops.namespace import NumpyNamespace
 from ostinato.ops.packed.formats import FORMATS, BlockFormat, elements
 from ostinato.ops.packed.grid_formats import GRID_FORMATS, GridFormat
 
 if TYPE_CHECKING:
     from typing import TypeAlias
+
+    from ostinato.dtypes import DType
 
 __all__ = ["PackedFormat", "decode", "packed_format"]
 
@@ -67,9 +68,20 @@ def decode(packed: Array, name: str) -> Array:
 def _decoded(blocks: Array, form: PackedFormat) -> Array:
     if isinstance(form, GridFormat):
         return form.decode(blocks)
-    found: Array = elements(ORACLE, blocks, form, _as_float16)
+    found: Array = elements(_FLOAT32, blocks, form, _as_float16)
     return found
 
 
+class _Float32Namespace(NumpyNamespace):
+    """The oracle's functions in float32, in which formats are defined."""
+
+    @staticmethod
+    def cast(x: Any, dtype: DType) -> Array:
+        return np.asarray(x).astype(dtype.numpy)
+
+
+_FLOAT32 = _Float32Namespace()
+
+
 def _as_float16(bits: Array) -> Array:
-    return ORACLE.bitcast(bits, UINT16, FLOAT16)
+    return bits.view(np.float16)
