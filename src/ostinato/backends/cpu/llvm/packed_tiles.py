@@ -2,8 +2,8 @@
 
 Codes are taken apart in registers and multiplied as they are, unsigned. The sums of a group of
 positions of ``k`` are integers; what codes of zero would come to is in them from the start. At the
-end of a group they become float32, are scaled, and added to the totals, in one order whatever the
-number of rows.
+end of a group they become float32 and count as the weights' scales say; at the end of a block, as
+the rows' scales say. All is added up in one order, whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -104,16 +104,20 @@ class _PackedTile:
         self.exact = [stack_slot(builder, register_type(INT32, self.lanes)) for _ in range(size)]
         kind = register_type(FLOAT32, self.lanes)
         self.totals = [stack_slot(builder, kind) for _ in range(size)]
+        self.block = [stack_slot(builder, kind) for _ in range(size)]
 
     def run(self, out: ir.Value) -> None:
         """Leave the totals at ``out``."""
         b, form = self.builder, self.form
-        for slot in self.totals:
-            b.store(constant(FLOAT32, 0.0, self.lanes), slot)
+        self._clear(self.totals)
         blocks = bounds(self.gemm.depth)[1] // form.size
         counted_loop(b, I64(0), I64(blocks), 1, self._block, trips=blocks, name="block")
         for place, slot in enumerate(self.totals):
-            store(b, out, FLOAT32, I64(place * self.lanes), self._total(slot))
+            store(b, out, FLOAT32, I64(place * self.lanes), self._value(slot))
+
+    def _clear(self, slots: Sequence[ir.Value]) -> None:
+        for slot in slots:
+            self.builder.store(constant(FLOAT32, 0.0, self.lanes), slot)
 
     def _block(self, number: ir.Value) -> None:
         b, form, layout = self.builder, self.form, self.layout
@@ -124,25 +128,27 @@ class _PackedTile:
         if form.minimum is not None:
             offset = layout.minimum * self.gemm.panel
             minima = [self._half(start, offset, vector) for vector in range(self.vectors)]
-        left = [
-            broadcast(load(b, self._row(self.scales, self.rows.scales_index, row), FLOAT32, number),
-                      self.lanes)
-            for row in range(len(self.left))
-        ]  # fmt: skip
         chunks = form.size // _CHUNK
 
         def chunk(place: ir.Value) -> None:
             at = b.add(b.mul(number, I64(chunks)), place)
-            self._chunk(start, place, at, left, scales, minima)
+            self._chunk(start, place, at, scales, minima)
 
+        self._clear(self.block)
         counted_loop(b, I64(0), I64(chunks), 1, chunk, trips=chunks, name="chunk")
+        for row in range(len(self.left)):
+            at = self._row(self.scales, self.rows.scales_index, row)
+            left = broadcast(load(b, at, FLOAT32, number), self.lanes)
+            for place in range(row * self.vectors, (row + 1) * self.vectors):
+                products, slot = self._value(self.block[place]), self.totals[place]
+                total = intrinsic("fmuladd", products, left, self._value(slot))
+                b.store(total.value, slot)
 
     def _chunk(
         self,
         start: ir.Value,
         place: ir.Value,
         at: ir.Value,
-        left: Sequence[Lane],
         scales: Sequence[Lane],
         minima: Sequence[Lane],
     ) -> None:
@@ -151,7 +157,7 @@ class _PackedTile:
         Args:
             start: of the block in the panel.
             place: of the chunk in the block; ``at``, among all chunks.
-            left: the scales of rows in the block; ``scales`` and ``minima``, those of columns.
+            scales, minima: of the block's columns.
         """
         b, form = self.builder, self.form
         dots = form.group // self.steps
@@ -176,7 +182,7 @@ class _PackedTile:
                     for vector, column in enumerate(columns):
                         self._multiply(row * self.vectors + vector, repeated, column)
             inside = b.add(b.mul(place, I64(groups)), I64(group))
-            self._add_group(start, inside, left, sums, scales, minima)
+            self._add_group(start, inside, sums, scales, minima)
 
     @property
     def _zero(self) -> int:
@@ -270,12 +276,11 @@ class _PackedTile:
         self,
         start: ir.Value,
         group: ir.Value,
-        left: Sequence[Lane],
         sums: Sequence[Lane],
         scales: Sequence[Lane],
         minima: Sequence[Lane],
     ) -> None:
-        """Adds a group's sums, scaled, to the totals."""
+        """Adds a group's sums, scaled as columns are, to those of the block."""
         b, form, layout = self.builder, self.form, self.layout
         weights, offsets = scales, minima
         if form.factors is not None:
@@ -291,19 +296,19 @@ class _PackedTile:
             pairs = zip(minima, codes, strict=True)
             offsets = [minimum * code.astype(FLOAT32) for minimum, code in pairs]
         for row in range(len(self.left)):
-            moved = broadcast(sums[row].astype(FLOAT32), self.lanes) * left[row]
+            moved = broadcast(sums[row], self.lanes).astype(FLOAT32)
             for vector, weight in enumerate(weights):
                 place = row * self.vectors + vector
-                slot = self.totals[place]
+                slot = self.block[place]
                 exact = b.load(self.exact[place], typ=register_type(INT32, self.lanes))
                 products = Lane(b, exact, INT32, self.lanes).astype(FLOAT32)
-                total = intrinsic("fmuladd", products, left[row] * weight, self._total(slot))
+                total = intrinsic("fmuladd", products, weight, self._value(slot))
                 if offsets:
                     signed = moved if form.minimum_sign > 0 else -moved
                     total = intrinsic("fmuladd", signed, offsets[vector], total)
                 b.store(total.value, slot)
 
-    def _total(self, slot: ir.Value) -> Lane:
+    def _value(self, slot: ir.Value) -> Lane:
         value = self.builder.load(slot, typ=register_type(FLOAT32, self.lanes))
         return Lane(self.builder, value, FLOAT32, self.lanes)
 
