@@ -14,7 +14,10 @@ import ostinato as ost
 
 from .registered import TEST_BACKENDS, open_session
 
-__all__ = ["ABILITIES", "CATALOGUE", "SuiteDevice", "abilities", "catalogued", "missing"]
+__all__ = ["ABILITIES", "CATALOGUE", "REFUSED", "SuiteDevice", "abilities", "catalogued", "missing"]
+
+#: The beginning of the reason of a test that is skipped since its device refuses a node.
+REFUSED = "refused by the capabilities: "
 
 #: Capabilities that are abilities: the truth values among them.
 CAPABILITIES = frozenset(

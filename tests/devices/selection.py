@@ -22,12 +22,9 @@ import pytest
 
 import ostinato as ost
 
-from .catalogue import ABILITIES, CATALOGUE, abilities, catalogued, missing
+from .catalogue import ABILITIES, CATALOGUE, REFUSED, abilities, catalogued, missing
 
-__all__ = ["REFUSED", "device", "is_refusal"]
-
-#: The beginning of the reason of a test that is skipped since its device refuses a node.
-REFUSED = "refused by the capabilities: "
+__all__ = ["device", "is_refusal"]
 
 
 @pytest.fixture(scope="session")
