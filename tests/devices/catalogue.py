@@ -82,9 +82,9 @@ _LISTED = (
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
     SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "quick"})),
-    SuiteDevice("webgpu", sample=60),
-    SuiteDevice("xla", sample=60),
-    SuiteDevice("mlx", sample=60),
+    SuiteDevice("webgpu", sample=100),
+    SuiteDevice("xla", sample=100),
+    SuiteDevice("mlx", sample=100),
 )
 
 #: Every device that the project tests, by name.
