@@ -170,7 +170,8 @@ class Suites:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report"
             command = [*around, sys.executable, "-m", "pytest", "-q", "--tb=short", *tests]
-            command += ["-m", "", "-k", keywords, "-p", "tests.conformance.outcomes", *workers]
+            command += ["-c", "pyproject.toml", "-m", "", "-k", keywords, *workers]
+            command += ["-p", "tests.devices.selection", "-p", "tests.conformance.outcomes"]
             if chosen:
                 command += ["--devices", settings.device, "--sample", str(settings.sample)]
             environment = {**os.environ, "PYTEST_ADDOPTS": f"--outcomes={report}"}
