@@ -30,7 +30,7 @@ TESTS = {
         f"{_HERE}/test_{name}.py"
         for name in ("arrays", "big_graphs", "composition_recipes", "compositions", "fuzz")
     ],
-    "models": [f"{_HERE}/test_models.py"],
+    "models": [f"{_HERE}/test_models.py", "tests/test_decode_loop.py"],
     "control": ["tests/control"],
     "contract": ["tests/runtime", "tests/plan", "tests/devices/test_capabilities.py"],
     "sessions": ["tests/eager", f"{_HERE}/test_sessions.py", f"{_HERE}/test_session_fusion.py"],
