@@ -195,6 +195,20 @@ def test_streamed_weights(
         assert "ring.fetch" not in segment.source(CudaTarget.of_arch("sm_80"))
 
 
+def test_a_ring_for_few_of_the_weights_is_not_worth_a_block(session: ost.Session) -> None:
+    d = Draw(ost.Graph("few"), np.random.default_rng(9))
+    g, x = d.g, d.of((1, 64), "float32")
+    router = g.param("router", (64, 4), "float32", value=square(d)[:, :4])
+    experts = d.rng.standard_normal((4, 64, 64)).astype(np.float32) / 8
+    chosen = g.argmax(g.matmul(x, router), axis=1)
+    matrix = g.take(g.param("experts", (4, 64, 64), "float32", value=experts), chosen, axis=0)
+    g.set_outputs([g.matmul(g.reshape(x, (1, 1, 64)), matrix)])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    assert sum(isinstance(part.kernel, Matmul) for part in segment.parts) == 2
+    assert not any(part.streams for part in segment.parts)
+
+
 def test_what_a_segment_writes_is_not_fetched_ahead(session: ost.Session) -> None:
     d = Draw(ost.Graph("written"), np.random.default_rng(2))
     g, x = d.g, d.of((3, 32), "float32")

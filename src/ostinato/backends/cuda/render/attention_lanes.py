@@ -11,12 +11,12 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.attention_rows import PART, WHOLE, score_text
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
-from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.dtypes import FLOAT32
 from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.records import replace

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import compress, groupby
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.rules.derived_values import without_derived
 from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
+from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
 from ostinato.backends.cuda.rules.segment_rows import with_copied_rows
 from ostinato.backends.cuda.rules.segment_shares import Shares
@@ -16,9 +17,10 @@ from ostinato.backends.cuda.rules.segment_values import Way, Ways
 from ostinato.dtypes import UINT64
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
-from ostinato.lower.loopir.nodes import Arg
+from ostinato.lower.loopir.nodes import Arg, max_extent
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.records import dataclass
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Set
@@ -134,18 +136,24 @@ class Assembly:
                 reads[position[operand]] |= arg.reads
                 writes[position[operand]] |= arg.writes
         numbers = {step.call: i for i, step in enumerate(steps) if step.call is not None}
+        arguments = [tuple(position[operand] for operand in step.operands) for step in steps]
+        streamed = [
+            self._settings.stream_weights and _streams(step.kernel, [writes[n] for n in numbered])
+            for step, numbered in zip(steps, arguments, strict=True)
+        ]
+        # A ring takes the shared memory of a second block, which other products need.
+        weights = [_weight_bytes(step.kernel) for step in steps]
+        worthwhile = 2 * sum(compress(weights, streamed)) >= sum(weights)
         parts = []
-        for step in steps:
-            arguments = tuple(position[operand] for operand in step.operands)
-            written = [writes[number] for number in arguments]
+        for number, step in enumerate(steps):
             same = None if step.call is None else self._ways.tiles_of.get(step.call)
             repeated = isinstance(step.kernel, ReceivePackets)
             parts.append(
                 Part(
                     step.kernel,
-                    arguments,
+                    arguments[number],
                     step.level,
-                    self._settings.stream_weights and _streams(step.kernel, written),
+                    streamed[number] and worthwhile,
                     repeated or step.call in self._ways.everywhere,
                     None if same is None else numbers[same],
                     None if step.reader is None else numbers[step.reader],
@@ -215,6 +223,14 @@ class Assembly:
             spaces[value] = Space(value.kind, start)
             most = max(most, start + size)
         return spaces, most
+
+
+def _weight_bytes(kernel: CudaKernel) -> int:
+    """Bytes of the right operand of a product."""
+    if not isinstance(kernel, Matmul):
+        return 0
+    columns = bounds(kernel.points)[1] * max_extent(kernel.n)
+    return columns * bounds(kernel.depth)[1] * kernel.b.dtype.itemsize
 
 
 def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
