@@ -85,11 +85,11 @@ class SuiteDevice:
 
 _LISTED = (
     SuiteDevice("cpu", sample=1, traits=frozenset(TRAITS)),
-    SuiteDevice("loops", sample=8, traits=frozenset({"every_op", "host_memory"})),
+    SuiteDevice("loops", sample=8, traits=frozenset({"every_op"})),
     SuiteDevice("cudahost", traits=frozenset({"every_op"})),
     SuiteDevice(
         "cudaemu",
-        traits=frozenset({"every_op", "host_memory"}),
+        traits=frozenset({"every_op"}),
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
     SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "quick"})),
