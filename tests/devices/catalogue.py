@@ -93,7 +93,7 @@ _LISTED = (
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
     SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "quick"})),
-    SuiteDevice("webgpu", sample=100),
+    SuiteDevice("webgpu", sample=100, traits=frozenset({"every_op"})),
     SuiteDevice("xla", sample=100),
     SuiteDevice("mlx", sample=100),
 )
