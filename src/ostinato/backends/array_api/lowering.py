@@ -117,14 +117,14 @@ def _call(program: StagedProgram, staged: StagedGraph, number: int) -> Call:
         writes=tuple(writes),
     )
     if isinstance(part, Stage) and number == len(staged.parts) - 1:
-        part = replace(part, donated=_donated(part, graph))
+        part = replace(part, donated=_donated(part, graph), last=True)
     nodes = tuple([node.label for node in part.nodes])
     names = dict.fromkeys(node.op.name for node in part.nodes)
     flops = sum((n.op.flops([v.type for v in n.inputs], n.attrs) for n in part.nodes), 0)
     return Call(part, tuple(buffers), nodes, "+".join(names) or "copy", flops)
 
 
-def _donated(stage: Stage, graph: BaseGraph) -> tuple[int, ...]:
+def _donated(stage: Stage, graph: BaseGraph) -> tuple[Value, ...]:
     """The operands that are states, and get their next value in this stage, the last one."""
     assigned = {graph.states[name] for name in graph.assignments}
-    return tuple([i for i, value in enumerate(stage.operands) if value in assigned])
+    return tuple([value for value in stage.operands if value in assigned])

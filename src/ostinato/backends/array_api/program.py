@@ -13,7 +13,7 @@ from ostinato.plan.order import Accesses
 from ostinato.variables import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ostinato.backends.array_api.arrays import ArrayBlock
     from ostinato.backends.array_api.functions import StageFunctions
@@ -83,6 +83,12 @@ class ArrayProgram:
     def run(self, blocks: Sequence[Any], variables: Sequence[int]) -> None:
         self._perform(blocks, variables)
 
+    def run_consuming(
+        self, blocks: Sequence[Any], variables: Sequence[int], consumed: Collection[int]
+    ) -> None:
+        """As :meth:`run`; results may take the memory of inputs at positions ``consumed``."""
+        self._perform(blocks, variables, [self._leaves[number] for number in consumed])
+
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
         return self._perform(blocks, variables, timed=True)
 
@@ -98,10 +104,15 @@ class ArrayProgram:
         return {name: value for name, value in pairs if name not in self._bound}
 
     def _perform(
-        self, blocks: Sequence[Any], variables: Sequence[int], *, timed: bool = False
+        self,
+        blocks: Sequence[Any],
+        variables: Sequence[int],
+        consumed: Collection[Value] = (),
+        *,
+        timed: bool = False,
     ) -> Sequence[float]:
         fixed, framework = self._fixed(), self._framework
-        run = Run(self._functions, self._sizes(variables), self._program.facts)
+        run = Run(self._functions, self._sizes(variables), self._program.facts, consumed)
         with framework.scope():
             values: dict[Value, Any] = {
                 value: fixed[slot].arrays[offset] for value, (slot, offset) in self._kept

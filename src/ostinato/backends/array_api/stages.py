@@ -66,12 +66,14 @@ class Stage(Part):
         numbers: the values of nodes ``dim_value`` whose Variables give no size in this stage. It
             takes them as further operands, so that one function serves all values.
         sizes: the Variables for whose values it is compiled.
-        donated: positions of operands that nothing reads afterwards: results may take their memory.
+        donated: states among the operands whose next value it gives: results may take their memory.
+        last: whether no part of the program comes after it.
     """
 
     numbers: tuple[Value, ...] = ()
     sizes: tuple[str, ...] = ()
-    donated: tuple[int, ...] = ()
+    donated: tuple[Value, ...] = ()
+    last: bool = False
 
     def variable_free(self) -> bool:
         return not self.sizes and not self.numbers
