@@ -38,6 +38,7 @@ TRAITS = {
     "fork": "works in a child of a fork",
     "host_memory": "keeps everything in memory of this process, and returns results without copies",
     "host_threads": "computes on threads of this process, as many as a session asks for",
+    "lowers": "fuses by Ostinato's own lowering, and prepares weights once per write",
     "llvm": "compiles kernels to machine code by LLVM, for the native core",
     "quick": "runs a product of two 256 x 256 matrices in milliseconds",
 }
@@ -71,17 +72,17 @@ class SuiteDevice:
 
 _LISTED = (
     SuiteDevice("cpu", sample=1, traits=frozenset(TRAITS)),
-    SuiteDevice("loops", sample=8, traits=frozenset({"every_op", "host_memory"})),
-    SuiteDevice("cudahost", traits=frozenset({"every_op"})),
+    SuiteDevice("loops", sample=8, traits=frozenset({"every_op", "host_memory", "lowers"})),
+    SuiteDevice("cudahost", traits=frozenset({"every_op", "lowers"})),
     SuiteDevice(
         "cudaemu",
-        traits=frozenset({"every_op", "host_memory"}),
+        traits=frozenset({"every_op", "host_memory", "lowers"}),
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
-    SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "quick"})),
-    SuiteDevice("webgpu", sample=60),
-    SuiteDevice("xla", sample=60),
-    SuiteDevice("mlx", sample=60),
+    SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "lowers", "quick"})),
+    SuiteDevice("webgpu", sample=60, traits=frozenset({"lowers", "quick"})),
+    SuiteDevice("xla", sample=60, traits=frozenset({"every_op"})),
+    SuiteDevice("mlx", sample=60, traits=frozenset({"every_op"})),
 )
 
 #: Every device that the project tests, by name.

@@ -121,7 +121,7 @@ class ArrayProgram:
                 values[value] = self._given(value, block, run.sizes)
             seconds = run.parts(self._parts, values, timed=timed)
             results = [values[value] for value in self._outputs]
-            states = [values[value] for value, _ in self._assigned]
+            states = self._next_states(values)
             framework.wait([*results, *states])
             for block, result in zip(blocks[self.inputs :], results, strict=True):
                 self._store(block, result)
@@ -132,6 +132,16 @@ class ArrayProgram:
                 fixed[slot].arrays[offset] = values[value]
         self.live_sizes = {name: run.sizes[name] for name in self._bound if name in run.sizes}
         return seconds
+
+    def _next_states(self, values: dict[Value, Any]) -> list[Any]:
+        """The arrays that states hold from now on, each one alone: it may be donated."""
+        seen: set[int] = set()
+        found = []
+        for value, _ in self._assigned:
+            array = values[value]
+            found.append(self._framework.copy(array) if id(array) in seen else array)
+            seen.add(id(array))
+        return found
 
     def _given(self, value: Value, block: Any, sizes: dict[str, int]) -> Any:
         if isinstance(block, ResidentArray):
