@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["capabilities"]
 
 
-def capabilities(dtypes: Collection[DType], *, in_place_states: bool = True) -> Capabilities:
+def capabilities(dtypes: Collection[DType]) -> Capabilities:
     """The capabilities of a framework.
 
     It takes elementwise ops, and all that are not made of simpler ones, by their rules. The others
@@ -26,12 +26,11 @@ def capabilities(dtypes: Collection[DType], *, in_place_states: bool = True) -> 
 
     Args:
         dtypes: that it computes with.
-        in_place_states: whether functions can overwrite their operands.
     """
     simple = {name for name, op in OPS.items() if type(op).decompose is Op.decompose}
     return Capabilities(
         ops=frozenset({*simple, *ELEMENTWISE, *LEAVES}),
         dtypes=frozenset(dtypes),
-        in_place_states=in_place_states,
+        in_place_states=False,  # not always: XLA may fold an update into a reader of its result
         single_ops=True,
     )

@@ -16,7 +16,7 @@ from ostinato.backends.array_api.stage_code import StageCode
 from ostinato.backends.array_api.stages import Part
 from ostinato.backends.common.signature_compiler import compile_signature
 from ostinato.errors import PlanError
-from ostinato.plan.buffer import HostMemory
+from ostinato.plan.buffer import HostMemory, bytes_of
 from ostinato.plan.order import Accesses
 from ostinato.plan.prepared import Copy, KernelCall
 from ostinato.variables import evaluate
@@ -148,12 +148,12 @@ class OpProgram:
         if isinstance(held, HostMemory):
             return np.frombuffer(held.block, np.uint8)[offset : offset + buffer.nbytes]
         octets = np.empty(buffer.nbytes, np.uint8)
-        held.read(offset, memoryview(octets))
+        held.read(offset, bytes_of(octets))
         return octets
 
     def _write(self, memory: list[Memory], buffer: Buffer, octets: np.ndarray[Any, Any]) -> None:
         slot, offset = self._memory.place(buffer)
-        memory[slot].write(offset, memoryview(octets))
+        memory[slot].write(offset, bytes_of(octets))
 
 
 def _stands_alone(op: KernelCall) -> bool:
