@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.base import Capabilities
 from ostinato.backends.common.lowering_options import lowering_options as shared_options
 from ostinato.backends.webgpu.rules.table import LOWERED_OPS, WebGpuLowering
-from ostinato.dtypes import ALL_DTYPES, NARROW_DTYPES
+from ostinato.dtypes import ALL_DTYPES, FLOAT64, NARROW_DTYPES
 from ostinato.ir.leaves import LEAVES
 from ostinato.lower.loopir.builder import INDEX_OPS, POINTWISE
 from ostinato.lower.loopir.views import VIEWS
@@ -22,6 +22,7 @@ __all__ = ["CAPABILITIES", "lowering_options"]
 CAPABILITIES = Capabilities(
     ops=frozenset({*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS}),
     dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
+    excluded=frozenset((op, FLOAT64) for op in ("attention", "recurrent_scan")),
     padded_conv=False,
     single_ops=True,
 )

@@ -105,7 +105,7 @@ class _FewRows:
                 right = four_along(code, matmul.b, matmul.n, "column", inside, matmul.acc)
             last = code.size(extent_of(matmul.m), scope)
             for row in range(self.rows):
-                m = code.declare("m", f"min(first_row + {row}, {last} - 1)")
+                m = code.declare("q", f"min(first_row + {row}, {last} - 1)")
                 at = code.at({matmul.m: m}, scope)
                 if self.along_sum:
                     left = four_along(code, matmul.a, matmul.k[0], k, at, matmul.acc)

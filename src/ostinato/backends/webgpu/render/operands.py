@@ -50,7 +50,7 @@ def four_along(
     run = run_of(scalar, axis, extent_of(axis))
     stop, lanes = code.size(extent_of(axis), scope), []
     if run is not None and are_neighbours(scalar, axis):
-        base = code.at({axis: code.declare("i", f"min({first}, {stop} - {LANES})")}, scope)
+        base = code.at({axis: code.declare("e", f"min({first}, {stop} - {LANES})")}, scope)
         index = word(code.scalars.indices.value(run.load.index, base))
         type_ = f"vec4<{element_type(run.load.dtype)}>"
         found = code.declare("v", code.arrays.four(run.load.buffer, index), type_)
@@ -62,7 +62,7 @@ def four_along(
         whole = remainder(extent_of(axis), LANES) == 0
         for lane in range(LANES):
             at = f"{first} + {lane}"
-            number = code.declare("i", at if whole else f"min({at}, {stop} - 1)")
+            number = code.declare("e", at if whole else f"min({at}, {stop} - 1)")
             lanes.append(code.value(scalar, dtype, code.at({axis: number}, scope)))
     type_ = f"vec4<{element_type(dtype)}>"
     return code.declare("v", f"{type_}({', '.join(lanes)})", type_)
@@ -95,7 +95,7 @@ def store_row(
     step = 1 if parts is None else parts.lanes
     name = writer.fresh("j")
     with writer.block(f"for (var {name} = 0i; {name} < {count}; {name} += {step})"):
-        point = code.declare("i", f"{first} + {name}")
+        point = code.declare("e", f"{first} + {name}")
         with writer.block(f"if ({point} < {stop})"):
 
             def total(position: str) -> CValue:

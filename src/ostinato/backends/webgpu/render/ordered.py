@@ -107,11 +107,11 @@ def _loops(
         with loops_around(code, axes[0], scope) as inside:
             _loops(code, axes[1:], inside, body, unrolled)
         return
-    stop, name = code.size(extent_of(axes[0]), scope), code.writer.fresh("i")
+    stop, name = code.size(extent_of(axes[0]), scope), code.writer.fresh("e")
     head = f"for (var {name} = 0i; {name} < {stop}; {name} += {unrolled})"
     with code.writer.block(head):
         for number in range(unrolled):
-            point = code.declare("i", f"{name} + {number}")
+            point = code.declare("e", f"{name} + {number}")
             with code.writer.block(f"if ({point} < {stop})" if number else ""):
                 body(code.at({axes[0]: point}, scope))
 

@@ -76,7 +76,7 @@ class Parts:
             blocked = frozenset((self.axis,)) | written_buffers(self.stage)
             code.scalars.hoist(starts, scope, blocked)
         stop = "" if self.whole else code.size(extent_of(self.axis), scope)
-        lane, position = writer.fresh("l"), writer.fresh("i")
+        lane, position = writer.fresh("l"), writer.fresh("e")
         with writer.block(f"for (var {lane} = 0u; {lane} < {self.lanes}u; {lane}++)"):
             writer.line(f"let {position} = {first} + i32({lane});")
             head = f"if ({position} < {stop})" if stop else ""

@@ -93,7 +93,7 @@ def run_in_order(code: NestCode, stage: Stage, scope: Scope) -> None:
 @contextmanager
 def loops_around(code: NestCode, axis: Symbol, scope: Scope) -> Iterator[Scope]:
     """A loop of one thread over the points of an axis."""
-    stop, name = code.size(extent_of(axis), scope), code.writer.fresh("i")
+    stop, name = code.size(extent_of(axis), scope), code.writer.fresh("e")
     with code.writer.block(f"for (var {name} = 0i; {name} < {stop}; {name}++)"):
         yield code.at({axis: name}, scope)
 

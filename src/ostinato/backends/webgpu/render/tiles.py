@@ -115,7 +115,7 @@ class _Tiles:
         """
         code, writer, matmul = self.code, self.code.writer, self.matmul
         vectors, threads = side // LANES, self.side * self.side
-        name = writer.fresh("i")
+        name = writer.fresh("e")
         with writer.block(
             f"for (var {name} = i32(thread); {name} < {vectors * _SLICE}; {name} += {threads})"
         ):
@@ -123,13 +123,13 @@ class _Tiles:
                 place, step = f"{name} % {vectors}", f"{name} / {vectors}"
             else:
                 place, step = f"{name} / {_SLICE}", f"{name} % {_SLICE}"
-            place = code.declare("i", place)
-            step = code.declare("i", step)
+            place = code.declare("e", place)
+            step = code.declare("e", step)
             k = code.declare("k", f"start + {step}")
             found = code.variable("v", f"{self.vector}()", self.vector)
             with self._within_sum(k):
                 inside = code.enter(matmul.k, k, scope)
-                at = code.declare("i", f"{first} + {place} * {LANES}")
+                at = code.declare("e", f"{first} + {place} * {LANES}")
                 writer.line(f"{found} = {four_along(code, scalar, outer, at, inside, matmul.acc)};")
             writer.line(f"{shared}[{step} * {vectors} + {place}] = {found};")
 
@@ -181,7 +181,7 @@ class _Tiles:
                 writer.block(f"for (var vector = 0i; vector < {self.column_vectors}; vector++)"),
             ):
                 at = code.declare(
-                    "i", f"first_column + (vector * {self.side} + own_column) * {LANES}"
+                    "e", f"first_column + (vector * {self.side} + own_column) * {LANES}"
                 )
                 inside = code.at({matmul.m: "m"}, scope)
                 start = f"row * {in_row} + vector * {LANES}"

@@ -28,7 +28,7 @@ _THREADS, _ELEMENTS = 256, 8
 
 _NONZERO = Template("""\
     var found = 0i;
-    for (var start = 0i; start < $length && found < $size; start += ${round}) {
+    for (var start = 0i; start < $length; start += ${round}) {
         let first = start + i32(thread) * $elements;
         let end = min(first + $elements, $length);
         var count = 0i;

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cpu.rules import selection as cpu_selection
     from ostinato.backends.cpu.rules import topk as cpu_topk
-    from ostinato.backends.webgpu.rules import matmul, selection, topk
+    from ostinato.backends.webgpu.rules import attention, matmul, recurrent, selection, topk
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Refusal, Region
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 else:
     cpu_selection = LazyModule("ostinato.backends.cpu.rules.selection")
     cpu_topk = LazyModule("ostinato.backends.cpu.rules.topk")
+    attention = LazyModule("ostinato.backends.webgpu.rules.attention")
     matmul = LazyModule("ostinato.backends.webgpu.rules.matmul")
+    recurrent = LazyModule("ostinato.backends.webgpu.rules.recurrent")
     selection = LazyModule("ostinato.backends.webgpu.rules.selection")
     topk = LazyModule("ostinato.backends.webgpu.rules.topk")
     experts = LazyModule("ostinato.lower.rules.experts")
@@ -104,6 +106,14 @@ def _convolution(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     matmul.lower_convolution(lowering, region, root)
 
 
+def _attention(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    attention.lower_attention(lowering, region, root)
+
+
+def _recurrent(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    recurrent.lower_recurrent(lowering, region, root)
+
+
 def _topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     rule = cpu_topk if root.inputs[0].dtype == FLOAT64 else topk
     rule.lower_topk(lowering, region, root)
@@ -132,6 +142,8 @@ def _expert_mlp(lowering: ProgramBuilder, region: Region, root: Node) -> None:
 
 #: The rules that every graph needs: there is no other way to compute these.
 _RULES: dict[str, Rule] = {
+    "attention": _attention,
+    "recurrent_scan": _recurrent,
     "topk": _topk,
     "flat_nonzero": _flat_nonzero,
     "non_max_suppression": _suppression,
