@@ -15,6 +15,7 @@ from ostinato.backends.webgpu.kernel import Bindings, WebGpuKernel
 from ostinato.backends.webgpu.sizes import size_text
 from ostinato.cache.fingerprint import object_key
 from ostinato.cache.objects import process_cache
+from ostinato.errors import UnsupportedOpError
 from ostinato.lower.control import Control
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.text import kernel_text
@@ -196,7 +197,7 @@ class WebGpuCode:
     ) -> None:
         found = {kernel: obstacle(kernel, target, count) for kernel, count in kernels.items()}
         self.reasons = {kernel: reason for kernel, reason in found.items() if reason}
-        on_host = {kernel: _for_cpu(kernel) for kernel in self.reasons}
+        on_host = {kernel: _for_cpu(kernel, reason) for kernel, reason in self.reasons.items()}
         self.machine_code: MachineCode | None = None
         if on_host:
             self.machine_code = _compiled([*on_host.values()], variables)
@@ -218,12 +219,21 @@ class WebGpuCode:
         return code
 
 
-def _for_cpu(kernel: Kernel) -> CpuKernel:
-    """A kernel of a program as the CPU runs it."""
+def _for_cpu(kernel: Kernel, reason: str) -> CpuKernel:
+    """A kernel of a program as the CPU runs it.
+
+    Raises:
+        UnsupportedOpError: it was made for the device alone.
+    """
     if isinstance(kernel, LoopNest):
         return CpuLoopNest.of(distinct_points_in_parallel(kernel))
-    assert isinstance(kernel, CpuKernel)
-    return kernel
+    if isinstance(kernel, CpuKernel):
+        return kernel
+    title = kernel_text(kernel).split("\n", 1)[0]
+    raise UnsupportedOpError(
+        f"this adapter cannot run the kernel {title!r}: {reason}; compile with "
+        "CompileOptions(optimize=False), or use smaller tensors"
+    )
 
 
 def _compiled(kernels: Sequence[CpuKernel], variables: tuple[Symbol, ...]) -> MachineCode:

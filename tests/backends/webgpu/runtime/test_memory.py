@@ -80,7 +80,7 @@ def test_no_two_blocks_share_addresses(block: Callable[[int], DeviceBlock]) -> N
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-@pytest.mark.parametrize("bound", [256, 512, 4096])
+@pytest.mark.parametrize("bound", [768, 1024, 4096])
 def test_graphs_run_on_memory_of_many_buffers(
     bounded: Callable[[int], ost.Session], bound: int
 ) -> None:
