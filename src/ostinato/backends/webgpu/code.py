@@ -20,6 +20,7 @@ from ostinato.lower.control import Control
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.rules.sizes import SizeStep
+from ostinato.plan.report import and_more
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -186,6 +187,10 @@ class WebGpuCode:
         kernels: each with the number of buffers that its arguments are in.
         variables: the Variables of the program.
         target: the device.
+        nodes: by kernel, the labels of the nodes that it computes, for messages.
+
+    Raises:
+        UnsupportedOpError: neither the device nor the CPU can run a kernel.
 
     Attributes:
         machine_code: of the kernels that the CPU runs; ``None``: there are none.
@@ -193,11 +198,18 @@ class WebGpuCode:
     """
 
     def __init__(
-        self, kernels: Mapping[Kernel, int], variables: tuple[Symbol, ...], target: WebGpuTarget
+        self,
+        kernels: Mapping[Kernel, int],
+        variables: tuple[Symbol, ...],
+        target: WebGpuTarget,
+        nodes: Mapping[Kernel, Sequence[str]] | None = None,
     ) -> None:
         found = {kernel: obstacle(kernel, target, count) for kernel, count in kernels.items()}
         self.reasons = {kernel: reason for kernel, reason in found.items() if reason}
-        on_host = {kernel: _for_cpu(kernel, reason) for kernel, reason in self.reasons.items()}
+        on_host = {}
+        for kernel, reason in self.reasons.items():
+            named = and_more(() if nodes is None else nodes[kernel])
+            on_host[kernel] = _for_cpu(kernel, named, reason)
         self.machine_code: MachineCode | None = None
         if on_host:
             self.machine_code = _compiled([*on_host.values()], variables)
@@ -219,7 +231,7 @@ class WebGpuCode:
         return code
 
 
-def _for_cpu(kernel: Kernel, reason: str) -> CpuKernel:
+def _for_cpu(kernel: Kernel, nodes: str, reason: str) -> CpuKernel:
     """A kernel of a program as the CPU runs it.
 
     Raises:
@@ -231,7 +243,7 @@ def _for_cpu(kernel: Kernel, reason: str) -> CpuKernel:
         return kernel
     title = kernel_text(kernel).split("\n", 1)[0]
     raise UnsupportedOpError(
-        f"this adapter cannot run the kernel {title!r}: {reason}; compile with "
+        f"{nodes or title}: this adapter cannot run the kernel, {reason}; compile with "
         "CompileOptions(optimize=False), or use smaller tensors"
     )
 
