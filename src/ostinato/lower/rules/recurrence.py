@@ -32,7 +32,7 @@ __all__ = ["Recurrence", "lower_recurrence", "parts_of"]
 
 
 def parts_of(attrs: Mapping[str, Attr], gates: int) -> tuple[str, ...]:
-    """The vectors of hidden units that a sequence needs memory for while it runs.
+    """The rows of hidden units that a sequence needs memory for while it runs.
 
     ``h`` is the state, ``c`` an LSTM's cell, ``update`` and ``reset`` are what a GRU's first gates
     leave for its candidate; a ``product`` of the state with each gate's weights follows.
