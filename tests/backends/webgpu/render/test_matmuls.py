@@ -17,15 +17,10 @@ from .kernels import kernels_of
 
 Array = np.ndarray[Any, Any]
 
-SIZES = [
-    (1, 1, 8),
-    (1, 64, 64),
-    (3, 17, 13),
-    (8, 128, 40),
-    (16, 33, 9),
-    (37, 64, 128),
-    (65, 130, 67),
-]
+SIZES = [(1, 1, 8), (1, 64, 64), (3, 17, 13), (8, 128, 40), (16, 33, 9)]
+SIZES += [(37, 64, 128), (65, 130, 67)]
+
+DTYPES = ["float32", "float16", "bfloat16", "int32", "int8", "uint16", "int64"]
 
 RNG = np.random.default_rng(0)
 
