@@ -31,6 +31,8 @@ _BUILT_IN = {
     "CPU": ("ostinato.backends.cpu.backend", "CpuBackend"),
     "CUDA": ("ostinato.backends.cuda.backend", "CudaBackend"),
     "WEBGPU": ("ostinato.backends.webgpu.backend", "WebGpuBackend"),
+    "MLX": ("ostinato.backends.array_api.mlx.backend", "MlxBackend"),
+    "XLA": ("ostinato.backends.array_api.xla.backend", "XlaBackend"),
 }
 
 

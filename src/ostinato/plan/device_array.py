@@ -83,7 +83,7 @@ class DeviceArray:
 
     def copy(self, order: str = "C") -> DeviceArray:
         """A copy of it on the same device."""
-        return DeviceArray(self.device, self.memory.copy(), self.shape, self.dtype)
+        return type(self)(self.device, self.memory.copy(), self.shape, self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:

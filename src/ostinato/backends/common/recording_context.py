@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ostinato.backends.common.commands import Commands, HostCopy, RecordedWork, Replay
+from ostinato.backends.common.commands import Commands
 from ostinato.backends.common.context import Context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from ostinato.backends.common.commands import Call
     from ostinato.backends.common.encoded import Recording
     from ostinato.backends.device import Device
     from ostinato.plan.order import Accesses
@@ -27,11 +28,11 @@ class RecordingContext(Context):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
-        self.commands = Commands(self.label, self._merge)
+        self.commands = Commands(self.label)
 
     @abstractmethod
-    def _merge(self, works: Sequence[RecordedWork]) -> Callable[[], Replay] | None:
-        """Makes recorded work one launch; ``None``: that is not possible."""
+    def _recording(self, calls: Sequence[tuple[Call, bool]]) -> Recording:
+        """The recording of calls, each with whether it reads its Variables from the block."""
 
     # -- recording ---------------------------------------------------------------------------------
 
@@ -51,7 +52,7 @@ class RecordingContext(Context):
         self.commands.begin(exclusive)
 
     def _end(self) -> Recording:
-        return self.commands.end()
+        return self._recording(self.commands.end())
 
     def _cancel(self) -> None:
         self.commands.cancel()
@@ -77,6 +78,3 @@ class RecordingContext(Context):
 
     def _read_state(self) -> tuple[int, int, int]:
         return self.commands.block
-
-    def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
-        return HostCopy(self.commands, target, source)
