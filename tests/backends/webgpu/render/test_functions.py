@@ -70,3 +70,20 @@ def test_powers_near_the_ends_of_the_range(session: ost.Session) -> None:
     graph.set_outputs([graph.pow(graph.input("x", x.shape), graph.input("y", y.shape))])
     (found,) = session.compile(graph).run({"x": x, "y": y})
     np.testing.assert_allclose(found, x.astype(np.float64) ** y.astype(np.float64), rtol=2e-5)
+
+
+def test_zero_is_no_shortcut(session: ost.Session) -> None:
+    """Compilers know some operands to be zero: the sum of nothing, and a constant."""
+    graph = ost.Graph("zeros")
+    nothing, x = graph.input("nothing", (0, 4)), graph.input("x", (4,))
+    sums = graph.sum(nothing, axis=0)
+    graph.set_outputs([sums / x, 0.0 / x, x * 0.0, -0.0 * x])
+    given = {
+        "nothing": np.zeros((0, 4), np.float32),
+        "x": np.array([0.0, np.nan, np.inf, -2.0], np.float32),
+    }
+    for mine, truth in zip(
+        session.compile(graph).run(given), ost.reference.evaluate(graph, given), strict=True
+    ):
+        np.testing.assert_array_equal(mine, truth)
+        np.testing.assert_array_equal(np.signbit(mine)[2:], np.signbit(truth)[2:])
