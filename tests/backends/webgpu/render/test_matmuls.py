@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.webgpu.kernel import Bindings
 from ostinato.backends.webgpu.rules.matmul import FewRowsMatmul, TiledMatmul
+from ostinato.backends.webgpu.target import WebGpuTarget
 from ostinato.dtypes import DType
 from tests.conformance.compare import assert_close
 
@@ -111,3 +113,17 @@ def test_convolution(session: ost.Session, groups: int) -> None:
         filters,
         drawn("float32", 20),
     )
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(1, 64), (5, 36), (3, 7)])
+def test_bytes_four_at_a_time(session: ost.Session, rows: int, depth: int) -> None:
+    """Few rows of int8 by columns that lie in one piece, extreme values among them."""
+    a, b = drawn("int8", rows, depth), drawn("int8", 19, depth)
+    a[0, :2], b[:, :2] = -128, -128
+    check(session, lambda g, x, y: g.integer_matmul(x, g.permute_dims(y, (1, 0))), a, b)
+    graph = ost.Graph("bytes")
+    x, y = graph.input("x", a.shape, "int8"), graph.input("y", b.shape, "int8")
+    graph.set_outputs([graph.integer_matmul(x, graph.permute_dims(y, (1, 0)))])
+    (kernel,) = kernels_of(graph)
+    source = kernel.shader(WebGpuTarget(), Bindings.apart(kernel)).source
+    assert ("dot4I8Packed" in source) == (depth % 4 == 0)
