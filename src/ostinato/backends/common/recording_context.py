@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.common.commands import Commands
+from ostinato.backends.common.commands import Commands, HostCopy, RecordedWork, Replay
 from ostinato.backends.common.context import Context
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from ostinato.backends.common.commands import Call
     from ostinato.backends.common.encoded import Recording
     from ostinato.backends.device import Device
     from ostinato.plan.order import Accesses
@@ -28,11 +26,11 @@ class RecordingContext(Context):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
-        self.commands = Commands(self.label)
+        self.commands = Commands(self.label, self._merge)
 
-    @abstractmethod
-    def _recording(self, calls: Sequence[tuple[Call, bool]]) -> Recording:
-        """The recording of calls, each with whether it reads its Variables from the block."""
+    def _merge(self, works: Sequence[RecordedWork]) -> Callable[[], Replay] | None:
+        """Make recorded work one launch; ``None``: its calls are replayed one by one."""
+        return None
 
     # -- recording ---------------------------------------------------------------------------------
 
@@ -52,7 +50,7 @@ class RecordingContext(Context):
         self.commands.begin(exclusive)
 
     def _end(self) -> Recording:
-        return self._recording(self.commands.end())
+        return self.commands.end()
 
     def _cancel(self) -> None:
         self.commands.cancel()
@@ -78,3 +76,6 @@ class RecordingContext(Context):
 
     def _read_state(self) -> tuple[int, int, int]:
         return self.commands.block
+
+    def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
+        return HostCopy(self.commands, target, source)

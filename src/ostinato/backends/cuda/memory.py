@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.mutex import Mutex
-from ostinato.backends.common.recorded_work import host_address
+from ostinato.backends.common.regions import host_address
 from ostinato.errors import PlanError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ostinato.backends.common.recorded_work import host_address
+from ostinato.backends.common.regions import host_address
 from ostinato.backends.cuda.algorithms import ReadyProduct, ready_product
 from ostinato.backends.cuda.graphs import Graphs
 from ostinato.backends.cuda.mapped import mapped_externals

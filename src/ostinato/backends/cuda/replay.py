@@ -8,21 +8,23 @@ of all calls as one graph, and copies what was written back.
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.common.recorded_work import RecordedWork, Regions, Use, host_address
+from ostinato.backends.common.regions import Regions, host_address
 from ostinato.backends.cuda.abi import HEADER_WORDS
 from ostinato.backends.cuda.graphs import Graphs
 from ostinato.backends.cuda.memory import DeviceBlock, HostBlock
 from ostinato.plan.device_array import DeviceArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ostinato.backends.common.commands import RecordedWork
     from ostinato.backends.cuda.driver import Driver
     from ostinato.backends.cuda.gpu import Stream
 
-__all__ = ["MergedReplay", "RecordedWork", "Use"]
+__all__ = ["MergedReplay"]
 
 #: The most bytes of a region that is copied together with others.
 _SMALL = 1 << 16
@@ -68,6 +70,11 @@ class MergedReplay:
         self._host = HostBlock(gpu, max(end, 1))
         self._graphs = Graphs(stream, 4, after=0)
         self._found: tuple[list[int], list[list[int]], tuple[int, ...]] | None = None
+
+    @staticmethod
+    def of(stream: Stream, works: Sequence[RecordedWork]) -> Callable[[], MergedReplay] | None:
+        """Makes recorded work one launch; ``None``: that is not possible."""
+        return partial(MergedReplay, stream, works) if MergedReplay.possible(works) else None
 
     @staticmethod
     def possible(works: Sequence[RecordedWork]) -> bool:

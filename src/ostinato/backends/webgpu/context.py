@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ostinato.backends.common.commands import Resident
+from ostinato.backends.common.commands import BoundCall, Resident
 from ostinato.backends.common.encoded import Encoded
 from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_runner import RELEASED
 from ostinato.backends.common.recording_context import RecordingContext
-from ostinato.backends.webgpu.commands import BoundCall, WebGpuHostCopy, WebGpuRecording
 from ostinato.backends.webgpu.memory import DeviceBlock, device_block
 from ostinato.backends.webgpu.program import WebGpuProgram
+from ostinato.backends.webgpu.replay import MergedReplay
 from ostinato.errors import PlanError
 from ostinato.lazy import LazyModule
 from ostinato.plan.buffer import LentStorage
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.backends.common import op_encoding
-    from ostinato.backends.common.commands import Call
+    from ostinato.backends.common.commands import RecordedWork, Replay
     from ostinato.backends.common.compiled_op import CompiledOp
-    from ostinato.backends.common.encoded import Recording
     from ostinato.backends.common.op_signature import OpSignature
     from ostinato.backends.device import Device
     from ostinato.backends.webgpu.gpu import Gpu
@@ -54,11 +53,8 @@ class WebGpuContext(RecordingContext):
         self.gpu = gpu
         self.host = host
 
-    def _recording(self, calls: Sequence[tuple[Call, bool]]) -> Recording:
-        return WebGpuRecording(self.commands, self.gpu, calls)
-
-    def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
-        return WebGpuHostCopy(self.commands, target, source)
+    def _merge(self, works: Sequence[RecordedWork]) -> Callable[[], Replay] | None:
+        return MergedReplay.of(self.gpu, works)
 
     def _allocate(self, nbytes: int) -> DeviceBlock:
         block = DeviceBlock(self.gpu, nbytes, "a buffer")

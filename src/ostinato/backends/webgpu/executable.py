@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.backends.common.commands import Resident
+from ostinato.backends.common.commands import BoundCall, Resident
 from ostinato.backends.common.device_executable import DeviceExecutable, check_apart
 from ostinato.backends.common.live_sizes import LiveSizes
-from ostinato.backends.webgpu.commands import BoundCall
 from ostinato.backends.webgpu.memory import Blocks, DeviceBlock, device_block
 from ostinato.backends.webgpu.program import WebGpuProgram
 from ostinato.errors import InputError

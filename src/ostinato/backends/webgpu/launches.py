@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.backends.common.recorded_work import host_address
+from ostinato.backends.common.regions import host_address
 from ostinato.backends.webgpu.image import LaunchStep
 
 if TYPE_CHECKING:

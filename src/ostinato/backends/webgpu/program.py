@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ostinato.backends.common.recorded_work import host_address
+from ostinato.backends.common.regions import host_address
 from ostinato.backends.webgpu.memory import DeviceBlock
 from ostinato.backends.webgpu.steps import Slots, StepRunner
 from ostinato.backends.webgpu.transfers import Download

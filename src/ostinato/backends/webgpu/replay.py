@@ -11,7 +11,7 @@ import ctypes
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.common.recorded_work import Regions, host_address
+from ostinato.backends.common.regions import Regions, host_address
 from ostinato.backends.webgpu.memory import DeviceBlock
 from ostinato.backends.webgpu.transfers import Download, Downloads
 from ostinato.plan.device_array import DeviceArray
@@ -19,7 +19,8 @@ from ostinato.plan.device_array import DeviceArray
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.common.recorded_work import RecordedWork, Region
+    from ostinato.backends.common.commands import RecordedWork
+    from ostinato.backends.common.regions import Region
     from ostinato.backends.webgpu.gpu import Gpu
     from ostinato.backends.webgpu.launches import Launches
     from ostinato.backends.webgpu.steps import Slots

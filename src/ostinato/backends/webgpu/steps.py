@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ostinato.backends.common.recorded_work import host_address
+from ostinato.backends.common.regions import host_address
 from ostinato.backends.webgpu.image import ControlStep, CopyStep, HostStep, LaunchStep, SizeStep
 from ostinato.backends.webgpu.launches import Launches
 from ostinato.backends.webgpu.sizes import StoredSizes

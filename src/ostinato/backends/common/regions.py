@@ -1,13 +1,12 @@
-"""Recorded calls as work that a device launches at once, and the memory of their arrays.
+"""Regions: arrays of the host that overlap, as one range of bytes with a twin on a device.
 
-Arrays of the host that overlap form a *region*, one range of bytes with a twin on the device. A
-replay uses the twins in the place of the arrays, so that what calls pass on to each other stays on
-the device.
+A recording that a device replays as one launch uses the twins in the place of the arrays, so that
+what calls pass on to each other stays on the device.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,48 +15,9 @@ from ostinato.plan.device_array import DeviceArray
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["RecordedWork", "Region", "Regions", "Use", "host_address"]
+    from ostinato.backends.common.commands import RecordedWork, Use
 
-
-class Use(NamedTuple):
-    """An array that a call reads or writes.
-
-    Attributes:
-        array: of the host or the device.
-        written: whether it is written.
-        whole: whether a write changes all of its bytes.
-        number: the input or output of the program that it is.
-    """
-
-    array: Any
-    written: bool
-    whole: bool
-    number: int
-
-    @staticmethod
-    def all_of(program: Any, blocks: Sequence[Any]) -> tuple[Use, ...]:
-        """The inputs and outputs of a run of a program."""
-        return tuple(
-            Use(block, external.written, not external.size, number)
-            for number, (block, external) in enumerate(zip(blocks, program.externals, strict=True))
-        )
-
-
-class RecordedWork(NamedTuple):
-    """A recorded call: a program on arrays, or a copy between two.
-
-    Attributes:
-        program: the device's program; ``None``: the second array is copied to the first.
-        uses: its arrays.
-    """
-
-    program: Any
-    uses: tuple[Use, ...]
-
-    @staticmethod
-    def copy(target: Any, source: Any) -> RecordedWork:
-        """A copy of the bytes of an array to another one."""
-        return RecordedWork(None, (Use(target, True, True, 0), Use(source, False, False, 1)))
+__all__ = ["Region", "Regions", "host_address"]
 
 
 class Region:
