@@ -18,6 +18,7 @@ from ostinato.plan.order import Accesses, Submission, arrays_touched
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ostinato.backends.cuda._graph_calls import Epoch, GraphRun
     from ostinato.backends.cuda.gpu import Stream
     from ostinato.backends.cuda.places import Places
     from ostinato.backends.cuda.program import CudaProgram
@@ -297,7 +298,7 @@ class BoundCall(Call):
         self._nbytes = [block.nbytes for block in blocks]
         self._check = check
         self._uses = uses
-        self._places: tuple[Places, list[int]] | None = None
+        self._places: tuple[Epoch, Places, list[int]] | None = None
         self._touched = touched
         arrays = arrays_touched(blocks[: program.inputs], blocks[program.inputs :])
         self._own = Accesses([*program.accesses, *arrays])
@@ -338,9 +339,23 @@ class BoundCall(Call):
 
     def run(self, variables: Sequence[int]) -> None:
         program, found = self._program, self._places
-        if found is None or found[1] != variables or found[0].fixed != program.fixed_addresses():
-            found = self._places = program.places(self._blocks, variables), list(variables)
-        program.run_at(found[0], variables)
+        epoch = program.epoch
+        if (
+            found is None
+            or found[0] is not epoch
+            or found[2] != variables
+            or found[1].fixed != program.fixed_addresses()
+        ):
+            found = epoch, program.places(self._blocks, variables), list(variables)
+            self._places = found
+        program.run_at(found[1], variables)
+
+    def run_slowly(self) -> GraphRun | None:
+        """Make the call; return the native run that later calls are, if they can be one."""
+        self()
+        if self._places is None or self._resident:
+            return None
+        return self._program.graph_run(*self._places, self.accesses, self._blocks)
 
     def uses(self, memory: object) -> bool:
         if isinstance(memory, tuple):

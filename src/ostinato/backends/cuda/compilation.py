@@ -15,6 +15,7 @@ from ostinato.backends.cuda.image import Image, Step
 from ostinato.backends.cuda.kernel import CudaSizeStep
 from ostinato.backends.cuda.rules.library import LIBRARY, LibraryProduct, suits
 from ostinato.backends.cuda.rules.table import lower_for_cuda
+from ostinato.backends.cuda.signal import Signal
 from ostinato.cache.objects import process_cache
 from ostinato.lower.control import Control, control_targets
 from ostinato.records import dataclass, replace
@@ -122,6 +123,8 @@ def compile_graph(
     before = replace(process_cache().counters)
     with report.timed("code"):
         kernels = [call.kernel for call in (*program.prepare, *program.calls)]
+        if program.calls and options.launch_graphs:
+            kernels.append(Signal())
         code = CudaCode(kernels, program.variables, toolchain, progress)
     after = process_cache().counters
     report.compiled = after.misses - before.misses

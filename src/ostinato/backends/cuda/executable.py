@@ -11,6 +11,7 @@ import numpy as np
 from ostinato.backends.base import Executable
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.program_memory import ProgramMemory
+from ostinato.backends.cuda._graph_calls import GraphCall
 from ostinato.backends.cuda.commands import BoundCall, Resident
 from ostinato.backends.cuda.context import CudaContext
 from ostinato.backends.cuda.gpu import Stream
@@ -126,6 +127,7 @@ class CudaExecutable(Executable):
 
     def discard(self) -> None:
         self._block(Slot.ARENA).discard()
+        self.program.begin_epoch()
         ORDER.memory_changes(self.program)
         if Slot.ARENA in self._lent:
             ORDER.memory_changes(self._lent[Slot.ARENA])
@@ -173,9 +175,11 @@ class CudaExecutable(Executable):
         given: dict[int, DeviceBlock] = {}
         with block.guard:
             former = block.memory
-            if block.unshare() and (lent := self._lent.get(Slot.WEIGHTS)):
-                # What a clone has lent stays as it is.
-                ORDER.memory_changes((lent, former), replaced=True)
+            if block.unshare():
+                self.program.begin_epoch()
+                if lent := self._lent.get(Slot.WEIGHTS):
+                    # What a clone has lent stays as it is.
+                    ORDER.memory_changes((lent, former), replaced=True)
             fixed = self.memory.fixed()
             for position, (name, (nbytes, place)) in enumerate(self._image.params.items()):
                 if name not in params:
@@ -301,7 +305,9 @@ class CudaExecutable(Executable):
     ) -> Callable[[], None]:
         _check_apart(inputs, outputs)
         arrays = [*inputs, *outputs]
-        return BoundCall(self.program, self._resident, arrays, variables, self.memory.check_open)
+        memory, commands = self.memory, self._context.commands
+        call = BoundCall(self.program, self._resident, arrays, variables, memory.check_open)
+        return GraphCall(call.run_slowly, commands)
 
     def limit_rows(self, extent: tuple[int, int] | None) -> None:
         """All rows are computed."""
