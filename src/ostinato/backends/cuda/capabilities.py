@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
     ops=frozenset({*ELEMENTWISE, *LEAVES, *VIEWS, *INDEX_OPS, *POINTWISE, *LOWERED_OPS}),
     dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     padded_conv=False,
+    experts_in_file=True,
 )
 
 

@@ -14,6 +14,7 @@ from ostinato.backends.common.program_memory import ProgramMemory
 from ostinato.backends.cuda._graph_calls import GraphCall
 from ostinato.backends.cuda.commands import BoundCall, Resident
 from ostinato.backends.cuda.context import CudaContext
+from ostinato.backends.cuda.expert_layers import ExpertLayers
 from ostinato.backends.cuda.gpu import Stream
 from ostinato.backends.cuda.memory import Blocks, DeviceBlock, ForeignBlock, HostBlock, device_block
 from ostinato.backends.cuda.program import CudaProgram
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.context import Context
+    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.program_image import ProgramPreparation
     from ostinato.backends.cuda.compilation import Compilation
+    from ostinato.backends.cuda.expert_tier import HostExperts
     from ostinato.backends.cuda.gpu import Library
     from ostinato.backends.cuda.image import Image, Step
     from ostinato.ir.facts import Fact
-    from ostinato.ir.stored import ParamSource
+    from ostinato.ir.stored import ExpertTensor, ParamSource
     from ostinato.plan.buffer import Storage
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.report import CompileReport
@@ -56,6 +59,10 @@ class CudaExecutable(Executable):
         params: contents of the params.
         compilation: returns the compilation of the program, for plans and reports.
         graphs: whether runs are launched as CUDA graphs.
+        experts: further params: matrices of experts, of which only some stay on the device.
+
+    Raises:
+        ModelFormatError: experts could not be read from their file.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class CudaExecutable(Executable):
         compilation: Callable[[], Compilation],
         *,
         graphs: bool = True,
+        experts: Mapping[str, ExpertTensor] | None = None,
     ) -> None:
         self._image = image._replace(constants=())
         self._code = code
@@ -74,10 +82,14 @@ class CudaExecutable(Executable):
         self._compilation = compilation
         self._uses_graphs = graphs
         self._lent: dict[Slot | str, Storage] = {}
+        self._tensors = experts or {}
+        self._host_experts: HostExperts | None = None
         self._start(ProgramMemory(image, Blocks(context.gpu, "a compiled graph")))
         for name in image.states:
             self.write_state(name, None)
         self.memory.weights.write_first(params, self._write)
+        self.memory.weights.record(self._tensors)
+        self._experts.begin()
 
     @property
     def compilation(self) -> Compilation:
@@ -108,6 +120,23 @@ class CudaExecutable(Executable):
             graphs=self._uses_graphs,
             touches=self._resident.accesses,
         )
+        self._experts = self._open_experts()
+
+    def _open_experts(self) -> ExpertLayers:
+        """The layers of experts, of which none is resident."""
+        routings = self._image.routings
+        if not self._tensors:
+            return ExpertLayers(routings, self.program)
+        from ostinato.backends.cuda.expert_tier import ExpertTier, HostExperts
+
+        lowered = self.compilation.lowered
+        layers = lowered.program.resident
+        if self._host_experts is None:
+            self._host_experts = HostExperts(self._context.gpu, layers, self._tensors)
+        memory, places = self._block(Slot.RESIDENT), lowered.layout.locations
+        tier = ExpertTier(layers, places, memory, self._host_experts)
+        resident = [layer.resident for layer in lowered.program.called]
+        return ExpertLayers(routings, self.program, resident, tier)
 
     def clone(self, context: Context | None = None) -> CudaExecutable:
         twin = copy.copy(self)
@@ -118,6 +147,7 @@ class CudaExecutable(Executable):
         with self.memory.guard:
             twin._start(self.memory.clone())
         twin._block(Slot.STATES).copy_from(self._block(Slot.STATES))
+        twin._experts.begin(self._experts)
         twin.last = ()
         return twin
 
@@ -128,6 +158,7 @@ class CudaExecutable(Executable):
     def discard(self) -> None:
         self._block(Slot.ARENA).discard()
         self.program.begin_epoch()
+        self._experts.clear()
         ORDER.memory_changes(self.program)
         if Slot.ARENA in self._lent:
             ORDER.memory_changes(self._lent[Slot.ARENA])
@@ -165,6 +196,8 @@ class CudaExecutable(Executable):
     # -- params and states -------------------------------------------------------------------------
 
     def write_params(self, params: Mapping[str, Array]) -> None:
+        if stored := [name for name in params if name in self._tensors]:
+            raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
         self.memory.weights.write(params, self._write)
 
     def _write(
@@ -307,10 +340,41 @@ class CudaExecutable(Executable):
         arrays = [*inputs, *outputs]
         memory, commands = self.memory, self._context.commands
         call = BoundCall(self.program, self._resident, arrays, variables, memory.check_open)
+        if self.program.on_run is not None:
+            return call
         return GraphCall(call.run_slowly, commands)
 
+    # -- experts -----------------------------------------------------------------------------------
+
+    @property
+    def expert_layers(self) -> tuple[ExpertLayer, ...]:
+        return self._experts.descriptions()
+
+    def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
+        self.memory.check_open()
+        return self._experts.place(masks)
+
+    def resident_experts(self) -> Sequence[Array | None]:
+        return self._experts.resident()
+
+    def expert_transfers(self) -> ExpertTransfers:
+        self.memory.check_open()
+        return self._experts.transfers()
+
+    def take_expert_ids(self) -> list[Array] | None:
+        self.memory.check_open()
+        return self._experts.take_ids(self._block(Slot.ARENA), lambda: self.live_sizes)
+
+    # -- rows in use: all are computed, but calls of experts are counted of these alone ------------
+
     def limit_rows(self, extent: tuple[int, int] | None) -> None:
-        """All rows are computed."""
+        self._experts.extents.set(extent)
+
+    def push_limit(self, extent: tuple[int, int] | None) -> None:
+        self._experts.extents.push(extent)
+
+    def pop_limit(self) -> None:
+        self._experts.extents.pop()
 
     # -- the plan ----------------------------------------------------------------------------------
 

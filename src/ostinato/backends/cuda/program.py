@@ -66,6 +66,7 @@ class CudaProgram:
     Attributes:
         sizes: see above.
         epoch: the time since memory of its was last exchanged or given back.
+        on_run: called after each run but native ones, with the values of its Variables.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class CudaProgram:
         decisions = sum(step.control != 0 for step in steps)
         self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
         self.epoch = Epoch()
+        self.on_run: Callable[[Sequence[int]], None] | None = None
 
     def begin_epoch(self) -> None:
         """Have all runs find their memory anew: some of it is exchanged or given back."""
@@ -211,6 +213,8 @@ class CudaProgram:
                 for blocks, variables in runs:
                     places = self.places(blocks, variables, staging=pipeline.free_staging)
                     pipeline.run(driver, places, variables)
+                    if self.on_run is not None:
+                        self.on_run(variables)
                 pipeline.finish(driver)
             finally:  # else work in flight might use memory that is given back
                 pipeline.wait(driver)
@@ -333,6 +337,8 @@ class CudaProgram:
                 driver.synchronize(stream)
         for outside, inside, nbytes in places.after:
             ctypes.memmove(outside, inside, nbytes)
+        if self.on_run is not None:
+            self.on_run(variables)
 
     def _check(self) -> None:
         """Raise the failure of a size that depends on data, if there was one."""

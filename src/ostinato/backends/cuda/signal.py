@@ -48,7 +48,7 @@ class Signal(CudaKernel):
     variables: tuple[Symbol, ...] = ()
 
     @property
-    def name(self) -> str:  # type: ignore[override]  # the same in all programs
+    def name(self) -> str:  # the same in all programs
         return SIGNAL
 
     def describe(self, text: KernelText) -> None:
