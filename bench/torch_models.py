@@ -2,10 +2,10 @@
 
     python -m bench.torch_models [--only NAME …] [--threads 1 2] [--rounds N] [--json FILE]
 
-Needs PyTorch and transformers (``make test-peers`` makes such an environment). Each model and
-number of threads is a process of its own, with empty caches. There Ostinato, Inductor and Inductor
-with frozen weights compile the model one after the other, which gives the time to each one's first
-result; then all three and eager take turns. Ratios are ours over the better of Inductor's modes.
+Needs PyTorch and transformers (``make test-peers`` makes such an environment). First results are
+those of Ostinato and of Inductor in processes of their own, with empty caches. In another process,
+Ostinato, Inductor, Inductor with frozen weights, and eager take turns. Ratios are ours over the
+better of Inductor's modes.
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ _WAVES = {
     "conv_kernel": (10, 8, 4, 4),
     "num_feat_extract_layers": 4,
 }
+_RESNET_18 = {
+    "embedding_size": 64,
+    "hidden_sizes": [64, 128, 256, 512],
+    "depths": [2, 2, 2, 2],
+    "layer_type": "basic",
+}
 
 #: By name: the library's model type, its configuration, and the shape of its input.
 _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
@@ -63,7 +69,7 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "vit_224": ("vit", _VIT, (1, 3, 224, 224)),
     "wav2vec2": ("wav2vec2", _WAVES, (1, 16000)),
     "convnext": ("convnext", {"hidden_sizes": [48, 96, 192, 384]}, (1, 3, 224, 224)),
-    "resnet": ("resnet", {"depths": [2, 2, 2, 2], "layer_type": "basic"}, (1, 3, 224, 224)),
+    "resnet18": ("resnet", _RESNET_18, (1, 3, 224, 224)),
 }
 MODELS = ("mlp", *_TRANSFORMERS)
 
@@ -77,14 +83,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--first", choices=_SIDES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(_measure(given.one[0], int(given.one[1]), given.rounds)))
+        name, threads = given.one[0], int(given.one[1])
+        print(
+            json.dumps(
+                _first_result(name, threads, given.first)
+                if given.first
+                else _steady(name, threads, given.rounds)
+            )
+        )
         return
     rows = []
     for name in given.only:
         for threads in given.threads:
-            rows.append(_in_process(name, threads, given.rounds))
+            rows.append(_row(name, threads, given.rounds))
             _show(rows[-1])
     ratios = [row["steady_ratio"] for row in rows]
     geomean = math.exp(statistics.fmean(map(math.log, ratios)))
@@ -96,7 +110,13 @@ def main() -> None:
         given.json.write_text(json.dumps(rows, indent=2) + "\n")
 
 
-def _in_process(name: str, threads: int, rounds: int) -> dict[str, Any]:
+def _row(name: str, threads: int, rounds: int) -> dict[str, Any]:
+    cold = {side: _in_process(name, threads, "--first", side) for side in _SIDES[:2]}
+    steady = _in_process(name, threads, "--rounds", str(rounds))
+    return {**steady, "first_result_s": cold, "cold_ratio": cold["ostinato"] / cold["inductor"]}
+
+
+def _in_process(name: str, threads: int, *what: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         environment = {
             **os.environ,
@@ -105,23 +125,21 @@ def _in_process(name: str, threads: int, rounds: int) -> dict[str, Any]:
             "OMP_NUM_THREADS": str(threads),
             "PYTHONWARNINGS": "ignore",
         }
-        command = [sys.executable, "-m", "bench.torch_models", "--rounds", str(rounds)]
         done = subprocess.run(
-            [*command, "--one", name, str(threads)],
+            [sys.executable, "-m", "bench.torch_models", "--one", name, str(threads), *what],
             check=True,
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
         )
-    row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return row
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def _show(row: dict[str, Any]) -> None:
     cold, steady = row["first_result_s"], row["steady_ms"]
     print(
         f"{row['model']:>14} {row['threads']} threads: first result "
-        + ", ".join(f"{side} {cold[side]:.1f} s" for side in _SIDES)
+        + ", ".join(f"{side} {taken:.1f} s" for side, taken in cold.items())
         + "; steady "
         + ", ".join(f"{side} {steady[side]:.3f}" for side in (*_SIDES, "eager"))
         + f" ms; {row['steady_ratio']:.2f} of the better, error {row['error']:.1e}",
@@ -158,28 +176,41 @@ def _first(tree: Any) -> Any:
     return next(leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
-def _measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
+def _compiled(side: str, model: Any, args: tuple[Any, ...], threads: int) -> Callable[..., Any]:
     import torch
 
     import ostinato as ost
 
+    if side == "ostinato":
+        compiled: Callable[..., Any] = ost.torch.compile(model, args, threads=threads)
+        return compiled
+    options = {"freezing": True} if side != "inductor" else {}
+    return torch.compile(copy.deepcopy(model), options=options)
+
+
+def _first_result(name: str, threads: int, side: str) -> float:
+    """Seconds from a module to the first result of its compiled form."""
+    import torch
+
     torch.set_num_threads(threads)
     model, args = _model(name)
-    cold: dict[str, float] = {}
-    run: dict[str, Callable[..., Any]] = {"eager": model}
+    with torch.no_grad():
+        model(*args)
+        start = time.perf_counter()
+        _compiled(side, model, args, threads)(*args)
+        return time.perf_counter() - start
+
+
+def _steady(name: str, threads: int, rounds: int) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(threads)
+    model, args = _model(name)
     with torch.no_grad():
         expected = _first(model(*args))
-        for side in _SIDES:
-            start = time.perf_counter()
-            if side == "ostinato":
-                run[side] = ost.torch.compile(model, args, threads=threads)
-            else:
-                options = {"freezing": True} if side != "inductor" else {}
-                run[side] = torch.compile(copy.deepcopy(model), options=options)
-            found = _first(run[side](*args))
-            cold[side] = time.perf_counter() - start
-            if side == "ostinato":
-                error = float((found - expected).abs().max() / expected.abs().max())
+        run = {side: _compiled(side, model, args, threads) for side in _SIDES}
+        run["eager"] = model
+        error = float((_first(run["ostinato"](*args)) - expected).abs().max())
         times: dict[str, list[float]] = {side: [] for side in run}
         for turn in range(rounds + 5):
             for side, call in run.items():
@@ -193,11 +224,9 @@ def _measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
         "threads": threads,
         "processor": _processor(),
         "torch": torch.__version__,
-        "first_result_s": cold,
         "steady_ms": steady,
         "steady_ratio": steady["ostinato"] / min(steady[side] for side in _SIDES[1:]),
-        "cold_ratio": cold["ostinato"] / cold["inductor"],  # the other finds much in its caches
-        "error": error,
+        "error": error / float(expected.abs().max()),
     }
 
 

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 
+pytest_plugins = ["tests.devices.selection"]
+
 # Not the user's cache, but a lasting one, so that the next run need not compile everything again.
 # The processes of pytest-xdist share it, and so do those that tests start.
 os.environ["OSTINATO_CACHE_DIR"] = str(ROOT / "build" / "test-cache")

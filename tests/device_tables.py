@@ -1,74 +1,149 @@
-"""The tables of ``docs/devices.md``, from the capabilities of the devices.
+"""The tables of devices in ``docs/devices.md`` and the README.
 
-``python -m tests.device_tables`` writes them into the page.
+They are made from the capabilities of the devices, from the catalogue of the tests, and from the
+outcomes of ``python -m tests.conformance`` in ``bench/results``. ``python -m tests.device_tables``
+writes them into the pages.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 from ostinato.backends.base import Capabilities
-from ostinato.backends.cpu import capabilities as cpu
-from ostinato.backends.cuda import capabilities as cuda
 from ostinato.dtypes import ALL_DTYPES, NARROW_DTYPES
 from ostinato.ops import OPS
+from tests.devices import catalogue
+from tests.devices.refusals import refused
 
-__all__ = ["PAGE", "page"]
+__all__ = ["PAGES", "page"]
 
-PAGE = Path(__file__).parents[1] / "docs" / "devices.md"
+ROOT = Path(__file__).parents[1]
 
-_DEVICES: dict[str, Capabilities] = {"cpu": cpu.CAPABILITIES, "cuda": cuda.CAPABILITIES}
+#: The pages with tables.
+PAGES = (ROOT / "docs" / "devices.md", ROOT / "README.md")
+
+#: The capabilities of each device, found without its framework or its driver.
+_CAPABILITIES = {
+    "cpu": "ostinato.backends.cpu.capabilities:CAPABILITIES",
+    "cuda": "ostinato.backends.cuda.capabilities:CAPABILITIES",
+}
 
 _ABILITIES = {
-    "capture": "records and replays (`begin_graph_capture`)",
     "handles": "keeps buffers from run to run (`bind_handle`)",
     "in_place_states": "updates states in place",
+    "inouts": "writes to arrays that a run is given (`Graph.inout`)",
+    "single_ops": "runs ops one by one (`GraphExecutor`)",
+    "capture": "records and replays (`begin_graph_capture`)",
+    "asynchronous": "takes queued runs without a thread of the host",
+    "row_limits": "leaves out rows beyond an active extent",
+    "expert_residency": "counts, captures and places experts",
     "experts_in_file": "leaves experts in their file",
     "shared_weights": "shares packed weights between sizes of a model",
 }
 
-_BEGIN, _END = "<!-- tables: begin -->\n", "<!-- tables: end -->"
-
 
 def page(text: str) -> str:
-    """The page's text with its tables as they should be."""
-    before, rest = text.split(_BEGIN)
-    return before + _BEGIN + _tables() + _END + rest.split(_END)[1]
+    """A page's text with its tables as they should be."""
+    made = {"abilities": _abilities, "refusals": _refusals, "ops": _ops, "tested": _tested}
+    for name, table in made.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        if begin in text:
+            before, rest = text.split(begin)
+            text = before + begin + table() + end + rest.split(end)[1]
+    return text
 
 
-def _tables() -> str:
-    return "\n".join([_abilities(), _dtypes(), _ops()])
+def _devices() -> dict[str, Capabilities]:
+    return {name: EntryPoint(name, path, "").load() for name, path in _CAPABILITIES.items()}
+
+
+# -- capabilities ----------------------------------------------------------------------------------
 
 
 def _abilities() -> str:
-    names = {field.name for field in fields(Capabilities)}
-    assert names >= _ABILITIES.keys()
+    devices = _devices()
+    assert _ABILITIES.keys() == catalogue.CAPABILITIES
     rows = [
-        [text, *("yes" if getattr(device, name) else "no" for device in _DEVICES.values())]
+        [text, *("yes" if getattr(device, name) else "no" for device in devices.values())]
         for name, text in _ABILITIES.items()
     ]
-    return _table(["ability", *_DEVICES], rows)
+    return _table(["ability", *devices], rows)
 
 
-def _dtypes() -> str:
-    """The dtypes that some device refuses, if there are any."""
+def _refusals() -> str:
+    """The dtypes that some device refuses altogether, and those that it refuses for some ops."""
+    devices = _devices()
     rows = []
     for dtype in (*ALL_DTYPES, *NARROW_DTYPES):
-        taken = [dtype in device.dtypes for device in _DEVICES.values()]
+        taken = [dtype in device.dtypes for device in devices.values()]
         if not all(taken):
             rows.append([f"`{dtype.name}`", *("taken" if found else "refused" for found in taken)])
-    return _table(["dtype", *_DEVICES], rows) if rows else "No device refuses a dtype.\n"
+    text = _table(["dtype", *devices], rows) if rows else "No device refuses a dtype.\n"
+    by_device = {name: refused(device) for name, device in devices.items()}
+    ops = sorted({op for found in by_device.values() for op in found})
+    if not ops:
+        return text + "\nNo device refuses an op.\n"
+    rows = [
+        [f"`{op}`", *(", ".join(found.get(op, [])) or "taken" for found in by_device.values())]
+        for op in ops
+    ]
+    return text + "\n" + _table(["op", *devices], rows)
 
 
 def _ops() -> str:
     """The ops that some device rewrites; all others are native everywhere."""
+    devices = _devices()
     rows = []
     for name in sorted(OPS):
-        native = [name in device.ops for device in _DEVICES.values()]
+        native = [name in device.ops for device in devices.values()]
         if not all(native):
             rows.append([f"`{name}`", *("native" if found else "rewritten" for found in native)])
-    return _table(["op", *_DEVICES], rows)
+    return _table(["op", *devices], rows)
+
+
+# -- tests -----------------------------------------------------------------------------------------
+
+_FEATURES = {
+    "handles": "handles",
+    "in_place_states": "states in place",
+    "capture": "capture",
+    "single_ops": "sessions",
+    "expert_residency": "expert residency",
+    "row_limits": "active extents",
+}
+
+
+def _tested() -> str:
+    """A row for each device: its features, and where it was tested."""
+    rows = []
+    for name, capabilities in _devices().items():
+        has = ["yes" if getattr(capabilities, feature) else "-" for feature in _FEATURES]
+        rows.append([f"`{name}`", *has, f"{_in_make_test(name)}; {_outcome(name)}"])
+    return _table(["device", *_FEATURES.values(), "tested"], rows)
+
+
+def _in_make_test(name: str) -> str:
+    sample = catalogue.CATALOGUE[name].sample
+    return "`make test`: all" if sample == 1 else f"`make test`, if it is there: 1 in {sample}"
+
+
+def _outcome(name: str) -> str:
+    """The stored outcome of a device's conformance, in words."""
+    path = ROOT / "bench" / "results" / f"{name}_conformance.json"
+    if not path.exists():
+        return "conformance not stored yet"
+    found: dict[str, Any] = json.loads(path.read_text())
+    count = {
+        kind: sum(stage.get(kind, 0) for stage in found["stages"])
+        for kind in ("passed", "failed", "refused")
+    }
+    machine = found.get("machine") or found["device"]
+    said = f"[{count['passed']:,} passed, {count['failed']:,} failed"
+    said += f", {count['refused']:,} refused" if count["refused"] else ""
+    return f"{said}](bench/results/{path.name}) on {machine}"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -77,4 +152,5 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(page(path.read_text()))

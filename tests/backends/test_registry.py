@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,9 +14,11 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.base import Backend, Capabilities, Executable
+from ostinato.backends.registration import built_in
 from ostinato.backends.registry import open_backend
 from ostinato.dtypes import ALL_DTYPES
 from ostinato.plan.report import CompileReport
+from ostinato.tools.devices import list_devices
 
 KINDS = ("CPU", "CUDA", "ROCM", "TPU", "METAL", "VULKAN", "WEBGPU", "MLX", "XLA", "REFERENCE")
 
@@ -58,24 +63,26 @@ def test_the_processor_is_available():
     assert not ost.is_available("cpu:1")
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"CPU"}))
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_here_says_so_honestly(kind):
-    assert not ost.is_available(kind)
+    if ost.is_available(kind):
+        pytest.skip(f"{kind} is here")
     with pytest.raises(ost.DeviceUnavailableError) as caught:
         ost.Session(kind.lower())
     message = str(caught.value)
-    reason = "is not available: " if kind == "CUDA" else f"no {kind} backend yet"
-    for part in (f"{kind}:0", reason, "available here: CPU:0"):
+    reason = f"no {kind} backend yet" if built_in(kind) is None else " is not "
+    for part in (f"{kind}:0", reason):
         assert part in message
 
 
-@pytest.mark.parametrize("kind", ["rocm", "webgpu", "mlx", "tpu", "xla"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if built_in(kind) is None])
 def test_nothing_is_offered_to_install_for_a_device_without_a_backend(kind):
     with pytest.raises(ost.DeviceUnavailableError) as caught:
         ost.Session(kind)
     assert "pip install" not in str(caught.value)
+    assert "available here: CPU:0" in str(caught.value)
     assert "'ostinato.backends'" in str(caught.value)  # another package may bring it
-    assert kind not in (metadata.metadata("ostinato").get_all("Provides-Extra") or ())
+    assert kind.lower() not in (metadata.metadata("ostinato").get_all("Provides-Extra") or ())
 
 
 def test_a_kind_that_nobody_knows():
@@ -159,43 +166,92 @@ class Broken(AbacusBackend):
         raise OSError("no driver")
 
 
-class FakeEntryPoint:
-    """An entry point as ``importlib.metadata`` lists it."""
+class Distribution:
+    """An installed package, as ``importlib.metadata`` has it."""
 
-    group = "ostinato.backends"
+    version = "1.2"
 
-    def __init__(self, name: str, loaded: Any) -> None:
-        self.name, self._loaded = name, loaded
-        self.value = f"abacus:{name}"
-
-    def load(self) -> Any:
-        if isinstance(self._loaded, Exception):
-            raise self._loaded
-        return self._loaded
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Pretend that packages with these backends are installed."""
+class Countless(AbacusBackend):
+    """A backend that does not say how many devices there are."""
 
-    def install(**backends: Any) -> None:
-        entries = [FakeEntryPoint(name, loaded) for name, loaded in backends.items()]
+    @staticmethod
+    def count() -> int:
+        return None  # type: ignore[return-value]
 
-        def entry_points(*, group: str) -> list[FakeEntryPoint]:
-            return entries if group == "ostinato.backends" else []
+
+class Unopened(AbacusBackend):
+    """A backend that fails while it is opened."""
+
+    def __init__(self, device: ost.Device, threads: int | None = None) -> None:
+        raise ValueError("string 3 is broken")
+
+
+class Abstract(Backend):
+    """A backend that does not compile."""
+
+    capabilities = Capabilities(frozenset(), frozenset())
+
+    @staticmethod
+    def count() -> int:
+        return 1
+
+
+class Installed:
+    """Packages that register backends, as entry points of modules that are there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entries: list[metadata.EntryPoint] = []
+        self.loaded: list[str] = []
+        self._monkeypatch = monkeypatch
+
+        def entry_points(*, group: str) -> list[metadata.EntryPoint]:
+            return self.entries if group == "ostinato.backends" else []
 
         monkeypatch.setattr(metadata, "entry_points", entry_points)
 
-    return install
+    def __call__(self, **backends: Any) -> None:
+        """Install packages, each with a backend or the error of its import."""
+        for name, loaded in backends.items():
+            self.add(name, loaded, f"{name.lower()}-package")
+
+    def add(self, name: str, loaded: Any, package: str) -> None:
+        """Install one package."""
+        module = ModuleType(f"{package.replace('-', '_')}_{len(self.entries)}")
+
+        def attribute(wanted: str) -> Any:
+            if wanted != "backend":
+                raise AttributeError(wanted)
+            self.loaded.append(name)
+            if isinstance(loaded, Exception):
+                raise loaded
+            return loaded
+
+        module.__getattr__ = attribute  # type: ignore[method-assign]
+        self._monkeypatch.setitem(sys.modules, module.__name__, module)
+        entry = metadata.EntryPoint(name, f"{module.__name__}:backend", "ostinato.backends")
+        vars(entry).update(dist=Distribution(package))
+        self.entries.append(entry)
+
+
+def names() -> list[str]:
+    """The devices that are available: the CPU, and those of these packages."""
+    mine = ("CPU", "ABACUS", "ZITHER")
+    return [str(device) for device in ost.available_devices() if device.kind in mine]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
+    """Pretend that packages with these backends are installed."""
+    return Installed(monkeypatch)
 
 
 def test_a_backend_of_another_package(installed):
     installed(abacus=AbacusBackend)
-    assert ost.available_devices() == [
-        ost.Device.CPU,
-        ost.Device("ABACUS", 0),
-        ost.Device("ABACUS", 1),
-    ]
+    assert names() == ["CPU:0", "ABACUS:0", "ABACUS:1"]
     assert ost.is_available("abacus:1")
     assert not ost.is_available("abacus:2")
     AbacusBackend.opened.clear()
@@ -220,15 +276,84 @@ def test_a_known_kind_from_another_package(installed):
     assert isinstance(open_backend("rocm"), AbacusBackend)
 
 
-def test_the_own_backend_comes_first(installed):
-    installed(cpu=AbacusBackend)
-    assert ost.available_devices() == [ost.Device.CPU]
+def test_devices_of_this_package_are_not_replaced(installed):
+    installed(cpu=AbacusBackend, CUDA=AbacusBackend, abacus=AbacusBackend)
+    assert names() == ["CPU:0", "ABACUS:0", "ABACUS:1"]
     assert not isinstance(open_backend("cpu"), AbacusBackend)
+    assert installed.loaded == ["abacus"]
+    found = list_devices()
+    assert [each["kind"] for each in found["refused"]] == ["cpu", "cuda"]
+    assert found["refused"][0] == {
+        "kind": "cpu",
+        "package": "cpu-package 1.2",
+        "reason": "'cpu' is a device of Ostinato itself",
+    }
+
+
+def test_two_packages_with_one_name_are_both_refused(installed):
+    installed.add("abacus", AbacusBackend, "wood")
+    installed.add("Abacus", NotHere, "steel")
+    installed(zither=AbacusBackend)
+    assert names() == ["CPU:0", "ZITHER:0", "ZITHER:1"]
+    assert installed.loaded == ["zither"]
+    with pytest.raises(ost.DeviceUnavailableError, match=r"by .* of wood 1\.2 and by .* of steel"):
+        ost.Session("abacus")
+    assert not ost.is_available("abacus")
+    found = list_devices()
+    assert [each["package"] for each in found["refused"]] == ["wood 1.2", "steel 1.2"]
+    assert {each["kind"] for each in found["refused"]} == {"abacus"}
+
+
+def test_one_class_that_is_found_twice_is_no_clash(installed):
+    installed(abacus=AbacusBackend)
+    installed.entries *= 2
+    assert ost.is_available("abacus:1")
+
+
+@pytest.mark.parametrize("name", ["my-device", "1st", "", "cpu:1", "a b"])
+def test_names_that_no_device_can_have(installed, name):
+    installed.add(name, AbacusBackend, "odd")
+    installed(zither=AbacusBackend)
+    assert names() == ["CPU:0", "ZITHER:0", "ZITHER:1"]
+    (refused,) = list_devices()["refused"]
+    assert refused["package"] == "odd 1.2"
+    assert refused["reason"].startswith(f"{name!r} names no device")
+
+
+def test_a_package_whose_list_cannot_be_read(installed, monkeypatch):
+    installed(abacus=AbacusBackend)
+
+    class Fine(Distribution):
+        entry_points = installed.entries
+
+    class Malformed(Distribution):
+        @property
+        def entry_points(self) -> Any:
+            raise TypeError("no = in line 3")
+
+    def fails(*, group: str) -> Any:
+        raise TypeError("no = in line 3")
+
+    monkeypatch.setattr(metadata, "entry_points", fails)
+    monkeypatch.setattr(metadata, "distributions", lambda: [Malformed("torn"), Fine("fine")])
+    assert ost.is_available("abacus")
+    (refused,) = list_devices()["refused"]
+    assert refused["package"] == "torn 1.2"
+    assert "no = in line 3" in refused["reason"]
+
+
+def test_listing_imports_no_framework():
+    code = (
+        "import sys; from ostinato.tools.devices import list_devices; list_devices(); "
+        "print(sorted({'jax', 'mlx', 'torch', 'wgpu'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
 
 
 def test_a_backend_without_devices(installed):
     installed(abacus=NotHere)
-    assert ost.available_devices() == [ost.Device.CPU]
+    assert names() == ["CPU:0"]
     assert not ost.is_available("abacus")
     with pytest.raises(ost.DeviceUnavailableError, match="ABACUS:0 is not present"):
         ost.Session("abacus")
@@ -242,12 +367,19 @@ def test_a_backend_without_devices(installed):
         (Broken, "no driver"),
         (dict, "no Backend"),
         ("AbacusBackend", "no Backend"),
+        (Countless, "the number of ABACUS devices by .* of abacus-package 1.2 is None"),
+        (Unopened, "failed to open: .*string 3"),
+        (Abstract, "failed to open: .*compile"),
     ],
 )
 def test_a_backend_that_fails_harms_no_other(installed, loaded, part):
     installed(abacus=loaded, zither=AbacusBackend)
-    assert [str(d) for d in ost.available_devices()] == ["CPU:0", "ZITHER:0", "ZITHER:1"]
-    assert not ost.is_available("abacus")
-    with pytest.raises(ost.DeviceUnavailableError, match=part):
+    found = [name for name in names() if "ABACUS" not in name]
+    assert found == ["CPU:0", "ZITHER:0", "ZITHER:1"]
+    with pytest.raises(ost.DeviceUnavailableError, match=part) as caught:
         ost.Session("abacus")
+    assert "abacus-package 1.2" in str(caught.value)
+    listed = {each["kind"]: each for each in list_devices()["devices"]}
+    assert listed["abacus"]["package"] == "abacus-package 1.2"
+    assert listed["zither"]["available"]
     assert ost.Session("cpu").device == ost.Device.CPU

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.catalogue import catalogued
 
 __all__ = ["BuildCases", "Case", "build_cases"]
 
@@ -33,13 +35,12 @@ BuildCases = Callable[[Callable[..., Case | None]], None]
 
 @pytest.fixture(scope="module")
 def build_cases(device: str, request: pytest.FixtureRequest) -> BuildCases:
-    """Compile all cases of a module ahead, on the emulated CUDA device; elsewhere, do nothing."""
+    """Compile all cases of a module ahead, on a device that has a way to; elsewhere, do nothing."""
+    build_ahead = catalogued(device).build_ahead
 
     def build(make_case: Callable[..., Case | None]) -> None:
-        if device != "cudaemu":
+        if not build_ahead:
             return
-        from tests.devices.cuda_emulation.backend import build_ahead
-
         cases = []
         for item in request.session.items:
             params = dict(getattr(getattr(item, "callspec", None), "params", {}))
@@ -47,6 +48,6 @@ def build_cases(device: str, request: pytest.FixtureRequest) -> BuildCases:
                 case = make_case(**params)
                 if case is not None:
                     cases += [(case.graph, options) for options in case.options]
-        build_ahead(cases)
+        EntryPoint("build_ahead", build_ahead, "").load()(cases)
 
     return build

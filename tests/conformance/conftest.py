@@ -1,21 +1,7 @@
-"""The devices that the suite runs on: the CPU, one that interprets loop nests, and CUDA's."""
+"""Fixtures of the suite: graphs that are compiled ahead."""
 
 from __future__ import annotations
 
-import pytest
-
-from tests.devices.contract import PRESENT
-
 from .build import build_cases
 
-__all__ = ["build_cases", "device"]
-
-#: CUDA kernels on the host, every access checked.
-EMULATED = pytest.param("cudaemu", marks=pytest.mark.slow)
-
-
-@pytest.fixture(scope="session", params=["cpu", "loops", EMULATED, *PRESENT])
-def device(request: pytest.FixtureRequest) -> str:
-    """The name of each device in turn."""
-    name: str = request.param
-    return name
+__all__ = ["build_cases"]

@@ -11,6 +11,9 @@ import ostinato as ost
 from ostinato.dtypes import DType
 from ostinato.ops import OPS
 from ostinato.ops.base import Elementwise
+from tests.devices.registered import open_session
+
+pytestmark = pytest.mark.needs("single_ops")
 
 MAPS = sorted(n for n, op in OPS.items() if isinstance(op, Elementwise) and n != "bitcast")
 
@@ -18,8 +21,8 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(scope="module")
-def ex() -> ost.GraphExecutor:
-    return ost.GraphExecutor("cpu", threads=1)
+def ex(device: str) -> ost.GraphExecutor:
+    return ost.GraphExecutor(open_session(device, threads=1).context)
 
 
 def attributes(name: str, rng: np.random.Generator) -> dict[str, Any]:

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.registered import open_session
 
 from .compare import assert_close
 from .draw import Draw
 from .recipes import DATA_SIZED, recipes
+
+pytestmark = pytest.mark.needs("single_ops")
 
 RECIPES = {name: entry for name, entry in recipes().items() if name not in DATA_SIZED}
 
@@ -62,8 +65,8 @@ class Redirected:
 
 
 @pytest.fixture(scope="module")
-def executor() -> ost.GraphExecutor:
-    return ost.GraphExecutor("cpu", threads=2)
+def executor(device: str) -> ost.GraphExecutor:
+    return ost.GraphExecutor(open_session(device, threads=2).context)
 
 
 def listed(made: Any) -> list[Any]:

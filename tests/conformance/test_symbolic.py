@@ -338,10 +338,9 @@ _LINEAR = (
 )
 
 
+@pytest.mark.needs("quick")
 @pytest.mark.parametrize("name", _LINEAR)
-def test_long(name: str, device: str, session: ost.Session) -> None:
+def test_long(name: str, session: ost.Session) -> None:
     """Lengths beyond one block of the parallel range, and beyond what a row may keep."""
-    if device != "cpu":
-        pytest.skip("blocks and rows that are kept are the CPU's")
     sizes = [(1, 10007), (2, 4096), (5, 8191), (1, 1), (3, 100003)]
     check_sizes(Symbolic(longest=100003), name, session.compile, sizes)

@@ -13,7 +13,6 @@ from ostinato import reference
 from ostinato.ir.text import graph_constants
 from ostinato.ir.verify import verify
 from ostinato.ops.parser import parse_graph
-from tests.devices.contract import PRESENT
 from tests.devices.registered import open_session
 
 Arrays = Mapping[str, Any]
@@ -22,17 +21,10 @@ Arrays = Mapping[str, Any]
 Check = Callable[..., None]
 
 
-#: On a GPU, where there is one; else in the emulator, which takes longer.
-CUDA = [
-    *((name, optimize) for name in PRESENT for optimize in (True, False)),
-    pytest.param(("cudaemu", True), marks=pytest.mark.slow),
-]
-
-
-@pytest.fixture(params=[("cpu", True), ("cpu", False), ("loops", True), *CUDA], ids=str)
-def check(request: pytest.FixtureRequest) -> Check:
+@pytest.fixture(params=[True, False], ids=["optimised", "unoptimised"])
+def check(request: pytest.FixtureRequest, device: str) -> Check:
     """Check a graph on a device, optimised or not."""
-    device, optimize = request.param
+    optimize = request.param
     options = ost.CompileOptions(optimize=optimize, verify=True)
 
     def run(

@@ -9,23 +9,23 @@ from unittest import mock
 
 import ostinato as ost
 
-__all__ = ["CUDAEMU", "CUDAHOST", "LOOPS", "open_session", "registered"]
+__all__ = ["TEST_BACKENDS", "open_session", "registered"]
 
-#: The entry point of the device that interprets loop nests.
-LOOPS = "tests.devices.loops.backend:LoopsBackend"
-
-#: The entry point of the device that runs CUDA kernels in an emulator of threads and blocks.
-CUDAEMU = "tests.devices.cuda_emulation.backend:CudaEmulationBackend"
-
-#: The entry point of the CUDA device's own runtime on a driver in this process.
-CUDAHOST = "tests.devices.cuda_host.backend:CudaHostBackend"
+#: The entry points of the tests' own devices: one that interprets loop nests, one that runs CUDA
+#: kernels in an emulator of threads and blocks, and the CUDA device's runtime on a driver in this
+#: process.
+TEST_BACKENDS = {
+    "loops": "tests.devices.loops.backend:LoopsBackend",
+    "cudaemu": "tests.devices.cuda_emulation.backend:CudaEmulationBackend",
+    "cudahost": "tests.devices.cuda_host.backend:CudaHostBackend",
+}
 
 _GROUP = "ostinato.backends"
 
 
 def open_session(device: str, threads: int | None = None) -> ost.Session:
     """A session on a device of this machine, or on one of the tests' own."""
-    with registered(loops=LOOPS, cudaemu=CUDAEMU, cudahost=CUDAHOST):
+    with registered(**TEST_BACKENDS):
         return ost.Session(device, threads=threads)
 
 

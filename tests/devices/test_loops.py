@@ -10,7 +10,7 @@ import pytest
 import ostinato as ost
 from ostinato.errors import CaptureError, PlanError
 
-from .registered import LOOPS, open_session, registered
+from .registered import TEST_BACKENDS, open_session, registered
 
 Array = np.ndarray[Any, Any]
 
@@ -39,10 +39,10 @@ ONES = np.ones((1, 2), np.float32)
 
 
 def test_it_is_listed_beside_the_cpu() -> None:
-    with registered(loops=LOOPS):
-        assert ost.available_devices() == [ost.Device.CPU, ost.Device("LOOPS", 0)]
+    with registered(loops=TEST_BACKENDS["loops"]):
+        assert {ost.Device.CPU, ost.Device("LOOPS", 0)} <= {*ost.available_devices()}
     assert not ost.is_available("cpu:1")
-    assert ost.available_devices() == [ost.Device.CPU]
+    assert ost.Device("LOOPS", 0) not in ost.available_devices()
 
 
 def test_a_written_param_is_prepared_anew(session: ost.Session) -> None:

@@ -15,6 +15,8 @@ from ostinato.plan.buffer import Buffer, Storage
 from ostinato.plan.hazards import conflicts
 from tests.devices.registered import open_session
 
+pytestmark = pytest.mark.needs("single_ops")
+
 Array = np.ndarray[Any, Any]
 Ops = Callable[[ost.GraphSession], object]
 

@@ -16,6 +16,8 @@ from ostinato.eager.compute_node import ComputeNode
 from ostinato.plan.buffer import Storage
 from tests.devices.registered import open_session
 
+pytestmark = pytest.mark.needs("single_ops")
+
 Array = np.ndarray[Any, Any]
 
 

@@ -12,6 +12,8 @@ import ostinato as ost
 from ostinato.plan.buffer import Buffer
 from tests.devices.registered import open_session
 
+pytestmark = pytest.mark.needs("single_ops")
+
 Array = np.ndarray[Any, Any]
 
 

@@ -15,8 +15,9 @@ from ostinato.backends.cpu import op_compiler
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
 from ostinato.plan.buffer import Buffer, HostMemory, Storage
-from tests.devices.contract import CPU_ALONE
 from tests.devices.registered import open_session
+
+pytestmark = pytest.mark.needs("single_ops")
 
 Array = np.ndarray[Any, Any]
 Begin = Callable[[], ost.GraphSession]
@@ -255,7 +256,7 @@ def test_buffers_of_another_context_are_waited_for(ex: ost.GraphExecutor, device
 # -- compiled once ---------------------------------------------------------------------------------
 
 
-@CPU_ALONE
+@pytest.mark.needs("llvm")
 def test_the_same_op_is_compiled_once(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     ex = ost.GraphExecutor(open_session(device, threads=1).context)
     compiled: list[str] = []

@@ -10,6 +10,7 @@ import pytest
 import ostinato as ost
 from ostinato.backends.cpu.capabilities import CAPABILITIES
 from ostinato.passes.pipeline import run_passes
+from tests.devices.registered import open_session
 
 Array = np.ndarray[Any, Any]
 
@@ -42,24 +43,28 @@ def tokens_of(count: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal((count, FEATURES)).astype(np.float32)
 
 
-def test_threads_make_no_difference(arrays: dict[str, Array]) -> None:
+@pytest.mark.needs("host_threads")
+def test_threads_make_no_difference(arrays: dict[str, Array], device: str) -> None:
     x = tokens_of(TOKENS)
     runs = [
-        ost.Session("cpu", threads=threads).compile(layer(), params=arrays).run({"x": x})[0]
+        open_session(device, threads=threads).compile(layer(), params=arrays).run({"x": x})[0]
         for threads in (1, 2, 5)
     ]
     for other in runs[1:]:
         np.testing.assert_array_equal(runs[0], other)
 
 
-def test_tokens_make_no_difference_to_each_other(arrays: dict[str, Array]) -> None:
+@pytest.mark.needs("llvm")
+def test_tokens_make_no_difference_to_each_other(
+    arrays: dict[str, Array], session: ost.Session
+) -> None:
     tokens = ost.Variable("tokens", 1, TOKENS)
     g = ost.Graph("experts")
     x, scale = g.input("x", (tokens, FEATURES)), g.input("scale", (tokens, 2))
     ids = g.input("ids", (tokens, 2), "int64")
     weights = {n: a for n, a in arrays.items() if n != "router"}
     g.set_outputs([g.expert_mlp(x, ids, scale, *(g.param(n, a.shape) for n, a in weights.items()))])
-    compiled = ost.Session("cpu").compile(g, params=weights)
+    compiled = session.compile(g, params=weights)
     rng = np.random.default_rng(3)
     inputs = {
         "x": tokens_of(TOKENS),
@@ -72,15 +77,16 @@ def test_tokens_make_no_difference_to_each_other(arrays: dict[str, Array]) -> No
         np.testing.assert_array_equal(alone, whole[i : i + 1])
 
 
-def test_without_kernels_for_experts(arrays: dict[str, Array]) -> None:
+def test_without_kernels_for_experts(arrays: dict[str, Array], session: ost.Session) -> None:
     """The decomposition, for backends that have none, is the same layer."""
 
     class Fewer:
         ops = frozenset(CAPABILITIES.ops) - {"expert_mlp", "grouped_matmul"}
         dtypes = CAPABILITIES.dtypes
         padded_conv = False
+        excluded = CAPABILITIES.excluded
 
-    session, x = ost.Session("cpu"), tokens_of(TOKENS)
+    x = tokens_of(TOKENS)
     plain, _ = run_passes(layer(), capabilities=Fewer())
     assert not {n.op.name for n in plain.nodes} & {"expert_mlp", "grouped_matmul", "moe"}
     (expected,) = session.compile(plain, params=arrays).run({"x": x})
@@ -90,8 +96,8 @@ def test_without_kernels_for_experts(arrays: dict[str, Array]) -> None:
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_weights_written_later(arrays: dict[str, Array]) -> None:
-    compiled = ost.Session("cpu").compile(layer(), params=arrays)
+def test_weights_written_later(arrays: dict[str, Array], session: ost.Session) -> None:
+    compiled = session.compile(layer(), params=arrays)
     x = tokens_of(TOKENS)
     (before,) = compiled.run({"x": x})
     compiled.set_param("down", 2 * arrays["down"])
@@ -99,8 +105,9 @@ def test_weights_written_later(arrays: dict[str, Array]) -> None:
     np.testing.assert_allclose(after - x, 2 * (before - x), rtol=1e-4, atol=1e-5)
 
 
-def test_kernels_of_a_layer(arrays: dict[str, Array]) -> None:
-    compiled = ost.Session("cpu").compile(layer(1), params=arrays)
+@pytest.mark.needs("llvm")
+def test_kernels_of_a_layer(arrays: dict[str, Array], session: ost.Session) -> None:
+    compiled = session.compile(layer(1), params=arrays)
     compiled.run({"x": tokens_of(1)})
     profile = {p.name: p for p in compiled.plan.execute_profiled()}
     assert "expert_mlp+add" in profile
@@ -110,7 +117,8 @@ def test_kernels_of_a_layer(arrays: dict[str, Array]) -> None:
     assert inner.bytes < 3 * 2 * FEATURES * 256 * 4
 
 
-def test_lists_of_rows_outlive_the_run(arrays: dict[str, Array]) -> None:
+@pytest.mark.needs("llvm")
+def test_lists_of_rows_outlive_the_run(arrays: dict[str, Array], session: ost.Session) -> None:
     """The lists of the experts of each layer are overwritten by no later kernel."""
     g = ost.Graph("layers")
     value = g.input("x", (TOKENS, FEATURES))
@@ -121,7 +129,7 @@ def test_lists_of_rows_outlive_the_run(arrays: dict[str, Array]) -> None:
         outputs.append(ids)
         value = g.expert_mlp(value, ids, g.ones((TOKENS, 2)), *weights[1:]) * 0.1
     g.set_outputs([*outputs, g.sum(g.tanh(value), axis=0)])
-    compiled = ost.Session("cpu", threads=2).compile(g)
+    compiled = session.compile(g)
     *chosen, _ = compiled.run({"x": tokens_of(TOKENS)})
     ops = [op for op in compiled.plan.prepared_ops if op.name == "group"]
     for op, ids in zip(ops, chosen, strict=True):
@@ -137,12 +145,12 @@ def test_lists_of_rows_outlive_the_run(arrays: dict[str, Array]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int8", "uint8", "uint64"])
-def test_ids_of_experts_that_do_not_exist_are_refused(dtype: str) -> None:
+def test_ids_of_experts_that_do_not_exist_are_refused(dtype: str, session: ost.Session) -> None:
     g = ost.Graph()
     x, w, ids = g.input("x", (4, 8)), g.param("w", (3, 8, 5)), g.input("ids", (2, 2), dtype)
     g.set_outputs([g.grouped_matmul(x, w, g.reshape(ids, (4,)))])
     matrices = np.random.default_rng(5).standard_normal((3, 8, 5)).astype(np.float32)
-    compiled = ost.Session("cpu").compile(g, {"w": matrices})
+    compiled = session.compile(g, {"w": matrices})
     rows = np.ones((4, 8), np.float32)
     fine = np.array([[0, 1], [2, 2]], dtype)
     (want,) = compiled.run({"x": rows, "ids": fine})

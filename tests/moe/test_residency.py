@@ -13,8 +13,12 @@ Array = np.ndarray[Any, Any]
 
 F32 = np.float32
 
+pytestmark = pytest.mark.needs("expert_residency")
 
-def grouped(rows: Any = 4, layers: int = 1, experts: int = 3) -> ost.CompiledGraph:
+
+def grouped(
+    session: ost.Session, rows: Any = 4, layers: int = 1, experts: int = 3
+) -> ost.CompiledGraph:
     """Layers of one product each, whose expert ids are inputs."""
     rng = np.random.default_rng(0)
     g = ost.Graph("grouped")
@@ -24,7 +28,7 @@ def grouped(rows: Any = 4, layers: int = 1, experts: int = 3) -> ost.CompiledGra
         w = g.param(f"w{number}", (experts, 8, 8), value=rng.random((experts, 8, 8), F32))
         x = g.grouped_matmul(x, w, ids)
     g.set_outputs([x])
-    return ost.Session("cpu").compile(g)
+    return session.compile(g)
 
 
 def feed(*ids: list[int]) -> dict[str, Array]:
@@ -43,8 +47,8 @@ def stats(compiled: ost.CompiledGraph) -> tuple[int, ...]:
     )
 
 
-def test_counts_of_one_run():
-    compiled = grouped()
+def test_counts_of_one_run(session):
+    compiled = grouped(session)
     assert compiled.take_moe_residency_stats() is None
     compiled.set_moe_resident_experts([False, True, True])
     compiled.run(feed([0, 1, 1, 2]))
@@ -54,14 +58,14 @@ def test_counts_of_one_run():
     assert compiled.take_moe_residency_stats() is None
 
 
-def test_without_a_mask_everything_is_resident():
-    compiled = grouped()
+def test_without_a_mask_everything_is_resident(session):
+    compiled = grouped(session)
     compiled.run(feed([0, 1, 1, 2]))
     assert stats(compiled) == (3, 4, 0, 0)
 
 
-def test_masks_of_layers_and_of_all_clear_each_other():
-    compiled = grouped(layers=2)
+def test_masks_of_layers_and_of_all_clear_each_other(session):
+    compiled = grouped(session, layers=2)
     run = feed([0, 1, 1, 2], [2, 2, 2, 2])
     compiled.set_moe_resident_experts([False, True, True])
     compiled.run(run)
@@ -77,8 +81,8 @@ def test_masks_of_layers_and_of_all_clear_each_other():
     assert stats(compiled) == (4, 8, 0, 0)
 
 
-def test_counts_are_by_the_mask_that_was_set_when_it_ran():
-    compiled = grouped()
+def test_counts_are_by_the_mask_that_was_set_when_it_ran(session):
+    compiled = grouped(session)
     compiled.run(feed([0, 1, 1, 2]))
     compiled.set_moe_resident_experts([False] * 3)
     assert stats(compiled) == (3, 4, 0, 0)
@@ -88,8 +92,8 @@ def test_counts_are_by_the_mask_that_was_set_when_it_ran():
     "mask",
     [[True], [True] * 4, [1, 0, 1], [[True] * 3], "abc", 7, [[True], [True, False]], [None] * 3],
 )
-def test_masks_that_do_not_fit_change_nothing(mask):
-    compiled = grouped(layers=2)
+def test_masks_that_do_not_fit_change_nothing(mask, session):
+    compiled = grouped(session, layers=2)
     compiled.set_moe_resident_experts([False, True, True])
     with pytest.raises(ost.InputError):
         compiled.set_moe_resident_experts(mask)
@@ -100,8 +104,8 @@ def test_masks_that_do_not_fit_change_nothing(mask):
     assert stats(compiled) == (4, 6, 2, 2)
 
 
-def test_capture_of_two_layers_in_order():
-    compiled = grouped(layers=2)
+def test_capture_of_two_layers_in_order(session):
+    compiled = grouped(session, layers=2)
     assert compiled.take_moe_topk_capture() is None
     compiled.run(feed([0, 1, 1, 2], [2, 0, 2, 1]))
     assert compiled.enable_moe_topk_capture(3)
@@ -115,15 +119,15 @@ def test_capture_of_two_layers_in_order():
 
 
 @pytest.mark.parametrize("experts", [0, -1, 2, 4, 3.0, True, None])
-def test_captures_of_other_numbers_of_experts(experts):
+def test_captures_of_other_numbers_of_experts(experts, session):
     with pytest.raises(ost.InputError):
-        grouped().enable_moe_topk_capture(experts)
+        grouped(session).enable_moe_topk_capture(experts)
 
 
-def test_a_graph_without_experts():
+def test_a_graph_without_experts(session):
     g = ost.Graph("plain")
     g.set_outputs([g.exp(g.input("x", (2,)))])
-    compiled = ost.Session("cpu").compile(g)
+    compiled = session.compile(g)
     compiled.run({"x": np.zeros(2, F32)})
     assert compiled.moe_layers == ()
     assert not compiled.enable_moe_topk_capture(8)
@@ -135,8 +139,8 @@ def test_a_graph_without_experts():
         ost.moe.ResidencyLoop(compiled, ost.ExpertPool(2, 1), ost.TidePolicy(refresh_every=1))
 
 
-def test_sizes_that_vary_and_runs_without_rows():
-    compiled = grouped(ost.Variable("rows", 0, 600))
+def test_sizes_that_vary_and_runs_without_rows(session):
+    compiled = grouped(session, ost.Variable("rows", 0, 600))
     compiled.enable_moe_topk_capture(3)
     for rows in (600, 1, 257, 0, 5):
         ids = np.random.default_rng(rows).integers(0, 3, rows).tolist()
@@ -146,8 +150,7 @@ def test_sizes_that_vary_and_runs_without_rows():
         assert stats(compiled) == (len(set(ids)), rows, 0, 0)
 
 
-def test_bound_calls_and_replays_are_counted():
-    session = ost.Session("cpu")
+def test_bound_calls_and_replays_are_counted(session):
     g = ost.Graph("grouped")
     w = g.param("w", (3, 8, 8), value=np.ones((3, 8, 8), F32))
     g.set_outputs([g.grouped_matmul(g.input("x", (4, 8)), w, g.input("ids0", (4,), "int64"))])
@@ -173,8 +176,8 @@ def test_bound_calls_and_replays_are_counted():
     assert stats(compiled) == (1, 4, 0, 0)
 
 
-def test_memory_given_back_is_no_run():
-    compiled = grouped()
+def test_memory_given_back_is_no_run(session):
+    compiled = grouped(session)
     compiled.run(feed([0, 1, 1, 2]))
     compiled.plan.release_intermediate_buffers()
     assert compiled.take_moe_residency_stats() is None
@@ -185,8 +188,8 @@ def test_memory_given_back_is_no_run():
         compiled.take_moe_residency_stats()
 
 
-def test_two_models_and_their_clones_do_not_mix():
-    one, other = grouped(), grouped()
+def test_two_models_and_their_clones_do_not_mix(session):
+    one, other = grouped(session), grouped(session)
     one.set_moe_resident_experts([False] * 3)
     one.enable_moe_topk_capture(3)
     twin = one.clone()
@@ -203,7 +206,7 @@ def test_two_models_and_their_clones_do_not_mix():
     np.testing.assert_array_equal(one.take_moe_topk_capture(), [[0, 1, 1, 2]])
 
 
-def moe(tokens: int = 5, **options: Any) -> ost.CompiledGraph:
+def moe(session: ost.Session, tokens: int = 5) -> ost.CompiledGraph:
     rng = np.random.default_rng(3)
     g = ost.Graph("moe")
     x = g.input("x", (tokens, 16))
@@ -218,11 +221,11 @@ def moe(tokens: int = 5, **options: Any) -> ost.CompiledGraph:
         ]
         x = x + g.moe(x, *weights, k=2, shared=shared)
     g.set_outputs([x])
-    return ost.Session("cpu").compile(g)
+    return session.compile(g)
 
 
-def test_shared_experts_are_no_layers_of_their_own():
-    compiled = moe()
+def test_shared_experts_are_no_layers_of_their_own(session):
+    compiled = moe(session)
     assert [layer.experts for layer in compiled.moe_layers] == [4, 6]
     compiled.enable_moe_topk_capture(6)
     compiled.run({"x": np.random.default_rng(0).standard_normal((5, 16)).astype(F32)})
@@ -233,8 +236,8 @@ def test_shared_experts_are_no_layers_of_their_own():
         compiled.set_moe_resident_experts([True] * 4)
 
 
-def test_the_loop_places_what_was_called_and_changes_no_bit():
-    compiled, plain = moe(1), moe(1)
+def test_the_loop_places_what_was_called_and_changes_no_bit(session):
+    compiled, plain = moe(session, 1), moe(session, 1)
     pools = [ost.ExpertPool(4, 2), ost.ExpertPool(6, 2)]
     loop = ost.moe.ResidencyLoop(compiled, pools, ost.TidePolicy(refresh_every=3))
     rng = np.random.default_rng(1)
@@ -252,8 +255,8 @@ def test_the_loop_places_what_was_called_and_changes_no_bit():
     assert taken.gpu_tokens + taken.cpu_tokens == 4
 
 
-def test_one_pool_for_all_layers():
-    compiled = grouped(layers=2)
+def test_one_pool_for_all_layers(session):
+    compiled = grouped(session, layers=2)
     pool = ost.ExpertPool(3, 1)
     loop = ost.moe.ResidencyLoop(compiled, pool, ost.TidePolicy(refresh_every=1))
     loop.step(feed([2, 2, 2, 2], [2, 2, 2, 1]))
@@ -263,9 +266,9 @@ def test_one_pool_for_all_layers():
     assert stats(compiled) == (2, 7, 1, 1)
 
 
-def test_loops_that_make_no_sense():
+def test_loops_that_make_no_sense(session):
     policy = ost.TidePolicy(refresh_every=1)
-    compiled = grouped(layers=2)
+    compiled = grouped(session, layers=2)
     for pools in ([], [ost.ExpertPool(3, 1)], [ost.ExpertPool(3, 1)] * 3, ost.ExpertPool(4, 1)):
         with pytest.raises(ost.InputError):
             ost.moe.ResidencyLoop(compiled, pools, policy)
@@ -273,11 +276,11 @@ def test_loops_that_make_no_sense():
         ost.moe.ResidencyLoop(compiled, ost.ExpertPool(3, 1), 5)
 
 
-def test_expert_ids_that_are_constants():
+def test_expert_ids_that_are_constants(session):
     g = ost.Graph("constant")
     w = g.param("w", (3, 8, 8), value=np.ones((3, 8, 8), F32))
     g.set_outputs([g.grouped_matmul(g.input("x", (4, 8)), w, g.constant(np.array([0, 1, 1, 2])))])
-    compiled = ost.Session("cpu").compile(g)
+    compiled = session.compile(g)
     compiled.enable_moe_topk_capture(3)
     compiled.set_moe_resident_experts([False, True, True])
     for _ in range(2):
@@ -315,9 +318,9 @@ def counts(compiled: ost.CompiledGraph) -> tuple[list[Array], tuple[int, ...]]:
     return taken, stats(compiled)
 
 
-def unpadded(x: Array) -> tuple[list[Array], tuple[int, ...]]:
+def unpadded(session: ost.Session, x: Array) -> tuple[list[Array], tuple[int, ...]]:
     """The experts of a graph compiled for just these rows."""
-    compiled = ost.Session("cpu").compile(routed(x.shape[0], x.shape[1:-1]))
+    compiled = session.compile(routed(x.shape[0], x.shape[1:-1]))
     compiled.enable_moe_topk_capture(6)
     compiled.run({"x": x})
     return counts(compiled)
@@ -330,8 +333,8 @@ def same_counts(found: tuple[list[Array], Any], expected: tuple[list[Array], Any
 
 
 @pytest.mark.parametrize("inner", [(), (3,)], ids=str)
-def test_padding_rows_count_in_no_capture_and_no_statistic(inner):
-    cache = ost.BucketedCompileCache(ost.Session("cpu"), ost.power_of_two_ladder(4, 16))
+def test_padding_rows_count_in_no_capture_and_no_statistic(inner, session):
+    cache = ost.BucketedCompileCache(session, ost.power_of_two_ladder(4, 16))
 
     def build(upper: int) -> ost.Graph:
         return routed(upper, inner)
@@ -344,12 +347,12 @@ def test_padding_rows_count_in_no_capture_and_no_statistic(inner):
         found = counts(compiled)
         live = rows * (inner[0] if inner else 1)
         assert [ids.shape for ids in found[0]] == [(live, 2)] * 2
-        same_counts(found, unpadded(x))
+        same_counts(found, unpadded(session, x))
         assert compiled.take_moe_topk_capture() is None
 
 
-def test_no_rows_in_use():
-    cache = ost.BucketedCompileCache(ost.Session("cpu"), [(1, 9)])
+def test_no_rows_in_use(session):
+    cache = ost.BucketedCompileCache(session, [(1, 9)])
     compiled = cache.get(1, routed)
     compiled.enable_moe_topk_capture(6)
     cache.run_padded(1, 0, routed, {"x": tokens(0)})
@@ -358,9 +361,8 @@ def test_no_rows_in_use():
     assert numbers == (0, 0, 0, 0)
 
 
-def test_the_extent_of_the_run_counts():
+def test_the_extent_of_the_run_counts(session):
     """Not that of the moment of reading, whichever way it ran."""
-    session = ost.Session("cpu")
     compiled, context = session.compile(routed(8)), session.context
     compiled.enable_moe_topk_capture(6)
     x, out = np.zeros((8, 16), F32), np.empty((8, 16), F32)
@@ -369,7 +371,7 @@ def test_the_extent_of_the_run_counts():
     context.begin_graph_capture()
     call()
     context.end_graph_capture(5)
-    three, eight = unpadded(x[:3]), unpadded(x)
+    three, eight = unpadded(session, x[:3]), unpadded(session, x)
     ways = [
         call,
         lambda: compiled.run({"x": x}),
@@ -391,8 +393,8 @@ def test_the_extent_of_the_run_counts():
     same_counts(counts(twin), eight)  # clones begin without an extent
 
 
-def test_an_expert_pool_keeps_the_experts_that_are_used():
-    cache = ost.BucketedCompileCache(ost.Session("cpu"), [(1, 17)])
+def test_an_expert_pool_keeps_the_experts_that_are_used(session):
+    cache = ost.BucketedCompileCache(session, [(1, 17)])
 
     def build(upper: int) -> ost.Graph:
         g = ost.Graph("pool")
@@ -413,18 +415,18 @@ def test_an_expert_pool_keeps_the_experts_that_are_used():
     assert pool.resident == [3]
 
 
-def test_rows_by_another_size_that_varies():
-    compiled = ost.Session("cpu").compile(routed(8, (ost.Variable("length", 1, 5),)))
+def test_rows_by_another_size_that_varies(session):
+    compiled = session.compile(routed(8, (ost.Variable("length", 1, 5),)))
     compiled.enable_moe_topk_capture(6)
     for length in (5, 2):
         x = np.zeros((8, length, 16), F32)
         x[:3] = tokens(3, length)
         with compiled.active_extent(3, 8):
             compiled.run({"x": x})
-        same_counts(counts(compiled), unpadded(x[:3]))
+        same_counts(counts(compiled), unpadded(session, x[:3]))
 
 
-def test_tokens_that_are_no_padded_rows_all_count():
+def test_tokens_that_are_no_padded_rows_all_count(session):
     """They come from another input, or do not divide into as many parts as there are rows."""
     g = ost.Graph("apart")
     x, aside = g.input("x", (8, 16)), g.input("aside", (16, 8))
@@ -433,7 +435,7 @@ def test_tokens_that_are_no_padded_rows_all_count():
     mixed = g.take(g.reshape(x, (16, 8)), np.arange(12), axis=0)
     chosen = g.cast(g.argmax(mixed[:, :3], axis=1), "int64")
     g.set_outputs([x, g.grouped_matmul(aside, w, ids), g.grouped_matmul(mixed, w, chosen)])
-    compiled = ost.Session("cpu").compile(g)
+    compiled = session.compile(g)
     compiled.enable_moe_topk_capture(3)
     numbers = np.arange(16) % 3
     feeds = {"x": tokens(8), "aside": np.ones((16, 8), F32), "ids": numbers}

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.devices.contract import CPU_ALONE
 from tests.devices.registered import open_session
 
 from .graphs import beside, entry, filled, ledger_graph, recorded, rows_graph, single, total
+
+pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
 
 
 @pytest.fixture
@@ -286,7 +287,7 @@ def moe_graph() -> ost.Graph:
     return g
 
 
-@CPU_ALONE
+@pytest.mark.needs("expert_residency")
 def test_a_capture_of_experts_ends(session):
     compiled, x = session.compile(moe_graph()), {"x": np.ones((3, 8), np.float32)}
     assert compiled.enable_moe_topk_capture(4)

@@ -14,6 +14,8 @@ from tests.devices.registered import open_session
 
 from .graphs import beside, buffer_of, entry, filled, ledger_graph, recorded, single, total
 
+pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
+
 
 @pytest.fixture
 def session(device: str) -> ost.Session:

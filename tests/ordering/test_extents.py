@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.devices.contract import CPU_ALONE
 from tests.devices.registered import open_session
 
 from .graphs import Array, beside
+
+pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
 
 UPPER, COLUMNS = 4096, 64
 X = np.arange(UPPER, dtype=np.float32)[:, None] * np.ones(COLUMNS, np.float32)
@@ -50,7 +51,7 @@ class Mine(Exception):
     """An exception of the user's own."""
 
 
-@CPU_ALONE
+@pytest.mark.needs("row_limits")
 def test_the_hint_saves_work(compiled):
     with compiled.active_extent(5, UPPER):
         assert 5 <= rows_done(compiled) < UPPER
@@ -96,7 +97,7 @@ def test_a_block_that_ends_in_a_recording_of_another_thread(session, compiled):
     assert rows_done(compiled) == UPPER
 
 
-@CPU_ALONE
+@pytest.mark.needs("row_limits")
 def test_a_hint_set_inside_a_block_ends_with_it(compiled):
     """A block restores the hint that it found."""
     compiled.set_active_extent((9, UPPER))
@@ -147,7 +148,7 @@ def test_other_threads_do_not_see_a_block(compiled):
     assert done == [UPPER]
 
 
-@CPU_ALONE
+@pytest.mark.needs("row_limits")
 @pytest.mark.parametrize("way", ["bound call", "replay"])
 def test_bound_calls_and_replays_go_by_their_own_threads_hint(session, compiled, way):
     x, out = X.copy(), np.empty((UPPER, COLUMNS), np.float32)
@@ -205,7 +206,7 @@ def test_a_run_queued_before_a_sticky_hint_is_made_in_full(compiled):
     compiled.sync_pending()
 
 
-@CPU_ALONE
+@pytest.mark.needs("row_limits")
 def test_a_run_queued_inside_a_block_has_its_hint(compiled):
     """It leaves the last row as it was, although the block has ended before it is made."""
     queued(compiled, X)

@@ -21,6 +21,8 @@ from .graphs import ROWS
 from .model import BUFFERS, CONTEXTS, Feed, Model, Step, agree
 from .world import World
 
+pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
+
 CALLS = 30
 KEYS = 2
 

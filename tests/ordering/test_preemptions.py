@@ -12,6 +12,8 @@ import ostinato as ost
 from .explorer import Preemption, preemptions
 from .graphs import entry, filled, ledger_graph, single, total
 
+pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
+
 # -- a recording that begins while another thread submits ------------------------------------------
 
 #: A submission that adds one, and a function that reads the sum.

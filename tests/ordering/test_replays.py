@@ -23,6 +23,8 @@ from .graphs import (
     total,
 )
 
+pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
+
 FLOAT = np.float32
 
 

@@ -16,6 +16,8 @@ from .graphs import ROWS
 from .model import CONTEXTS, Feed, Model, Step, agree
 from .world import World
 
+pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
+
 #: The thread of the calls before and after.
 MAIN = -1
 

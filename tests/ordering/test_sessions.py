@@ -12,6 +12,8 @@ from tests.devices.registered import open_session
 
 from .graphs import Array, buffer_of, entry, filled, ledger_graph, recorded, single, total
 
+pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
+
 COMMITS = 20
 
 

@@ -33,6 +33,7 @@ class Capabilities:
     ops: frozenset[str] = PRIMITIVES
     dtypes: frozenset = frozenset(ALL_DTYPES)
     padded_conv: bool = True
+    excluded: frozenset = frozenset()
 
 
 class RandomGraph:

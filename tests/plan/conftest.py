@@ -14,10 +14,9 @@ from ostinato.backends.cpu.context import CpuContext
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
 from ostinato.plan.buffer import Buffer
-from tests.devices.contract import device
 from tests.devices.registered import open_session
 
-__all__ = ["Layers", "context", "counter", "device", "layers", "new_buffer", "numbers", "session"]
+__all__ = ["Layers", "context", "counter", "layers", "new_buffer", "numbers", "session"]
 
 Array = np.ndarray[Any, Any]
 

@@ -20,7 +20,6 @@ from ostinato.plan.buffer import Buffer, HostMemory, Storage
 from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.prepared import Copy, KernelCall, PreparedOp, View
 from ostinato.plan.schedule import schedule
-from tests.devices.contract import CPU_ALONE
 
 from .conftest import layers, new_buffer, numbers
 
@@ -64,7 +63,7 @@ def test_declared_dependencies_go_before_the_order_given(context: CpuContext) ->
     np.testing.assert_array_equal(c.copyout(), numbers(4))
 
 
-@CPU_ALONE
+@pytest.mark.needs("llvm")
 def test_kernels_on_views_of_one_buffer(session: ost.Session, context: CpuContext) -> None:
     """A kernel of another plan, applied to both halves of a buffer, twice, and a copy between."""
     graph = ost.Graph("square")
@@ -202,7 +201,7 @@ def squares(session: ost.Session, rows: Any = 8) -> KernelCall:
     return call
 
 
-@CPU_ALONE
+@pytest.mark.needs("llvm")
 def test_buffers_that_are_too_small_for_a_kernel(session: ost.Session, context: CpuContext) -> None:
     call = squares(session)
     memory = new_buffer(context, 16)
@@ -240,7 +239,7 @@ def test_buffers_that_kernels_cannot_take(session: ost.Session, context: CpuCont
             op(id=0, source=memory, target=None)  # type: ignore[arg-type]
 
 
-@CPU_ALONE
+@pytest.mark.needs("llvm")
 def test_kernels_for_other_variables(session: ost.Session, context: CpuContext) -> None:
     n = ost.Variable("n", 1, 8)
     call, (x, y) = squares(session, n), (new_buffer(context, 8) for _ in range(2))
@@ -265,7 +264,7 @@ def test_kernels_for_other_variables(session: ost.Session, context: CpuContext) 
     np.testing.assert_array_equal(y.copyout(), [*numbers(8)[:3] ** 2, *[0] * 5])
 
 
-@CPU_ALONE
+@pytest.mark.needs("llvm")
 def test_targets_that_ops_may_not_write(session: ost.Session) -> None:
     net = layers()
     plan = session.prepare(net.graph, net.params)
@@ -305,7 +304,7 @@ def test_memory_that_cannot_be_written(context: CpuContext) -> None:
     np.testing.assert_array_equal(other.copyout(), np.zeros(4))
 
 
-@CPU_ALONE
+@pytest.mark.needs("llvm")
 def test_kernels_that_are_directed_by_a_buffer(session: ost.Session) -> None:
     """A list of rows by expert may come from nowhere but the kernel that writes such lists."""
     graph = ost.Graph("grouped")

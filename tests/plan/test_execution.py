@@ -16,7 +16,6 @@ from ostinato.plan.buffer import Storage
 from ostinato.plan.hazards import conflicts
 from ostinato.plan.prepared import KernelCall, View
 from ostinato.plan.profile import KernelProfile
-from tests.devices.contract import CPU_ALONE
 
 from .conftest import counter, layers, numbers
 
@@ -514,7 +513,7 @@ def test_buffers_and_the_map_from_values(session: ost.Session) -> None:
     assert all(b.device == plan.device == session.device for b in plan.buffers)
 
 
-@CPU_ALONE
+@pytest.mark.needs("llvm")
 def test_kernels_show_their_code(session: ost.Session) -> None:
     net = layers()
     plan = session.prepare(net.graph, net.params)
@@ -643,7 +642,7 @@ def test_released_plans_refuse_to_run(session: ost.Session) -> None:
     close(twin.run({"x": x})[0], net.expected(x)["y"])
 
 
-@CPU_ALONE
+@pytest.mark.needs("host_memory")
 def test_released_memory_is_free_for_others(session: ost.Session) -> None:
     graph = ost.Graph("large")
     x = graph.input("x", (2048, 2048))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 import ostinato as ost
-from tests.devices.contract import device
 from tests.devices.registered import open_session
 
 from .graphs import B, W, sized_graph, tiny_graph
 
-__all__ = ["compiled", "device", "own", "session", "sized"]
+__all__ = ["compiled", "own", "session", "sized"]
 
 
 @pytest.fixture(scope="session")

@@ -150,10 +150,10 @@ MIXING = [
 ]  # fmt: skip
 
 
-def compiled_for(build: Build) -> ost.CompiledGraph:
+def compiled_for(session: ost.Session, build: Build) -> ost.CompiledGraph:
     g = ost.Graph(build.__name__)
     g.set_outputs(build(g, g.input("x", (UPPER, 64))))
-    return ost.Session("cpu", threads=2).compile(g)
+    return session.compile(g)
 
 
 def rows(count: int) -> np.ndarray:
@@ -190,13 +190,13 @@ def assert_defined_results_are_equal(
 
 @pytest.mark.parametrize("build", ROWWISE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("actual", [0, 1, 7, 8, 13, UPPER - 1, UPPER])
-def test_the_rows_in_use_are_the_same_bits(build, actual):
-    assert_defined_results_are_equal(compiled_for(build), actual, rows(actual))
+def test_the_rows_in_use_are_the_same_bits(build, actual, session):
+    assert_defined_results_are_equal(compiled_for(session, build), actual, rows(actual))
 
 
 @pytest.mark.parametrize("build", ROWWISE, ids=lambda f: f.__name__)
-def test_what_lies_beyond_does_not_matter_to_rows(build):
-    compiled = compiled_for(build)
+def test_what_lies_beyond_does_not_matter_to_rows(build, session):
+    compiled = compiled_for(session, build)
     x = rows(5)
     (want, *_) = compiled.run({"x": x})
     x[5:] = np.nan
@@ -207,13 +207,14 @@ def test_what_lies_beyond_does_not_matter_to_rows(build):
 
 @pytest.mark.parametrize("build", MIXING, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("actual", [1, 7, UPPER - 1])
-def test_where_rows_meet_nothing_changes(build, actual):
-    assert_defined_results_are_equal(compiled_for(build), actual, rows(UPPER))
+def test_where_rows_meet_nothing_changes(build, actual, session):
+    assert_defined_results_are_equal(compiled_for(session, build), actual, rows(UPPER))
 
 
 @pytest.mark.parametrize("build", ROWWISE, ids=lambda f: f.__name__)
-def test_work_shrinks_with_the_rows(build):
-    compiled = compiled_for(build)
+@pytest.mark.needs("llvm")
+def test_work_shrinks_with_the_rows(build, session):
+    compiled = compiled_for(session, build)
     assert all(done == 0 for done, _ in work(compiled, 0))
     for done, extent in work(compiled, UPPER // 2):
         # One step is a block of elements or of rows: small graphs may have just one.
@@ -221,8 +222,9 @@ def test_work_shrinks_with_the_rows(build):
     assert all(done == extent for done, extent in work(compiled, UPPER))
 
 
-def test_rows_of_a_product_shrink_by_tiles_not_by_blocks():
-    compiled = compiled_for(mlp)
+@pytest.mark.needs("llvm")
+def test_rows_of_a_product_shrink_by_tiles_not_by_blocks(session):
+    compiled = compiled_for(session, mlp)
     calls = compiled._execution.executable.compilation.program.calls
     launches = LeadingRows(compiled._execution.executable.compilation.program, UPPER).launches(3)
     products = [
@@ -236,15 +238,17 @@ def test_rows_of_a_product_shrink_by_tiles_not_by_blocks():
         assert kernel.computed_rows(3) == kernel.rows < UPPER
 
 
-def test_a_kernel_is_cut_only_if_everyone_behind_it_is():
-    compiled = compiled_for(total_behind_products)
+@pytest.mark.needs("llvm")
+def test_a_kernel_is_cut_only_if_everyone_behind_it_is(session):
+    compiled = compiled_for(session, total_behind_products)
     calls = compiled._execution.executable.compilation.program.calls
     for (done, extent), call in zip(work(compiled, 1), calls, strict=True):
         assert done == extent, call.title
 
 
-def test_the_hint_stays_until_it_is_set_again():
-    compiled = compiled_for(elementwise)
+@pytest.mark.needs("row_limits")
+def test_the_hint_stays_until_it_is_set_again(session):
+    compiled = compiled_for(session, elementwise)
     out = np.full((UPPER, 64), -1.0, np.float32)
     x = np.zeros((UPPER, 64), np.float32)
     call = compiled.bind({"x": x}, [out])
@@ -258,8 +262,9 @@ def test_the_hint_stays_until_it_is_set_again():
     assert (out == 2).all()
 
 
-def test_the_context_ends_with_exceptions_and_nests():
-    compiled = compiled_for(elementwise)
+@pytest.mark.needs("row_limits")
+def test_the_context_ends_with_exceptions_and_nests(session):
+    compiled = compiled_for(session, elementwise)
     out = np.full((UPPER, 64), -1.0, np.float32)
     x = np.zeros((UPPER, 64), np.float32)
     compiled.set_active_extent((0, UPPER))
@@ -274,8 +279,9 @@ def test_the_context_ends_with_exceptions_and_nests():
     assert (out == 2).all()
 
 
-def test_clones_start_without_a_hint():
-    compiled = compiled_for(elementwise)
+@pytest.mark.needs("row_limits")
+def test_clones_start_without_a_hint(session):
+    compiled = compiled_for(session, elementwise)
     compiled.set_active_extent((0, UPPER))
     twin = compiled.clone()
     assert (twin.run({"x": np.zeros((UPPER, 64), np.float32)})[0] == 2).all()
@@ -290,8 +296,9 @@ def test_clones_start_without_a_hint():
     [(25, 24), (-1, 24), (3, 23), (3, 25), (3, 64), (0, 0), (1.0, 24), (True, 24), (3,), 3, "ab",
      (None, 24), (1, 2, 3), [1, 24], (10**30, 10**31)],
 )  # fmt: skip
-def test_impossible_extents(extent):
-    compiled = compiled_for(elementwise)
+@pytest.mark.needs("row_limits")
+def test_impossible_extents(extent, session):
+    compiled = compiled_for(session, elementwise)
     compiled.set_active_extent((0, UPPER))
     with pytest.raises(ost.VariableError):
         compiled.set_active_extent(extent)
@@ -300,22 +307,22 @@ def test_impossible_extents(extent):
     assert (out == -1).all(), "the hint is as before"
 
 
-def test_graphs_of_variable_size_take_none():
+def test_graphs_of_variable_size_take_none(session):
     g = ost.Graph("variable")
     n = ost.Variable("n", 1, UPPER)
     g.set_outputs([g.exp(g.input("x", (n, 3)))])
-    compiled = ost.Session("cpu").compile(g)
+    compiled = session.compile(g)
     with pytest.raises(ost.VariableError, match="no input was compiled for 24 leading rows"):
         compiled.set_active_extent((3, UPPER))
 
 
-def test_states_are_updated_in_full():
+def test_states_are_updated_in_full(session):
     g = ost.Graph("state")
     x = g.input("x", (4, 2))
     s = g.state("s", (4, 2))
     g.assign(s, s + x)
     g.set_outputs([g.exp(x)])
-    compiled = ost.Session("cpu").compile(g)
+    compiled = session.compile(g)
     with compiled.active_extent(1, 4):
         compiled.run({"x": np.ones((4, 2), np.float32)})
-    assert (compiled._execution.executable.read_state("s") == 1).all()
+    assert (compiled.read_handle("s") == 1).all()

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.devices.contract import CPU_ALONE
 
 from .graphs import FED, W, X, sized_inputs, tiny
 
@@ -313,7 +312,7 @@ def test_no_run_comes_between_pipelined_ones(counter):
 # ---- threads and processes -----------------------------------------------------------------------
 
 
-@CPU_ALONE  # a GPU is done before the other thread has begun
+@pytest.mark.needs("host_threads")  # a GPU is done before the other thread has begun
 def test_other_threads_run_meanwhile(slow):
     """The GIL is free while a queued run computes."""
     slow.run(EYE)
@@ -382,7 +381,7 @@ def _in_child(compiled: ost.CompiledGraph, send: Any) -> None:
     send.send(total(compiled) + compiled.run(ONES)[0][0])
 
 
-@CPU_ALONE  # CUDA does not work in a forked child
+@pytest.mark.needs("fork")  # CUDA does not work in a forked child
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_has_an_empty_queue_and_free_locks(session):

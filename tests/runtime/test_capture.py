@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.devices.contract import RECORDING
 from tests.devices.registered import open_session
 
 from .capture import ONES, SENTINEL, chain_graph, recorded, scaled_graph, sentinels, total
 
-pytestmark = RECORDING
+pytestmark = pytest.mark.needs("capture")
 
 
 @pytest.fixture
@@ -375,13 +374,10 @@ def test_recordings_of_many_threads_are_all_kept(session, compiled):
     assert total(compiled) == 8
 
 
+@pytest.mark.needs("fork")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking beside threads
 def test_a_child_has_the_recordings_of_its_parent(session, compiled):
-    if session.device != ost.Device.CPU:
-        pytest.skip("CUDA does not work in a forked child")
-    if session.device != ost.Device.CPU:
-        pytest.skip("a GPU does not outlive a fork")
     for _ in range(3):
         compiled.commit_no_wait({"x": ONES})
     with recorded(session.context, 1):

@@ -10,12 +10,11 @@ import pytest
 import ostinato as ost
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
-from tests.devices.contract import RECORDING
 from tests.devices.registered import open_session
 
 from .capture import ONES, SENTINEL, chain_graph, recorded, scaled_graph, sentinels, total
 
-pytestmark = RECORDING
+pytestmark = pytest.mark.needs("capture")
 
 FED = {"x": ONES}
 

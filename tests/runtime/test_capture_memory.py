@@ -15,12 +15,11 @@ from ostinato.ir.types import TensorType
 from ostinato.plan.execution_plan import ExecutionPlan
 from ostinato.plan.prepared import Copy
 from tests.allocations import blocks_gathered
-from tests.devices.contract import RECORDING
 from tests.devices.registered import open_session
 
 from .capture import ONES, SENTINEL, chain_graph, recorded, scaled_graph, sentinels, total
 
-pytestmark = RECORDING
+pytestmark = pytest.mark.needs("capture")
 
 FED = {"x": ONES}
 VECTOR = TensorType(FLOAT32, (4,))

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.registered import open_session
 
 from .capture import recorded
+
+pytestmark = pytest.mark.needs("capture", "handles")
 
 LENGTH, WIDTH, STEPS = 6, 4, 5
 
@@ -38,9 +41,9 @@ def second_graph() -> ost.Graph:
 class World:
     """Two graphs and the arrays between them; two worlds of one seed begin alike."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, device: str, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        self.session = ost.Session("cpu", threads=1 + seed % 2)
+        self.session = open_session(device, threads=1 + seed % 2)
         self.context = self.session.context
         self.context.set_dev_state_mode(True)
         self.first = self.session.compile(first_graph())
@@ -82,8 +85,8 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_replays_leave_what_runs_leave(seed):
-    eager, replayed = World(seed), World(seed)
+def test_replays_leave_what_runs_leave(seed, device):
+    eager, replayed = World(device, seed), World(device, seed)
     before = replayed.contents()
     with recorded(replayed.context, seed):
         replayed.submit()

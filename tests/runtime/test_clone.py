@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.devices.contract import CPU_ALONE
 
 from .graphs import FED, B, W, tiny, tiny_graph
 
@@ -168,7 +167,7 @@ def large(session: ost.Session) -> tuple[ost.CompiledGraph, dict[str, np.ndarray
     return session.compile(g, {"w": w}), {"x": np.ones((1, size), np.float32)}
 
 
-@CPU_ALONE
+@pytest.mark.needs("host_memory")
 def test_weights_take_memory_once_until_they_are_written(session):
     compiled, feed = large(session)
     compiled.run(feed)
@@ -185,11 +184,10 @@ def test_weights_take_memory_once_until_they_are_written(session):
     assert clones[1].run(feed)[0].all()
 
 
+@pytest.mark.needs("host_memory")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="asan delays every free")
 def test_the_last_one_left_writes_in_place(session):
     """Without other clones, nothing is shared and nothing needs to be copied."""
-    if session.device.kind.startswith("CUDA"):
-        pytest.skip("weights are on the GPU, whose driver takes memory of the host for copies")
     compiled, feed = large(session)
     clone = compiled.clone()
     compiled.set_param("w", np.full((2048, 2048), 2, np.float32))  # moves out
@@ -353,7 +351,7 @@ def rows(n: int) -> dict[str, np.ndarray]:
     return {"x": np.ones((n, 256), np.float32)}
 
 
-@CPU_ALONE  # the long run takes a GPU less than a sleep
+@pytest.mark.needs("host_threads")  # the long run takes a GPU less than a sleep
 def test_a_clone_does_not_wait_for_the_original(session):
     """A short run on a clone ends while a long one on the original goes on."""
     compiled = busy(session)

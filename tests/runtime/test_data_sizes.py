@@ -10,7 +10,6 @@ import pytest
 
 import ostinato as ost
 from ostinato import reference
-from tests.devices.contract import RECORDING
 
 Array = np.ndarray[Any, Any]
 
@@ -106,7 +105,7 @@ def test_batches_and_queued_runs(compiled):
     assert compiled.read_output_row(0, 4) is None
 
 
-@RECORDING
+@pytest.mark.needs("capture")
 def test_bound_calls_and_recordings(compiled, session):
     g = chosen_graph()
     x = feed(0)["x"].copy()
@@ -124,7 +123,7 @@ def test_bound_calls_and_recordings(compiled, session):
             check([out[0][:size], out[1][:size], *out[2:]], g, feed(positive))
 
 
-@RECORDING
+@pytest.mark.needs("capture")
 def test_recorded_runs_leave_results_of_the_right_size(compiled, session):
     x = feed(3)["x"].copy()
     session.context.begin_graph_capture()

@@ -11,12 +11,11 @@ import pytest
 import ostinato as ost
 from ostinato.dtypes import FLOAT32
 from ostinato.ir.types import TensorType
-from tests.devices.contract import RECORDING
 from tests.devices.registered import open_session
 
 from .capture import SENTINEL, recorded, sentinels
 
-pytestmark = RECORDING
+pytestmark = pytest.mark.needs("capture")
 
 Array = np.ndarray[Any, Any]
 LENGTH, WIDTH = 8, 3

@@ -11,7 +11,6 @@ import ostinato as ost
 from ostinato.lower.fusion.regions import Refusal
 from ostinato.passes.base import Event
 from ostinato.plan.report import CompileReport, KernelNote, NodeNote
-from tests.devices.contract import CPU_ALONE
 
 from .block import block_graph
 from .graphs import B, W, tiny_graph
@@ -29,7 +28,7 @@ def layers(count: int) -> ost.Graph:
     return g
 
 
-@CPU_ALONE
+@pytest.mark.needs("llvm")
 def test_the_tiny_graph(compiled):
     text = compiled.explain()
     assert text.startswith("matmul_bias_gelu on CPU:0: 1 kernels a run")
@@ -106,14 +105,14 @@ def test_reports_of_two_graphs_are_their_own(session):
     assert first.explain() == before
 
 
-@CPU_ALONE
+@pytest.mark.needs("llvm")
 def test_kernels_come_from_the_cache_the_second_time(session):
     session.compile(layers(3))
     text = session.compile(layers(3)).explain()
     assert re.search(r"^0 kernels compiled, [1-9]\d* from the cache", text, re.MULTILINE)
 
 
-@CPU_ALONE
+@pytest.mark.needs("llvm")
 def test_the_plan_in_text(session):
     g = layers(2)
     params = {n: np.ones(v.shape, np.float32) for n, v in g.params.items()}

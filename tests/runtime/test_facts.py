@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.devices.contract import RECORDING
 from tests.devices.registered import open_session
 
 N = ost.Variable("n", 0, 8)
@@ -90,7 +89,7 @@ def test_plans(session, compiled):
         session.prepare(greatest(), variables={"n": 0})
 
 
-@RECORDING
+@pytest.mark.needs("capture")
 def test_recorded_runs(session, compiled):
     context = session.context
     context.begin_graph_capture()
@@ -129,7 +128,7 @@ def test_rows_are_not_taken_of_nothing(session):
     assert compiled.run({"x": rows(1)})[0].tolist() == [0, 1, 2]
 
 
-@RECORDING
+@pytest.mark.needs("capture")
 def test_sizes_from_the_variable_block(session):
     """A bound call reads them when it runs; so do recordings."""
     position = ost.Variable("position", 0, 8)
@@ -160,6 +159,7 @@ def test_sizes_from_the_variable_block(session):
         context.set_dev_state_mode(False)
 
 
+@pytest.mark.needs("capture", "single_ops")
 def test_sessions_on_sizes_from_the_variable_block(device):
     position = ost.Variable("position", 0, 8)
     ex = ost.GraphExecutor(open_session(device).context)

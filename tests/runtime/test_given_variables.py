@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.devices.contract import RECORDING
 from tests.devices.registered import open_session
 
 LENGTH = 6
@@ -148,7 +147,7 @@ def test_bound_calls_keep_their_values(compiled):
     assert rows(compiled) == [0, 2, 0, 0, 1, 0]
 
 
-@RECORDING
+@pytest.mark.needs("capture")
 def test_recorded_runs_keep_their_values(session, compiled):
     feed = row(1)
     session.context.begin_graph_capture()
@@ -161,7 +160,7 @@ def test_recorded_runs_keep_their_values(session, compiled):
     assert rows(compiled) == [0, 0, 8, 0, 0, 0]
 
 
-@RECORDING
+@pytest.mark.needs("capture")
 def test_the_variable_block_comes_first(session):
     compiled = session.compile(history_graph("position"))
     compiled.run(row(1), variables={"position": 4})

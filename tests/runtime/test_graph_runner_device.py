@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.devices.contract import RECORDING
 from tests.devices.registered import open_session
 
-pytestmark = RECORDING
+pytestmark = pytest.mark.needs("capture", "single_ops")
 
 
 @pytest.fixture

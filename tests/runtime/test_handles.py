@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.devices.contract import CPU_ALONE
 
 from .graphs import refused
+
+pytestmark = pytest.mark.needs("handles")
 
 ONE = np.ones(3, np.float32)
 
@@ -327,7 +328,7 @@ def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-@CPU_ALONE  # the results that are returned are copies of what is on a GPU
+@pytest.mark.needs("host_memory")  # the results that are returned are copies of what is on a GPU
 def test_the_handle_takes_the_very_buffer_that_was_written(adder):
     """Two buffers take turns: a copy would leave the output in one place."""
     adder.bind_handle("acc", 0 * ONE)
@@ -337,7 +338,7 @@ def test_the_handle_takes_the_very_buffer_that_was_written(adder):
     assert all(left != right for left, right in pairwise(places))
 
 
-@CPU_ALONE
+@pytest.mark.needs("host_memory")
 def test_a_feed_costs_no_memory_and_no_time_for_copies(session):
     """A handle of 64 MB whose run does next to nothing: copies would take all the time."""
     g = ost.Graph("large")

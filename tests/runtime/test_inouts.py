@@ -9,8 +9,10 @@ import ostinato as ost
 from ostinato import reference
 from ostinato.ir.text import graph_constants
 
+pytestmark = pytest.mark.needs("inouts")
 
-def cache_step(rows=6, width=4, *, optimize=True):
+
+def cache_step(session, rows=6, width=4, *, optimize=True):
     """A graph that writes a row of a cache at a position, and sums the rows."""
     g = ost.Graph("step")
     x = g.input("x", (1, width))
@@ -19,12 +21,12 @@ def cache_step(rows=6, width=4, *, optimize=True):
     new = g.dynamic_update_slice(cache, x, (at, 0))
     g.assign(cache, new)
     g.set_outputs({"sum": g.sum(new, axis=0)})
-    return g, ost.Session("cpu").compile(g, options=ost.CompileOptions(optimize=optimize))
+    return g, session.compile(g, options=ost.CompileOptions(optimize=optimize))
 
 
 @pytest.mark.parametrize("optimize", [True, False])
-def test_a_run_writes_to_the_array_that_it_is_given(optimize):
-    g, compiled = cache_step(optimize=optimize)
+def test_a_run_writes_to_the_array_that_it_is_given(optimize, session):
+    g, compiled = cache_step(session, optimize=optimize)
     caches = [np.zeros((6, 4), np.float32), np.ones((6, 4), np.float32)]
     wanted = [cache.copy() for cache in caches]
     for step in range(6):
@@ -37,15 +39,15 @@ def test_a_run_writes_to_the_array_that_it_is_given(optimize):
             np.testing.assert_allclose(found, result.outputs["sum"])
 
 
-def test_no_copy_of_the_array_is_made():
-    _, compiled = cache_step(rows=1 << 16)
+def test_no_copy_of_the_array_is_made(session):
+    _, compiled = cache_step(session, rows=1 << 16)
     assert compiled.plan.memory.arena_bytes < 1 << 16
     written = [kernel.name for kernel in compiled.plan.kernels]
     assert len(written) == 2
 
 
-def test_bound_calls_and_raw_runs_write_too():
-    _, compiled = cache_step()
+def test_bound_calls_and_raw_runs_write_too(session):
+    _, compiled = cache_step(session)
     cache, x = np.zeros((6, 4), np.float32), np.ones((1, 4), np.float32)
     out = np.empty(4, np.float32)
     call = compiled.bind({"x": x, "at": np.array(2), "cache": cache}, [out])
@@ -57,14 +59,14 @@ def test_bound_calls_and_raw_runs_write_too():
     assert cache.sum() == 12
 
 
-def test_sizes_may_be_variables():
+def test_sizes_may_be_variables(session):
     n = ost.Variable("n", 1, 64)
     g = ost.Graph()
     x, cache = g.input("x", (4,)), g.inout("cache", (n, 4))
     new = g.dynamic_update_slice(cache, g.reshape(x, (1, 4)), (1, 0))
     g.assign(cache, new)
     g.set_outputs([g.sum(new)])
-    compiled = ost.Session("cpu").compile(g)
+    compiled = session.compile(g)
     for rows in (2, 64, 7):
         cache_array = np.zeros((rows, 4), np.float32)
         (found,) = compiled.run({"x": np.ones(4, np.float32), "cache": cache_array})
@@ -73,13 +75,13 @@ def test_sizes_may_be_variables():
         compiled.run({"x": np.ones(4, np.float32), "cache": np.zeros((65, 4), np.float32)})
 
 
-def test_other_updates_are_copied_back():
+def test_other_updates_are_copied_back(session):
     g = ost.Graph()
     a, b = g.inout("a", (3, 3)), g.inout("b", (3, 3))
     g.assign(a, g.permute_dims(b, (1, 0)))
     g.assign(b, g.add(a, 1))
     g.set_outputs([g.sum(a)])
-    compiled = ost.Session("cpu").compile(g)
+    compiled = session.compile(g)
     x, y = np.random.default_rng(0).random((2, 3, 3), np.float32)
     wanted = y.T.copy(), x + 1
     compiled.run({"a": x, "b": y})
@@ -87,8 +89,8 @@ def test_other_updates_are_copied_back():
     np.testing.assert_array_equal(y, wanted[1])
 
 
-def test_arrays_that_cannot_be_written_in_place_are_refused():
-    _, compiled = cache_step()
+def test_arrays_that_cannot_be_written_in_place_are_refused(session):
+    _, compiled = cache_step(session)
     x, at = np.ones((1, 4), np.float32), np.array(0)
     wide = np.zeros((4, 6), np.float32)
     fixed = np.zeros((6, 4), np.float32)
@@ -109,14 +111,14 @@ def test_arrays_that_cannot_be_written_in_place_are_refused():
     assert not wide.any() and not shared.any()
 
 
-def test_the_text_of_a_graph_round_trips():
-    g, _ = cache_step()
+def test_the_text_of_a_graph_round_trips(session):
+    g, _ = cache_step(session)
     assert "inout=True" in str(g)
     assert str(ost.parse_graph(str(g), graph_constants(g))) == str(g)
 
 
-def test_a_handle_may_stand_in():
-    _, compiled = cache_step()
+def test_a_handle_may_stand_in(session):
+    _, compiled = cache_step(session)
     assert compiled.bind_handle("cache", np.zeros((6, 4), np.float32))
     for step in range(3):
         compiled.run({"x": np.ones((1, 4), np.float32), "at": np.array(step)})

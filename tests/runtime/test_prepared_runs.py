@@ -17,8 +17,9 @@ def scaled(session: ost.Session, low: int = 1) -> ost.CompiledGraph:
     return session.compile(g, {"w": np.full(3, 2, np.float32)})
 
 
-def test_a_prepared_run_writes_to_given_buffers():
-    compiled = scaled(ost.Session("cpu", threads=1))
+@pytest.mark.needs("llvm")
+def test_a_prepared_run_writes_to_given_buffers(session):
+    compiled = scaled(session)
     for rows in (1, 5, 64):
         prepared = compiled.prepare_run([(rows, 3)])
         assert prepared is not None
@@ -28,8 +29,9 @@ def test_a_prepared_run_writes_to_given_buffers():
         assert (y == 2).all()
 
 
-def test_shapes_are_checked_while_preparing():
-    compiled = scaled(ost.Session("cpu", threads=1), low=4)
+@pytest.mark.needs("llvm")
+def test_shapes_are_checked_while_preparing(session):
+    compiled = scaled(session, low=4)
     assert compiled.prepare_run([(4, 3)]) is not None
     with pytest.raises(ost.VariableError, match="at least 4 rows"):
         compiled.prepare_run([(3, 3)])
@@ -39,14 +41,15 @@ def test_shapes_are_checked_while_preparing():
         compiled.prepare_run([(4, 4)])
 
 
-def test_handles_are_left_to_ordinary_runs():
-    compiled = scaled(ost.Session("cpu", threads=1))
+@pytest.mark.needs("handles")
+def test_handles_are_left_to_ordinary_runs(session):
+    compiled = scaled(session)
     assert compiled.bind_handle("x", np.ones((2, 3), np.float32))
     assert compiled.prepare_run([(2, 3)]) is None
 
 
-def test_a_condition_is_checked_by_every_kind_of_run():
-    compiled = scaled(ost.Session("cpu", threads=1), low=4)
+def test_a_condition_is_checked_by_every_kind_of_run(session):
+    compiled = scaled(session, low=4)
     few = {"x": np.ones((3, 3), np.float32)}
     for run in (compiled.run, compiled.run_raw):
         with pytest.raises(ost.VariableError, match=r"at least 4 rows; .* got n = 3"):

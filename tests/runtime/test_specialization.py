@@ -14,7 +14,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ostinato as ost
-from tests.devices.contract import CPU_ALONE, RECORDING
 
 Array = np.ndarray[Any, Any]
 
@@ -119,7 +118,7 @@ def test_every_way_to_run(graph, compiled):
     close(compiled.read_output_row(0, 0), y[0])
 
 
-@RECORDING
+@pytest.mark.needs("capture")
 def test_bound_calls_and_recordings(session, graph, compiled):
     x, out = image(1, 3, 4, 6), np.empty((1, 8, 5, 7), np.float32)
     call = compiled.bind({"x": x}, [out])
@@ -273,7 +272,7 @@ def test_bounds_of_the_user_hold(session):
     assert compiled.run({"x": image(4, 600)})[0].shape == (4, 600)
 
 
-@CPU_ALONE
+@pytest.mark.needs("quick")
 def test_a_full_hd_image(session):
     compiled = session.compile(ost.load_onnx(resizing(("n", 3, "h", "w"))))
     assert compiled.run({"x": image(1, 3, 1080, 1920)})[0].shape == (1, 8, 1404, 2496)
@@ -308,7 +307,7 @@ def test_params_that_are_given_or_missing(session, graph):
     close(session.compile(graph).run({"x": x})[0], 2 / 3 * compiled.run({"x": x})[0])
 
 
-@CPU_ALONE
+@pytest.mark.needs("shared_weights")
 def test_packed_weights_are_shared(session):
     """One copy serves all sizes of the same packed form, until it is written."""
     nodes = [

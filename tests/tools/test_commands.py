@@ -215,6 +215,7 @@ def test_devices(cli: Cli) -> None:
         "kind": "cpu",
         "available": True,
         "names": ["CPU:0"],
+        "package": "ostinato",
         "reason": None,
     }
     assert {"cuda", "rocm", "tpu", "metal", "vulkan", "webgpu", "mlx", "xla"} <= set(by_kind)

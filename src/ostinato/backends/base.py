@@ -54,6 +54,11 @@ class Capabilities:
             runs those that are queued.
         in_place_states: whether states are updated in place by slice and row writes.
         inouts: whether graphs may have states in memory that each run is given.
+        single_ops: whether its context runs ops one by one; without, sessions are refused.
+        row_limits: whether runs leave out the rows beyond an active extent; without, all rows are
+            computed.
+        expert_residency: whether layers of experts are counted, captured and made resident.
+        excluded: pairs of an op and a dtype that it does not take, although other ops do.
     """
 
     ops: frozenset[str]
@@ -66,6 +71,10 @@ class Capabilities:
     asynchronous: bool = False
     in_place_states: bool = True
     inouts: bool = False
+    single_ops: bool = False
+    row_limits: bool = False
+    expert_residency: bool = False
+    excluded: frozenset[tuple[str, DType]] = frozenset()
 
 
 def _never(inputs: Sequence[Any], outputs: Sequence[Any], variables: Sequence[int]) -> bool:
@@ -365,7 +374,12 @@ class Backend(ABC):
     @staticmethod
     @abstractmethod
     def count() -> int:
-        """The number of devices of this kind; 0 if its packages are missing."""
+        """The number of devices of this kind; 0 if its packages are missing.
+
+        It is called to list devices, so it loads no framework: where only that would say how many
+        there are, it returns 1 if the framework is installed, and opening a device that is not
+        there raises :class:`~ostinato.errors.DeviceUnavailableError`.
+        """
 
     @abstractmethod
     def compile(

@@ -1,32 +1,18 @@
-"""The registry of backends: the devices that this process can use.
-
-Backends of other packages register a class under the entry-point group ``ostinato.backends``, with
-the device kind in lower case as the entry's name.
-"""
+"""The registry of devices: those that this process can use."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ostinato.backends.base import Backend
 from ostinato.backends.device import KINDS, Device
-from ostinato.errors import DeviceUnavailableError, InputError
-from ostinato.lazy import LazyModule
+from ostinato.backends.registration import GROUP, Registrations, built_in
+from ostinato.errors import DeviceUnavailableError, InputError, OstinatoError
 
 if TYPE_CHECKING:
-    from importlib import metadata
-else:
-    metadata = LazyModule("importlib.metadata")
+    from ostinato.backends.base import Backend
+    from ostinato.backends.registration import Registration
 
-__all__ = ["available_devices", "is_available", "open_backend"]
-
-_BUILT_IN = {
-    "CPU": ("ostinato.backends.cpu.backend", "CpuBackend"),
-    "CUDA": ("ostinato.backends.cuda.backend", "CudaBackend"),
-}
-
-_GROUP = "ostinato.backends"
+__all__ = ["available_devices", "is_available", "open_backend", "present_devices"]
 
 _MAX_THREADS = 1024
 
@@ -46,11 +32,12 @@ def open_backend(device: Device | str, threads: int | None = None, **settings: o
     """
     _check_threads(threads)
     wanted = Device.parse(device)
-    backend = _backend_class(wanted.kind)
-    if backend is None:
+    registration = built_in(wanted.kind) or Registrations().of(wanted.kind)
+    if registration is None:
         raise DeviceUnavailableError(_missing(wanted))
     try:
-        count = _count(wanted.kind, backend)
+        backend = registration.load()
+        count = _count(registration, backend)
     except DeviceUnavailableError as error:
         raise DeviceUnavailableError(
             f"{wanted} is not available: {error}; available here: {_listed()}"
@@ -58,23 +45,34 @@ def open_backend(device: Device | str, threads: int | None = None, **settings: o
     if not 0 <= wanted.index < count:
         present = f"the only one is {wanted.kind}:0" if count == 1 else f"there are {count}"
         raise DeviceUnavailableError(f"{wanted} is not present: of this kind, {present}")
-    return backend(wanted, threads, **settings)
+    try:
+        return backend(wanted, threads, **settings)
+    except OstinatoError:
+        raise  # it says why
+    except Exception as error:  # another package's code may fail in any way
+        raise DeviceUnavailableError(
+            f"{wanted} is not available: the backend {registration} failed to open: {error!r}"
+        ) from error
 
 
 def available_devices() -> list[Device]:
     """Every device that a session can be opened on.
 
-    A backend of another package that fails to load contributes none; opening one of its devices
-    raises the reason.
+    A backend of another package that is refused or fails to load contributes none; opening one of
+    its devices raises the reason.
     """
-    found: list[Device] = []
-    for kind in _registered_kinds():
+    return [device for found in present_devices(Registrations()).values() for device in found]
+
+
+def present_devices(registrations: Registrations) -> dict[str, list[Device]]:
+    """The devices of each kind that has a backend; none of one that fails."""
+    found = {}
+    for kind, registration in registrations.usable.items():
         try:
-            backend = _backend_class(kind)
-            count = 0 if backend is None else _count(kind, backend)
+            count = _count(registration, registration.load())
         except DeviceUnavailableError:
-            continue
-        found += [Device(kind, i) for i in range(count)]
+            count = 0
+        found[kind] = [Device(kind, i) for i in range(count)]
     return found
 
 
@@ -85,56 +83,29 @@ def is_available(device: Device | str) -> bool:
         DeviceUnavailableError: ``device`` is no name of a device at all.
     """
     wanted = Device.parse(device)
-    if wanted.kind not in (*KINDS, *_registered_kinds()):
+    if wanted.kind not in KINDS and Registrations().of(wanted.kind) is None:
         raise DeviceUnavailableError(_missing(wanted))
     return wanted in available_devices()
 
 
-def _registered_kinds() -> list[str]:
-    """The kinds that have a backend, those of this package first."""
-    others = sorted(entry.name.upper() for entry in metadata.entry_points(group=_GROUP))
-    return list(dict.fromkeys([*_BUILT_IN, *others]))
-
-
-def _backend_class(kind: str) -> type[Backend] | None:
-    """The backend for a kind, or ``None`` where none is registered.
-
-    Raises:
-        DeviceUnavailableError: there is one, and it fails to load.
-    """
-    if kind in _BUILT_IN:
-        module, name = _BUILT_IN[kind]
-        return _checked(f"{module}:{name}", getattr(import_module(module), name))
-    for entry in metadata.entry_points(group=_GROUP):
-        if entry.name.upper() == kind:
-            try:
-                loaded = entry.load()
-            except Exception as error:  # another package's import may fail in any way
-                raise DeviceUnavailableError(
-                    f"the backend {entry.value} for {kind} failed to load: {error!r}"
-                ) from error
-            return _checked(entry.value, loaded)
-    return None
-
-
-def _checked(origin: str, loaded: object) -> type[Backend]:
-    if isinstance(loaded, type) and issubclass(loaded, Backend):
-        return loaded
-    raise DeviceUnavailableError(f"the entry point {origin} is no Backend, but {loaded!r:.80}")
-
-
-def _count(kind: str, backend: type[Backend]) -> int:
+def _count(registration: Registration, backend: type[Backend]) -> int:
     """The number of devices that ``backend`` finds.
 
     Raises:
         DeviceUnavailableError: its search failed.
     """
+    kind = registration.kind
     try:
-        return backend.count()
+        count = backend.count()
     except DeviceUnavailableError:
         raise  # it says why
     except Exception as error:  # another package's code may fail in any way
-        raise DeviceUnavailableError(f"looking for {kind} devices failed: {error!r}") from error
+        raise DeviceUnavailableError(
+            f"looking for {kind} devices by {registration} failed: {error!r}"
+        ) from error
+    if isinstance(count, int) and count >= 0:
+        return count
+    raise DeviceUnavailableError(f"the number of {kind} devices by {registration} is {count!r:.80}")
 
 
 def _listed() -> str:
@@ -151,7 +122,7 @@ def _missing(device: Device) -> str:
     return (
         f"{device} is not available: this version of Ostinato has no {device.kind} backend "
         f"yet, and no other package registers one as {device.kind.lower()!r} in the "
-        f"entry-point group {_GROUP!r}; available here: {here}"
+        f"entry-point group {GROUP!r}; available here: {here}"
     )
 
 

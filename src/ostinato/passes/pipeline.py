@@ -122,6 +122,10 @@ class Capabilities(Protocol):
     def padded_conv(self) -> bool:
         """Whether a convolution may carry padding."""
 
+    @property
+    def excluded(self) -> Collection[tuple[str, DType]]:
+        """Pairs of an op and a dtype that it does not take, although other ops do."""
+
 
 def pipeline(capabilities: Capabilities, nested: RunPasses | None = None) -> tuple[Listed, ...]:
     """Every pass, in order, for a backend.
@@ -201,10 +205,13 @@ def run_passes(
 
 def _native(capabilities: Capabilities) -> Native:
     ops, dtypes = frozenset(capabilities.ops), frozenset(capabilities.dtypes)
+    excluded = frozenset(capabilities.excluded)
 
     def native(node: Node) -> bool:
-        return node.op.name in ops and all(
-            value.dtype in dtypes for value in (*node.inputs, *node.outputs)
+        name = node.op.name
+        return name in ops and all(
+            value.dtype in dtypes and (name, value.dtype) not in excluded
+            for value in (*node.inputs, *node.outputs)
         )
 
     return native

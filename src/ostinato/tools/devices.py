@@ -6,7 +6,8 @@ from typing import Any
 
 from ostinato.backends.cpu.host import usable_processors
 from ostinato.backends.device import KINDS, Device
-from ostinato.backends.registry import available_devices, open_backend
+from ostinato.backends.registration import Registration, Registrations
+from ostinato.backends.registry import open_backend, present_devices
 from ostinato.errors import DeviceUnavailableError
 from ostinato.tools.output import console, printable, table
 
@@ -15,15 +16,35 @@ __all__ = ["list_devices", "show"]
 
 def list_devices() -> dict[str, Any]:
     """The report on devices and on the processor, as JSON has it."""
-    present = available_devices()
-    kinds = dict.fromkeys([*KINDS, *(d.kind for d in present)])
-    return {"devices": [_device(kind, present) for kind in kinds], "cpu": _cpu()}
+    registrations = Registrations()
+    present = present_devices(registrations)
+    kinds = dict.fromkeys([*KINDS, *present])
+    return {
+        "devices": [
+            _device(kind, present.get(kind, []), registrations.usable.get(kind)) for kind in kinds
+        ],
+        "refused": [_refused(registration) for registration in registrations.refused],
+        "cpu": _cpu(),
+    }
 
 
-def _device(kind: str, present: list[Device]) -> dict[str, Any]:
-    names = [str(device) for device in present if device.kind == kind]
-    reason = None if names else _why_not(Device(kind))
-    return {"kind": kind.lower(), "available": bool(names), "names": names, "reason": reason}
+def _device(kind: str, present: list[Device], registration: Registration | None) -> dict[str, Any]:
+    return {
+        "kind": kind.lower(),
+        "available": bool(present),
+        "names": [str(device) for device in present],
+        "package": None if registration is None else registration.package,
+        "reason": None if present else _why_not(Device(kind)),
+    }
+
+
+def _refused(registration: Registration) -> dict[str, Any]:
+    """A backend that another package registers in vain."""
+    return {
+        "kind": registration.kind.lower(),
+        "package": registration.package,
+        "reason": registration.problem,
+    }
 
 
 def _why_not(device: Device) -> str:
@@ -57,10 +78,21 @@ def show(report: dict[str, Any]) -> None:
     """Print the report for people."""
     out = console()
     rows = [
-        (d["kind"], "yes" if d["available"] else "no", ", ".join(d["names"]) or d["reason"])
+        (
+            d["kind"],
+            "yes" if d["available"] else "no",
+            printable(d["package"] or ""),
+            printable(", ".join(d["names"]) or d["reason"]),
+        )
         for d in report["devices"]
     ]
-    out.print(table("Devices", ["device", "available", ""], rows))
+    out.print(table("Devices", ["device", "available", "package", ""], rows))
+    refused = [
+        (printable(d["kind"]), printable(d["package"]), printable(d["reason"]))
+        for d in report["refused"]
+    ]
+    if refused:
+        out.print(table("Refused", ["device", "package", "reason"], refused))
     cpu = dict(report["cpu"])
     cpu["features"] = " ".join(cpu["features"])
     rows_of_cpu = [(name.replace("_", " "), printable(str(value))) for name, value in cpu.items()]

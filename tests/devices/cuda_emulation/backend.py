@@ -136,7 +136,7 @@ class CudaEmulationBackend(Backend):
     """
 
     segments: ClassVar[bool] = False
-    capabilities = replace(CAPABILITIES, capture=False, experts_in_file=False)
+    capabilities = replace(CAPABILITIES, capture=False, single_ops=False)
 
     def __init__(self, device: Device, threads: int | None = None, orders: int = 1) -> None:
         self.device = device

@@ -121,4 +121,5 @@ CAPABILITIES = Capabilities(
     dtypes=frozenset(ALL_DTYPES),
     padded_conv=False,
     capture=False,
+    single_ops=True,
 )

@@ -31,6 +31,9 @@ CAPABILITIES = Capabilities(
     experts_in_file=True,
     shared_weights=True,
     inouts=True,
+    single_ops=True,
+    row_limits=True,
+    expert_residency=True,
 )
 
 

@@ -1,11 +1,7 @@
-"""Whole models, compiled, next to ONNX Runtime; and their starts."""
+"""Whole models, compiled for each device, next to ONNX Runtime."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +10,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 import ostinato as ost
+from tests.devices.registered import open_session
 from tests.frontends.onnx_suite import PASS, expected
 from tests.peer_runtime import onnxruntime_session
 
-ROOT = Path(__file__).parents[1]
-VOICE_MODELS = ROOT.parent / "shared" / "models"
+VOICE_MODELS = Path(__file__).parents[3] / "shared" / "models"
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 LIGHT_NAMES = sorted(path.stem for path in LIGHT.glob("*.onnx"))
 
@@ -26,13 +22,10 @@ LIGHT_NAMES = sorted(path.stem for path in LIGHT.glob("*.onnx"))
 #: channel shuffles, and inception blocks with batch normalisation.
 QUICK = {"light_resnet50", "light_squeezenet", "light_shufflenet", "light_inception_v2"}
 
-#: Limits: import below 0.3 s; MiniLM compiled within 3 s cold and 1 s warm. Exact figures come from
-#: ``bench/compile_time.py``; a test shares its machine, so it allows twice as much.
-
 
 @pytest.fixture(scope="module")
-def session() -> ost.Session:
-    return ost.Session("cpu")
+def session(device: str) -> ost.Session:
+    return open_session(device)
 
 
 # -- convolutional networks ----------------------------------------------------------------------
@@ -160,29 +153,3 @@ def recording(chunks: int) -> np.ndarray:
     loudness = np.maximum(0, np.sin(2 * np.pi * 1.5 * time)) * 0.2
     sound = (loudness * hum + 0.01 * rng.standard_normal(time.shape)).astype(np.float32)
     return np.stack([sound[None, 512 * i : 512 * i + 576] for i in range(chunks)])
-
-
-# -- starts; ``bench/compile_time.py`` times them ----------------------------------------------
-
-
-def test_import_is_lazy() -> None:
-    code = (
-        "import sys, ostinato; "
-        "print(sorted({'llvmlite', 'onnx', 'rich', 'typer', 'ml_dtypes'} & set(sys.modules)))"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_the_benchmark_of_starts(minilm: Path) -> None:
-    """In fresh processes: with an empty cache, then with what that one left in it."""
-    script = ROOT / "bench" / "compile_time.py"
-    command = [sys.executable, str(script), str(minilm), "--json"]
-    environment = {k: v for k, v in os.environ.items() if k != "OSTINATO_CACHE_DIR"}
-    found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    report = json.loads(found.stdout)
-    assert report["cold"]["compiled"] > 0
-    assert report["cold"]["cached"] == 0
-    assert report["warm"]["compiled"] == 0
-    assert report["warm"]["cached"] > 0

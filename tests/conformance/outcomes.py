@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.devices.selection import REFUSED
+
 __all__ = ["pytest_addoption", "pytest_configure"]
 
 
@@ -28,4 +30,15 @@ class _Outcomes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
             with self._path.open("a") as file:
-                print(json.dumps([report.nodeid, report.outcome]), file=file)
+                print(json.dumps([report.nodeid, _outcome(report), _reason(report)]), file=file)
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    return "refused" if _reason(report).startswith(REFUSED) else report.outcome
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """The reason of a skip."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return ""

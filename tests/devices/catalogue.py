@@ -1,0 +1,110 @@
+"""The devices that the suites run on, and their abilities.
+
+Tests take the fixture ``device`` and say what they need by the mark ``needs``; see
+:mod:`tests.devices.selection`. A device's :class:`~ostinato.backends.base.Capabilities` give most
+of its abilities; the traits below are those that only tests ask for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import ostinato as ost
+
+from .registered import TEST_BACKENDS, open_session
+
+__all__ = ["ABILITIES", "CATALOGUE", "SuiteDevice", "abilities", "catalogued", "missing"]
+
+#: Capabilities that are abilities: the truth values among them.
+CAPABILITIES = frozenset(
+    {
+        "asynchronous",
+        "capture",
+        "experts_in_file",
+        "expert_residency",
+        "handles",
+        "in_place_states",
+        "inouts",
+        "row_limits",
+        "shared_weights",
+        "single_ops",
+    }
+)
+
+#: Traits that tests ask for, beyond capabilities.
+TRAITS = {
+    "every_op": "takes every op on every dtype: a refusal is a failure",
+    "fork": "works in a child of a fork",
+    "host_memory": "keeps everything in memory of this process, and returns results without copies",
+    "host_threads": "computes on threads of this process, as many as a session asks for",
+    "llvm": "compiles kernels to machine code by LLVM, for the native core",
+    "quick": "runs a product of two 256 x 256 matrices in milliseconds",
+}
+
+#: Everything that a test may need.
+ABILITIES = CAPABILITIES | TRAITS.keys()
+
+
+@dataclass(frozen=True)
+class SuiteDevice:
+    """A device that the suites run on.
+
+    Attributes:
+        name: of the device, as sessions take it.
+        sample: in a plain run, one test of so many runs on it; 0: none.
+        traits: see :data:`TRAITS`.
+        build_ahead: a function, ``"module:name"``, that compiles the kernels of many pairs of a
+            graph and options at once; empty: graphs are compiled one by one.
+    """
+
+    name: str
+    sample: int = 0
+    traits: frozenset[str] = frozenset({"quick"})
+    build_ahead: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether it is one of the tests' own, or is listed as available."""
+        return self.name in TEST_BACKENDS or ost.is_available(self.name)
+
+
+_LISTED = (
+    SuiteDevice("cpu", sample=1, traits=frozenset(TRAITS)),
+    SuiteDevice("loops", sample=8, traits=frozenset({"every_op", "host_memory"})),
+    SuiteDevice("cudahost", traits=frozenset({"every_op"})),
+    SuiteDevice(
+        "cudaemu",
+        traits=frozenset({"every_op", "host_memory"}),
+        build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
+    ),
+    SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "quick"})),
+    SuiteDevice("webgpu", sample=60),
+    SuiteDevice("xla", sample=60),
+    SuiteDevice("mlx", sample=60),
+)
+
+#: Every device that the project tests, by name.
+CATALOGUE = {listed.name: listed for listed in _LISTED}
+
+
+def catalogued(name: str) -> SuiteDevice:
+    """The entry of a device; one that is not listed, such as a plug-in's, has no special traits."""
+    return CATALOGUE.get(name.partition(":")[0]) or SuiteDevice(name)
+
+
+@cache
+def missing(name: str) -> str | None:
+    """The reason why no session can be opened on a device; ``None``: one can."""
+    try:
+        open_session(name)
+    except ost.DeviceUnavailableError as error:
+        return str(error)
+    return None
+
+
+@cache
+def abilities(name: str) -> frozenset[str]:
+    """Everything in :data:`ABILITIES` that a device has."""
+    own = open_session(name).capabilities
+    return catalogued(name).traits | {a for a in CAPABILITIES if getattr(own, a)}

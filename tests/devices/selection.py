@@ -1,0 +1,129 @@
+"""A plugin of pytest: the devices that tests run on.
+
+A test that takes the fixture ``device``, itself or through other fixtures, runs on several. What it
+needs of a device stands in a mark::
+
+    @pytest.mark.needs("capture", "handles")
+
+with names of :data:`tests.devices.catalogue.ABILITIES`. In a plain run such tests run on the CPU,
+and on the other installed devices one in so many, as the catalogue says. ``--devices xla,loops``
+runs all of them on these devices, and nothing else; with ``--sample 20``, one test in twenty.
+
+A device that is not here, or lacks what a test needs, skips it and says so. So does one whose
+capabilities refuse an op or a dtype, unless it is said to take every op.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Iterator
+
+import pytest
+
+import ostinato as ost
+
+from .catalogue import ABILITIES, CATALOGUE, abilities, catalogued, missing
+
+__all__ = ["REFUSED", "device", "is_refusal"]
+
+#: The beginning of the reason of a test that is skipped since its device refuses a node.
+REFUSED = "refused by the capabilities: "
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """The name of each device in turn."""
+    name: str = request.param
+    return name
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("devices")
+    group.addoption("--devices", help="the devices to run on, with commas between")
+    group.addoption("--sample", type=int, default=1, help="run one test in so many on them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "needs(*abilities): the abilities without which a device skips the test"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" not in metafunc.fixturenames:
+        return
+    for mark in metafunc.definition.iter_markers("needs"):
+        if unknown := set(mark.args) - ABILITIES:
+            raise pytest.UsageError(f"{metafunc.definition.nodeid} needs unknown {unknown}")
+    metafunc.parametrize("device", _devices(metafunc.config), indirect=True, scope="session")
+
+
+def _devices(config: pytest.Config) -> list[str]:
+    named = config.getoption("devices")
+    if named:
+        return [name for name in named.split(",") if name]
+    return [each.name for each in CATALOGUE.values() if each.sample and each.installed]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests that are not in the sample of their device, and those without one."""
+    named, sample = config.getoption("devices"), config.getoption("sample")
+
+    def kept(item: pytest.Item) -> bool:
+        name = device_of(item)
+        if name is None:
+            return not named
+        every = sample if named else catalogued(name).sample
+        return every == 1 or zlib.crc32(item.nodeid.encode()) % every == 0
+
+    chosen = [item for item in items if kept(item)]
+    if len(chosen) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if not kept(item)])
+        items[:] = chosen
+
+
+def device_of(item: pytest.Item) -> str | None:
+    """The device that a test runs on, if it takes one."""
+    name = getattr(getattr(item, "callspec", None), "params", {}).get("device")
+    return name if isinstance(name, str) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    name = device_of(item)
+    if name is None:
+        return
+    if (reason := missing(name)) is not None:
+        pytest.skip(reason)
+    needed = {ability for mark in item.iter_markers("needs") for ability in mark.args}
+    if lacking := sorted(needed - abilities(name)):
+        pytest.skip(f"{name} lacks {', '.join(lacking)}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    name = device_of(item)
+    try:
+        yield
+    except ost.UnsupportedOpError as error:
+        if name is None or not is_refusal(name, error):
+            raise
+        pytest.skip(REFUSED + " ".join(str(error).splitlines()[-1].split()))
+
+
+def is_refusal(name: str, error: BaseException) -> bool:
+    """Whether an error follows from the capabilities of a device that need not take every op.
+
+    A pass has raised it, which knows nothing else of the device: what the device's own code refuses
+    is a failure.
+    """
+    raised = any("passes/decompose" in path for path in _files(error))
+    return raised and "every_op" not in abilities(name)
+
+
+def _files(error: BaseException) -> Iterator[str]:
+    """The files of the frames that an error has left."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_filename.replace("\\", "/")
+        trace = trace.tb_next
