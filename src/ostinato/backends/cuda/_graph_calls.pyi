@@ -37,6 +37,21 @@ class GraphRun:
         accesses: Accesses,
         owners: Iterable[object],
     ) -> GraphRun: ...
+    def run_on(
+        self, inputs: Sequence[object], outputs: tuple[object, ...], executable: object, /
+    ) -> bool:
+        """Run on other arrays of the host, one in the place of each copy's, in their order.
+
+        It takes its turn in the order of submissions. Then it looks at the executable's attribute
+        ``direct``, and makes the outputs its ``last``.
+
+        Returns:
+            Whether it could: the epoch is not over, the arrays are as large, and ``direct`` is
+            true. Else nothing has happened.
+
+        Raises:
+            ValueError: an array is not contiguous, or an output overlaps another one.
+        """
 
 class GraphCall:
     """A bound call that runs as a :class:`GraphRun` where it can.

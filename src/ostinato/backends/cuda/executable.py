@@ -11,7 +11,7 @@ import numpy as np
 from ostinato.backends.base import Executable
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.program_memory import ProgramMemory
-from ostinato.backends.cuda._graph_calls import GraphCall
+from ostinato.backends.cuda._graph_calls import GraphCall, GraphRun
 from ostinato.backends.cuda.commands import BoundCall, Resident
 from ostinato.backends.cuda.context import CudaContext
 from ostinato.backends.cuda.expert_layers import ExpertLayers
@@ -120,6 +120,7 @@ class CudaExecutable(Executable):
             graphs=self._uses_graphs,
             touches=self._resident.accesses,
         )
+        self._direct_run: GraphRun | None = None
         self._experts = self._open_experts()
 
     def _open_experts(self) -> ExpertLayers:
@@ -302,6 +303,11 @@ class CudaExecutable(Executable):
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> bool:
         self._context.refuse_while_capturing("run reads its results back")
+        run = self._direct_run
+        if run is not None:
+            if run.run_on(inputs, tuple(outputs), self):
+                return True
+            self._direct_run = None
         arrays = [*inputs, *outputs]
         if not all(array.flags.c_contiguous for array in arrays):
             raise ValueError("an array is not C-contiguous")
@@ -316,11 +322,15 @@ class CudaExecutable(Executable):
         with Submission(program.accesses, Accesses(touched) if touched else NOTHING):
             if not self.direct:
                 return False
-            if any(isinstance(array, DeviceArray) for array in arrays):
-                places = program.places(arrays, variables)
-            else:
+            epoch = program.epoch
+            on_host = not any(isinstance(array, DeviceArray) for array in arrays)
+            if on_host:
                 places = program.host_places(spans, variables)
+            else:
+                places = program.places(arrays, variables)
             program.run_at(places, variables)
+            if on_host:
+                self._direct_run = program.direct_run(epoch, places)
             self.last = tuple(outputs)
         return True
 

@@ -194,6 +194,18 @@ class CudaProgram:
             (self, graph, staging.host, words, *owners),
         )
 
+    def direct_run(self, epoch: Epoch, places: Places) -> GraphRun | None:
+        """A run on arrays that each call brings, after one on these places.
+
+        ``None``, where not each of them is copied by the processor, whole, or Variables count.
+        """
+        sizes = [external.nbytes for external in self._externals]
+        transfers = [*places.before, *places.after]
+        copied = [transfer.nbytes for transfer in transfers]
+        if self._words or self.on_run is not None or 0 in sizes or copied != sizes:
+            return None
+        return self.graph_run(epoch, places, (), self.accesses, ())
+
     def run_many(self, runs: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> None:
         """Run several times, in this order, the copies of one run beside the kernels of another.
 

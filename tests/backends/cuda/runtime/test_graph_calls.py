@@ -171,3 +171,50 @@ def test_without_graphs_calls_take_the_long_way(session: ost.Session, driver: Ho
         call()
         np.testing.assert_array_equal(y, 2 * x + 1)
     assert driver.count_of("launch_graph") == 0
+
+
+def test_later_runs_are_native_on_whatever_arrays_they_get(
+    session: ost.Session, driver: HostDriver
+) -> None:
+    compiled = adder(session)
+    driver.prompt = True
+    for step in range(6):
+        x, out = X + step, np.zeros_like(X)
+        if step == 2:
+            driver.events.clear()
+        (y,) = compiled.run({"x": x}) if step % 2 else compiled.run({"x": x}, out=[out])
+        np.testing.assert_array_equal(y, 2 * x + 1)
+        np.testing.assert_array_equal(compiled.read_output_row(0, 2), y[2])
+    assert {name for name, _ in driver.events} == {"launch_graph"}
+    assert ORDER.in_flight == 0
+
+
+def test_runs_on_arrays_that_do_not_serve_take_the_long_way(session: ost.Session) -> None:
+    compiled = adder(session)
+    for _ in range(3):
+        compiled.run({"x": X})
+    wanted = 2 * X + 1
+    np.testing.assert_array_equal(compiled.run({"x": np.asfortranarray(X)})[0], wanted)
+    with pytest.raises(ost.InputError, match="overlap"):
+        compiled.run({"x": X}, out=[X])
+    with pytest.raises(ost.InputError):
+        compiled.run({"x": X[:2]})
+    frozen = np.zeros_like(X)
+    frozen.flags.writeable = False
+    with pytest.raises(ost.InputError):
+        compiled.run({"x": X}, out=[frozen])
+    handle = np.full_like(X, 3)
+    compiled.bind_handle("x", handle)
+    np.testing.assert_array_equal(compiled.run({})[0], 2 * handle + 1)
+    compiled.unbind_handle("x")
+    for value in (2, 3):
+        compiled.set_param("w", np.full(4, value, np.float32))
+        np.testing.assert_array_equal(compiled.run({"x": X})[0], 2 * X + value)
+    context = session.context
+    context.begin_graph_capture()
+    with pytest.raises(ost.CaptureError):
+        compiled.run({"x": X})
+    context.cancel_graph_capture()
+    compiled.plan.release_all_buffers()
+    with pytest.raises(ost.PlanError):
+        compiled.run({"x": X})
