@@ -156,7 +156,7 @@ class ExpertRules:
             ids.dtype is INT64
             and buffer.layout is None
             and buffer.home is None
-            and all(node.op.name in _READERS for node in readers)
+            and not any(node.op.updates_operand for node in readers)
         )
 
     def _staged(
@@ -189,7 +189,3 @@ class ExpertRules:
             used = (missing, matrix.sources, matrix.places)
             lowering.calls.append(Call(stage, used, (label,), "stage experts"))
         return places
-
-
-#: Ops that do not write over an operand that they read.
-_READERS = frozenset({"expert_mlp", "grouped_matmul"})
