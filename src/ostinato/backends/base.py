@@ -381,6 +381,17 @@ class Backend(ABC):
         there raises :class:`~ostinato.errors.DeviceUnavailableError`.
         """
 
+    @classmethod
+    def probe(cls) -> int:
+        """The number of devices, as found before one is opened; by default, :meth:`count`.
+
+        It may load a framework.
+
+        Raises:
+            DeviceUnavailableError: the framework cannot be loaded, or finds no device.
+        """
+        return cls.count()
+
     @abstractmethod
     def compile(
         self,

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.base import Executable
+from ostinato.backends.common.commands import Resident
+from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.program_memory import ProgramMemory
 from ostinato.backends.cuda._graph_calls import GraphCall, GraphRun
-from ostinato.backends.cuda.commands import BoundCall, Resident
+from ostinato.backends.cuda.bound_calls import CudaCall
 from ostinato.backends.cuda.context import CudaContext
 from ostinato.backends.cuda.expert_layers import ExpertLayers
 from ostinato.backends.cuda.gpu import Stream
 from ostinato.backends.cuda.memory import Blocks, DeviceBlock, ForeignBlock, HostBlock, device_block
 from ostinato.backends.cuda.program import CudaProgram
-from ostinato.backends.cuda.sizes import LiveSizes
 from ostinato.errors import InputError
 from ostinato.plan.buffer import bytes_of
 from ostinato.plan.device_array import DeviceArray, Flags, may_share_memory
@@ -349,7 +350,7 @@ class CudaExecutable(Executable):
         _check_apart(inputs, outputs)
         arrays = [*inputs, *outputs]
         memory, commands = self.memory, self._context.commands
-        call = BoundCall(self.program, self._resident, arrays, variables, memory.check_open)
+        call = CudaCall(self.program, self._resident, arrays, variables, memory.check_open)
         if self.program.on_run is not None:
             return call
         return GraphCall(call.run_slowly, commands)

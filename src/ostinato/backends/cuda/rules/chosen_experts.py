@@ -26,7 +26,7 @@ from ostinato.variables import axis, bounds, prod
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.backends.cuda.rules.expert_operands import ExpertOperands
+    from ostinato.backends.cuda.rules.expert_operands import OrderedExperts
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
@@ -46,7 +46,7 @@ __all__ = ["lower_few_choices", "lower_few_rows"]
 
 
 def lower_few_choices(
-    lowering: ProgramBuilder, region: Region, root: Node, operands: ExpertOperands
+    lowering: ProgramBuilder, region: Region, root: Node, operands: OrderedExperts
 ) -> bool:
     """Lower a region around an ``expert_mlp`` node, if few experts are chosen altogether.
 
@@ -78,7 +78,7 @@ def lower_few_choices(
 
 
 def lower_few_rows(
-    lowering: ProgramBuilder, region: Region, root: Node, operands: ExpertOperands
+    lowering: ProgramBuilder, region: Region, root: Node, operands: OrderedExperts
 ) -> bool:
     """Lower a region around a ``grouped_matmul`` node, if it has few rows; whether it was."""
     x, w, _ = root.inputs
@@ -120,7 +120,7 @@ class _Layer:
         acc: the dtype of all that is between the operands and the result.
     """
 
-    def __init__(self, lowering: ProgramBuilder, root: Node, operands: ExpertOperands) -> None:
+    def __init__(self, lowering: ProgramBuilder, root: Node, operands: OrderedExperts) -> None:
         self._lowering = lowering
         self._root = root
         self._operands = operands

@@ -1,12 +1,10 @@
-"""The matrices that the rows of a layer of experts choose among."""
+"""The matrices of experts in the order of kernels of few rows."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.dtypes import INT64
-from ostinato.lower.loopir.nodes import Load
-from ostinato.lower.loopir.views import linear_index
+from ostinato.lower.rules.expert_operands import ExpertOperands
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -14,46 +12,26 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cuda.rules.column_order import ColumnOrder
     from ostinato.ir.graph import Value
-    from ostinato.lower.loopir.builder import KernelBuilder
-    from ostinato.lower.loopir.views import Indices
     from ostinato.lower.program import LoweredBuffer
     from ostinato.lower.program_builder import ProgramBuilder
-    from ostinato.variables import Dim
 
-__all__ = ["ExpertOperands"]
+__all__ = ["OrderedExperts"]
 
 
 @dataclass(frozen=True, eq=False)
-class ExpertOperands:
-    """The matrices of a node's experts, as kernels find them.
+class OrderedExperts(ExpertOperands):
+    """See :class:`~ostinato.lower.rules.expert_operands.ExpertOperands`.
 
     Attributes:
-        ids: the experts' ids.
-        count: the matrices that a row chooses among.
-        columns: brings matrices into the order of kernels of few rows; ``None``: it is left alone.
-        instead: the matrices that are elsewhere than for other nodes.
-        places: by id, the matrix; ``None``: the id is its number.
+        columns: brings matrices into the order of kernels of few rows; ``None``: there are none.
     """
 
-    ids: Value
-    count: Dim
-    columns: ColumnOrder | None
-    instead: Mapping[Value, LoweredBuffer]
-    places: LoweredBuffer | None = None
-
-    def expert(self, build: KernelBuilder, point: Indices) -> Dim:
-        """The number of the matrix at a point of the ids."""
-        if self.places is None:
-            return build.data_index(self.ids, point, self.count, wrap=True)
-        assert isinstance(self.count, int)
-        position = build.argument(self.places, reads=True)
-        place = Load(position, linear_index(self.ids.shape, point), INT64)
-        return build.bind(place, self.count - 1, extent=self.count)
+    columns: ColumnOrder | None = None
 
     def by_columns(
         self, lowering: ProgramBuilder, matrices: Value
     ) -> Mapping[Value, LoweredBuffer] | None:
-        """The buffer of some matrices in the order of kernels of few rows, if they can be so."""
+        """The buffer of some matrices in that order, if they can be in it."""
         if matrices in self.instead:
             return {matrices: self.instead[matrices]}
         if self.columns is None or not self.columns.possible(lowering, matrices):

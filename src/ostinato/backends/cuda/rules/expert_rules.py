@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.expert_store import expert_matrices
-from ostinato.backends.cuda.rules import chosen_experts, experts, sums_of_products
-from ostinato.backends.cuda.rules.expert_operands import ExpertOperands
+from ostinato.backends.cuda.rules import chosen_experts
+from ostinato.backends.cuda.rules.expert_operands import OrderedExperts
 from ostinato.backends.cuda.rules.expert_staging import PlaceExperts, StageExperts
 from ostinato.backends.cuda.rules.product import FEW_ROWS
 from ostinato.backends.cuda.rules.resident_experts import resident_layers
@@ -16,6 +16,7 @@ from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.nodes import Arg, Store
 from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import Call, LoweredBuffer, Role
+from ostinato.lower.rules import experts, sums_of_products
 from ostinato.lower.rules.loops import block_nest
 from ostinato.records import dataclass, field
 from ostinato.variables import prod
@@ -103,13 +104,13 @@ class ExpertRules:
         if not (few and chosen_experts.lower_few_rows(lowering, region, root, operands)):
             sums_of_products.lower_grouped_matmul(lowering, region, root, operands)
 
-    def _operands(self, lowering: ProgramBuilder, root: Node, ids: Value) -> ExpertOperands:
+    def _operands(self, lowering: ProgramBuilder, root: Node, ids: Value) -> OrderedExperts:
         count = expert_matrices(root)[0].shape[0]
         kept = self._keep and not lowering.nested
         layer = self._called(lowering, root, ids, count) if kept else None
         resident = self.resident.get(root)
         if resident is None:
-            return ExpertOperands(ids, count, self._columns, {})
+            return OrderedExperts(ids, count, columns=self._columns)
         if layer is not None:
             layer.resident.append(resident)
         listed = self._lasting(lowering, root, ids) if layer is None else layer.ids
@@ -117,7 +118,7 @@ class ExpertRules:
         matrices = zip(expert_matrices(root), resident.matrices, strict=True)
         instead = {value: matrix.places for value, matrix in matrices}
         number = resident.matrices[0].places.type.shape[0]
-        return ExpertOperands(ids, number, self._columns, instead, places)
+        return OrderedExperts(ids, number, instead, places, self._columns)
 
     def _called(
         self, lowering: ProgramBuilder, root: Node, ids: Value, count: Dim

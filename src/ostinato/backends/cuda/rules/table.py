@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         recurrent,
         segments,
         selection,
-        sums_of_products,
         topk,
         weight_rules,
     )
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from ostinato.lower.fusion.regions import Refusal, Region
     from ostinato.lower.program import Call
     from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules import sums_of_products
     from ostinato.lower.rules.table import Rule
     from ostinato.ops import convolution
     from ostinato.variables import Symbol
@@ -59,7 +59,7 @@ else:
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
     selection = LazyModule("ostinato.backends.cuda.rules.selection")
-    sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
+    sums_of_products = LazyModule("ostinato.lower.rules.sums_of_products")
     topk = LazyModule("ostinato.backends.cuda.rules.topk")
     weight_rules = LazyModule("ostinato.backends.cuda.rules.weight_rules")
     convolution = LazyModule("ostinato.ops.convolution")

@@ -10,16 +10,17 @@ from ostinato.lazy import LazyModule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.backends.cuda.rules import blockwise, matmul, sums_of_products
+    from ostinato.backends.cuda.rules import blockwise, matmul
     from ostinato.backends.cuda.rules.column_order import ColumnOrder
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules import sums_of_products
     from ostinato.lower.rules.table import Rule
 else:
     blockwise = LazyModule("ostinato.backends.cuda.rules.blockwise")
     matmul = LazyModule("ostinato.backends.cuda.rules.matmul")
-    sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
+    sums_of_products = LazyModule("ostinato.lower.rules.sums_of_products")
 
 __all__ = ["weight_rules"]
 

@@ -14,6 +14,7 @@ from ostinato.lower.loopir.builder import cast, symbols_of
 from ostinato.lower.loopir.merge_axes import merge_axes
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import Apply, Guard, IndexValue, Number, Reduce, Ref, Stage
+from ostinato.lower.rules.expert_operands import ExpertOperands
 from ostinato.lower.rules.loops import BLOCK
 from ostinato.lower.rules.matmul_spec import row_spec
 from ostinato.variables import floor_div, remainder
@@ -21,7 +22,6 @@ from ostinato.variables import floor_div, remainder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ostinato.backends.cuda.rules.expert_operands import ExpertOperands
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.builder import KernelBuilder
@@ -41,7 +41,7 @@ _ZERO_CODE, _CODE_BITS = 8, 4
 
 
 def lower_grouped_matmul(
-    lowering: ProgramBuilder, region: Region, root: Node, operands: ExpertOperands
+    lowering: ProgramBuilder, region: Region, root: Node, operands: ExpertOperands | None = None
 ) -> None:
     """Lower a region around a ``grouped_matmul`` node.
 
@@ -49,9 +49,10 @@ def lower_grouped_matmul(
         lowering: takes the kernels.
         region: the nodes.
         root: the matmul.
-        operands: the matrices that rows choose among.
+        operands: the matrices that rows choose among; by default, the node's, where they are.
     """
-    x, w, _ = root.inputs
+    x, w, ids = root.inputs
+    operands = operands or ExpertOperands(ids, w.shape[0])
     term = partial(_grouped_term, operands)
     _lower(lowering, region, row_spec(root, x, w), w.shape[2], term, operands.instead)
 

@@ -15,11 +15,11 @@ from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import Apply, Load, Reduce, Ref, Stage, Store
 from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.rules.expert_operands import ExpertOperands
 from ostinato.lower.rules.loops import BLOCK
 from ostinato.ops.moe import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from ostinato.backends.cuda.rules.expert_operands import ExpertOperands
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.builder import KernelBuilder
@@ -31,7 +31,7 @@ __all__ = ["lower_expert_mlp"]
 
 
 def lower_expert_mlp(
-    lowering: ProgramBuilder, region: Region, root: Node, operands: ExpertOperands
+    lowering: ProgramBuilder, region: Region, root: Node, operands: ExpertOperands | None = None
 ) -> None:
     """Lower a region around an ``expert_mlp`` node.
 
@@ -39,9 +39,10 @@ def lower_expert_mlp(
         lowering: takes the kernels.
         region: the nodes.
         root: the experts' networks.
-        operands: their matrices.
+        operands: their matrices; by default, those of the node, where they are.
     """
     x, ids, _, up, *_ = root.inputs
+    operands = operands or ExpertOperands(ids, up.shape[0])
     acc = x.dtype.accumulator
     type_ = TensorType(acc, (ids.shape[0], ids.shape[1], up.shape[2]))
     hidden = LoweredBuffer(type_, Role.TEMP, f"{root.label}.hidden")
