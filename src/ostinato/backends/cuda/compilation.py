@@ -10,7 +10,7 @@ from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.program_image import ObjectCode, RoutingLocation, Slot
 from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.cuda.capabilities import CAPABILITIES, lowering_options
-from ostinato.backends.cuda.code import CudaCode
+from ostinato.backends.cuda.code import CudaCode, KernelCode
 from ostinato.backends.cuda.image import Image, Step
 from ostinato.backends.cuda.kernel import CudaSizeStep
 from ostinato.backends.cuda.rules.library import LIBRARY, LibraryProduct, suits
@@ -21,7 +21,7 @@ from ostinato.lower.control import Control, control_targets
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ostinato.backends.base import Progress
     from ostinato.backends.common.expert_store import ExpertStore
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
+    from ostinato.lower.loopir.kernel import Kernel
     from ostinato.lower.program import Call, LoweredBuffer
     from ostinato.variables import Dim
 
@@ -47,6 +48,11 @@ class Compilation:
 
     lowered: LoweredGraph[CudaGraph]
     code: CudaCode
+
+    @property
+    def kernel_code(self) -> Callable[[Kernel], KernelCode]:
+        """Returns the code of a kernel."""
+        return self.code.code
 
     @cached_property
     def image(self) -> Image:
