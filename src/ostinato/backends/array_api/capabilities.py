@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["capabilities"]
 
 
-def capabilities(dtypes: Collection[DType], without: Collection[str] = ()) -> Capabilities:
+def capabilities(dtypes: Collection[DType]) -> Capabilities:
     """The capabilities of a framework.
 
     It takes elementwise ops, and all that are not made of simpler ones, by their rules. The others
@@ -26,11 +26,11 @@ def capabilities(dtypes: Collection[DType], without: Collection[str] = ()) -> Ca
 
     Args:
         dtypes: that it computes with.
-        without: ops that it lacks.
     """
     simple = {name for name, op in OPS.items() if type(op).decompose is Op.decompose}
     return Capabilities(
-        ops=frozenset({*simple, *ELEMENTWISE, *LEAVES}.difference(without)),
+        ops=frozenset({*simple, *ELEMENTWISE, *LEAVES}),
         dtypes=frozenset(dtypes),
+        in_place_states=False,  # not always: XLA may fold an update into a reader of its result
         single_ops=True,
     )

@@ -261,7 +261,9 @@ class ArrayExecutable(Executable):
         mine = [
             number
             for number in consumed
-            if isinstance(found := inputs[number], ResidentArray) and not found.memory.foreign
+            if isinstance(found := inputs[number], ResidentArray)
+            and not found.memory.foreign
+            and sum(other is found for other in inputs) == 1
         ]
         self.program.run_consuming([*inputs, *outputs], variables, mine)
 

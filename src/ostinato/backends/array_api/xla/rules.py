@@ -25,7 +25,8 @@ def _matmul(
 
     x, y = operands
     sums = node.outputs[0].dtype.accumulator
-    return jnp.matmul(x, y, precision="highest", preferred_element_type=sums.numpy)
+    precision = evaluator.xp.precision
+    return jnp.matmul(x, y, precision=precision, preferred_element_type=sums.numpy)
 
 
 def _conv(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
@@ -41,7 +42,7 @@ def _conv(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict
         attrs["padding"],
         rhs_dilation=attrs["dilation"],
         feature_group_count=attrs["groups"],
-        precision="highest",
+        precision=evaluator.xp.precision,
         preferred_element_type=x.dtype,
     )
     if bias:
