@@ -11,7 +11,7 @@ from ostinato.backends.common.clike.scopes import Index, Scope
 from ostinato.backends.common.clike.statements import evaluated, interleaves
 from ostinato.backends.common.clike.values import Code, CValue
 from ostinato.backends.common.clike.writer import Writer
-from ostinato.backends.webgpu.kernel import ENTRY_POINT, F16, Shader
+from ostinato.backends.webgpu.kernel import ENTRY_POINT, Shader
 from ostinato.backends.webgpu.library import needed
 from ostinato.backends.webgpu.render.arrays import KernelArrays
 from ostinato.backends.webgpu.render.dialect import WgslDialect
@@ -21,7 +21,7 @@ from ostinato.lower.loopir.views import unravel
 from ostinato.variables import Dim, Expr, Symbol, axis, prod, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ostinato.backends.webgpu.kernel import Bindings
     from ostinato.backends.webgpu.target import WebGpuTarget
@@ -94,23 +94,22 @@ class KernelCode:
         self._shared[name] = f"var<workgroup> {name}: array<{type_}, {max(size, 1)}>;"
         return name
 
-    def shader(self, threads: int, groups: Dim, features: Collection[str] = ()) -> Shader:
+    def shader(self, threads: int, groups: Dim) -> Shader:
         """The whole module.
 
         Args:
             threads: of a workgroup.
             groups: the number of workgroups.
-            features: those of the device that the statements need.
         """
         body = self.writer.text
-        parts = ["enable f16;"] * (F16 in features)
         accesses = _reachable(body, self.arrays.functions())
         text = "\n".join((*accesses, body))
-        parts.append(self.arrays.declarations())
+        parts = [self.arrays.declarations()]
         functions = needed(text)
         if _ZERO in functions:
             last = f"offsets[{len(self.kernel.args) // 4}].{'xyzw'[len(self.kernel.args) % 4]}"
-            body = f"    {_ZERO} = {last};\n{body}"
+            body = f"    {_ZERO} = {last};
+{body}"
         if "offsets[" in text or _ZERO in functions:
             blocks = len(self.kernel.args) // 4 + 1
             parts.append(f"@group(1) @binding(0) var<uniform> offsets: array<vec4<u32>, {blocks}>;")
@@ -126,7 +125,7 @@ class KernelCode:
         )
         parts.append(f"@compute @workgroup_size({threads})\nfn {ENTRY_POINT}({arguments}) {{")
         parts.append(f"    let group = at.x + at.y * grid.x;\n{body}}}\n")
-        return Shader("\n".join(parts), threads, groups, frozenset(features))
+        return Shader("\n".join(parts), threads, groups)
 
     # -- points -----------------------------------------------------------------------------
 
