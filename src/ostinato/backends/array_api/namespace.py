@@ -201,7 +201,7 @@ class ArrayNamespace(ABC):
             return getattr(self._module, name)(x, axis=axes, keepdims=keepdims)
         dtype = self.dtype_of(x)
         neutral = dtype.lowest if name == "max" else dtype.highest
-        return self.full(reduced(x.shape, axes, keepdims), neutral, dtype)
+        return self.broadcast_to(self.asarray(neutral, dtype), reduced(x.shape, axes, keepdims))
 
     def any(self, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
         return self._module.any(self.cast(x, BOOL), axis=axis, keepdims=keepdims)

@@ -114,7 +114,15 @@ class MlxNamespace(ArrayNamespace):
         if self.dtype_of(y).is_float:
             return self._module.floor(x / y)
         rest = self.remainder(x, y)
-        return self._by_nonzero(self._module.floor_divide, x - rest, y)
+        found = self._by_nonzero(self._module.floor_divide, x - rest, self._beside_minus_one(y))
+        return self.where(y == -1, -self.asarray(x), found) if self._is_signed(y) else found
+
+    def _is_signed(self, x: Any) -> bool:
+        return self.dtype_of(x).is_signed
+
+    def _beside_minus_one(self, y: Any) -> Any:
+        """Divisors with 1 for -1, by which the least integer cannot be divided: it would trap."""
+        return self.where(y == -1, 1, y) if self._is_signed(y) else y
 
     def remainder(self, x: Any, y: Any) -> Any:
         """The remainder with the sign of ``y``; 0 for an integer by zero."""
@@ -134,9 +142,13 @@ class MlxNamespace(ArrayNamespace):
     def _whole_fmod(self, x: Any, y: Any) -> Any:
         if not self.dtype_of(y).is_signed:
             return self._module.remainder(x, y)
-        rest = self._module.remainder(x, self._module.abs(y))
+        least = int(self.dtype_of(y).lowest)
+        greatest = y == least  # of all magnitudes: it has no positive counterpart
+        size = self.where(greatest, 1, self._module.abs(y))
+        rest = self._module.remainder(x, size)
         # MLX's has the sign of the divisor, which is positive.
-        return self.where(self.logical_and(x < 0, rest != 0), rest - self._module.abs(y), rest)
+        rest = self.where(self.logical_and(x < 0, rest != 0), rest - size, rest)
+        return self.where(greatest, self.where(x == least, 0, x), rest)
 
     def _float_fmod(self, x: Any, y: Any) -> Any:
         size = self._module.abs(y)

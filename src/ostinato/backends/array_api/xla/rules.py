@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.array_api.xla.control import cond, loop
 from ostinato.dtypes import INT32, INT64
+from ostinato.ops.recurrent import RecurrentScan, scan_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,6 +102,32 @@ def _scatter_nd(
     return xp.scatter_rows(wide[0], points, wide[1], attrs["mode"])
 
 
+def _recurrent_scan(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    """A loop of XLA's: the code of one step serves all."""
+    import jax
+
+    xp = evaluator.xp
+    assert isinstance(node.op, RecurrentScan)
+    named = node.op.named([xp.widened(operand) for operand in operands], attrs)
+    xproj, lens = named["xproj"], named.get("sequence_lens")
+
+    def step(state: Any, given: Any) -> Any:
+        t, x = given
+        new = scan_step(xp, x, state, named, attrs)
+        if lens is None:
+            return new, new[0]
+        live = xp.reshape(lens > t, (-1, 1))
+        kept = tuple(xp.where(live, n, s) for n, s in zip(new, state, strict=True))
+        return kept, xp.where(live, new[0], 0.0)
+
+    first = (named["h0"], named["c0"]) if attrs["kind"] == "lstm" else (named["h0"],)
+    line = xp.iota((xproj.shape[0],), 0, INT64)
+    last, rows = jax.lax.scan(step, first, (line, xproj), reverse=attrs["reverse"])
+    return (rows, *last)
+
+
 RULES: Mapping[str, NativeRule] = MappingProxyType(
     {
         "matmul": _matmul,
@@ -111,5 +138,6 @@ RULES: Mapping[str, NativeRule] = MappingProxyType(
         "scatter_nd": _scatter_nd,
         "cond": cond,
         "loop": loop,
+        "recurrent_scan": _recurrent_scan,
     }
 )
