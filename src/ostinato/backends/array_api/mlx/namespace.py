@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.backends.array_api.namespace import ArrayNamespace
-from ostinato.dtypes import BOOL, FLOAT32, INT64, UINT8, DType
+from ostinato.dtypes import BOOL, FLOAT32, FLOAT64, INT64, UINT8, DType
 
 __all__ = ["MlxNamespace"]
 
@@ -109,13 +109,52 @@ class MlxNamespace(ArrayNamespace):
         size = self._module.abs(x)
         return self.where(self.signbit(y), -size, size)
 
+    def exp(self, x: Any) -> Any:
+        """MLX's is 0 where results are subnormal: these are products of two."""
+        mx = self._module
+        low = x < -80.0
+        near = mx.exp(self.where(low, x + 40.0, x))
+        return self.where(low, near * math.exp(-40.0), near)
+
+    def sin(self, x: Any) -> Any:
+        """MLX's has no sign at zero, near which this is a line."""
+        return self.where(self._module.abs(x) < 1e-5, x, self._module.sin(x))
+
+    def log(self, x: Any) -> Any:
+        """MLX's takes a float64 for a float32, which may be too small for that."""
+        mx = self._module
+        if self.dtype_of(x) != FLOAT64:
+            return mx.log(x)
+        small = mx.logical_and(x > 0, x < 1e-30)
+        found = mx.log(self.where(small, x * 2.0**100, x))
+        return self.where(small, found - 100 * math.log(2.0), found)
+
+    def erf(self, x: Any) -> Any:
+        """MLX's is 0 near zero, where this is a line."""
+        slope = 2.0 / math.sqrt(math.pi)
+        return self.where(self._module.abs(x) < 1e-4, x * slope, self._module.erf(x))
+
     def floor_divide(self, x: Any, y: Any) -> Any:
-        y = self.asarray(y)
+        x, y = self._alike(x, y)
+        rest = self.fmod(x, y)
         if self.dtype_of(y).is_float:
-            return self._module.floor(x / y)
-        rest = self.remainder(x, y)
-        found = self._by_nonzero(self._module.floor_divide, x - rest, self._beside_minus_one(y))
-        return self.where(y == -1, -self.asarray(x), found) if self._is_signed(y) else found
+            return self._floor_of_quotient(x, y, rest)
+        exact = self._by_nonzero(self._module.floor_divide, x - rest, self._beside_minus_one(y))
+        if not self._is_signed(y):
+            return exact
+        exact = self.where(y == -1, -x, exact)
+        below = self.logical_and(rest != 0, (rest < 0) != (y < 0))
+        return self.where(below, exact - 1, exact)
+
+    def _floor_of_quotient(self, x: Any, y: Any, rest: Any) -> Any:
+        """The quotient of floats, rounded down, as NumPy has it."""
+        quotient = (x - rest) / y
+        below = self.logical_and(rest != 0, (rest < 0) != (y < 0))
+        quotient = self.where(below, quotient - 1.0, quotient)
+        whole = self._module.floor(quotient)
+        whole = self.where(quotient - whole > 0.5, whole + 1.0, whole)
+        whole = self.where(quotient == 0, self.copysign(0.0, x / y), whole)
+        return self.where(y == 0, x / y, whole)
 
     def _is_signed(self, x: Any) -> bool:
         return self.dtype_of(x).is_signed
@@ -129,7 +168,10 @@ class MlxNamespace(ArrayNamespace):
         x, y = self._alike(x, y)
         rest = self.fmod(x, y)
         other = self.logical_and(rest != 0, (rest < 0) != (y < 0))
-        return self.where(other, rest + y, rest)
+        rest = self.where(other, rest + y, rest)
+        if self.dtype_of(y).is_float:
+            rest = self.where(rest == 0, self.copysign(0.0, y), rest)
+        return rest
 
     def fmod(self, x: Any, y: Any) -> Any:
         """The remainder with the sign of ``x``; 0 for an integer by zero."""
