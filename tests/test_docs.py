@@ -34,6 +34,7 @@ def python_blocks(path: Path) -> list[str]:
         "docs/moe.md",
         "docs/quantization.md",
         "docs/quantized-models.md",
+        "docs/packed-weights.md",
         "docs/variables.md",
     ],
 )

@@ -9,6 +9,8 @@ import numpy as np
 
 from ostinato.dtypes import DType
 from ostinato.ir.graph import Value
+from ostinato.ops.packed.formats import FORMATS
+from tests.packed_blocks import random_blocks
 
 from .draw import FLOATS, NUMBERS, SIZES, Draw, Recipe
 
@@ -55,6 +57,45 @@ def _blockwise_matmul(d: Draw, dtype: str) -> Value:
     q_scales = d.of((*lead, blocks), dtype)
     codes = d.of((blocks * group // 2 - d.integer(0, group // 2 - 1), n), "uint8", 0, 255)
     return d.g.blockwise_matmul(q, q_scales, codes, d.of((blocks, n), "float16"), group=group)
+
+
+def _packed(d: Draw, rows: int, blocks: int) -> tuple[str, Value]:
+    """A format, and random blocks in it whose scales are small numbers."""
+    name = d.choice(tuple(name for name, form in FORMATS.items() if form.computed))
+    count = rows * blocks
+    array = random_blocks(d.rng, name.removeprefix("gguf:"), count, hard=False)
+    return name, d.holding(array.reshape(rows, blocks * FORMATS[name].nbytes))
+
+
+def _packed_matmul(d: Draw, dtype: str) -> Value:
+    m, blocks, n = d.size(), d.integer(1, 3), d.size()
+    name, w = _packed(d, n, blocks)
+    depth = blocks * FORMATS[name].size
+    return d.g.packed_matmul(d.of(d.choice(((depth,), (m, depth), (2, m, depth))), dtype), w, name)
+
+
+def _packed_block_matmul(d: Draw, dtype: str) -> Value:
+    m, blocks, n = d.size(), d.integer(1, 3), d.size()
+    name, w = _packed(d, n, blocks)
+    form = FORMATS[name]
+    lead = d.choice(((), (m,), (2, m)))
+    q = d.of((*lead, blocks * form.size), "int8", -127, 127)
+    groups = d.g.reshape(d.g.cast(q, "int32"), (*lead, blocks * form.groups, form.group))
+    scales = d.of((*lead, blocks), dtype)
+    return d.g.packed_block_matmul(q, scales, d.g.sum(groups, axis=-1), w, name)
+
+
+def _packed_embedding(d: Draw, dtype: str) -> Value:
+    rows = max(1, d.size())
+    name, w = _packed(d, rows, d.integer(1, 3))
+    ids = d.of(d.shape(0, 2), d.choice(("int32", "int64")), 0, rows - 1)
+    return d.g.packed_embedding(ids, w, name, dtype)
+
+
+def _dequantize_packed(d: Draw, dtype: str) -> Value:
+    rows, blocks = d.size(), d.integer(0, 3)
+    name, w = _packed(d, rows, blocks)
+    return d.g.dequantize_packed(w, name, (blocks * FORMATS[name].size, rows), dtype)
 
 
 def _bytes(d: Draw, shape: Sequence[int], dtype: str) -> Value:
@@ -319,6 +360,10 @@ LAYERS: dict[str, tuple[Recipe, Sequence[str]]] = {
     "quantized_matmul": (_quantized_matmul, FLOATS[:3]),
     "int4_matmul": (_int4_matmul, FLOATS[:3]),
     "blockwise_matmul": (_blockwise_matmul, ("float32",)),
+    "packed_matmul": (_packed_matmul, FLOATS[:3]),
+    "packed_block_matmul": (_packed_block_matmul, ("float32",)),
+    "packed_embedding": (_packed_embedding, FLOATS),
+    "dequantize_packed": (_dequantize_packed, FLOATS),
     "conv": (_conv, (*FLOATS, "int32")),
     "conv_transpose": (_conv_transpose, FLOATS),
     "max_pool": (_pool("max_pool"), NUMBERS),

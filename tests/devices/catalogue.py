@@ -11,10 +11,24 @@ from dataclasses import dataclass
 from functools import cache
 
 import ostinato as ost
+from ostinato.backends.device import KINDS
+from ostinato.backends.registration import Registrations
 
 from .registered import TEST_BACKENDS, open_session
 
-__all__ = ["ABILITIES", "CATALOGUE", "SuiteDevice", "abilities", "catalogued", "missing"]
+__all__ = [
+    "ABILITIES",
+    "CATALOGUE",
+    "REFUSED",
+    "SuiteDevice",
+    "abilities",
+    "catalogued",
+    "is_known",
+    "missing",
+]
+
+#: The beginning of the reason of a test that is skipped since its device refuses a node.
+REFUSED = "refused by the capabilities: "
 
 #: Capabilities that are abilities: the truth values among them.
 CAPABILITIES = frozenset(
@@ -80,9 +94,9 @@ _LISTED = (
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
     SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "lowers", "quick"})),
-    SuiteDevice("webgpu", sample=60, traits=frozenset({"lowers", "quick"})),
-    SuiteDevice("xla", sample=60, traits=frozenset({"every_op"})),
-    SuiteDevice("mlx", sample=60, traits=frozenset({"every_op"})),
+    SuiteDevice("webgpu", sample=100, traits=frozenset({"every_op", "lowers"})),
+    SuiteDevice("xla", sample=100, traits=frozenset({"every_op"})),
+    SuiteDevice("mlx", sample=100, traits=frozenset({"every_op"})),
 )
 
 #: Every device that the project tests, by name.
@@ -92,6 +106,15 @@ CATALOGUE = {listed.name: listed for listed in _LISTED}
 def catalogued(name: str) -> SuiteDevice:
     """The entry of a device; one that is not listed, such as a plug-in's, has no special traits."""
     return CATALOGUE.get(name.partition(":")[0]) or SuiteDevice(name)
+
+
+def is_known(name: str) -> bool:
+    """Whether a device has a name of Ostinato's, of the tests', or of a package's that is here."""
+    try:
+        kind = ost.Device.parse(name).kind
+    except ost.DeviceUnavailableError:
+        return False
+    return kind in (*KINDS, *map(str.upper, TEST_BACKENDS)) or Registrations().of(kind) is not None
 
 
 @cache

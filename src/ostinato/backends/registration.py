@@ -32,6 +32,7 @@ _BUILT_IN = {
     "CUDA": ("ostinato.backends.cuda.backend", "CudaBackend"),
     "MLX": ("ostinato.backends.array_api.mlx.backend", "MlxBackend"),
     "XLA": ("ostinato.backends.array_api.xla.backend", "XlaBackend"),
+    "WEBGPU": ("ostinato.backends.webgpu.backend", "WebGpuBackend"),
 }
 
 

@@ -34,6 +34,7 @@ _FAMILIES = (
     "attention",
     "recurrent",
     "quant",
+    "packed_weights",
     "affine",
     "moe",
     "control",

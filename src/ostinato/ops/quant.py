@@ -42,6 +42,7 @@ __all__ = [
     "Int4Matmul",
     "IntegerMatmul",
     "QuantizedMatmul",
+    "by_magnitude",
 ]
 
 #: Sizes of the groups of rows of a 4-bit weight that share a scale.
@@ -223,7 +224,7 @@ class Int4Matmul(Op):
         xp: Any, blockwise: Callable[..., Any], x: Any, codes: Any, scales: Any, *, group: int
     ) -> Any:
         lead, blocks = tuple(x.shape[:-1]), x.shape[-1] // group
-        q, scale = _by_magnitude(xp, xp.reshape(x, (*lead, blocks, group)))
+        q, scale = by_magnitude(xp, xp.reshape(x, (*lead, blocks, group)))
         q = xp.reshape(q, (*lead, blocks * group))
         return blockwise(q, xp.reshape(scale, (*lead, blocks)), codes, scales, group=group)
 
@@ -246,8 +247,13 @@ def _from_least_to_greatest(xp: Any, x: Any) -> tuple[Any, Any, Any]:
     return xp.cast(q, UINT8), xp.cast(zero, INT32), scale
 
 
-def _by_magnitude(xp: Any, x: Any) -> tuple[Any, Any]:
-    """``(q, scale)``: rows of ``x`` as int8."""
+def by_magnitude(xp: Any, x: Any) -> tuple[Any, Any]:
+    """``(q, scale)``: rows of ``x``, float32, as int8 by their greatest magnitude.
+
+    Args:
+        xp: the functions of the vocabulary: an array namespace's, or a graph's methods.
+        x: ``[..., elements]``; the scale has 1 in place of the last axis.
+    """
     largest = float(_LARGEST)
     scale = xp.cast(xp.max(xp.abs(x), axis=-1, keepdims=True) / largest, FLOAT32)
     codes = xp.round(xp.cast(x / xp.where(scale > 0, scale, 1.0), FLOAT32))

@@ -9,7 +9,7 @@ import numpy as np
 
 from ostinato.errors import CaptureError, InputError, VariableError
 from ostinato.ir.binding import variable_values
-from ostinato.plan.device_array import CUDA, device_of, on_host
+from ostinato.plan.device_array import CUDA, DeviceArray, device_of, on_host
 from ostinato.plan.order import ORDER, Accesses, Submission, arrays_touched
 from ostinato.records import dataclass
 from ostinato.runtime.signature import NO_VALUES
@@ -504,8 +504,10 @@ class ArenaOutputs:
 
 
 def _is_on_device(array: object) -> bool:
-    """Whether it is an array in CUDA memory."""
-    return type(array) is not np.ndarray and device_of(array) == CUDA
+    """Whether it is an array in memory of a device."""
+    if type(array) is np.ndarray:
+        return False
+    return isinstance(array, DeviceArray) or device_of(array) == CUDA
 
 
 def listed(arrays: object) -> Iterable[Any]:

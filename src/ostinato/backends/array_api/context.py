@@ -6,29 +6,22 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.array_api.arrays import aligned_bytes
-from ostinato.backends.common.commands import (
-    CallRecording,
-    Commands,
-    HostCopy,
-    ProgramCall,
-    Resident,
-)
-from ostinato.backends.common.context import Context
+from ostinato.backends.common.commands import ProgramCall, Resident
 from ostinato.backends.common.encoded import Encoded
 from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_runner import RELEASED, host_block
+from ostinato.backends.common.recording_context import RecordingContext
 from ostinato.errors import PlanError
 from ostinato.lazy import LazyModule
 from ostinato.plan.buffer import HostMemory, LentStorage
 from ostinato.plan.order import ORDER, Accesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ostinato.backends.array_api.framework import Framework
     from ostinato.backends.common import op_encoding
     from ostinato.backends.common.compiled_op import CompiledOp
-    from ostinato.backends.common.encoded import Recording
     from ostinato.backends.common.op_signature import OpSignature
     from ostinato.backends.device import Device
     from ostinato.plan.buffer import Memory
@@ -40,7 +33,7 @@ else:
 __all__ = ["ArrayContext"]
 
 
-class ArrayContext(Context):
+class ArrayContext(RecordingContext):
     """See :class:`~ostinato.backends.common.context.Context`.
 
     The buffers of sessions and plans are in memory of the host.
@@ -51,66 +44,16 @@ class ArrayContext(Context):
 
     Attributes:
         framework: see above.
-        commands: records calls, and holds the variable block.
     """
 
     def __init__(self, device: Device, framework: Framework) -> None:
         super().__init__(device)
         self.framework = framework
-        self.commands = Commands(self.label)
-
-    # -- recording ---------------------------------------------------------------------------------
-
-    @property
-    def capturing(self) -> bool:
-        return self.commands.recording
-
-    @property
-    def capturing_number(self) -> int:
-        return self.commands.number
-
-    @property
-    def captured_calls(self) -> int:
-        return self.commands.n_calls
-
-    def _begin(self, exclusive: bool) -> None:
-        self.commands.begin(exclusive)
-
-    def _end(self) -> Recording:
-        return CallRecording(self.commands, self.commands.end())
-
-    def _cancel(self) -> None:
-        self.commands.cancel()
-
-    def _capture_uses(self, memory: object) -> bool:
-        return self.commands.uses(memory)
-
-    # -- the variable block ------------------------------------------------------------------------
-
-    @property
-    def _block_accesses(self) -> Accesses:
-        return self.commands.accesses
-
-    @property
-    def dev_state_mode(self) -> bool:
-        return self.commands.from_block
-
-    def _set_mode(self, enable: bool) -> None:
-        self.commands.from_block = enable
-
-    def _write_state(self, values: tuple[int, int, int]) -> None:
-        self.commands.block = values
-
-    def _read_state(self) -> tuple[int, int, int]:
-        return self.commands.block
 
     # -- ops ---------------------------------------------------------------------------------------
 
     def _allocate(self, nbytes: int) -> Memory:
         return HostMemory(aligned_bytes(nbytes))
-
-    def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
-        return HostCopy(self.commands, target, source)
 
     def _compile(self, signature: OpSignature) -> CompiledOp:
         from ostinato.backends.array_api.ops import compile_op  # only where it is needed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node
 
-    #: The kind of functions that a framework compiles: arrays in, arrays out.
+    #: A compiled function of a framework: arrays in, arrays out.
     Traced: TypeAlias = Callable[..., Sequence[Any]]
 
 __all__ = ["ArrayFunction", "Framework", "FunctionMemory", "Traced"]

@@ -1,17 +1,14 @@
-"""The recording of calls, and the variable block that they may read instead of their own values.
-
-For devices whose submissions are made by Python: calls of a context run, or are recorded while
-their thread records.
-"""
+"""The recording of bound calls, and the variable block that calls may read instead of their own."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ostinato.backends.common.context import DECODE_VARIABLES
+from ostinato.backends.common.program_runner import RunnableProgram
 from ostinato.errors import CaptureError, VariableError
 from ostinato.plan import _order
 from ostinato.plan.buffer import bytes_of
@@ -21,17 +18,86 @@ from ostinato.plan.order import Accesses, Submission, arrays_touched
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ostinato.backends.common.encoded import Recording
     from ostinato.backends.common.live_sizes import LiveSizes
-    from ostinato.backends.common.program_runner import RunnableProgram
+    from ostinato.backends.common.program_image import External
 
-__all__ = ["Call", "CallRecording", "Commands", "HostCopy", "ProgramCall", "Resident"]
+__all__ = [
+    "BoundCall",
+    "BoundProgram",
+    "Call",
+    "CallRecording",
+    "Commands",
+    "HostCopy",
+    "ProgramCall",
+    "RecordedWork",
+    "Resident",
+    "Use",
+]
+
+
+class BoundProgram(RunnableProgram, Protocol):
+    """A device's program whose runs can be bound to arrays, and recorded."""
+
+    @property
+    def externals(self) -> Sequence[External]:
+        """Inputs, then outputs."""
+
+    @property
+    def inputs(self) -> int:
+        """The number of inputs."""
+
+    def fixed_addresses(self) -> Sequence[Any]:
+        """The addresses of the fixed slots: equal as long as they are the same memory."""
+
+    def places(self, blocks: Sequence[Any], variables: Sequence[int], /) -> Any:
+        """The memory of a run; its ``fixed`` is :meth:`fixed_addresses` of that moment."""
+
+    def run_at(self, places: Any, variables: Sequence[int], /) -> None:
+        """Run on memory that was found by :meth:`places`."""
+
+
+class Use(NamedTuple):
+    """An array that a call reads or writes.
+
+    Attributes:
+        array: of the host or the device.
+        written: whether it is written.
+        whole: whether a write changes all of its bytes.
+        number: the input or output of the program that it is.
+    """
+
+    array: Any
+    written: bool
+    whole: bool
+    number: int
+
+
+class RecordedWork(NamedTuple):
+    """A recorded call: a program on arrays, or a copy between two.
+
+    Attributes:
+        program: the program; ``None``: the second array is copied to the first.
+        uses: its arrays.
+    """
+
+    program: Any
+    uses: tuple[Use, ...]
+
+
+class Replay(Protocol):
+    """Recorded work as one launch."""
+
+    def replay(self, variables: Sequence[Sequence[int]], /) -> None:
+        """Run all of it; each call has its values of Variables."""
 
 
 class Commands:
-    """Whether the calls of a context run or are recorded, and its variable block.
+    """Whether the bound calls of a context run or are recorded, and its variable block.
 
     Args:
         label: names the context in messages.
+        merge: makes recorded work one launch; ``None``: that is not possible.
 
     Attributes:
         block: the values of ``token``, ``position`` and ``kv_len``.
@@ -39,8 +105,11 @@ class Commands:
         number: the number of the recording in progress, or 0.
     """
 
-    def __init__(self, label: str) -> None:
+    def __init__(
+        self, label: str, merge: Callable[[Sequence[RecordedWork]], Callable[[], Replay] | None]
+    ) -> None:
         self._label = label
+        self._merge = merge
         self._calls: list[tuple[Call, bool]] = []
         self.block = (0, 0, 1)
         self.from_block = False
@@ -53,7 +122,7 @@ class Commands:
 
     @property
     def recording(self) -> bool:
-        """Whether calls of the calling thread are recorded."""
+        """Whether bound calls of the calling thread are recorded."""
         return self.number != 0 and _order.is_recording(self.number)
 
     @property
@@ -62,12 +131,12 @@ class Commands:
         return len(self._calls)
 
     def begin(self, exclusive: bool) -> None:
-        """Record the calling thread's calls."""
+        """Record the calling thread's bound calls."""
         self._calls = []
         self.number = _order.begin_recording(self._label, exclusive)
 
-    def end(self) -> list[tuple[Call, bool]]:
-        """Stop recording; the calls, and whether each reads its Variables from the block.
+    def end(self) -> Recording:
+        """Stop recording, and return the recording.
 
         Raises:
             CaptureError: the recording has failed.
@@ -75,7 +144,9 @@ class Commands:
         calls, failure = self._taken()
         if failure is not None:
             raise CaptureError(failure)
-        return calls
+        works = [work for call, _ in calls if (work := call.recorded) is not None]
+        merged = self._merge(works) if len(works) == len(calls) else None
+        return CallRecording(self, calls, merged)
 
     def cancel(self) -> None:
         """Stop recording, and drop the recording."""
@@ -107,15 +178,23 @@ class Commands:
 
 
 class CallRecording:
-    """See :class:`~ostinato.backends.common.encoded.Recording`: calls, one after the other.
+    """See :class:`~ostinato.backends.common.encoded.Recording`.
 
     Args:
         commands: holds the variable block.
         calls: the calls, and whether each reads its Variables from the block.
+        merged: makes all of them one launch; ``None``: they are replayed one by one.
     """
 
-    def __init__(self, commands: Commands, calls: Sequence[tuple[Call, bool]]) -> None:
+    def __init__(
+        self,
+        commands: Commands,
+        calls: Sequence[tuple[Call, bool]],
+        merged: Callable[[], Replay] | None,
+    ) -> None:
         self._calls = tuple(calls)
+        self._merge = merged
+        self._merged: Replay | None = None
         touched = [span for call, _ in calls for span in call.accesses]
         self.accesses = Accesses([*touched, (id(commands), 1, False)])
 
@@ -126,10 +205,12 @@ class CallRecording:
     def replay(self) -> None:
         for call, _ in self._calls:
             call.check()
-        self._run([call.values(from_block) for call, from_block in self._calls])
-
-    def _run(self, values: Sequence[list[int]]) -> None:
-        """Run all calls, with the values of Variables of each."""
+        values = [call.values(from_block) for call, from_block in self._calls]
+        if self._merge is not None:
+            if self._merged is None:
+                self._merged = self._merge()
+            self._merged.replay(values)
+            return
         for (call, _), variables in zip(self._calls, values, strict=True):
             call.run(variables)
 
@@ -219,6 +300,11 @@ class Call(ABC):
     @abstractmethod
     def accesses(self) -> Accesses:
         """The memory that a run touches."""
+
+    @property
+    def recorded(self) -> RecordedWork | None:
+        """Its work as part of a launch; ``None``: it has to be run by itself."""
+        return None
 
     @abstractmethod
     def check(self) -> None:
@@ -316,9 +402,44 @@ class ProgramCall(Call):
     def uses(self, memory: object) -> bool:
         if isinstance(memory, tuple):
             return all(self.uses(part) for part in memory)
-        if memory is self._runnable or any(shares(block, memory) for block in self._blocks):
+        if memory is self._runnable or any(_shares(block, memory) for block in self._blocks):
             return True
         return self._uses is not None and self._uses(memory)
+
+
+class BoundCall(ProgramCall):
+    """A call whose program finds the memory of its arrays once; see :class:`ProgramCall`."""
+
+    def __init__(
+        self,
+        program: BoundProgram,
+        resident: Resident,
+        blocks: Sequence[Any],
+        variables: Sequence[int] | None,
+        check: Callable[[], object],
+        touched: Callable[[], Accesses] | None = None,
+        uses: Callable[[object], bool] | None = None,
+    ) -> None:
+        super().__init__(program, resident, blocks, program.inputs, variables, check, touched, uses)
+        self._program = program
+        self._places: tuple[Any, list[int]] | None = None
+
+    @property
+    def recorded(self) -> RecordedWork:
+        program = self._program
+        uses = [
+            Use(block, external.written, not external.size, number)
+            for number, (block, external) in enumerate(
+                zip(self._blocks, program.externals, strict=True)
+            )
+        ]
+        return RecordedWork(program, tuple(uses))
+
+    def run(self, variables: Sequence[int]) -> None:
+        program, found = self._program, self._places
+        if found is None or found[1] != variables or found[0].fixed != program.fixed_addresses():
+            found = self._places = program.places(self._blocks, variables), list(variables)
+        program.run_at(found[0], variables)
 
 
 class HostCopy(Call):
@@ -339,6 +460,11 @@ class HostCopy(Call):
     def accesses(self) -> Accesses:
         return self._touched
 
+    @property
+    def recorded(self) -> RecordedWork:
+        target, source = Use(self._target, True, True, 0), Use(self._source, False, False, 1)
+        return RecordedWork(None, (target, source))
+
     def check(self) -> None:
         """Do nothing: arrays are always there."""
 
@@ -352,10 +478,10 @@ class HostCopy(Call):
     def uses(self, memory: object) -> bool:
         if isinstance(memory, tuple):
             return all(self.uses(part) for part in memory)
-        return shares(self._target, memory) or shares(self._source, memory)
+        return _shares(self._target, memory) or _shares(self._source, memory)
 
 
-def shares(block: object, memory: object) -> bool:
+def _shares(block: object, memory: object) -> bool:
     """Whether an array is this one, or a view of it."""
     while block is not memory and isinstance(block, np.ndarray) and block.base is not None:
         block = block.base

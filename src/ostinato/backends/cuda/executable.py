@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.base import Executable
-from ostinato.backends.common.commands import Resident
+from ostinato.backends.common.commands import BoundCall, Resident
 from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.program_memory import ProgramMemory
-from ostinato.backends.cuda.commands import BoundCall
 from ostinato.backends.cuda.context import CudaContext
 from ostinato.backends.cuda.gpu import Stream
 from ostinato.backends.cuda.memory import Blocks, DeviceBlock, ForeignBlock, HostBlock, device_block

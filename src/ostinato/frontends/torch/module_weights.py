@@ -30,10 +30,17 @@ class ModuleWeights:
     Args:
         module: whose parameters and buffers they are, if any.
         tensors: by name, the tensors at the time of the export.
+        tied: by name, the one that stands for all names of the same elements.
     """
 
-    def __init__(self, module: torch.nn.Module | None, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module | None,
+        tensors: Mapping[str, torch.Tensor],
+        tied: Mapping[str, str],
+    ) -> None:
         self._fixed = dict(tensors)
+        self._tied = {name: first for name, first in tied.items() if name != first}
         self._holders = {}
         for name in tensors:
             holder = None if module is None else _holder(module, name.removeprefix("self."))
@@ -60,12 +67,23 @@ class ModuleWeights:
         tensor = self[name]
         return tensor.dtype, tuple(tensor.shape), tensor.layout, str(tensor.device)
 
+    def still_tied(self) -> bool:
+        """Whether names that had the same elements have them in common as of now."""
+        pairs = ((self[name], self[first]) for name, first in self._tied.items())
+        return all(a is b or _place(a) == _place(b) for a, b in pairs)
+
     def watch(
         self, names: Sequence[str], more: Sequence[tuple[dict[str, Any], str, Any]]
     ) -> Watch | SlowWatch:
         """A watch over some of the weights, as they are now, and over entries of dictionaries."""
-        entries = [(*self._holders[name], self[name]) for name in names if name in self._holders]
+        watched = dict.fromkeys((*names, *self._tied, *self._tied.values()))
+        entries = [(*self._holders[name], self[name]) for name in watched if name in self._holders]
         return watch_over([self[name] for name in names], [*entries, *more])
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The elements that a tensor has: those at an address, in an order."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def watch_over(

@@ -16,6 +16,7 @@ from ostinato.ops.vocabulary.losses import LossVocabulary
 from ostinato.ops.vocabulary.moe import MoeVocabulary
 from ostinato.ops.vocabulary.normalization import NormalizationVocabulary
 from ostinato.ops.vocabulary.order import OrderVocabulary
+from ostinato.ops.vocabulary.packed_weights import PackedWeightsVocabulary
 from ostinato.ops.vocabulary.pooling import PoolingVocabulary
 from ostinato.ops.vocabulary.quant import QuantVocabulary
 from ostinato.ops.vocabulary.recurrent import RecurrentVocabulary
@@ -43,6 +44,7 @@ class Vocabulary(
     NormalizationVocabulary[T],
     RecurrentVocabulary[T],
     QuantVocabulary[T],
+    PackedWeightsVocabulary[T],
     SpectralVocabulary[T],
     LinalgVocabulary[T],
     BinningVocabulary[T],

@@ -28,7 +28,7 @@ from ostinato.backends.cpu.llvm.scopes import Scope
 from ostinato.backends.cpu.llvm.stages import StageEmitter
 from ostinato.backends.cpu.llvm.types import I8, I64
 from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
-from ostinato.dtypes import BFLOAT16, FLOAT32, INT64
+from ostinato.dtypes import BFLOAT16, FLOAT32, INT32, INT64
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import Dependences
 from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of, max_extent
@@ -51,7 +51,13 @@ if TYPE_CHECKING:
 
     from llvmlite import ir
 
-    from ostinato.backends.cpu.llvm import amx_tiles, bfloat16_tiles, byte_tiles, transpose
+    from ostinato.backends.cpu.llvm import (
+        amx_tiles,
+        bfloat16_tiles,
+        byte_tiles,
+        packed_tiles,
+        transpose,
+    )
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.cpu.rules.gemm import Gemm
     from ostinato.backends.cpu.rules.multi_gemm import MultiGemm
@@ -59,6 +65,7 @@ else:
     amx_tiles = LazyModule("ostinato.backends.cpu.llvm.amx_tiles")
     bfloat16_tiles = LazyModule("ostinato.backends.cpu.llvm.bfloat16_tiles")
     byte_tiles = LazyModule("ostinato.backends.cpu.llvm.byte_tiles")
+    packed_tiles = LazyModule("ostinato.backends.cpu.llvm.packed_tiles")
     transpose = LazyModule("ostinato.backends.cpu.llvm.transpose")
 
 __all__ = ["render"]
@@ -197,6 +204,8 @@ def _define(gemm: Gemm) -> Callable[..., ir.Function]:
     """The function that defines register tiles for panels of a form."""
     if gemm.b_format is None or gemm.b_format.steps == 1:
         return define_tile
+    if gemm.block_rows is not None:
+        return packed_tiles.define_packed_tile
     if gemm.amx:
         return amx_tiles.define_amx_tile
     if gemm.a_dtype == BFLOAT16:
@@ -256,7 +265,12 @@ class _Segment:
         count = self.indices.scalar(self.block.count, item)
         panels = [self._panel_address(gemm, item) for gemm in self.gemms]
         locate = self._locate_rows(item, count)
-        scales = [self._locate_scales(gemm, item) for gemm in self.gemms]
+        scales = [
+            self._locate_scales(gemm, item)
+            if gemm.block_rows is None
+            else self._locate_block_rows(gemm, item)
+            for gemm in self.gemms
+        ]
         dims = [self.indices.scalar(dim, item) for dim in tile_dims(c)]
 
         operands = [*zip(self.gemms, self.tiles, panels, self.sums, scales, strict=True)]
@@ -373,6 +387,26 @@ class _Segment:
             inside = item.child(symbols={_symbol(number): row})
             first = self.indices.scalar(start, inside)
             return [address(b, buffers[scales.a], FLOAT32, first), columns]
+
+        return at
+
+    def _locate_block_rows(self, c: Gemm, item: Scope) -> Callable[[ir.Value], list[ir.Value]]:
+        """A function that gives the scales and sums of the left operand's blocks, by row."""
+        b, rows = self.builder, c.block_rows
+        assert rows is not None
+        number, buffers = axis("m.blocks", c.block), self.kernel.buffers
+        place = {c.m: self.block.first + number}
+        parts = (
+            (buffers[rows.scales], FLOAT32, substitute(rows.scales_index, place)),
+            (buffers[rows.sums], INT32, substitute(rows.sums_index, place)),
+        )
+
+        def at(row: ir.Value) -> list[ir.Value]:
+            inside = item.child(symbols={_symbol(number): row})
+            return [
+                address(b, buffer, dtype, self.indices.scalar(start, inside))
+                for buffer, dtype, start in parts
+            ]
 
         return at
 

@@ -121,6 +121,11 @@ class TargetSpec:
         return self.triple.startswith("x86") and wanted in features
 
     @property
+    def has_byte_look_up(self) -> bool:
+        """Whether one instruction looks up the bytes of a register in a table of 16."""
+        return self.triple.startswith("x86") and self.vector_bytes >= 32
+
+    @property
     def has_bfloat16_dots(self) -> bool:
         """Whether one instruction adds two products of bfloat16 to a float32 sum (AVX-512 BF16)."""
         return self.has_avx512 and "+avx512bf16" in self.features.split(",")

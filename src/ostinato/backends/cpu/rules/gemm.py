@@ -37,7 +37,7 @@ from ostinato.variables import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ostinato.backends.cpu.rules.packing import BlockScales, PanelFormat
+    from ostinato.backends.cpu.rules.packing import BlockRows, BlockScales, PanelFormat
     from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.text import KernelText
@@ -105,6 +105,7 @@ class Gemm(CpuKernel):
             needs an ``m`` of known size and no ``batch``.
         b_format: how panels hold their elements; ``None``: as the accumulator does.
         scales: what weighs the products of each block of ``k``, if anything does.
+        block_rows: the left operand's scales and sums, if panels hold blocks of packed weights.
         item_rows: rows of an item, a multiple of ``rows``; ``None``: as many as are worth it.
         caches: those of a core, which the order of items suits.
         prefetch: the distances at which panels are prefetched; ``None``: they are not.
@@ -131,6 +132,7 @@ class Gemm(CpuKernel):
     item_rows: int | None = None
     caches: CacheSizes = field(default_factory=CacheSizes)
     prefetch: Prefetch | None = None
+    block_rows: BlockRows | None = None
 
     renderer: ClassVar[str] = "gemm"
 
@@ -164,6 +166,10 @@ class Gemm(CpuKernel):
             left = f"f32 b{scales.a}[{text.dim(scales.a_index)}]"
             right = f"{scales.b_dtype.short} b{scales.b}"
             text.line(1, f"blocks of {scales.size} scaled by {left} and {right}")
+        if (rows := self.block_rows) is not None:
+            left = f"f32 b{rows.scales}[{text.dim(rows.scales_index)}]"
+            sums = f"i32 b{rows.sums}[{text.dim(rows.sums_index)}]"
+            text.line(1, f"blocks of {rows.size} scaled by {left}, with sums {sums}")
         if self.masked_tail is not None:
             text.line(1, f"without the last b{self.masked_tail}[0] rows")
         if self.fetch is not None:
@@ -178,6 +184,11 @@ class Gemm(CpuKernel):
         if (scales := self.scales) is not None:
             block = axis("block", self.depth // scales.size)
             yield Access(scales.a, scales.a_index + block, writes=False)
+        if (rows := self.block_rows) is not None:
+            block = axis("block", self.depth // rows.size)
+            yield Access(rows.scales, rows.scales_index + block, writes=False)
+            group = axis("group", self.depth // rows.group)
+            yield Access(rows.sums, rows.sums_index + group, writes=False)
         yield from accesses_of_statements(self.epilogue)
 
     @property
@@ -292,7 +303,7 @@ class Gemm(CpuKernel):
             return None
         if rows > _REUSING_ROWS and not self.streams_rows:
             return None
-        if self.scales is not None:
+        if self.scales is not None or self.block_rows is not None:
             return None  # half bytes take so long to compute that the hardware keeps up
         return None if fits_cache(self.panels_bytes, self.caches) else fetch
 

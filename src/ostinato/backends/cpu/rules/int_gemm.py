@@ -52,6 +52,7 @@ __all__ = [
     "BlockwiseMatmul",
     "IntConv",
     "IntMatmul",
+    "RowMatmul",
     "SteppedMatmul",
     "blockwise_matmul",
     "int_conv",
@@ -103,6 +104,7 @@ class SteppedMatmul(RowMatmul):
         packed: LoweredBuffer,
         panel: int,
         variables: tuple[Symbol, ...],
+        form: PanelFormat | None = None,
     ) -> LoopNest:
         *groups, which, run, row, lane, step = at = build.axes(packed.type.shape)
         place = (tuple(groups), run, row, step)

@@ -17,7 +17,13 @@ from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.backends.cpu.rules import amx_gemm, bfloat16_gemm, int_gemm, multi_gemm
+    from ostinato.backends.cpu.rules import (
+        amx_gemm,
+        bfloat16_gemm,
+        int_gemm,
+        multi_gemm,
+        packed_blocks,
+    )
     from ostinato.backends.cpu.rules.kernel import CpuKernel
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.cpu.rules.tiles import RegisterFile
@@ -28,6 +34,7 @@ else:
     bfloat16_gemm = LazyModule("ostinato.backends.cpu.rules.bfloat16_gemm")
     int_gemm = LazyModule("ostinato.backends.cpu.rules.int_gemm")
     multi_gemm = LazyModule("ostinato.backends.cpu.rules.multi_gemm")
+    packed_blocks = LazyModule("ostinato.backends.cpu.rules.packed_blocks")
 
 __all__ = ["MatmulRules"]
 
@@ -85,6 +92,8 @@ class MatmulRules:
                 return int_gemm.int_matmul(node)
             case "blockwise_matmul":
                 return int_gemm.blockwise_matmul(node)
+            case "packed_block_matmul":
+                return packed_blocks.packed_block_matmul(node)
         found = bfloat16_gemm.bfloat16_matmul(node) if self.registers.bfloat16_dots else None
         return found or PackedMatmul(matmul_spec(node))
 

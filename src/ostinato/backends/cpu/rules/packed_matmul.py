@@ -52,6 +52,11 @@ class PackedMatmul:
         """The matmuls whose right operands the kernel reads as panels: itself, and its scales'."""
         return (self,)
 
+    @property
+    def row_operands(self) -> tuple[PackedMatmul, ...]:
+        """The matmuls whose left operands the kernel reads where they are, or as copies."""
+        return self.packings
+
     def reads_in_place(self, build: KernelBuilder) -> bool:
         """Whether tiles can read the left operand where it is."""
         return self.spec.reads_in_place(build)
@@ -76,6 +81,7 @@ class PackedMatmul:
         packed: LoweredBuffer,
         panel: int,
         variables: tuple[Symbol, ...],
+        form: PanelFormat | None = None,
     ) -> LoopNest:
         """The kernel that fills the panels, zero beyond the last column."""
         return pack_nest(build, self.spec, packed, panel, variables)
@@ -203,7 +209,7 @@ def pack(
     """Bring the right operand of ``matmul`` into panels."""
     packed = matmul.packed_buffer(panel, Role.TEMP, form)
     build = lowering.helper_builder()
-    nest = matmul.pack_nest(build, packed, panel, lowering.variables)
+    nest = matmul.pack_nest(build, packed, panel, lowering.variables, form)
     lowering.helper_call(matmul.spec.node, "pack", build, nest)
     return packed
 
@@ -212,7 +218,7 @@ def pack_operands(
     lowering: ProgramBuilder, matmul: PackedMatmul, panel: int, registers: RegisterFile
 ) -> list[LoweredBuffer]:
     """Bring what ``matmul`` reads into the form that its kernel takes; gives the panels."""
-    for part in matmul.packings:
+    for part in matmul.row_operands:
         if not part.reads_in_place(lowering.helper_builder()):
             lowering.copy(part.spec.a)
     packings = matmul.packings

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.lower.rules.matmul_spec import MatmulSpec
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["BlockScales", "PanelFormat", "pack_nest", "stored_dtype"]
+__all__ = ["BlockRows", "BlockScales", "PanelFormat", "pack_nest", "stored_dtype"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,26 @@ class BlockScales:
     a_index: Dim
     b: int
     b_dtype: DType
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """The scales and sums of a left operand in blocks, beside panels of packed weights.
+
+    Attributes:
+        size: positions of ``k`` in a block; ``group``, in a group of a block.
+        scales: the argument with a float32 for each block, those of a row side by side.
+        scales_index: where those of row ``m`` start; affine in ``m`` with a known step.
+        sums: the argument with the int32 sum of each group of positions, likewise.
+        sums_index: where those of row ``m`` start.
+    """
+
+    size: int
+    group: int
+    scales: int
+    scales_index: Dim
+    sums: int
+    sums_index: Dim
 
 
 def stored_dtype(weight: Value, narrow: Collection[DType]) -> DType:

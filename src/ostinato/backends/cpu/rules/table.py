@@ -60,7 +60,7 @@ else:
 
 __all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
 
-_MATMULS = ("matmul", "integer_matmul", "blockwise_matmul")
+_MATMULS = ("matmul", "integer_matmul", "blockwise_matmul", "packed_block_matmul")
 _CONVOLUTIONS = ("conv", "integer_conv")
 _SELECTIONS = ("flat_nonzero", "non_max_suppression")
 _OTHERS = ("attention", "topk", "recurrent_scan")

@@ -1,0 +1,353 @@
+"""The register tile of a GEMM with packed weights: some rows of bytes times one panel of blocks.
+
+Codes are taken apart in registers and multiplied as they are, unsigned. The sums of a group of
+positions of ``k`` are integers; what codes of zero would come to is in them from the start. At the
+end of a group they become float32 and count as the weights' scales say; at the end of a block, as
+the rows' scales say. All is added up in one order, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llvmlite import ir
+
+from ostinato.backends.cpu.llvm.byte_dots import add_products
+from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot
+from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
+from ostinato.backends.cpu.llvm.memory import address, load, store
+from ostinato.backends.cpu.llvm.microkernel import row_pointers, tile_dims
+from ostinato.backends.cpu.llvm.types import (
+    BYTE_POINTER,
+    I8,
+    I32,
+    I64,
+    call_intrinsic,
+    constant,
+    register_type,
+)
+from ostinato.backends.cpu.rules.packed_blocks import MINIMA_SHIFT, BlockPanels
+from ostinato.dtypes import FLOAT16, FLOAT32, INT8, INT32, UINT8
+from ostinato.variables import bounds, coefficient
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cpu.llvm.toolchain import TargetSpec
+    from ostinato.backends.cpu.rules.gemm import Gemm
+    from ostinato.variables import Dim
+
+__all__ = ["define_packed_tile"]
+
+_CHUNK = 32
+"""Positions of ``k`` that are written out: a multiple of what a byte of any plane holds."""
+
+_LOOK_UP = {
+    16: "llvm.x86.ssse3.pshuf.b.128",
+    32: "llvm.x86.avx2.pshuf.b",
+    64: "llvm.x86.avx512.pshuf.b.512",
+}
+"""By bytes: instructions that look up bytes in tables of 16."""
+
+
+def define_packed_tile(
+    module: ir.Module, name: str, gemm: Gemm, rows: int, target: TargetSpec
+) -> ir.Function:
+    """Adds ``void name(a, offsets, b, out, dims..., scales, sums)`` to ``module``.
+
+    The first ones are those of :func:`~ostinato.backends.cpu.llvm.microkernel.define_tile`. The
+    last ones are those of the first row (:attr:`Gemm.block_rows`).
+    """
+    dims = tile_dims(gemm)
+    arguments = [*[BYTE_POINTER] * 4, *[I64] * len(dims), *[BYTE_POINTER] * 2]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    target.decorate(function)
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    a, offsets, b, out, *_, scales, sums = function.args
+    left = row_pointers(builder, gemm, rows, a, offsets)
+    _PackedTile(builder, gemm, target, left, b, scales, sums).run(out)
+    builder.ret_void()
+    return function
+
+
+class _PackedTile:
+    """A tile whose sums are in stack slots, which LLVM turns into registers.
+
+    Args:
+        left: pointers to the rows of ``a``.
+        panel: the panel.
+        scales, sums: those of the first row.
+    """
+
+    def __init__(
+        self,
+        builder: ir.IRBuilder,
+        gemm: Gemm,
+        target: TargetSpec,
+        left: Sequence[ir.Value],
+        panel: ir.Value,
+        scales: ir.Value,
+        sums: ir.Value,
+    ) -> None:
+        assert isinstance(gemm.b_format, BlockPanels)
+        assert gemm.block_rows is not None
+        self.builder, self.gemm, self.target = builder, gemm, target
+        self.left, self.panel = left, panel
+        self.scales, self.sums = scales, sums
+        self.rows, self.layout = gemm.block_rows, gemm.b_format
+        self.form, self.steps = gemm.b_format.form, gemm.b_format.steps
+        self.lanes = target.lanes(INT32.itemsize)
+        self.vectors = gemm.panel // self.lanes
+        size = len(left) * self.vectors
+        self.exact = [stack_slot(builder, register_type(INT32, self.lanes)) for _ in range(size)]
+        kind = register_type(FLOAT32, self.lanes)
+        self.totals = [stack_slot(builder, kind) for _ in range(size)]
+        self.block = [stack_slot(builder, kind) for _ in range(size)]
+
+    def run(self, out: ir.Value) -> None:
+        """Leave the totals at ``out``."""
+        b, form = self.builder, self.form
+        self._clear(self.totals)
+        blocks = bounds(self.gemm.depth)[1] // form.size
+        counted_loop(b, I64(0), I64(blocks), 1, self._block, trips=blocks, name="block")
+        for place, slot in enumerate(self.totals):
+            store(b, out, FLOAT32, I64(place * self.lanes), self._value(slot))
+
+    def _clear(self, slots: Sequence[ir.Value]) -> None:
+        for slot in slots:
+            self.builder.store(constant(FLOAT32, 0.0, self.lanes), slot)
+
+    def _block(self, number: ir.Value) -> None:
+        b, form, layout = self.builder, self.form, self.layout
+        distance = b.mul(number, I64(layout.column_bytes * self.gemm.panel))
+        start = b.gep(self.panel, [distance], source_etype=I8)
+        scales = [self._scale(start, vector) for vector in range(self.vectors)]
+        minima = []
+        if form.minimum is not None:
+            offset = layout.minimum * self.gemm.panel
+            minima = [self._half(start, offset, vector) for vector in range(self.vectors)]
+        chunks = form.size // _CHUNK
+
+        def chunk(place: ir.Value) -> None:
+            at = b.add(b.mul(number, I64(chunks)), place)
+            self._chunk(start, place, at, scales, minima)
+
+        self._clear(self.block)
+        counted_loop(b, I64(0), I64(chunks), 1, chunk, trips=chunks, name="chunk")
+        for row in range(len(self.left)):
+            at = self._row(self.scales, self.rows.scales_index, row)
+            left = broadcast(load(b, at, FLOAT32, number), self.lanes)
+            for place in range(row * self.vectors, (row + 1) * self.vectors):
+                products, slot = self._value(self.block[place]), self.totals[place]
+                total = intrinsic("fmuladd", products, left, self._value(slot))
+                b.store(total.value, slot)
+
+    def _chunk(
+        self,
+        start: ir.Value,
+        place: ir.Value,
+        at: ir.Value,
+        scales: Sequence[Lane],
+        minima: Sequence[Lane],
+    ) -> None:
+        """The products of some positions of ``k``.
+
+        Args:
+            start: of the block in the panel.
+            place: of the chunk in the block; ``at``, among all chunks.
+            scales, minima: of the block's columns.
+        """
+        b, form = self.builder, self.form
+        dots = form.group // self.steps
+        groups = _CHUNK // form.group
+        first = b.mul(at, I64(_CHUNK))
+        for group in range(groups):
+            number = b.add(b.mul(at, I64(groups)), I64(group))
+            sums = [
+                load(b, self._row(self.sums, self.rows.sums_index, row), INT32, number)
+                for row in range(len(self.left))
+            ]
+            zero = self._zero
+            for row, total in enumerate(sums):
+                offset = broadcast(total * -zero if zero else total.full(0), self.lanes)
+                for vector in range(self.vectors):
+                    b.store(offset.value, self.exact[row * self.vectors + vector])
+            for dot in range(group * dots, (group + 1) * dots):
+                columns = [self._codes(start, place, dot, v) for v in range(self.vectors)]
+                k = b.add(first, I64(dot * self.steps))
+                for row in range(len(self.left)):
+                    repeated = self._repeated(row, k)
+                    for vector, column in enumerate(columns):
+                        self._multiply(row * self.vectors + vector, repeated, column)
+            inside = b.add(b.mul(place, I64(groups)), I64(group))
+            self._add_group(start, inside, sums, scales, minima)
+
+    @property
+    def _zero(self) -> int:
+        """The code that stands for zero in products."""
+        if self.form.codebook is not None:
+            return -min(self.form.codebook)
+        return self.form.codes.zero
+
+    # -- codes ------------------------------------------------------------------------------
+
+    @property
+    def _bytes(self) -> ir.Type:
+        return ir.VectorType(I8, self.lanes * self.steps)
+
+    def _codes(self, start: ir.Value, place: ir.Value, dot: int, vector: int) -> ir.Value:
+        """The codes of as many positions of ``k`` as a dot product adds up, for each column."""
+        result: ir.Value | None = None
+        for offset, part in zip(self.layout.planes, self.form.codes.fields, strict=True):
+            bits = self._plane(start, place, offset, part.bits, dot, vector, part.to)
+            result = bits if result is None else self.builder.or_(result, bits)
+        assert result is not None
+        return result if self.form.codebook is None else self._look_up(result)
+
+    def _plane(
+        self,
+        start: ir.Value,
+        place: ir.Value,
+        offset: int,
+        bits: int,
+        dot: int,
+        vector: int,
+        to: int,
+    ) -> ir.Value:
+        """The bits of codes in a plane, at their position in a code."""
+        b, panel, steps = self.builder, self.gemm.panel, self.steps
+        held = 8 // bits
+        per_chunk = _CHUNK * bits // 8
+        row, part = divmod(dot, held)
+        known = offset * panel + row * panel * steps + vector * self.lanes * steps
+        distance = b.add(b.mul(place, I64(per_chunk * panel)), I64(known))
+        words = ir.VectorType(I32, self.lanes * steps // 4)
+        packed = b.load(b.gep(start, [distance], source_etype=I8), align=1, typ=words)
+        if bits == 8:
+            return b.bitcast(packed, self._bytes)
+        # Shifted as words: what comes from neighbouring bytes is masked.
+        shift = part * bits - to
+        if shift:
+            count = constant(INT32, abs(shift), self.lanes * steps // 4)
+            packed = b.lshr(packed, count) if shift > 0 else b.shl(packed, count)
+        mask = ((1 << bits) - 1) << to
+        kept = b.and_(packed, constant(INT32, mask * 0x01010101, self.lanes * steps // 4))
+        return b.bitcast(kept, self._bytes)
+
+    def _look_up(self, codes: ir.Value) -> ir.Value:
+        """The numbers of a codebook, none below zero, for codes of 4 bits."""
+        b, book = self.builder, self.form.codebook
+        assert book is not None
+        table = [number + self._zero for number in book]
+        count = codes.type.count
+        name = _LOOK_UP.get(count)
+        if name is not None and self.target.has_byte_look_up:
+            repeated = ir.Constant(codes.type, table * (count // 16))
+            return call_intrinsic(b, name, codes.type, [repeated, codes])
+        result: ir.Value = ir.Constant(codes.type, None)
+        for code, number in enumerate(table):
+            same = b.icmp_unsigned("==", codes, constant(UINT8, code, count))
+            result = b.select(same, constant(UINT8, number, count), result)
+        return result
+
+    # -- sums -------------------------------------------------------------------------------
+
+    def _repeated(self, row: int, k: ir.Value) -> ir.Value:
+        """``steps`` bytes of a row of ``a``, for every column."""
+        b = self.builder
+        together = ir.IntType(8 * self.steps)
+        at = b.gep(self.left[row], [k], source_etype=I8)
+        word = b.load(at, align=1, typ=together)
+        vector = ir.VectorType(together, self.lanes)
+        undefined = ir.Constant(vector, ir.Undefined)
+        everywhere = ir.Constant(ir.VectorType(I32, self.lanes), None)
+        first = b.insert_element(undefined, word, I32(0))
+        return b.bitcast(b.shuffle_vector(first, undefined, everywhere), self._bytes)
+
+    def _multiply(self, place: int, left: ir.Value, right: ir.Value) -> None:
+        b, slot = self.builder, self.exact[place]
+        total = b.load(slot, typ=register_type(INT32, self.lanes))
+        sums = add_products(b, self.target, total, (right, left), (UINT8, INT8), self.steps)
+        b.store(sums, slot)
+
+    def _add_group(
+        self,
+        start: ir.Value,
+        group: ir.Value,
+        sums: Sequence[Lane],
+        scales: Sequence[Lane],
+        minima: Sequence[Lane],
+    ) -> None:
+        """Adds a group's sums, scaled as columns are, to those of the block."""
+        b, form, layout = self.builder, self.form, self.layout
+        weights, offsets = scales, minima
+        if form.factors is not None:
+            codes = self._integers(start, layout.factors, group)
+            if layout.paired:
+                codes = [code & ((1 << MINIMA_SHIFT) - 1) for code in codes]
+            factors = [(code - form.factors.zero).astype(FLOAT32) for code in codes]
+            weights = [scale * factor for scale, factor in zip(scales, factors, strict=True)]
+        if form.minima is not None:
+            codes = self._integers(start, layout.minima, group)
+            if layout.paired:
+                codes = [code >> MINIMA_SHIFT for code in codes]
+            pairs = zip(minima, codes, strict=True)
+            offsets = [minimum * code.astype(FLOAT32) for minimum, code in pairs]
+        for row in range(len(self.left)):
+            moved = broadcast(sums[row], self.lanes).astype(FLOAT32)
+            for vector, weight in enumerate(weights):
+                place = row * self.vectors + vector
+                slot = self.block[place]
+                exact = b.load(self.exact[place], typ=register_type(INT32, self.lanes))
+                products = Lane(b, exact, INT32, self.lanes).astype(FLOAT32)
+                total = intrinsic("fmuladd", products, weight, self._value(slot))
+                if offsets:
+                    signed = moved if form.minimum_sign > 0 else -moved
+                    total = intrinsic("fmuladd", signed, offsets[vector], total)
+                b.store(total.value, slot)
+
+    def _value(self, slot: ir.Value) -> Lane:
+        value = self.builder.load(slot, typ=register_type(FLOAT32, self.lanes))
+        return Lane(self.builder, value, FLOAT32, self.lanes)
+
+    # -- scales -----------------------------------------------------------------------------
+
+    def _row(self, base: ir.Value, index: Dim, row: int) -> ir.Value:
+        """The address of what belongs to a row of ``a``: float32 or int32."""
+        parts = coefficient(index, self.gemm.m)
+        assert parts is not None
+        assert isinstance(parts[0], int)
+        return address(self.builder, base, INT32, I64(row * parts[0]))
+
+    def _scale(self, start: ir.Value, vector: int) -> Lane:
+        """The scales of a block's columns."""
+        if self.form.scale.kind == "f16":
+            return self._half(start, 0, vector)
+        b, lanes = self.builder, self.lanes
+        code = self._byte(start, I64(vector * lanes))
+        # Half of a power of two: the exponent of a float32, which is subnormal for the least two.
+        normal = (code - 1) << 23
+        subnormal = code.full(1 << 21) << code
+        small = b.icmp_unsigned("<", code.value, constant(INT32, 2, lanes))
+        bits = b.select(small, subnormal.value, normal.value)
+        return Lane(b, b.bitcast(bits, register_type(FLOAT32, lanes)), FLOAT32, lanes)
+
+    def _half(self, start: ir.Value, offset: int, vector: int) -> Lane:
+        """Float16s of a block's columns."""
+        b, lanes = self.builder, self.lanes
+        first = b.gep(start, [I64(offset)], source_etype=I8)
+        halves = load(b, first, FLOAT16, I64(vector * lanes), lanes)
+        return Lane(b, halves.value, FLOAT32, lanes)
+
+    def _integers(self, start: ir.Value, offset: int, group: ir.Value) -> list[Lane]:
+        """The bytes of a group's columns, by vector."""
+        b, panel = self.builder, self.gemm.panel
+        first = b.add(b.mul(group, I64(panel)), I64(offset * panel))
+        places = [b.add(first, I64(vector * self.lanes)) for vector in range(self.vectors)]
+        return [self._byte(start, place) for place in places]
+
+    def _byte(self, start: ir.Value, place: ir.Value) -> Lane:
+        """Bytes of columns, as int32."""
+        return load(self.builder, start, UINT8, place, self.lanes).astype(INT32)

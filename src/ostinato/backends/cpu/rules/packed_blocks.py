@@ -1,0 +1,330 @@
+"""Matmuls of 8-bit integers with packed weights, whose panels keep the bits of each element.
+
+A block of a panel has, for each of its columns, what a block of the format has, in the order in
+which a register tile reads it: the scales, the integers by which they count, a byte each, then the
+codes, in a *plane* for each field of bits that the format keeps apart.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cpu.rules.int_gemm import RowMatmul
+from ostinato.backends.cpu.rules.packing import BlockRows, PanelFormat
+from ostinato.dtypes import INT32, UINT8
+from ostinato.ir.types import TensorType
+from ostinato.lower.loopir.builder import symbols_of
+from ostinato.lower.loopir.merge_axes import merge_axes
+from ostinato.lower.loopir.nest import LoopNest
+from ostinato.lower.loopir.nodes import (
+    Apply,
+    Guard,
+    IndexValue,
+    Load,
+    Number,
+    Scalar,
+    Stage,
+    Store,
+)
+from ostinato.lower.loopir.views import unravel
+from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.rules.matmul_spec import row_spec
+from ostinato.ops.packed.formats import FORMATS, BlockFormat
+from ostinato.records import dataclass, field, replace
+from ostinato.variables import Dim, axis, bounds, ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cpu.rules.gemm import Gemm
+    from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
+    from ostinato.backends.cpu.rules.tiles import RegisterFile
+    from ostinato.ir.graph import Node, Value
+    from ostinato.lower.loopir.builder import KernelBuilder, Outputs
+    from ostinato.lower.loopir.views import Indices
+    from ostinato.ops.packed.fields import Field
+    from ostinato.variables import Symbol
+
+__all__ = ["MINIMA_SHIFT", "BlockPanels", "PackedBlockMatmul", "packed_block_matmul"]
+
+MINIMA_SHIFT = 4
+"""The position of the integer by which a minimum counts, where it shares a byte with a factor."""
+
+_MOST_ROWS, _MOST_VECTORS = 8, 4
+
+
+@dataclass(frozen=True)
+class BlockPanels(PanelFormat):
+    """The format of panels that hold blocks of packed weights.
+
+    Offsets are bytes of a column from the start of a block; a panel has the bytes of all columns
+    for each of them. ``steps`` positions of ``k`` are side by side in each plane of codes.
+
+    Attributes:
+        form: of the blocks.
+    """
+
+    form: BlockFormat = field(kw_only=True)
+
+    @property
+    def minimum(self) -> int:
+        """The offset of the minimum; the scale is at 0."""
+        return self.form.scale.nbytes
+
+    @property
+    def factors(self) -> int:
+        """The offset of the factors."""
+        return self.minimum + (0 if self.form.minimum is None else self.form.minimum.nbytes)
+
+    @property
+    def paired(self) -> bool:
+        """Whether a factor and the integer by which the minimum counts share a byte."""
+        factors, minima = self.form.factors, self.form.minima
+        return factors is not None and minima is not None and factors.bits + minima.bits <= 8
+
+    @property
+    def minima(self) -> int:
+        """The offset of the integers by which the minimum counts."""
+        if self.form.factors is None or self.paired:
+            return self.factors
+        return self.factors + self.form.groups
+
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """The offset of each plane of codes, in the order of the fields."""
+        offset = self.minima + (0 if self.form.minima is None else self.form.groups)
+        found = []
+        for part in self.form.codes.fields:
+            found.append(offset)
+            offset += self.form.size * part.bits // 8
+        return tuple(found)
+
+    @cached_property
+    def column_bytes(self) -> int:
+        """Bytes of a column of a block."""
+        return self.planes[-1] + self.form.size * self.form.codes.fields[-1].bits // 8
+
+    def size(self, depth: Dim, panel: int) -> Dim:
+        """Bytes of a panel."""
+        return self.blocks(depth) * (self.column_bytes * panel)
+
+    def blocks(self, depth: Dim) -> int:
+        """Blocks along ``k``."""
+        return bounds(depth)[1] // self.form.size
+
+    def __str__(self) -> str:
+        return f"blocks of {self.form.name} by {self.steps}"
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBlockMatmul(RowMatmul):
+    """A matmul with packed weights.
+
+    Attributes:
+        form: of the weights.
+        scales: the rows of the left operand's scales; ``sums``, those of its sums.
+    """
+
+    form: BlockFormat
+    scales: RowMatmul
+    sums: RowMatmul
+
+    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
+        """Two sums of each element are in registers: of a group in integers, of all in float32.
+
+        The time of a tile is that of its products, and of taking apart a row of the panel.
+        """
+        lanes = registers.vector_bytes // INT32.itemsize
+        rows_in_all = bounds(self.spec.m)[1]
+        widths = [-(-bounds(matmul.spec.n)[1] // lanes) for matmul in (self, *others)]
+
+        def time(shape: tuple[int, int]) -> tuple[int, int]:
+            rows, vectors = shape
+            tiles = -(-rows_in_all // rows) * sum(-(-width // vectors) for width in widths)
+            return tiles * (4 * rows * vectors + 10 * vectors + rows), -vectors
+
+        shapes = [
+            (rows, vectors)
+            for vectors in range(1, _MOST_VECTORS + 1)
+            for rows in range(1, min(_MOST_ROWS, max(1, rows_in_all)) + 1)
+            if 2 * rows * vectors + 2 * vectors + 4 <= registers.count
+        ]
+        rows, vectors = min(shapes, key=time)
+        return rows, vectors * lanes
+
+    def panel_format(self, registers: RegisterFile) -> BlockPanels:
+        return BlockPanels(UINT8, 4 if registers.byte_dots else 2, form=self.form)
+
+    @property
+    def row_operands(self) -> tuple[PackedMatmul, ...]:
+        return (self, self.scales, self.sums)
+
+    # -- packing ------------------------------------------------------------------------------
+
+    def packed_buffer(
+        self, panel: int, role: Role, form: PanelFormat | None = None
+    ) -> LoweredBuffer:
+        assert isinstance(form, BlockPanels)
+        blocks = form.blocks(self.spec.depth)
+        shape = (ceil_div(self.spec.n, panel), blocks, form.column_bytes * panel)
+        return LoweredBuffer(TensorType(UINT8, shape), role, f"{self.spec.node.label}.packed")
+
+    def pack_nest(
+        self,
+        build: KernelBuilder,
+        packed: LoweredBuffer,
+        panel: int,
+        variables: tuple[Symbol, ...],
+        form: PanelFormat | None = None,
+    ) -> LoopNest:
+        assert isinstance(form, BlockPanels)
+        return _Packing(self, build, packed, panel, form).nest(variables)
+
+    # -- the matmul ---------------------------------------------------------------------------
+
+    def kernel(
+        self,
+        build: KernelBuilder,
+        packed: Sequence[LoweredBuffer],
+        tile: tuple[int, int],
+        outputs: Outputs,
+        variables: tuple[Symbol, ...],
+        form: PanelFormat | None = None,
+        number: int = 0,
+    ) -> Gemm:
+        row = axis("m", self.spec.m)
+        scales, sums = (
+            build.at(part.spec.a, part.spec.a_at((), row, (0,)))
+            for part in (self.scales, self.sums)
+        )
+        assert isinstance(scales, Load)
+        assert isinstance(sums, Load)
+        kernel = super().kernel(build, packed, tile, outputs, variables, form, number)
+        blocks, left = self.form, (scales.buffer, scales.index, sums.buffer, sums.index)
+        rows = BlockRows(blocks.size, blocks.group, *left)
+        return replace(kernel, block_rows=rows)
+
+
+class _Packing:
+    """The kernel that brings packed weights into panels, zero beyond the last column."""
+
+    def __init__(
+        self,
+        matmul: PackedBlockMatmul,
+        build: KernelBuilder,
+        packed: LoweredBuffer,
+        panel: int,
+        form: BlockPanels,
+    ) -> None:
+        self.spec, self.form, self.panels = matmul.spec, matmul.form, form
+        self.build, self.panel = build, panel
+        panels, blocks, nbytes = packed.type.shape
+        self.which, self.block = build.axes((panels, blocks))
+        self.lane = build.axis(panel)
+        self.column = self.which * panel + self.lane
+        self.start = (self.which * blocks + self.block) * nbytes
+        self.position = build.argument(packed, writes=True)
+        self.stages: list[tuple[Indices, Store]] = []
+
+    def nest(self, variables: tuple[Symbol, ...]) -> LoopNest:
+        form, panels = self.form, self.panels
+        self._copy(0, form.scale.byte, form.scale.nbytes)
+        if form.minimum is not None:
+            self._copy(panels.minimum, form.minimum.byte, form.minimum.nbytes)
+        factors = () if form.factors is None else form.factors.fields
+        minima = () if form.minima is None else form.minima.fields
+        if panels.paired:
+            moved = [replace(part, to=part.to + MINIMA_SHIFT) for part in minima]
+            self._integers(panels.factors, (*factors, *moved))
+        else:
+            self._integers(panels.factors, factors)
+            self._integers(panels.minima, minima)
+        for offset, part in zip(panels.planes, form.codes.fields, strict=True):
+            self._plane(offset, part)
+        stores = self.build.finish([store for _, store in self.stages])
+        outer, merged = merge_axes(symbols_of((self.which, self.block)), stores)
+        stages = [
+            Stage(*merge_axes(symbols_of(axes), (store,)))
+            for (axes, _), store in zip(self.stages, merged, strict=True)
+        ]
+        return LoopNest(self.build.args, outer, tuple(stages), variables=variables)
+
+    def _copy(self, offset: int, byte: int, count: int) -> None:
+        """The bytes of a scale, as they are."""
+        which = self.build.axis(count)
+        value = self._byte(byte + which)
+        self._store((self.lane, which), offset, self.lane * count + which, value)
+
+    def _integers(self, offset: int, fields: Sequence[Field]) -> None:
+        """A byte for the integer of each group, if there are any."""
+        group = self.build.axis(self.form.groups)
+        value: Scalar | None = None
+        for part in fields:
+            bits = _shifted(self._bits(part, group), part.to)
+            value = bits if value is None else _applied("bitwise_or", value, bits)
+        if value is None:
+            return
+        self._store((group, self.lane), offset, group * self.panel + self.lane, value)
+
+    def _plane(self, offset: int, part: Field) -> None:
+        """The bits of all codes in a field: those of as many steps as a byte holds in each."""
+        steps, held = self.panels.steps, 8 // part.bits
+        row = self.build.axis(self.form.size // (steps * held))
+        step = self.build.axis(steps)
+        value: Scalar | None = None
+        for number in range(held):
+            element = (row * held + number) * steps + step
+            bits = _shifted(self._bits(part, element), number * part.bits)
+            value = bits if value is None else _applied("bitwise_or", value, bits)
+        assert value is not None
+        place = (row * self.panel + self.lane) * steps + step
+        self._store((row, self.lane, step), offset, place, value)
+
+    def _bits(self, part: Field, number: Dim) -> Scalar:
+        """A field's bits of one of the integers of a block."""
+        byte: Dim = part.byte
+        shift: Dim = part.shift
+        places = unravel([digit.count for digit in part.digits], number)
+        for digit, place in zip(part.digits, places, strict=True):
+            byte = byte + place * digit.nbytes
+            shift = shift + place * digit.bits
+        value = self._byte(byte)
+        if shift != 0:
+            value = _applied("bitwise_right_shift", value, IndexValue(shift, UINT8))
+        if part.bits < 8:
+            value = _applied("bitwise_and", value, Number(part.mask, UINT8))
+        if part.flip:
+            value = _applied("bitwise_xor", value, Number(part.flip, UINT8))
+        return value
+
+    def _byte(self, offset: Dim) -> Scalar:
+        """A byte of a block of the column's weights."""
+        return self.build.at(self.spec.b, (self.column, self.block * self.form.nbytes + offset))
+
+    def _store(self, axes: Indices, offset: int, place: Dim, value: Scalar) -> None:
+        spare = self.spec.n - 1 - self.column
+        if bounds(spare)[0] < 0:
+            value = Guard((spare,), value, Number(0, UINT8), UINT8)
+        index = self.start + offset * self.panel + place
+        self.stages.append((axes, Store(self.position, index, value)))
+
+
+def packed_block_matmul(node: Node) -> PackedBlockMatmul:
+    """``packed_block_matmul``: rows of bytes times packed weights."""
+    q, q_scales, q_sums, w = node.inputs
+
+    def rows(left: Value) -> RowMatmul:
+        return RowMatmul(replace(row_spec(node, left, w), n=w.shape[0]))
+
+    form = FORMATS[node.attrs["format"]]
+    return PackedBlockMatmul(rows(q).spec, form, rows(q_scales), rows(q_sums))
+
+
+def _applied(op: str, *operands: Scalar) -> Scalar:
+    return Apply(op, operands, UINT8)
+
+
+def _shifted(value: Scalar, count: int) -> Scalar:
+    """``value``, shifted to the left."""
+    return _applied("bitwise_left_shift", value, Number(count, UINT8)) if count else value

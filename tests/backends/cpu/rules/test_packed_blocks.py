@@ -1,0 +1,102 @@
+"""Packed weights on every level, between guard pages, and the bits of a row whatever its tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.backends.cpu.rules.gemm import Gemm
+from ostinato.backends.cpu.rules.packed_blocks import BlockPanels
+from ostinato.errors import DeviceUnavailableError
+from ostinato.ops.packed.formats import FORMATS
+from tests.packed_blocks import random_blocks
+
+Array = np.ndarray[Any, Any]
+Lowered = Callable[[ost.Graph, str], Any]
+
+#: ``host`` has the instruction that multiplies four bytes at once, where this machine does.
+LEVELS = ("host", "avx512", "avx2", "sse2")
+
+COMPUTED = [name for name, form in FORMATS.items() if form.computed]
+
+#: Rows, blocks and columns: ones, primes, and both sides of the edges of vectors and tiles.
+SIZES = [(1, 1, 1), (3, 2, 17), (9, 1, 33), (1, 3, 64), (17, 1, 5)]
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    g = ost.Graph("nothing")
+    g.set_outputs([g.input("x", (1,))])
+    try:
+        ost.Session("cpu").compile(g, options=ost.CompileOptions(target=request.param))
+    except DeviceUnavailableError as error:
+        pytest.skip(str(error))
+    return str(request.param)
+
+
+def operands(name: str, rows: int, blocks: int, columns: int) -> dict[str, Array]:
+    """Integers of which many are the extreme ones, their scales and sums, and weights."""
+    form, rng = FORMATS[name], np.random.default_rng(rows + blocks + columns)
+    q = rng.integers(-127, 128, (rows, blocks * form.size), np.int8)
+    extreme = rng.random(q.shape)
+    q[extreme < 0.1], q[extreme > 0.9] = -127, 127
+    count = columns * blocks
+    w = random_blocks(rng, name.removeprefix("gguf:"), count, hard=False)
+    return {
+        "q": q,
+        "q_scales": rng.uniform(0, 0.1, (rows, blocks)).astype(np.float32),
+        "q_sums": q.reshape(rows, -1, form.group).sum(-1, dtype=np.int32),
+        "w": w.reshape(columns, -1),
+    }
+
+
+def graph(name: str, arrays: dict[str, Array]) -> ost.Graph:
+    g = ost.Graph("blocks")
+    left = [
+        g.input(key, arrays[key].shape, arrays[key].dtype) for key in ("q", "q_scales", "q_sums")
+    ]
+    g.set_outputs([g.packed_block_matmul(*left, g.param("w", arrays["w"].shape, "uint8"), name)])
+    return g
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_blocks(lowered: Lowered, level: str, name: str) -> None:
+    for rows, blocks, columns in SIZES if level == "host" else SIZES[1::2]:
+        arrays = operands(name, rows, blocks, columns)
+        g = graph(name, arrays)
+        (actual,) = lowered(g, level)(arrays)
+        params = {"w": arrays.pop("w")}
+        (expected,) = ost.reference.evaluate(g, arrays, params)
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-6 * scale)
+
+
+def test_columns_fill_panels_with_nothing_else(lowered: Lowered) -> None:
+    """A panel has the bytes of its blocks, one for each 6-bit scale, two small ones in one."""
+    extra = {"gguf:q3_k": 4, "gguf:q4_k": 4, "gguf:q5_k": 4, "gguf:iq4_xs": 2}
+    for name in COMPUTED:
+        kernels = lowered(graph(name, operands(name, 1, 1, 1)), "avx2").kernels
+        (form,) = (kernel.b_format for kernel in kernels if isinstance(kernel, Gemm))
+        assert isinstance(form, BlockPanels)
+        assert form.column_bytes == FORMATS[name].nbytes + extra.get(name, 0)
+
+
+@pytest.mark.parametrize("name", ["gguf:q4_0", "gguf:q5_k", "gguf:iq4_nl"])
+def test_the_bits_of_a_row(level: str, name: str) -> None:
+    arrays = operands(name, 19, 2, 70)
+    n = ost.Variable("n", 1, 19)
+    form = FORMATS[name]
+    g = ost.Graph("rows")
+    x = g.input("x", (n, 2 * form.size))
+    g.set_outputs([g.packed_matmul(x, g.param("w", arrays["w"].shape, "uint8"), name)])
+    options = ost.CompileOptions(target=level)
+    compiled = ost.Session("cpu", threads=2).compile(g, {"w": arrays["w"]}, options=options)
+    data = np.random.default_rng(0).standard_normal((19, 2 * form.size)).astype(np.float32)
+    (whole,) = compiled.run({"x": data})
+    for first, count in ((0, 1), (18, 1), (1, 2), (2, 7), (0, 8), (3, 9), (5, 13)):
+        (some,) = compiled.run({"x": data[first : first + count]})
+        np.testing.assert_array_equal(some, whole[first : first + count])

@@ -1,0 +1,1 @@
+"""GGUF files: what the ``gguf`` package writes, hostile ones, and mutated ones."""
