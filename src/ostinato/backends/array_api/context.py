@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostinato.backends.array_api.arrays import aligned_bytes
 from ostinato.backends.common.commands import ProgramCall, Resident
