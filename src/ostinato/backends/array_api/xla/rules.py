@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,29 @@ def _matmul(
 
     x, y = operands
     sums = node.outputs[0].dtype.accumulator
-    precision = evaluator.xp.precision
-    return jnp.matmul(x, y, precision=precision, preferred_element_type=sums.numpy)
+    settings = {
+        "precision": evaluator.xp.precision,
+        "preferred_element_type": sums.numpy,
+    }
+    lead = x.shape[:-2]
+    if x.ndim < 4 or lead != y.shape[:-2]:
+        return jnp.matmul(x, y, **settings)
+    # One axis for all matrices: with several, XLA's CPU copies an operand that is transposed.
+    count = math.prod(lead)
+    rows, columns = x.reshape((count, *x.shape[-2:])), y.reshape((count, *y.shape[-2:]))
+    return jnp.matmul(rows, columns, **settings).reshape((*lead, x.shape[-2], y.shape[-1]))
+
+
+def _permute_dims(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    """Without axes of one element, so that a product can take the transposition as its own."""
+    (x,) = operands
+    axes = attrs["axes"]
+    kept = [axis for axis, size in enumerate(x.shape) if size != 1]
+    order = [kept.index(axis) for axis in axes if axis in kept]
+    moved = x.reshape([x.shape[axis] for axis in kept]).transpose(order)
+    return moved.reshape([x.shape[axis] for axis in axes])
 
 
 def _conv(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
@@ -131,6 +153,7 @@ def _recurrent_scan(
 RULES: Mapping[str, NativeRule] = MappingProxyType(
     {
         "matmul": _matmul,
+        "permute_dims": _permute_dims,
         "conv": _conv,
         "integer_conv": _integer_conv,
         "dynamic_slice": _dynamic_slice,
