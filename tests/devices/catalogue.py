@@ -54,6 +54,7 @@ TRAITS = {
     "host_threads": "computes on threads of this process, as many as a session asks for",
     "lowers": "fuses by Ostinato's own lowering, and prepares weights once per write",
     "llvm": "compiles kernels to machine code by LLVM, for the native core",
+    "subnormals": "computes with subnormal numbers; without, they count as zero",
     "quick": "runs a product of two 256 x 256 matrices in milliseconds",
 }
 
@@ -75,7 +76,7 @@ class SuiteDevice:
 
     name: str
     sample: int = 0
-    traits: frozenset[str] = frozenset({"quick"})
+    traits: frozenset[str] = frozenset({"quick", "subnormals"})
     build_ahead: str = ""
 
     @property
@@ -86,17 +87,19 @@ class SuiteDevice:
 
 _LISTED = (
     SuiteDevice("cpu", sample=1, traits=frozenset(TRAITS)),
-    SuiteDevice("loops", sample=8, traits=frozenset({"every_op", "host_memory", "lowers"})),
-    SuiteDevice("cudahost", traits=frozenset({"every_op", "lowers"})),
+    SuiteDevice(
+        "loops", sample=8, traits=frozenset({"every_op", "host_memory", "lowers", "subnormals"})
+    ),
+    SuiteDevice("cudahost", traits=frozenset({"every_op", "lowers", "subnormals"})),
     SuiteDevice(
         "cudaemu",
-        traits=frozenset({"every_op", "host_memory", "lowers"}),
+        traits=frozenset({"every_op", "host_memory", "lowers", "subnormals"}),
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
-    SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "lowers", "quick"})),
-    SuiteDevice("webgpu", sample=100, traits=frozenset({"every_op", "lowers"})),
+    SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "lowers", "quick", "subnormals"})),
+    SuiteDevice("webgpu", sample=100, traits=frozenset({"every_op", "lowers", "subnormals"})),
     SuiteDevice("xla", sample=100, traits=frozenset({"every_op"})),
-    SuiteDevice("mlx", sample=100, traits=frozenset({"every_op"})),
+    SuiteDevice("mlx", sample=100, traits=frozenset({"every_op", "subnormals"})),
 )
 
 #: Every device that the project tests, by name.

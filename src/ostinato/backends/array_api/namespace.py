@@ -110,7 +110,20 @@ class ArrayNamespace(ABC):
 
     def floor_divide(self, x: Any, y: Any) -> Any:
         """The quotient rounded down; 0 for an integer divided by zero."""
+        x, y = self.asarray(x), self.asarray(y)
+        if self.dtype_of(y).is_float:
+            return self._floor_of_quotient(x, y, self.fmod(x, y))
         return self._by_nonzero(self._module.floor_divide, x, y)
+
+    def _floor_of_quotient(self, x: Any, y: Any, rest: Any) -> Any:
+        """The quotient of floats, rounded down, as NumPy has it."""
+        quotient = (x - rest) / y
+        below = self.logical_and(rest != 0, (rest < 0) != (y < 0))
+        quotient = self.where(below, quotient - 1.0, quotient)
+        whole = self.floor(quotient)
+        whole = self.where(quotient - whole > 0.5, whole + 1.0, whole)
+        whole = self.where(quotient == 0, self.copysign(0.0, x / y), whole)
+        return self.where(y == 0, x / y, whole)
 
     def remainder(self, x: Any, y: Any) -> Any:
         """The remainder with the sign of ``y``; 0 for an integer by zero."""

@@ -45,6 +45,7 @@ class MlxNamespace(ArrayNamespace):
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
         """A copy of an array of NumPy's."""
         mx, dtype = self._module, DType.parse(array.dtype)
+        array = np.ascontiguousarray(array).reshape(array.shape)
         if dtype.name == "bfloat16":  # NumPy's buffer has no format for it
             return mx.array(array.view(np.uint16)).view(mx.bfloat16)
         return mx.array(array, self.native(dtype))
@@ -145,16 +146,6 @@ class MlxNamespace(ArrayNamespace):
         exact = self.where(y == -1, -x, exact)
         below = self.logical_and(rest != 0, (rest < 0) != (y < 0))
         return self.where(below, exact - 1, exact)
-
-    def _floor_of_quotient(self, x: Any, y: Any, rest: Any) -> Any:
-        """The quotient of floats, rounded down, as NumPy has it."""
-        quotient = (x - rest) / y
-        below = self.logical_and(rest != 0, (rest < 0) != (y < 0))
-        quotient = self.where(below, quotient - 1.0, quotient)
-        whole = self._module.floor(quotient)
-        whole = self.where(quotient - whole > 0.5, whole + 1.0, whole)
-        whole = self.where(quotient == 0, self.copysign(0.0, x / y), whole)
-        return self.where(y == 0, x / y, whole)
 
     def _is_signed(self, x: Any) -> bool:
         return self.dtype_of(x).is_signed
