@@ -127,7 +127,16 @@ class ArrayNamespace(ABC):
 
     def remainder(self, x: Any, y: Any) -> Any:
         """The remainder with the sign of ``y``; 0 for an integer by zero."""
+        x, y = self.asarray(x), self.asarray(y)
+        if self.dtype_of(y).is_float:
+            return self._float_remainder(x, y)
         return self._by_nonzero(self._module.remainder, x, y)
+
+    def _float_remainder(self, x: Any, y: Any) -> Any:
+        rest = self.fmod(x, y)
+        other = self.logical_and(rest != 0, (rest < 0) != (y < 0))
+        rest = self.where(other, rest + y, rest)
+        return self.where(rest == 0, self.copysign(self.asarray(0, self.dtype_of(y)), y), rest)
 
     def _by_nonzero(self, function: Any, x: Any, y: Any) -> Any:
         """A function of integers that is 0 where the second one is."""

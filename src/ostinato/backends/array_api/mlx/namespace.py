@@ -157,12 +157,11 @@ class MlxNamespace(ArrayNamespace):
     def remainder(self, x: Any, y: Any) -> Any:
         """The remainder with the sign of ``y``; 0 for an integer by zero."""
         x, y = self._alike(x, y)
+        if self.dtype_of(y).is_float:
+            return self._float_remainder(x, y)
         rest = self.fmod(x, y)
         other = self.logical_and(rest != 0, (rest < 0) != (y < 0))
-        rest = self.where(other, rest + y, rest)
-        if self.dtype_of(y).is_float:
-            rest = self.where(rest == 0, self.copysign(0.0, y), rest)
-        return rest
+        return self.where(other, rest + y, rest)
 
     def fmod(self, x: Any, y: Any) -> Any:
         """The remainder with the sign of ``x``; 0 for an integer by zero."""
