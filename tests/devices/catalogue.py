@@ -54,7 +54,7 @@ TRAITS = {
     "host_threads": "computes on threads of this process, as many as a session asks for",
     "lowers": "fuses by Ostinato's own lowering, and prepares weights once per write",
     "llvm": "compiles kernels to machine code by LLVM, for the native core",
-    "subnormals": "computes with subnormal numbers; without, they count as zero",
+    "subnormals": "takes no number below the least normal one for zero",
     "quick": "runs a product of two 256 x 256 matrices in milliseconds",
 }
 
@@ -85,21 +85,22 @@ class SuiteDevice:
         return self.name in TEST_BACKENDS or ost.is_available(self.name)
 
 
+#: The traits of devices with a lowering of Ostinato's, and kernels of their own.
+_WHOLE = frozenset({"every_op", "lowers", "subnormals"})
+
 _LISTED = (
     SuiteDevice("cpu", sample=1, traits=frozenset(TRAITS)),
-    SuiteDevice(
-        "loops", sample=8, traits=frozenset({"every_op", "host_memory", "lowers", "subnormals"})
-    ),
-    SuiteDevice("cudahost", traits=frozenset({"every_op", "lowers", "subnormals"})),
+    SuiteDevice("loops", sample=8, traits=_WHOLE),
+    SuiteDevice("cudahost", traits=_WHOLE),
     SuiteDevice(
         "cudaemu",
-        traits=frozenset({"every_op", "host_memory", "lowers", "subnormals"}),
+        traits=_WHOLE,
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
-    SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "lowers", "quick", "subnormals"})),
-    SuiteDevice("webgpu", sample=100, traits=frozenset({"every_op", "lowers", "subnormals"})),
-    SuiteDevice("xla", sample=100, traits=frozenset({"every_op"})),
-    SuiteDevice("mlx", sample=100, traits=frozenset({"every_op", "subnormals"})),
+    SuiteDevice("cuda", sample=30, traits=_WHOLE | {"quick"}),
+    SuiteDevice("webgpu", sample=100, traits=_WHOLE | {"quick"}),
+    SuiteDevice("xla", sample=100, traits=frozenset({"every_op", "quick"})),
+    SuiteDevice("mlx", sample=100, traits=frozenset({"every_op", "quick"})),
 )
 
 #: Every device that the project tests, by name.

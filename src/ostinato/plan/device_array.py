@@ -13,7 +13,7 @@ __all__ = ["CUDA", "DeviceArray", "Flags", "device_of", "may_share_memory", "on_
 CUDA = 2
 
 #: By kind of device, DLPack's type of it.
-_DLPACK_TYPES = {"CUDA": CUDA, "WEBGPU": 15}
+_DLPACK_TYPES = {"CUDA": CUDA, "VULKAN": 7, "METAL": 8, "WEBGPU": 15}
 
 
 class Flags(NamedTuple):

@@ -274,11 +274,11 @@ def replaced(module: nn.Module) -> None:
 
 
 def loaded(module: nn.Module) -> None:
-    module.load_state_dict(network().state_dict())
+    module.load_state_dict(network().state_dict(), strict=False)
 
 
 def assigned(module: nn.Module) -> None:
-    module.load_state_dict(network().state_dict(), assign=True)
+    module.load_state_dict(network().state_dict(), assign=True, strict=False)
 
 
 def swapped(module: nn.Module) -> None:
@@ -286,11 +286,30 @@ def swapped(module: nn.Module) -> None:
 
 
 def other_layer(module: nn.Module) -> None:
-    module[1] = nn.Sequential(nn.Linear(8, 3), nn.Tanh())
+    module[1] = nn.Sequential(nn.Linear(8, 2), nn.Tanh())
 
 
 def other_dtype(module: nn.Module) -> None:
     module.double().float()
+
+
+def transposed(module: nn.Module) -> None:
+    """The same memory, read in another order."""
+    module[2].weight.data = module[2].weight.data.t()
+
+
+def hooked(module: nn.Module) -> None:
+    module[0].register_forward_hook(lambda *args: args[-1] * 2)
+    module[1][1].register_forward_pre_hook(lambda layer, args: (args[0] + 1,))
+
+
+def unhooked(module: nn.Module) -> None:
+    module[2]._forward_hooks.clear()
+
+
+def hooked_otherwise(module: nn.Module) -> None:
+    unhooked(module)
+    module[2].register_forward_hook(lambda *args: args[-1] - 1)
 
 
 def resized(module: nn.Module) -> None:
@@ -302,10 +321,15 @@ def resized(module: nn.Module) -> None:
 @pytest.mark.parametrize("weights", ["checked", "live"])
 @pytest.mark.parametrize(
     "change",
-    [in_place, replaced, loaded, assigned, swapped, other_layer, other_dtype, resized],
+    [
+        *(in_place, replaced, loaded, assigned, swapped, other_layer, other_dtype, resized),
+        *(transposed, hooked, unhooked, hooked_otherwise),
+    ],
 )
 def test_changed_weights(weights, change):
     module = network()
+    module.append(nn.Linear(2, 2))
+    module[2].register_forward_hook(lambda *args: args[-1] + 1)
     x = torch.randn(3, 4)
     compiled = compile_module(module, x, weights=weights)
     for _ in range(3):

@@ -182,7 +182,7 @@ class CompiledModule:
         check_gradients(leaves)
         with self._guard:
             self._quick = None
-            if not self._modes_intact():
+            if not self._modes.intact():
                 self._programs.clear()
                 self._remember_modes()
             program, shapes = self._program(args, kwargs, leaves, spec)
@@ -205,9 +205,6 @@ class CompiledModule:
         if module is None and isinstance(owner, torch.nn.Module):
             module = owner
         self._modes = TrainingModes(module)
-
-    def _modes_intact(self) -> bool:
-        return all(table.get(key) is value for table, key, value in self._modes.entries)
 
     def _program(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any

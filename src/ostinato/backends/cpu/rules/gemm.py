@@ -106,6 +106,7 @@ class Gemm(CpuKernel):
         b_format: how panels hold their elements; ``None``: as the accumulator does.
         scales: what weighs the products of each block of ``k``, if anything does.
         block_rows: the left operand's scales and sums, if panels hold blocks of packed weights.
+        chains: partial sums per element; ``None``: as many as hide the latency of each tile.
         item_rows: rows of an item, a multiple of ``rows``; ``None``: as many as are worth it.
         caches: those of a core, which the order of items suits.
         prefetch: the distances at which panels are prefetched; ``None``: they are not.
@@ -133,6 +134,7 @@ class Gemm(CpuKernel):
     caches: CacheSizes = field(default_factory=CacheSizes)
     prefetch: Prefetch | None = None
     block_rows: BlockRows | None = None
+    chains: int | None = None
 
     renderer: ClassVar[str] = "gemm"
 
@@ -161,7 +163,8 @@ class Gemm(CpuKernel):
         left = f"{self.a_dtype.short} b{self.a}[{text.dim(self.a_index)}]"
         kind = "" if self.b_format is None else f"{self.b_format} "
         right = f"{kind}b{self.b}.group[{text.dim(self.b_group)}]"
-        text.line(1, f"accumulate {self.acc.short} {left} * {right}")
+        chains = "" if self.chains is None else f" in sums of {self.chains}"
+        text.line(1, f"accumulate {self.acc.short} {left} * {right}{chains}")
         if (scales := self.scales) is not None:
             left = f"f32 b{scales.a}[{text.dim(scales.a_index)}]"
             right = f"{scales.b_dtype.short} b{scales.b}"
@@ -336,7 +339,7 @@ class Gemm(CpuKernel):
         vectors, rest = max(1, self.panel // lanes), m % self.block
         # A tile that splits k among partial sums would have others if it went on with one.
         lowest = rest if 0 < rest < self.rows else self.rows
-        if chains_of(lowest * vectors) > 1:
+        if (self.chains or chains_of(lowest * vectors)) > 1:
             return None
         step_bytes = self.panel * self.b_dtype.itemsize
         steps = max(_STEPS, fetch.block_bytes // step_bytes // _STEPS * _STEPS)

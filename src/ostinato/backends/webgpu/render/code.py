@@ -11,7 +11,7 @@ from ostinato.backends.common.clike.scopes import Index, Scope
 from ostinato.backends.common.clike.statements import evaluated, interleaves
 from ostinato.backends.common.clike.values import Code, CValue
 from ostinato.backends.common.clike.writer import Writer
-from ostinato.backends.webgpu.kernel import ENTRY_POINT, Shader
+from ostinato.backends.webgpu.kernel import ENTRY_POINT, F16, Shader
 from ostinato.backends.webgpu.library import needed
 from ostinato.backends.webgpu.render.arrays import KernelArrays
 from ostinato.backends.webgpu.render.dialect import WgslDialect
@@ -99,7 +99,7 @@ class KernelCode:
             features: those of the device that the statements need.
         """
         body = self.writer.text
-        parts = [f"enable {_ENABLED[feature]};" for feature in sorted(features)]
+        parts = ["enable f16;"] * (F16 in features)
         accesses = _reachable(body, self.arrays.functions())
         text = "\n".join((*accesses, body))
         parts.append(self.arrays.declarations())
@@ -196,9 +196,6 @@ class NestCode(KernelCode):
     def dtype(self, number: int) -> DType:
         args = len(self.nest.args)
         return super().dtype(number) if number < args else self.nest.temps[number - args].dtype
-
-
-_ENABLED = {"shader-f16": "f16", "subgroups": "subgroups"}
 
 
 def _reachable(text: str, functions: dict[str, str]) -> list[str]:
