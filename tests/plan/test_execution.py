@@ -432,6 +432,7 @@ def test_every_node_unfused_has_its_value(session: ost.Session) -> None:
     assert len({(b.storage_id, b.offset) for b in ranges if b}) == len(values)
 
 
+@pytest.mark.needs("lowers")
 def test_intermediates_share_memory_unless_kept(session: ost.Session) -> None:
     graph = ost.Graph("long")
     x = graph.input("x", (64, 64))
