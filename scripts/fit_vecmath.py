@@ -1,4 +1,4 @@
-"""Derives the coefficients in ``ostinato/backends/cpu/llvm/vecmath/coefficients.py``.
+"""Derives the coefficients in ``ostinato/backends/common/coefficients.py``.
 
 Each entry is a minimax fit of *relative* error by Remez' exchange in 60-digit arithmetic (mpmath,
 the only requirement). Coefficients are rounded to the target format one at a time, lowest power

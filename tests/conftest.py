@@ -22,6 +22,9 @@ os.environ["OSTINATO_CACHE_DIR"] = str(ROOT / "build" / "test-cache")
 # Matrices of tests are small: a second thread of NumPy's BLAS would only wait, in a busy loop.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Mesa's layer that chooses among GPUs looks for a display, and complains where there is none.
+os.environ.setdefault("NODEVICE_SELECT", "1")
+
 # No test fails because the machine is busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")

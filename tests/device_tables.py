@@ -29,6 +29,9 @@ PAGES = (ROOT / "docs" / "devices.md", ROOT / "README.md")
 _CAPABILITIES = {
     "cpu": "ostinato.backends.cpu.capabilities:CAPABILITIES",
     "cuda": "ostinato.backends.cuda.capabilities:CAPABILITIES",
+    "webgpu": "ostinato.backends.webgpu.capabilities:CAPABILITIES",
+    "xla": "ostinato.backends.array_api.xla.capabilities:CAPABILITIES",
+    "mlx": "ostinato.backends.array_api.mlx.capabilities:CAPABILITIES",
 }
 
 _ABILITIES = {

@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.registered import open_session
 
 Array = np.ndarray[Any, Any]
+pytestmark = pytest.mark.needs("capture", "quick", "single_ops")
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 COUNT = 64
 
@@ -95,8 +98,8 @@ def loop(model: ModuleType) -> ModuleType:
 
 
 @pytest.fixture
-def session() -> ost.Session:
-    session = ost.Session("cpu", threads=1)
+def session(device: str) -> ost.Session:
+    session = open_session(device, threads=1)
     session.context.set_dev_state_mode(True)
     return session
 
@@ -138,9 +141,9 @@ def test_the_tokens_are_many(case: Case) -> None:
     assert len(set(case.tokens)) > 10
 
 
-def test_as_a_plan(model: ModuleType, case: Case) -> None:
+def test_as_a_plan(model: ModuleType, case: Case, device: str) -> None:
     """The Variables given as launch arguments, with no context in sight."""
-    plan = ost.Session("cpu", threads=1).prepare(model.decoder_graph(case.config, case.weights))
+    plan = open_session(device, threads=1).prepare(model.decoder_graph(case.config, case.weights))
     following = plan.output_buffer()
     token, tokens = case.first, []
     for position in range(COUNT):
@@ -194,8 +197,8 @@ def test_a_recorded_session(
     assert loop.generate(session, way, COUNT, case.first) == case.tokens
 
 
-def test_on_two_threads(loop: ModuleType, pair: list[Case]) -> None:
-    session = ost.Session("cpu", threads=2)
+def test_on_two_threads(loop: ModuleType, pair: list[Case], device: str) -> None:
+    session = open_session(device, threads=2)
     session.context.set_dev_state_mode(True)
     case = pair[0]
     way = loop.replayed(session, loop.bound(session, case.config, case.weights))
@@ -325,8 +328,8 @@ def test_two_models_and_shuffled_keys_never_cross(
     assert runner.eager + runner.replayed == 6 * COUNT
 
 
-def test_the_same_key_in_two_contexts(loop: ModuleType, pair: list[Case]) -> None:
-    sessions = [ost.Session("cpu", threads=1) for _ in pair]
+def test_the_same_key_in_two_contexts(loop: ModuleType, pair: list[Case], device: str) -> None:
+    sessions = [open_session(device, threads=1) for _ in pair]
     ways = []
     for session, case in zip(sessions, pair, strict=True):
         session.context.set_dev_state_mode(True)

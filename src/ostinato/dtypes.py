@@ -188,7 +188,7 @@ class DType:
         try:
             name = np.dtype(dtype).name
         except TypeError:
-            name = str(dtype)
+            name = str(dtype).removeprefix("mlx.core.")  # MLX has objects of its own
         if name in _BY_NAME:
             return _BY_NAME[name]
         known = ", ".join(d.name for d in (*ALL_DTYPES, *NARROW_DTYPES))

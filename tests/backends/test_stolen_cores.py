@@ -32,12 +32,12 @@ def test_only_workers_are_moved_and_all_get_their_processors_back(cc, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("device", "value", "message"),
+    ("name", "value", "message"),
     [("cpu", "yes", "True or False, got 'yes'"), ("cuda", True, "for the CPU.*CUDA:0")],
 )
-def test_values_that_make_no_sense(device, value, message):
+def test_values_that_make_no_sense(name, value, message):
     with pytest.raises(ost.InputError, match=message):
-        ost.Session(device, recover_stolen_cores=value)
+        ost.Session(name, recover_stolen_cores=value)
 
 
 @pytest.mark.parametrize("recover", [False, True])

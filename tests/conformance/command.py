@@ -12,7 +12,7 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-from tests.devices.catalogue import abilities, catalogued, missing
+from tests.devices.catalogue import abilities, catalogued, is_known, missing
 from tests.devices.refusals import refused
 from tests.devices.registered import open_session
 
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None, device: str | None = None) -> i
         keyword=options.keyword,
         logs=options.logs,
     )
+    if not is_known(settings.device):
+        raise SystemExit(f"--device: {missing(settings.device)}")
     if (reason := missing(settings.device)) is not None:
         print(f"skipped: {reason}")
         _write(options.json, {"device": settings.device, "skipped": reason})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.selection import REFUSED
+from tests.devices.catalogue import REFUSED
 
 __all__ = ["pytest_addoption", "pytest_configure"]
 

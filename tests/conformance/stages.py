@@ -30,7 +30,7 @@ TESTS = {
         f"{_HERE}/test_{name}.py"
         for name in ("arrays", "big_graphs", "composition_recipes", "compositions", "fuzz")
     ],
-    "models": [f"{_HERE}/test_models.py"],
+    "models": [f"{_HERE}/test_models.py", "tests/test_decode_loop.py"],
     "control": ["tests/control"],
     "contract": ["tests/runtime", "tests/plan", "tests/devices/test_capabilities.py"],
     "sessions": ["tests/eager", f"{_HERE}/test_sessions.py", f"{_HERE}/test_session_fusion.py"],
@@ -166,11 +166,13 @@ class Suites:
         """
         stage, start, settings = Stage(name), time.monotonic(), self.settings
         keywords = " and ".join(f"({each})" for each in (keyword, settings.keyword) if each)
-        workers = [] if around or settings.workers < 2 else ["-n", str(settings.workers)]
+        # In processes of xdist, a test that crashes takes no other with it.
+        workers = [] if around else ["-n", str(settings.workers)]
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report"
             command = [*around, sys.executable, "-m", "pytest", "-q", "--tb=short", *tests]
-            command += ["-m", "", "-k", keywords, "-p", "tests.conformance.outcomes", *workers]
+            command += ["-c", "pyproject.toml", "-m", "", "-k", keywords, *workers]
+            command += ["-p", "tests.devices.selection", "-p", "tests.conformance.outcomes"]
             if chosen:
                 command += ["--devices", settings.device, "--sample", str(settings.sample)]
             environment = {**os.environ, "PYTEST_ADDOPTS": f"--outcomes={report}"}

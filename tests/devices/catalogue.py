@@ -11,10 +11,24 @@ from dataclasses import dataclass
 from functools import cache
 
 import ostinato as ost
+from ostinato.backends.device import KINDS
+from ostinato.backends.registration import Registrations
 
 from .registered import TEST_BACKENDS, open_session
 
-__all__ = ["ABILITIES", "CATALOGUE", "SuiteDevice", "abilities", "catalogued", "missing"]
+__all__ = [
+    "ABILITIES",
+    "CATALOGUE",
+    "REFUSED",
+    "SuiteDevice",
+    "abilities",
+    "catalogued",
+    "is_known",
+    "missing",
+]
+
+#: The beginning of the reason of a test that is skipped since its device refuses a node.
+REFUSED = "refused by the capabilities: "
 
 #: Capabilities that are abilities: the truth values among them.
 CAPABILITIES = frozenset(
@@ -38,7 +52,9 @@ TRAITS = {
     "fork": "works in a child of a fork",
     "host_memory": "keeps everything in memory of this process, and returns results without copies",
     "host_threads": "computes on threads of this process, as many as a session asks for",
+    "lowers": "fuses by Ostinato's own lowering, and prepares weights once per write",
     "llvm": "compiles kernels to machine code by LLVM, for the native core",
+    "subnormals": "takes no number below the least normal one for zero",
     "quick": "runs a product of two 256 x 256 matrices in milliseconds",
 }
 
@@ -60,7 +76,7 @@ class SuiteDevice:
 
     name: str
     sample: int = 0
-    traits: frozenset[str] = frozenset({"quick"})
+    traits: frozenset[str] = frozenset({"quick", "subnormals"})
     build_ahead: str = ""
 
     @property
@@ -69,19 +85,22 @@ class SuiteDevice:
         return self.name in TEST_BACKENDS or ost.is_available(self.name)
 
 
+#: The traits of devices with a lowering of Ostinato's, and kernels of their own.
+_WHOLE = frozenset({"every_op", "lowers", "subnormals"})
+
 _LISTED = (
     SuiteDevice("cpu", sample=1, traits=frozenset(TRAITS)),
-    SuiteDevice("loops", sample=8, traits=frozenset({"every_op", "host_memory"})),
-    SuiteDevice("cudahost", traits=frozenset({"every_op"})),
+    SuiteDevice("loops", sample=8, traits=_WHOLE),
+    SuiteDevice("cudahost", traits=_WHOLE),
     SuiteDevice(
         "cudaemu",
-        traits=frozenset({"every_op", "host_memory"}),
+        traits=_WHOLE,
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
-    SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "quick"})),
-    SuiteDevice("webgpu", sample=60),
-    SuiteDevice("xla", sample=60),
-    SuiteDevice("mlx", sample=60),
+    SuiteDevice("cuda", sample=30, traits=_WHOLE | {"quick"}),
+    SuiteDevice("webgpu", sample=100, traits=_WHOLE | {"quick"}),
+    SuiteDevice("xla", sample=100, traits=frozenset({"every_op", "quick"})),
+    SuiteDevice("mlx", sample=100, traits=frozenset({"every_op", "quick"})),
 )
 
 #: Every device that the project tests, by name.
@@ -91,6 +110,15 @@ CATALOGUE = {listed.name: listed for listed in _LISTED}
 def catalogued(name: str) -> SuiteDevice:
     """The entry of a device; one that is not listed, such as a plug-in's, has no special traits."""
     return CATALOGUE.get(name.partition(":")[0]) or SuiteDevice(name)
+
+
+def is_known(name: str) -> bool:
+    """Whether a device has a name of Ostinato's, of the tests', or of a package's that is here."""
+    try:
+        kind = ost.Device.parse(name).kind
+    except ost.DeviceUnavailableError:
+        return False
+    return kind in (*KINDS, *map(str.upper, TEST_BACKENDS)) or Registrations().of(kind) is not None
 
 
 @cache

@@ -22,12 +22,9 @@ import pytest
 
 import ostinato as ost
 
-from .catalogue import ABILITIES, CATALOGUE, abilities, catalogued, missing
+from .catalogue import ABILITIES, CATALOGUE, REFUSED, abilities, catalogued, missing
 
-__all__ = ["REFUSED", "device", "is_refusal"]
-
-#: The beginning of the reason of a test that is skipped since its device refuses a node.
-REFUSED = "refused by the capabilities: "
+__all__ = ["device", "is_refusal"]
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "device" not in metafunc.fixturenames:
+    if "device" not in metafunc.fixturenames or _names_devices(metafunc.definition):
         return
     for mark in metafunc.definition.iter_markers("needs"):
         if unknown := set(mark.args) - ABILITIES:
@@ -82,8 +79,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
 
 
+def _names_devices(item: pytest.Item) -> bool:
+    """Whether a test has a list of devices of its own."""
+    marks = item.iter_markers("parametrize")
+    return any("device" in str(mark.args[0]) for mark in marks if mark.args)
+
+
 def device_of(item: pytest.Item) -> str | None:
     """The device that a test runs on, if it takes one."""
+    if _names_devices(item):
+        return None
     name = getattr(getattr(item, "callspec", None), "params", {}).get("device")
     return name if isinstance(name, str) else None
 

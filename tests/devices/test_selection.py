@@ -39,6 +39,10 @@ def test_many(device, number):
 
 def test_without_a_device():
     pass
+
+@pytest.mark.parametrize(("device", "kind"), [("nowhere", 3)])
+def test_with_a_list_of_its_own(device, kind):
+    pass
 """
 
 
@@ -72,15 +76,16 @@ def test_named_devices_run_everything_that_takes_one(pytester: pytest.Pytester) 
     assert found.pop("test_that_records[loops]") == "skipped"
     assert "loops lacks capture" in run.text
     assert {*found.values()} == {"passed"}
-    assert "test_without_a_device" not in found
+    assert not [test for test in found if "own" in test or "without" in test]
 
 
 def test_a_plain_run_takes_a_sample_of_others(pytester: pytest.Pytester) -> None:
-    run = Run(pytester, SUITE, "-k", "cpu or loops or without")
+    run = Run(pytester, SUITE, "-k", "cpu or loops or without or own")
     assert run.status == 0, run.text
     assert sum("[cpu" in test for test in run.outcomes) == 102
     assert 2 <= sum("[loops" in test for test in run.outcomes) < 40
     assert run.outcomes["test_without_a_device"] == "passed"
+    assert run.outcomes["test_with_a_list_of_its_own[nowhere-3]"] == "passed"
 
 
 def test_a_sample_is_the_same_each_time(pytester: pytest.Pytester) -> None:

@@ -407,6 +407,7 @@ def test_a_forked_child_has_an_empty_queue_and_free_locks(session):
     assert total(counter) == 1
 
 
+@pytest.mark.needs("quick")
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "raise SystemExit", "del compiled"])
 def test_the_interpreter_ends_with_runs_in_the_queue(ending, device):
     script = textwrap.dedent(

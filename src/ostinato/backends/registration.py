@@ -30,6 +30,11 @@ GROUP = "ostinato.backends"
 _BUILT_IN = {
     "CPU": ("ostinato.backends.cpu.backend", "CpuBackend"),
     "CUDA": ("ostinato.backends.cuda.backend", "CudaBackend"),
+    "MLX": ("ostinato.backends.array_api.mlx.backend", "MlxBackend"),
+    "XLA": ("ostinato.backends.array_api.xla.backend", "XlaBackend"),
+    "WEBGPU": ("ostinato.backends.webgpu.backend", "WebGpuBackend"),
+    "VULKAN": ("ostinato.backends.webgpu.backend", "VulkanBackend"),
+    "METAL": ("ostinato.backends.webgpu.backend", "MetalBackend"),
 }
 
 

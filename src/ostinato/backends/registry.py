@@ -9,6 +9,8 @@ from ostinato.backends.registration import GROUP, Registrations, built_in
 from ostinato.errors import DeviceUnavailableError, InputError, OstinatoError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato.backends.base import Backend
     from ostinato.backends.registration import Registration
 
@@ -37,7 +39,7 @@ def open_backend(device: Device | str, threads: int | None = None, **settings: o
         raise DeviceUnavailableError(_missing(wanted))
     try:
         backend = registration.load()
-        count = _count(registration, backend)
+        count = _count(registration, backend.probe)
     except DeviceUnavailableError as error:
         raise DeviceUnavailableError(
             f"{wanted} is not available: {error}; available here: {_listed()}"
@@ -69,7 +71,7 @@ def present_devices(registrations: Registrations) -> dict[str, list[Device]]:
     found = {}
     for kind, registration in registrations.usable.items():
         try:
-            count = _count(registration, registration.load())
+            count = _count(registration, registration.load().count)
         except DeviceUnavailableError:
             count = 0
         found[kind] = [Device(kind, i) for i in range(count)]
@@ -88,15 +90,15 @@ def is_available(device: Device | str) -> bool:
     return wanted in available_devices()
 
 
-def _count(registration: Registration, backend: type[Backend]) -> int:
-    """The number of devices that ``backend`` finds.
+def _count(registration: Registration, find: Callable[[], object]) -> int:
+    """The number of devices that a backend finds.
 
     Raises:
         DeviceUnavailableError: its search failed.
     """
     kind = registration.kind
     try:
-        count = backend.count()
+        count = find()
     except DeviceUnavailableError:
         raise  # it says why
     except Exception as error:  # another package's code may fail in any way

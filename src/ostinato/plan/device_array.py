@@ -12,6 +12,9 @@ __all__ = ["CUDA", "DeviceArray", "Flags", "device_of", "may_share_memory", "on_
 #: DLPack's type of devices with CUDA memory.
 CUDA = 2
 
+#: By kind of device, DLPack's type of it.
+_DLPACK_TYPES = {"CUDA": CUDA, "VULKAN": 7, "METAL": 8, "WEBGPU": 15}
+
 
 class Flags(NamedTuple):
     """The flags of an array that checks ask for, by NumPy's names."""
@@ -23,7 +26,7 @@ class Flags(NamedTuple):
 class DeviceArray:
     """An array in the memory of a device, its elements in C order.
 
-    It is exported to other libraries by DLPack, without a copy. NumPy gets a copy.
+    One in CUDA memory is exported to other libraries by DLPack, without a copy. NumPy gets a copy.
 
     Args:
         device: the device.
@@ -80,7 +83,7 @@ class DeviceArray:
 
     def copy(self, order: str = "C") -> DeviceArray:
         """A copy of it on the same device."""
-        return DeviceArray(self.device, self.memory.copy(), self.shape, self.dtype)
+        return type(self)(self.device, self.memory.copy(), self.shape, self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
@@ -88,7 +91,7 @@ class DeviceArray:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return CUDA, self.device.index
+        return _DLPACK_TYPES.get(self.device.kind, CUDA), self.device.index
 
     def __dlpack__(
         self,
@@ -98,7 +101,13 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule; all work on the array is done, so ``stream`` has nothing to wait for."""
+        """A capsule; all work on the array is done, so ``stream`` has nothing to wait for.
+
+        Raises:
+            BufferError: the memory has no address that other libraries could use.
+        """
+        if self.__dlpack_device__()[0] != CUDA:
+            raise BufferError(f"memory of {self.device} is not exported; call numpy() for a copy")
         if copy:
             raise BufferError("DLPack exports the memory itself; copy the array before")
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():

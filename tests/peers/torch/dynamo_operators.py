@@ -19,6 +19,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten
 
 from ostinato.frontends.torch.dynamo import backend, report
+from tests.peers.torch.op_info import RANKED, same_elements
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
 
@@ -77,6 +78,16 @@ def differences(found: Any, wanted: Any) -> str:
     return ""
 
 
+def _ranks_agree(op: Any, sample: Any, found: Any, wanted: Any) -> bool:
+    """Whether results differ in the indices of equal elements alone, of an op that ranks these."""
+    if op.name not in RANKED:
+        return False
+    pairs = zip(tree_flatten(found)[0], tree_flatten(wanted)[0], strict=True)
+    return all(
+        not differences(f, w) or same_elements(sample.input, f.numpy(), w.numpy()) for f, w in pairs
+    )
+
+
 def computed(compile_with: Any, op: Any, sample: Any) -> tuple[Any, Any, Any]:
     """The results of a sample, its arguments afterwards, and the compiled function."""
     torch._dynamo.reset()
@@ -117,7 +128,8 @@ def run(op: Any, dtype: torch.dtype, most: int = 2) -> Outcome:
                 line = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
                 outcome.wrong.append(f"sample {number}: {line}")
                 continue
-            if difference := differences((found, after), (wanted, given)):
+            difference = differences((found, after), (wanted, given))
+            if difference and not _ranks_agree(op, sample, found, wanted):
                 outcome.wrong.append(f"sample {number}: {difference}")
                 continue
             result = report(function)

@@ -26,7 +26,16 @@ from torch.utils import _pytree
 
 import ostinato as ost
 
-__all__ = ["CATEGORIES", "DTYPES", "Outcome", "category", "compare_entry", "entries"]
+__all__ = [
+    "CATEGORIES",
+    "DTYPES",
+    "RANKED",
+    "Outcome",
+    "category",
+    "compare_entry",
+    "entries",
+    "same_elements",
+]
 
 _FILE = Path(__file__).with_suffix(".txt")
 
@@ -187,10 +196,10 @@ def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 #: Ops whose indices may be any of those of equal elements.
-_RANKED = ("sort", "argsort", "topk", "kthvalue", "mode", "median", "nanmedian")
+RANKED = ("sort", "argsort", "topk", "kthvalue", "mode", "median", "nanmedian")
 
 
-def _same_elements(
+def same_elements(
     operand: torch.Tensor, found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]
 ) -> bool:
     """Whether two arrays are indices of equal elements along an axis."""
@@ -237,11 +246,7 @@ def _expect_same(
             wide = (array.astype(np.float64) for array in (result, expected))
             same = np.isclose(*wide, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
         if not same.all():
-            if (
-                operand is not None
-                and name in _RANKED
-                and _same_elements(operand, result, expected)
-            ):
+            if operand is not None and name in RANKED and same_elements(operand, result, expected):
                 continue
             raise _Wrong(f"{result[~same][:3]} for {expected[~same][:3]}, of {same.size}")
 

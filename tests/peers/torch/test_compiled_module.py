@@ -150,8 +150,8 @@ def test_arguments_of_all_layouts():
     ]:
         with torch.no_grad():
             wanted = function(x)
-        for _ in range(2):
-            agree(compiled(x), wanted)
+            for _ in range(2):
+                agree(compiled(x), wanted)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (1, 1), (2, 0, 3)])
@@ -274,11 +274,11 @@ def replaced(module: nn.Module) -> None:
 
 
 def loaded(module: nn.Module) -> None:
-    module.load_state_dict(network().state_dict())
+    module.load_state_dict(network().state_dict(), strict=False)
 
 
 def assigned(module: nn.Module) -> None:
-    module.load_state_dict(network().state_dict(), assign=True)
+    module.load_state_dict(network().state_dict(), assign=True, strict=False)
 
 
 def swapped(module: nn.Module) -> None:
@@ -286,11 +286,30 @@ def swapped(module: nn.Module) -> None:
 
 
 def other_layer(module: nn.Module) -> None:
-    module[1] = nn.Sequential(nn.Linear(8, 3), nn.Tanh())
+    module[1] = nn.Sequential(nn.Linear(8, 2), nn.Tanh())
 
 
 def other_dtype(module: nn.Module) -> None:
     module.double().float()
+
+
+def transposed(module: nn.Module) -> None:
+    """The same memory, read in another order."""
+    module[2].weight.data = module[2].weight.data.t()
+
+
+def hooked(module: nn.Module) -> None:
+    module[0].register_forward_hook(lambda *args: args[-1] * 2)
+    module[1][1].register_forward_pre_hook(lambda layer, args: (args[0] + 1,))
+
+
+def unhooked(module: nn.Module) -> None:
+    module[2]._forward_hooks.clear()
+
+
+def hooked_otherwise(module: nn.Module) -> None:
+    unhooked(module)
+    module[2].register_forward_hook(lambda *args: args[-1] - 1)
 
 
 def resized(module: nn.Module) -> None:
@@ -302,10 +321,15 @@ def resized(module: nn.Module) -> None:
 @pytest.mark.parametrize("weights", ["checked", "live"])
 @pytest.mark.parametrize(
     "change",
-    [in_place, replaced, loaded, assigned, swapped, other_layer, other_dtype, resized],
+    [
+        *(in_place, replaced, loaded, assigned, swapped, other_layer, other_dtype, resized),
+        *(transposed, hooked, unhooked, hooked_otherwise),
+    ],
 )
 def test_changed_weights(weights, change):
     module = network()
+    module.append(nn.Linear(2, 2))
+    module[2].register_forward_hook(lambda *args: args[-1] + 1)
     x = torch.randn(3, 4)
     compiled = compile_module(module, x, weights=weights)
     for _ in range(3):
@@ -313,6 +337,36 @@ def test_changed_weights(weights, change):
     change(module)
     for _ in range(3):
         agree(compiled(x), module(x).detach())
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 8)
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Any) -> Any:
+        return self.head(self.words(ids))
+
+
+@pytest.mark.parametrize("weights", ["checked", "live"])
+def test_tied_weights_may_part_and_meet(weights):
+    module = Tied()
+    ids = torch.tensor([[1, 2]])
+    compiled = compile_module(module, ids, weights=weights)
+    with torch.no_grad():
+        for _ in range(2):
+            agree(compiled(ids), module(ids))
+        module.words.weight.mul_(2)
+        agree(compiled(ids), module(ids))
+        for weight in (nn.Parameter(torch.randn(10, 8)), module.words.weight):
+            module.head.weight = weight
+            for _ in range(3):
+                agree(compiled(ids), module(ids))
+        module.words.weight = nn.Parameter(torch.randn(10, 8))
+        for _ in range(2):
+            agree(compiled(ids), module(ids))
 
 
 def test_frozen_weights_stay():
@@ -504,9 +558,42 @@ def test_autocast_around_a_call_is_refused():
         ost.from_torch(nn.Linear(2, 2), (torch.ones(1, 2),))
 
 
+def test_gradients_of_arguments_are_refused():
+    module = nn.Linear(2, 2)
+    x = torch.ones(1, 2)
+    compiled = compile_module(module, x)
+    wanted = module(x).detach()
+    for asked in (x.clone().requires_grad_(), nn.Parameter(x.clone()), (x.requires_grad_() * 1)):
+        for _ in range(2):
+            with pytest.raises(ost.InputError, match="requires a gradient"):
+                compiled(asked)
+            agree(compiled(asked.detach()), wanted)
+            with torch.no_grad():
+                agree(compiled(asked), wanted)
+    nested = ost.torch.compile(lambda pair: pair["x"] + 1, ({"x": torch.ones(2)},), threads=1)
+    for _ in range(2):
+        agree(nested({"x": torch.ones(2)}), torch.full((2,), 2.0))
+        with pytest.raises(ost.InputError, match="requires a gradient"):
+            nested({"x": torch.ones(2, requires_grad=True)})
+
+
 def test_unsupported_nodes_are_listed():
     with pytest.raises(ost.UnsupportedOpError, match="svd"):
         compile_module(torch.linalg.svdvals, torch.eye(2))
+
+
+def test_a_compiled_module_within_another():
+    inner = network()
+    x = torch.randn(3, 4)
+    compiled = compile_module(inner, x)
+    outer = compile_module(lambda x: compiled(x * 2) + 1, x)
+    for _ in range(2):
+        agree(outer(x), (inner(x * 2) + 1).detach())
+        agree(compiled(x), inner(x).detach())
+    torch._dynamo.reset()
+    traced = torch.compile(lambda x: compiled(x * 2) + 1, backend="eager")
+    for _ in range(2):
+        agree(traced(x), (inner(x * 2) + 1).detach())
 
 
 # -- threads and processes ---------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import threading
 import warnings
 from importlib.metadata import EntryPoint
@@ -170,6 +172,33 @@ def test_outputs_alias_inputs_as_in_eager():
     assert result[1].data_ptr() == x[1:].data_ptr()
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda x: (x + 1, torch.chunk(x, 2)),
+        lambda x: (x.unbind(0)[2], x.sum()),
+        lambda x: (x.chunk(2)[1] * 2, x.chunk(2)[1], x.chunk(2)[1].chunk(2)[1]),
+        lambda x: [f(y) for y in (x * 2,) for f in (torch.t, torch.ravel, torch.abs, torch.clone)],
+        lambda x: [y for y in (x * 2,) for y in (y[2:], y.view(-1)[1:], y)],
+        lambda x: torch.chunk(x + 1, 2),
+        lambda x: [*x.split([1, 1, 2])][::-1],
+    ],
+)
+def test_results_share_memory_as_in_eager(views, dynamic):
+    c = compiled(views, dynamic=dynamic)
+    for width in (4, 6):
+        x = torch.randn(4, width)
+        with torch.no_grad():
+            found, wanted = c(x), views(x)
+        agree(found, wanted)
+        found, wanted = (torch.utils._pytree.tree_leaves(r) for r in (found, wanted))
+        memory = [[t.untyped_storage().data_ptr() for t in (*r, x)] for r in (found, wanted)]
+        for i, j in itertools.combinations(range(len(memory[0])), 2):
+            assert (memory[0][i] == memory[0][j]) == (memory[1][i] == memory[1][j])
+        assert [t.storage_offset() for t in found] == [t.storage_offset() for t in wanted]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -335,6 +364,17 @@ def test_threads_compile_and_run_at_the_same_time():
     for thread in threads:
         thread.join()
     assert not problems
+
+
+def test_copies_of_a_compiled_module_compile_anew():
+    m, x = Perceptron(), torch.randn(2, 16)
+    c = compiled(m, threads=1)
+    with torch.no_grad():
+        agree(c(x), m(x))
+        twin = copy.deepcopy(c)
+        twin._orig_mod.layers[0].weight.mul_(2)
+        agree(twin(x), twin._orig_mod(x))
+        agree(c(x), m(x))
 
 
 def test_report_refuses_other_objects():

@@ -220,6 +220,28 @@ def test_a_size_that_can_not_vary_is_named(size):
         ost.from_torch(function, (torch.randn(9, 2),), dynamic_shapes=({0: size},))
 
 
+@pytest.mark.parametrize("size", [Dim("rows", min=1, max=64), Dim.DYNAMIC])
+def test_the_line_that_fixes_a_size_is_named(size):
+    def function(x: Any) -> Any:
+        y = x + 1
+        return y * 2 if x.shape[0] == 9 else y
+
+    line = function.__code__.co_firstlineno + 2
+    with pytest.raises(ost.VariableError, match=rf"test_from_torch\.py:{line}"):
+        ost.from_torch(function, (torch.randn(9, 2),), dynamic_shapes=({0: size},))
+
+
+def test_the_line_that_needs_a_number_is_named():
+    def function(x: Any) -> Any:
+        y = x + 1
+        return torch.fft.fft(y).real
+
+    with pytest.raises(ost.GraphError, match=r"at \S+test_from_torch\.py:\d+: .*rows"):
+        ost.from_torch(
+            function, (torch.randn(9),), dynamic_shapes=({0: ost.Variable("rows", 2, 64)},)
+        )
+
+
 def test_assertions_of_the_source_are_checked_by_runs(session):
     def function(x: Any, y: Any) -> Any:
         torch._check(x.shape[0] + 2 <= y.shape[0])
@@ -231,6 +253,66 @@ def test_assertions_of_the_source_are_checked_by_runs(session):
     compiled.run({"x": np.ones(3, np.float32), "y": np.ones(5, np.float32)})
     with pytest.raises(ost.VariableError):
         compiled.run({"x": np.ones(4, np.float32), "y": np.ones(5, np.float32)})
+
+
+# -- sizes and assertions that depend on data --------------------------------------------------
+
+
+def test_an_assertion_on_data_is_checked_by_runs(session):
+    def function(ids: Any) -> Any:
+        torch._check(ids.max().item() <= 3, lambda: "ids are up to 3")
+        return ids + 1
+
+    compiled = session.compile(ost.from_torch(function, (torch.tensor([1, 3]),)))
+    assert compiled.run({"ids": np.array([2, 3])})[0].tolist() == [3, 4]
+    with pytest.raises(ost.VariableError, match="<= 3"):
+        compiled.run({"ids": np.array([2, 4])})
+    assert compiled.run({"ids": np.array([0, 0])})[0].tolist() == [1, 1]
+
+
+def test_parts_whose_sizes_depend_on_data(session):
+    def function(x: Any, counts: Any) -> Any:
+        parts = x.split(counts.tolist())
+        return torch.cat([part * (i + 1) for i, part in enumerate(parts)])
+
+    x = torch.arange(6.0)
+    compiled = session.compile(ost.from_torch(function, (x, torch.tensor([1, 3, 2]))))
+    for counts in ([1, 3, 2], [0, 6, 0], [2, 2, 2], [6, 0, 0]):
+        (found,) = compiled.run({"x": x.numpy(), "counts": np.array(counts)})
+        np.testing.assert_array_equal(found, function(x, torch.tensor(counts)))
+    for counts in ([1, 3, 1], [1, 3, 3], [7, 0, 0], [-1, 5, 2]):
+        with pytest.raises(ost.VariableError):
+            compiled.run({"x": x.numpy(), "counts": np.array(counts)})
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_associative_scans(session, length, reverse):
+    """Strict exports have their parts; others have traces of ``vmap``."""
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    def combine(a: Any, b: Any) -> Any:
+        return a[0] * b[0], b[0] * a[1] + b[1]
+
+    def function(x: Any, y: Any) -> Any:
+        return associative_scan(combine, (x, y), 1, reverse=reverse, combine_mode="generic")
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return function(x, y)
+
+    x, y = torch.randn(3, length), torch.randn(3, length)
+    exported = torch.export.export(Module(), (x, y), strict=True)
+    found = session.compile(ost.from_torch(exported)).run({"x": x.numpy(), "y": y.numpy()})
+    order = range(length)[::-1] if reverse else range(length)
+    wanted: dict[int, Any] = {}
+    carried: Any = None
+    for i in order:
+        carried = (x[:, i], y[:, i]) if carried is None else combine(carried, (x[:, i], y[:, i]))
+        wanted[i] = carried
+    for result, position in zip(found, (0, 1), strict=True):
+        expected = torch.stack([wanted[i][position] for i in range(length)], 1)
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 # -- refusals ----------------------------------------------------------------------------------

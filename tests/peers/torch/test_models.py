@@ -21,6 +21,7 @@ from tests.peers.torch.models.one import main
         ("hand-written", "mixtral"),
         ("hand-written", "whisper"),
         ("hand-written", "convnext"),
+        ("compiled", "llama"),
         ("dynamic", "llama"),
         ("small", "apertus"),
         ("vision", "mobilenet_v3_small"),

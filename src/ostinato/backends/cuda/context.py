@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ostinato.backends.common.context import Context
+from ostinato.backends.common.commands import BoundCall, Resident
 from ostinato.backends.common.encoded import Encoded
+from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_runner import RELEASED
-from ostinato.backends.cuda.commands import BoundCall, Commands, HostCopy, Resident
+from ostinato.backends.common.recording_context import RecordingContext
 from ostinato.backends.cuda.gpu import Stream
 from ostinato.backends.cuda.memory import DeviceBlock, device_block
 from ostinato.backends.cuda.program import CudaProgram
-from ostinato.backends.cuda.sizes import LiveSizes
+from ostinato.backends.cuda.replay import MergedReplay
 from ostinato.errors import PlanError
 from ostinato.lazy import LazyModule
 from ostinato.plan.buffer import LentStorage
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ostinato.backends.common import op_encoding
+    from ostinato.backends.common.commands import RecordedWork, Replay
     from ostinato.backends.common.compiled_op import CompiledOp
-    from ostinato.backends.common.encoded import Recording
     from ostinato.backends.common.op_signature import OpSignature
     from ostinato.backends.cuda.gpu import Gpu
     from ostinato.backends.cuda.toolchain import Toolchain
@@ -38,7 +39,7 @@ else:
 __all__ = ["CudaContext"]
 
 
-class CudaContext(Context):
+class CudaContext(RecordingContext):
     """See :class:`~ostinato.backends.common.context.Context`.
 
     Args:
@@ -48,60 +49,16 @@ class CudaContext(Context):
 
     Attributes:
         gpu: the GPU.
-        commands: records bound calls, and holds the variable block.
     """
 
     def __init__(self, device: Device, gpu: Gpu, toolchain: Toolchain) -> None:
         super().__init__(device)
         self.gpu = gpu
         self._stream = Stream(gpu)
-        self.commands = Commands(self.label, self._stream)
         self._toolchain = toolchain
 
-    # -- recording ---------------------------------------------------------------------------------
-
-    @property
-    def capturing(self) -> bool:
-        return self.commands.recording
-
-    @property
-    def capturing_number(self) -> int:
-        return self.commands.number
-
-    @property
-    def captured_calls(self) -> int:
-        return self.commands.n_calls
-
-    def _begin(self, exclusive: bool) -> None:
-        self.commands.begin(exclusive)
-
-    def _end(self) -> Recording:
-        return self.commands.end()
-
-    def _cancel(self) -> None:
-        self.commands.cancel()
-
-    def _capture_uses(self, memory: object) -> bool:
-        return self.commands.uses(memory)
-
-    # -- the variable block ------------------------------------------------------------------------
-
-    @property
-    def _block_accesses(self) -> Accesses:
-        return self.commands.accesses
-
-    @property
-    def dev_state_mode(self) -> bool:
-        return self.commands.from_block
-
-    def _set_mode(self, enable: bool) -> None:
-        self.commands.from_block = enable
-
-    def _write_state(self, values: tuple[int, int, int]) -> None:
-        self.commands.block = values
-
-    def _read_state(self) -> tuple[int, int, int]:
-        return self.commands.block
+    def _merge(self, works: Sequence[RecordedWork]) -> Callable[[], Replay] | None:
+        return MergedReplay.of(self._stream, works)
 
     # -- ops ---------------------------------------------------------------------------------------
 
@@ -109,9 +66,6 @@ class CudaContext(Context):
         block = DeviceBlock(self.gpu, nbytes, "a buffer")
         _ = block.address  # now, and not at its first use
         return block
-
-    def copy_call(self, target: Any, source: Any) -> Callable[[], None]:
-        return HostCopy(self.commands, target, source)
 
     def _compile(self, signature: OpSignature) -> CompiledOp:
         from ostinato.backends.cuda.op_compiler import compile_op  # only where it is needed

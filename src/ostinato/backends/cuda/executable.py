@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.base import Executable
+from ostinato.backends.common.commands import BoundCall, Resident
+from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.program_memory import ProgramMemory
-from ostinato.backends.cuda.commands import BoundCall, Resident
 from ostinato.backends.cuda.context import CudaContext
 from ostinato.backends.cuda.gpu import Stream
 from ostinato.backends.cuda.memory import Blocks, DeviceBlock, ForeignBlock, HostBlock, device_block
 from ostinato.backends.cuda.program import CudaProgram
-from ostinato.backends.cuda.sizes import LiveSizes
 from ostinato.errors import InputError
 from ostinato.plan.buffer import bytes_of
 from ostinato.plan.device_array import DeviceArray, Flags, may_share_memory

@@ -7,9 +7,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ostinato.backends.common.mutex import Mutex
+from ostinato.backends.common.regions import host_address
 from ostinato.errors import PlanError
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.gpu import Gpu
     from ostinato.plan.buffer import Storage
 
-__all__ = ["Blocks", "DeviceBlock", "ForeignBlock", "HostBlock", "device_block", "host_address"]
+__all__ = ["Blocks", "DeviceBlock", "ForeignBlock", "HostBlock", "device_block"]
 
 
 #: Bytes of the host that fill a larger part of a block.
@@ -184,13 +183,6 @@ class Blocks:
 
     def memory(self, block: DeviceBlock) -> DeviceBlock:
         return block
-
-
-def host_address(data: object) -> int:
-    """The address of the first byte of an array, or of another contiguous buffer of the host."""
-    octets = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)  # type: ignore[call-overload]
-    address: int = octets.__array_interface__["data"][0]
-    return address
 
 
 def device_block(storage: Storage) -> DeviceBlock:

@@ -7,10 +7,11 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ostinato.backends.common.regions import host_address
 from ostinato.backends.cuda.algorithms import ReadyProduct, ready_product
 from ostinato.backends.cuda.graphs import Graphs
 from ostinato.backends.cuda.mapped import mapped_externals
-from ostinato.backends.cuda.memory import DeviceBlock, host_address
+from ostinato.backends.cuda.memory import DeviceBlock
 from ostinato.backends.cuda.pipeline import Pipeline
 from ostinato.backends.cuda.places import Places, Transfer
 from ostinato.backends.cuda.product import Product
@@ -23,11 +24,11 @@ from ostinato.plan.order import Accesses
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.program_image import External
     from ostinato.backends.cuda.driver import Driver
     from ostinato.backends.cuda.gpu import Gpu, Library, Stream
     from ostinato.backends.cuda.image import Step
-    from ostinato.backends.cuda.sizes import LiveSizes
 
     #: Addresses by slot.
     _Slots: TypeAlias = Sequence[int] | Mapping[int, int]

@@ -8,21 +8,23 @@ of all calls as one graph, and copies what was written back.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from ostinato.backends.common.regions import Regions, host_address
 from ostinato.backends.cuda.abi import HEADER_WORDS
 from ostinato.backends.cuda.graphs import Graphs
-from ostinato.backends.cuda.memory import DeviceBlock, HostBlock, host_address
+from ostinato.backends.cuda.memory import DeviceBlock, HostBlock
 from ostinato.plan.device_array import DeviceArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ostinato.backends.common.commands import RecordedWork
     from ostinato.backends.cuda.driver import Driver
     from ostinato.backends.cuda.gpu import Stream
-    from ostinato.backends.cuda.program import CudaProgram
 
-__all__ = ["MergedReplay", "RecordedWork", "Use"]
+__all__ = ["MergedReplay"]
 
 #: The most bytes of a region that is copied together with others.
 _SMALL = 1 << 16
@@ -31,51 +33,6 @@ _ALIGNMENT = 256
 
 #: Kernels take arguments to be aligned by this, so that they can load several elements at once.
 _VECTOR = 16
-
-
-class Use(NamedTuple):
-    """An array that a call reads or writes.
-
-    Attributes:
-        array: of the host or the device.
-        written: whether it is written.
-        whole: whether a write changes all of its bytes.
-        number: the input or output of the program that it is.
-    """
-
-    array: Any
-    written: bool
-    whole: bool
-    number: int
-
-
-class RecordedWork(NamedTuple):
-    """A recorded call: a program on arrays, or a copy between two.
-
-    Attributes:
-        program: the program; ``None``: the second array is copied to the first.
-        uses: its arrays.
-    """
-
-    program: CudaProgram | None
-    uses: tuple[Use, ...]
-
-
-class _Region:
-    """Bytes of the host that have a twin on the device.
-
-    Attributes:
-        start, end: the bytes.
-        read: whether a replay needs what they hold before it.
-        offset: of the twin, in the block of small regions; -1: it has a block of its own.
-    """
-
-    def __init__(self, start: int, end: int) -> None:
-        self.start = start
-        self.end = end
-        self.read = False
-        self.offset = -1
-        self.block: DeviceBlock | None = None
 
 
 class MergedReplay:
@@ -90,9 +47,7 @@ class MergedReplay:
         self._stream = stream
         self._works = tuple(works)
         gpu = stream.gpu
-        uses = _host_uses(works)
-        self._regions = _regions(uses)
-        _find_reads(self._regions, uses)
+        self._regions = Regions(works)
         end = 0
         self._variables: list[int] = []  # by call, the offset of its block
         for work in works:
@@ -100,22 +55,26 @@ class MergedReplay:
             words = 0 if work.program is None else HEADER_WORDS + work.program.words
             end = _aligned(end + 8 * words)
         self._status_end = end
-        small = [r for r in self._regions if r.end - r.start <= _SMALL]
+        small = [r for r in self._regions.all if r.nbytes <= _SMALL]
         for region in sorted(small, key=lambda r: not r.read):  # those that are read come first
             region.offset = end
-            end = _aligned(end + region.end - region.start)
+            end = _aligned(end + region.nbytes)
         self._read_end = max(
-            [self._status_end, *(_aligned(r.offset + r.end - r.start) for r in small if r.read)]
+            [self._status_end, *(_aligned(r.offset + r.nbytes) for r in small if r.read)]
         )
-        for region in self._regions:
+        for region in self._regions.all:
             if region.offset < 0:
-                nbytes = region.end - region.start
-                region.block = DeviceBlock(gpu, nbytes, "arrays of a recording")
+                region.block = DeviceBlock(gpu, region.nbytes, "arrays of a recording")
         self._end = end
         self._device = DeviceBlock(gpu, max(end, 1), "small arrays of a recording")
         self._host = HostBlock(gpu, max(end, 1))
         self._graphs = Graphs(stream, 4, after=0)
         self._found: tuple[list[int], list[list[int]], tuple[int, ...]] | None = None
+
+    @staticmethod
+    def of(stream: Stream, works: Sequence[RecordedWork]) -> Callable[[], MergedReplay] | None:
+        """Makes recorded work one launch; ``None``: that is not possible."""
+        return partial(MergedReplay, stream, works) if MergedReplay.possible(works) else None
 
     @staticmethod
     def possible(works: Sequence[RecordedWork]) -> bool:
@@ -126,13 +85,12 @@ class MergedReplay:
         """
         if not all(work.program is None or work.program.mergeable for work in works):
             return False
-        uses = _host_uses(works)
-        regions = _regions(uses)
+        regions = Regions(works)
         given = (use.array for work in works for use in work.uses)
         if any(isinstance(a, DeviceArray) and a.address % _ALIGNMENT for a in given):
             return False
-        starts = ((host_address(use.array), use) for use in uses)
-        return all((at - _region_of(regions, at).start) % _VECTOR == 0 for at, _ in starts)
+        starts = (host_address(use.array) for use in regions.uses)
+        return all((at - regions.at(at).start) % _VECTOR == 0 for at in starts)
 
     def replay(self, variables: Sequence[Sequence[int]]) -> None:
         """Run all of it.
@@ -142,18 +100,16 @@ class MergedReplay:
         """
         for offset, values in zip(self._variables, variables, strict=True):
             self._write_variables(offset, values)
-        for region in self._regions:
+        for region in self._regions.all:
             if region.read and region.offset >= 0:
-                nbytes = region.end - region.start
-                ctypes.memmove(self._host.address + region.offset, region.start, nbytes)
+                ctypes.memmove(self._host.address + region.offset, region.start, region.nbytes)
         stream = self._stream.handle
         slots, key = self._current_slots()
         with self._stream.guard, self._stream.gpu.current() as driver:
             try:
-                for region in self._regions:
+                for region in self._regions.all:
                     if region.read and region.block is not None:
-                        nbytes = region.end - region.start
-                        driver.copy(region.block.address, region.start, nbytes, stream)
+                        driver.copy(region.block.address, region.start, region.nbytes, stream)
                 self._graphs.launch(driver, key, lambda: self._launch(driver, slots))
                 driver.synchronize(stream)
                 self._copy_back(driver, variables)
@@ -193,9 +149,10 @@ class MergedReplay:
         if not array.nbytes:
             return self._device.address
         at = host_address(array)
-        region = _region_of(self._regions, at)
+        region = self._regions.at(at)
         if region.block is not None:
-            return region.block.address + at - region.start
+            found: int = region.block.address + at - region.start
+            return found
         return self._device.address + region.offset + at - region.start
 
     def _launch(self, driver: Driver, slots: Sequence[Sequence[int]]) -> None:
@@ -222,46 +179,12 @@ class MergedReplay:
                 if work.program is not None:
                     nbytes = min(nbytes, work.program.sizes.nbytes(use.number, values))
                 at = host_address(use.array)
-                region = _region_of(self._regions, at)
+                region = self._regions.at(at)
                 if region.block is not None:
                     driver.copy(at, region.block.address + at - region.start, nbytes, stream)
                 else:
                     staged = self._host.address + region.offset + at - region.start
                     ctypes.memmove(at, staged, nbytes)
-
-
-def _host_uses(works: Sequence[RecordedWork]) -> list[Use]:
-    """The arrays of the host that have any bytes."""
-    uses = (use for work in works for use in work.uses)
-    return [use for use in uses if use.array.nbytes and not isinstance(use.array, DeviceArray)]
-
-
-def _regions(uses: Sequence[Use]) -> list[_Region]:
-    """The regions of arrays, by address."""
-    regions: list[_Region] = []
-    spans = sorted((host_address(use.array), use.array.nbytes) for use in uses)
-    for start, nbytes in spans:
-        if regions and start < regions[-1].end:
-            regions[-1].end = max(regions[-1].end, start + nbytes)
-        else:
-            regions.append(_Region(start, start + nbytes))
-    return regions
-
-
-def _region_of(regions: Sequence[_Region], address: int) -> _Region:
-    """The region that an address is in."""
-    return next(region for region in regions if region.start <= address < region.end)
-
-
-def _find_reads(regions: Sequence[_Region], uses: Sequence[Use]) -> None:
-    """Mark the regions whose contents count: all but those that are written as a whole first."""
-    seen: set[int] = set()
-    for use in uses:
-        region = _region_of(regions, host_address(use.array))
-        if id(region) not in seen:
-            whole = use.written and use.whole and use.array.nbytes == region.end - region.start
-            region.read = not whole
-            seen.add(id(region))
 
 
 def _aligned(nbytes: int) -> int:

@@ -9,7 +9,8 @@ class Watch:
     Args:
         exchange: the capsule ``torch.Tensor.__dlpack_c_exchange_api__``.
         version: the descriptor of a tensor's version.
-        entries: a dictionary, a key, and the object that it holds.
+        entries: a dictionary, a key, and the object that it holds; with the key ``None``, the
+            number of its entries counts instead.
         tensors: a tensor, and whether it records a version.
     """
 
@@ -17,7 +18,7 @@ class Watch:
         cls,
         exchange: Any,
         version: Any,
-        entries: tuple[tuple[Mapping[str, Any], str, Any], ...],
+        entries: tuple[tuple[Mapping[Any, Any], Any, Any], ...],
         tensors: tuple[tuple[Any, bool], ...],
     ) -> Watch: ...
     def intact(self) -> bool:

@@ -21,7 +21,7 @@ from ostinato.ir.graph import Value
 from ostinato.ir.specialization import Specialization
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass
-from ostinato.variables import Expr, Variable, symbols
+from ostinato.variables import Expr, Variable, data_symbols, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -212,6 +212,10 @@ def checked(graph: Graph, value: Value, facts: list[Fact]) -> Value:
     for fact in dict.fromkeys(facts):
         with graph.labelled(fact.node or "guard"):
             value = graph.require(value, fact.size, fact.least, fact.problem)
+            margin = fact.size - fact.least
+            if isinstance(margin, Expr) and data_symbols(margin):
+                # A size that nothing but its check mentioned would not be bound.
+                value = graph.where(graph.greater_equal(graph.dim_value(margin), 0), value, 0)
     return value
 
 

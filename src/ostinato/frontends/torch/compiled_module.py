@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.utils import _pytree
 
@@ -20,7 +21,13 @@ from ostinato.frontends.torch.compiled_program import (
     OtherWeightsError,
     PreparedArguments,
 )
-from ostinato.frontends.torch.export import as_module, check_autocast, export, with_decompositions
+from ostinato.frontends.torch.export import (
+    as_module,
+    check_autocast,
+    check_gradients,
+    export,
+    with_decompositions,
+)
 from ostinato.frontends.torch.module_weights import PLAIN, TrainingModes
 from ostinato.runtime.session import Session
 
@@ -120,6 +127,7 @@ class CompiledModule:
             example = source.example_inputs
             args, kwargs = example if example is not None else ((), {})
         register_caches()
+        _check_leaves(_pytree.tree_leaves((args, kwargs)))
         with self._guard:
             self._remember_modes()
             self._add(args, dict(sorted(kwargs.items())))
@@ -164,13 +172,17 @@ class CompiledModule:
     # -- programs ------------------------------------------------------------------------------
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        check_autocast()
-        register_caches()
         kwargs = dict(sorted(kwargs.items()))
         leaves, spec = _pytree.tree_flatten((args, kwargs))
+        if any(isinstance(leaf, FakeTensor) for leaf in leaves):
+            return self._source(*args, **kwargs)  # a part of a module that is traced
+        check_autocast()
+        register_caches()
+        _check_leaves(leaves)
+        check_gradients(leaves)
         with self._guard:
             self._quick = None
-            if not self._modes_intact():
+            if not self._modes.intact():
                 self._programs.clear()
                 self._remember_modes()
             program, shapes = self._program(args, kwargs, leaves, spec)
@@ -193,9 +205,6 @@ class CompiledModule:
         if module is None and isinstance(owner, torch.nn.Module):
             module = owner
         self._modes = TrainingModes(module)
-
-    def _modes_intact(self) -> bool:
-        return all(table.get(key) is value for table, key, value in self._modes.entries)
 
     def _program(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any
@@ -228,7 +237,6 @@ class CompiledModule:
 
     def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledProgram:
         leaves, spec = _pytree.tree_flatten((args, kwargs))
-        _check_leaves(leaves)
         source = self._source
         if isinstance(source, ExportedProgram):
             exported = export(source, (), None, dynamic_shapes=None, name=None)

@@ -13,7 +13,8 @@ from ostinato.errors import InputError, VariableError
 from ostinato.frontends.torch._runtime import PreparedCall
 from ostinato.frontends.torch.assembly import checked, chosen_sizes, conditions, mutated_inputs
 from ostinato.frontends.torch.call import Complex
-from ostinato.frontends.torch.fx import weight_name
+from ostinato.frontends.torch.export import any_requires_gradient
+from ostinato.frontends.torch.fx import first_names, weight_name
 from ostinato.frontends.torch.importer import Importer
 from ostinato.frontends.torch.module_weights import EXCHANGE, PLAIN, ModuleWeights
 from ostinato.frontends.torch.program import USER_INPUT, TensorMeta
@@ -44,6 +45,9 @@ __all__ = [
 
 #: Shapes that one program is prepared for.
 _MOST_SHAPES = 64
+
+#: Looked up once: it is called before each run.
+_grad_enabled = torch.is_grad_enabled
 
 #: DLPack's code of a kind of numbers, by the kind's letter in NumPy.
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
@@ -136,6 +140,8 @@ class PreparedArguments:
             if spec != self.spec:
                 return False, None
             args, kwargs = tuple(leaves), {}
+        if _grad_enabled() and any_requires_gradient((*args, *kwargs.values())):
+            return False, None
         given = args
         if self.lifted:
             given = (*[get() for get in self.lifted], *args)
@@ -190,7 +196,11 @@ class CompiledProgram:
         users = [s for s in program.users() if isinstance(s.meta, TensorMeta)]
         names = {s.target for s in users}
         tensors = {weight_name(name, names): t for name, t in exported.tensors.items()}
-        self._weights = ModuleWeights(module, tensors)
+        tied = {
+            weight_name(name, names): weight_name(first, names)
+            for name, first in first_names(exported.tensors).items()
+        }
+        self._weights = ModuleWeights(module, tensors, tied)
         self._entries = modes
         self._out_spec = exported.out_spec
         if len(users) != len(example.tensors):
@@ -268,7 +278,7 @@ class CompiledProgram:
     def _rewatch(self) -> None:
         if self._mode == "checked":
             self._watch = self._weights.watch(self._packed, self._entries)
-        elif self._entries:
+        elif self._mode == "live" or self._entries:
             self._watch = self._weights.watch((), self._entries)
 
     def forget_weights(self) -> None:
@@ -283,12 +293,13 @@ class CompiledProgram:
         """Pack the weights that have changed.
 
         Raises:
-            OtherWeightsError: one has another shape or dtype than that of the compile.
+            OtherWeightsError: one has another shape or dtype than that of the compile, or has its
+                elements no longer in common with another one.
             InputError: one is gone.
         """
         if self._mode == "frozen" or (self._mode == "checked" and self._watch.intact()):
             return
-        if self._current_types() != self._types:
+        if self._current_types() != self._types or not self._weights.still_tied():
             raise OtherWeightsError
         if self._mode == "live":
             return

@@ -136,6 +136,7 @@ class _Compiler:
     """
 
     def __init__(self, options: Mapping[str, Any] | None) -> None:
+        self._given = options
         try:
             self._options = BackendOptions.of(options)
             self._session = Session(
@@ -146,6 +147,10 @@ class _Compiler:
         except InputError as error:
             raise _RefusedOptions(str(error)) from None
         self.reports: list[GraphReport] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies have no graphs yet: PyTorch compiles a copied module anew."""
+        return _Compiler, (self._given,)
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """A function that runs a graph of Dynamo's."""

@@ -16,6 +16,7 @@ from ostinato.backends.common.mutex import Mutex
 from ostinato.errors import InputError, VariableError
 from ostinato.frontends.torch.assembly import build_graph
 from ostinato.frontends.torch.caches import register_caches
+from ostinato.frontends.torch.deciding_lines import deciding_lines
 from ostinato.frontends.torch.decompositions import decomposed
 from ostinato.frontends.torch.dynamic_shapes import DynamicShapes
 from ostinato.frontends.torch.fx import leaf_trees, read_exported
@@ -24,7 +25,7 @@ from ostinato.frontends.torch.weight_sources import weight_source
 from ostinato.records import dataclass, field, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.frontends.torch.program import Program
     from ostinato.ir.stored import ParamSource
@@ -41,8 +42,10 @@ _MOST_ROUNDS = 8
 
 __all__ = [
     "Exported",
+    "any_requires_gradient",
     "as_module",
     "check_autocast",
+    "check_gradients",
     "export",
     "from_torch",
     "with_decompositions",
@@ -254,6 +257,25 @@ def check_autocast() -> None:
         )
 
 
+def check_gradients(leaves: Sequence[Any]) -> None:
+    """Check that no argument asks for a gradient: results have none.
+
+    Raises:
+        InputError: one does.
+    """
+    if torch.is_grad_enabled() and any_requires_gradient(leaves):
+        raise InputError(
+            "an argument requires a gradient, and a compiled module is for inference: call it "
+            "under torch.no_grad(), give it x.detach(), or train with "
+            "torch.compile(backend='ostinato')"
+        )
+
+
+def any_requires_gradient(leaves: Iterable[Any]) -> bool:
+    """Whether some argument is a tensor that requires a gradient."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+
+
 def _checked_arguments(
     args: Any, kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -311,4 +333,5 @@ def _export_once(
         except UserError as error:
             if shapes.given is None:
                 raise
-            raise VariableError(f"dynamic_shapes: {error}") from error
+            lines = "".join(f"\n  decided: {line}" for line in deciding_lines(error))
+            raise VariableError(f"dynamic_shapes: {error}{lines}") from error

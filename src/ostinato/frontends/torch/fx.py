@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ostinato.ir.stored import ParamSource
 
-__all__ = ["leaf_trees", "meta_of", "read_exported", "read_nodes"]
+__all__ = ["first_names", "leaf_trees", "meta_of", "read_exported", "read_nodes"]
 
 #: A greater upper bound of a size is none.
 _LARGEST = 2**31
@@ -77,7 +77,7 @@ def read_exported(
     """
     module = exported.graph_module
     placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
-    first_names = _first_names(tensors)
+    firsts = first_names(tensors)
     arguments, results = _leaf_names(exported)
     inputs = []
     for given in exported.graph_signature.input_specs:
@@ -91,7 +91,7 @@ def read_exported(
         node = placeholders[argument.name]
         meta = meta_of(node.meta.get("val"))
         value = getattr(argument, "value", None)
-        target = first_names.get(target, target) if kind != USER_INPUT else target
+        target = firsts.get(target, target) if kind != USER_INPUT else target
         inputs.append(InputSpec(argument.name, kind, meta, target, value))
     users = {spec.target for spec in inputs if spec.kind == USER_INPUT}
     inputs = [_apart(spec, users) for spec in inputs]
@@ -137,7 +137,7 @@ def _weights(exported: ExportedProgram) -> Iterator[Any]:
     return (spec for spec in specs if _INPUT_KINDS.get(spec.kind) != USER_INPUT)
 
 
-def _first_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+def first_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """By name of a tensor, the first name that the same elements have."""
     first: dict[Any, str] = {}
     names = {}

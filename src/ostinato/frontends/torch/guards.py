@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ostinato.frontends.torch.symbols import SymbolTable
     from ostinato.variables import Dim
 
-__all__ = ["guard_facts"]
+__all__ = ["guard_facts", "worded"]
 
 #: No guard is longer; a file whose guards are is made to exhaust memory.
 _LONGEST = 100_000
@@ -56,7 +56,7 @@ def guard_facts(guard: str, users: Sequence[InputSpec], symbols: SymbolTable) ->
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ModelFormatError(f"the guard {guard!r} is no condition") from None
     reader = _GuardReader(guard, users, symbols)
-    problem = f"the export holds for {_worded(guard)}"
+    problem = f"the export holds for {worded(guard)}"
     facts = (Fact(size, least, problem) for size, least in reader.conditions(tree.body))
     return [fact for fact in facts if not fact.certain]
 
@@ -180,7 +180,7 @@ def _placeholder(source: ast.expr) -> str:
     return "_".join(parts[1:])
 
 
-def _worded(guard: str) -> str:
+def worded(guard: str) -> str:
     """A guard in fewer characters: ``x.shape[0]`` for ``L['x'].size()[0]``."""
     shorter = re.sub(r"L\['(\w+)'\]", r"\1", guard)
     return re.sub(r"\.size\(\)\[", ".shape[", shorter)

@@ -202,6 +202,7 @@ class Importer:
 
     def _node(self, node: ProgramNode, g: Graph, names: Mapping[str, Any]) -> Any:
         """The result of one node. Errors are collected, so that the rest is checked too."""
+        where = f" at {node.where}" if node.where else ""
         try:
             args = tuple(self._resolve(arg, names) for arg in node.args)
             kwargs = {name: self._resolve(arg, names) for name, arg in node.kwargs.items()}
@@ -215,13 +216,12 @@ class Importer:
             with g.labelled(node.name):
                 return self._op(node, g, args, kwargs)
         except (NotSupported, UnsupportedOpError) as reason:
-            where = f" at {node.where}" if node.where else ""
             self._refused.add(node.target)
             self.unsupported.append(f"{node.name!r} ({node.target}){where}: {reason}")
             return MISSING
         except GraphError as error:
             problem = str(error).removesuffix(f" (node {node.name!r})")
-            self._fail(GraphError(f"{node.target} {node.name!r}: {problem}"), error)
+            self._fail(GraphError(f"{node.target} {node.name!r}{where}: {problem}"), error)
             return MISSING
 
     def _op(

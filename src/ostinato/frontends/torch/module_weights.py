@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -20,6 +20,9 @@ EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 #: The classes of tensors that behave as PyTorch's own.
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
+#: A dictionary, a key, and the object that it has to hold; without a key, the number of entries.
+Entry: TypeAlias = "tuple[dict[Any, Any], Any, Any]"
+
 #: The descriptor of a tensor's version.
 _VERSION = torch._C.TensorBase._version
 
@@ -30,10 +33,17 @@ class ModuleWeights:
     Args:
         module: whose parameters and buffers they are, if any.
         tensors: by name, the tensors at the time of the export.
+        tied: by name, the one that stands for all names of the same elements.
     """
 
-    def __init__(self, module: torch.nn.Module | None, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module | None,
+        tensors: Mapping[str, torch.Tensor],
+        tied: Mapping[str, str],
+    ) -> None:
         self._fixed = dict(tensors)
+        self._tied = {name: first for name, first in tied.items() if name != first}
         self._holders = {}
         for name in tensors:
             holder = None if module is None else _holder(module, name.removeprefix("self."))
@@ -60,17 +70,24 @@ class ModuleWeights:
         tensor = self[name]
         return tensor.dtype, tuple(tensor.shape), tensor.layout, str(tensor.device)
 
-    def watch(
-        self, names: Sequence[str], more: Sequence[tuple[dict[str, Any], str, Any]]
-    ) -> Watch | SlowWatch:
+    def still_tied(self) -> bool:
+        """Whether names that had the same elements have them in common as of now."""
+        pairs = ((self[name], self[first]) for name, first in self._tied.items())
+        return all(a is b or _place(a) == _place(b) for a, b in pairs)
+
+    def watch(self, names: Sequence[str], more: Sequence[Entry]) -> Watch | SlowWatch:
         """A watch over some of the weights, as they are now, and over entries of dictionaries."""
-        entries = [(*self._holders[name], self[name]) for name in names if name in self._holders]
+        watched = dict.fromkeys((*names, *self._tied, *self._tied.values()))
+        entries = [(*self._holders[name], self[name]) for name in watched if name in self._holders]
         return watch_over([self[name] for name in names], [*entries, *more])
 
 
-def watch_over(
-    tensors: Sequence[torch.Tensor], entries: Sequence[tuple[dict[str, Any], str, Any]] = ()
-) -> Watch | SlowWatch:
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The elements that a tensor has: those at an address, in an order."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def watch_over(tensors: Sequence[torch.Tensor], entries: Sequence[Entry] = ()) -> Watch | SlowWatch:
     """A watch over tensors, as they are now, and over entries of dictionaries."""
     versioned = [(tensor, not tensor.is_inference()) for tensor in tensors]
     if EXCHANGE is None:
@@ -79,7 +96,7 @@ def watch_over(
 
 
 class TrainingModes:
-    """The structure of a module, and the modes that its submodules are in.
+    """The structure of a module, and the modes and hooks of its submodules.
 
     Args:
         module: the module.
@@ -87,14 +104,28 @@ class TrainingModes:
 
     def __init__(self, module: torch.nn.Module | None) -> None:
         modules = [] if module is None else [*module.modules()]
-        self._entries = [(vars(m), "training", m.training) for m in modules]
+        self._entries: list[Entry] = [(vars(m), "training", m.training) for m in modules]
         for each in modules:
             self._entries += [(each._modules, name, child) for name, child in each._modules.items()]
+            for hooks in (each._forward_hooks, each._forward_pre_hooks):
+                self._entries += [(hooks, None, len(hooks)), *((hooks, *h) for h in hooks.items())]
 
     @property
-    def entries(self) -> tuple[tuple[dict[str, Any], str, Any], ...]:
+    def entries(self) -> tuple[Entry, ...]:
         """Dictionaries, keys, and the objects that they hold while nothing changes."""
         return tuple(self._entries)
+
+    def intact(self) -> bool:
+        """Whether nothing has changed."""
+        return hold(self._entries)
+
+
+def hold(entries: Sequence[Entry]) -> bool:
+    """Whether dictionaries hold what they held."""
+    return all(
+        len(table) == value if key is None else table.get(key) is value
+        for table, key, value in entries
+    )
 
 
 class SlowWatch:
@@ -102,7 +133,7 @@ class SlowWatch:
 
     def __init__(
         self,
-        entries: Sequence[tuple[Mapping[str, Any], str, Any]],
+        entries: Sequence[Entry],
         tensors: Sequence[tuple[torch.Tensor, bool]],
     ) -> None:
         self._entries = entries
@@ -111,13 +142,13 @@ class SlowWatch:
 
     def _now(self) -> Iterator[tuple[Any, ...]]:
         for tensor, versioned in self._tensors:
-            yield tensor.data_ptr(), tensor.dtype, tensor._version if versioned else -1
+            yield *_place(tensor), tensor._version if versioned else -1
 
     def intact(self) -> bool:
         return self.identical() and [*self._now()] == self._known
 
     def identical(self) -> bool:
-        return all(table.get(key) is value for table, key, value in self._entries)
+        return hold(self._entries)
 
     def take_changed(self) -> list[int]:
         now = [*self._now()]

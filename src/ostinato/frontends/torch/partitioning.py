@@ -166,8 +166,7 @@ def _numbers(graph: Graph, eager: Mapping[str, str]) -> dict[Node, int]:
             numbers[node] = numbers[node.args[0]]
             continue
         native = node.name not in eager and is_tensor(node)
-        read = [n for n in node.all_input_nodes if is_tensor(n) or not native]
-        number = max((numbers.get(n, -1) for n in read), default=-1)
+        number = max((numbers.get(n, -1) for n in node.all_input_nodes), default=-1)
         number = max(number, barrier)
         if _is_ordered(node):
             number = max(number, last_ordered)
@@ -210,9 +209,10 @@ def _phases(graph: Graph, numbers: dict[Node, int]) -> list[Phase]:
 
 @dataclass
 class _Views:
-    """Views, within native partitions, of tensors from outside that others read.
+    """Views, within native partitions, that others read and that share memory outside.
 
-    PyTorch makes them, since a partition would copy.
+    They are views of tensors from outside, or of a result that is given besides. PyTorch makes
+    them, since a partition would copy.
 
     Attributes:
         repeated: those that PyTorch makes, each with its phase.
@@ -225,24 +225,44 @@ class _Views:
 
 def _outside_views(numbers: dict[Node, int]) -> _Views:
     views = _Views()
-    rooted: set[Node] = set()
-    for node, number in numbers.items():
-        if number % 2 == 0 and _is_view(node) and isinstance(node.meta.get("val"), torch.Tensor):
-            base: Any = node.args[0]
-            if base in rooted or numbers.get(base, -1) != number:
-                rooted.add(node)
+    roots = _roots(numbers)
+    shared = _shared_roots(roots)
     for node in reversed(numbers):
-        if node not in rooted:
-            continue
+        root = roots.get(node)
         number = numbers[node]
+        if root is None or (numbers.get(root) == number and root not in shared):
+            continue
         outside = [
             user for user in node.users if numbers.get(user) != number or user in views.repeated
         ]
         if outside:
-            views.repeated[node] = number - 1
+            views.repeated[node] = number + (1 if root in shared else -1)
         if all(user in views.dropped or numbers.get(user) != number for user in node.users):
             views.dropped.add(node)
     return views
+
+
+def _roots(numbers: Mapping[Node, int]) -> dict[Node, Node]:
+    """By view within a native partition, the tensor that it is a view of in the end."""
+    roots: dict[Node, Node] = {}
+    for node, number in numbers.items():
+        if number % 2 or not node.args:
+            continue
+        base: Any = node.args[0]
+        if _is_view(node) or (node.target is operator.getitem and base in roots):
+            same = numbers.get(base) == number
+            roots[node] = roots.get(base, base) if same else base
+    return roots
+
+
+def _shared_roots(roots: Mapping[Node, Node]) -> set[Node]:
+    """The results of partitions whose memory several results of the graph share."""
+    given: dict[Node, int] = {}
+    for node in {*roots, *roots.values()}:
+        if any(user.op == "output" for user in node.users):
+            root = roots.get(node, node)
+            given[root] = given.get(root, 0) + 1
+    return {root for root, count in given.items() if count > 1 and root.op == "call_function"}
 
 
 def _writes_in_place(numbers: Mapping[Node, int], views: _Views) -> dict[Node, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.backends.cuda.render.packs import _begins_aligned
+from ostinato.backends.common.clike.runs import begins_aligned
 from ostinato.variables import Dim, Symbol, axis, floor_div, remainder, symbols
 
 
@@ -35,4 +35,4 @@ INDICES: dict[str, tuple[Dim, bool]] = {
 @pytest.mark.parametrize("name", INDICES)
 def test_neighbours(name: str) -> None:
     index, expected = INDICES[name]
-    assert _begins_aligned(index, _symbol(COLUMN), 8) == expected
+    assert begins_aligned(index, _symbol(COLUMN), 8) == expected

@@ -18,7 +18,7 @@ _REASON = 300
 
 __all__ = ["models", "read_results"]
 
-KINDS = ("hand-written", "dynamic", "small", "vision")
+KINDS = ("hand-written", "compiled", "dynamic", "small", "vision")
 
 
 def main() -> None:
@@ -49,6 +49,7 @@ def models() -> list[tuple[str, str]]:
     small = [name for name in MODEL_TYPES if name not in HAND_WRITTEN]
     return [
         *(("hand-written", name) for name in HAND_WRITTEN),
+        *(("compiled", name) for name in HAND_WRITTEN),
         *(("dynamic", name) for name in texts),
         *(("vision", name) for name in VISION),
         *(("small", name) for name in small),

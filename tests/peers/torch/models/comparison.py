@@ -10,8 +10,16 @@ import torch
 from torch.utils import _pytree
 
 import ostinato as ost
+from ostinato.frontends.torch.dynamo import backend
 
-__all__ = ["TOLERANCE", "Comparison", "compare", "compare_dynamic", "tensors_of"]
+__all__ = [
+    "TOLERANCE",
+    "Comparison",
+    "compare",
+    "compare_compiled",
+    "compare_dynamic",
+    "tensors_of",
+]
 
 #: The greatest error that passes, over the greatest magnitude of an output.
 TOLERANCE = 1e-4
@@ -22,18 +30,15 @@ class Comparison:
 
     Attributes:
         error: the greatest difference, over the greatest magnitude of its output.
-        nodes: of the graph.
-        seconds: of the conversion, the export included, and of the compile.
+        details: the number of nodes, and the seconds.
     """
 
-    def __init__(self, error: float, nodes: int, seconds: tuple[float, float]) -> None:
+    def __init__(self, error: float, details: str) -> None:
         self.error = error
-        self.nodes = nodes
-        self.seconds = seconds
+        self.details = details
 
     def __str__(self) -> str:
-        converted, compiled = self.seconds
-        return f"{self.error:.1e} {self.nodes} nodes {converted:.1f} + {compiled:.1f} s"
+        return f"{self.error:.1e} {self.details}"
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
@@ -51,9 +56,8 @@ def compare(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     graph = ost.from_torch(model, args, kwargs)
     converted = time.perf_counter()
     compiled = ost.Session("cpu", threads=1).compile(graph)
-    seconds = converted - start, time.perf_counter() - converted
-    error = _error(model, args, kwargs, compiled)
-    return Comparison(error, len(graph.nodes), seconds)
+    details = _details(graph, converted - start, time.perf_counter() - converted)
+    return Comparison(_error(model, args, kwargs, compiled), details)
 
 
 def compare_dynamic(
@@ -68,11 +72,49 @@ def compare_dynamic(
     graph = ost.from_torch(model, (), examples[0], dynamic_shapes=dynamic_shapes)
     converted = time.perf_counter()
     compiled = ost.Session("cpu", threads=1).compile(graph)
-    seconds = converted - start, time.perf_counter() - converted
+    details = _details(graph, converted - start, time.perf_counter() - converted)
     error = max(_error(model, (), kwargs, compiled) for kwargs in examples)
     sizes = [found.sizes for found in compiled.specializations]
     assert sizes == [""], f"compiled for {sizes}"
-    return Comparison(error, len(graph.nodes), seconds)
+    return Comparison(error, details)
+
+
+def compare_compiled(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Comparison:
+    """The same through ``torch.compile``, whose graphs may have nodes that PyTorch runs.
+
+    Raises:
+        AssertionError: an output has another shape, dtype or strides, or a call failed.
+    """
+    torch._dynamo.reset()
+    start = time.perf_counter()
+    fast = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        wanted = tensors_of(model(*args, **kwargs))
+        first = tensors_of(fast(*args, **kwargs))
+        seconds = time.perf_counter() - start
+        second = tensors_of(fast(*args, **kwargs))
+    error = max(_worst(first, wanted), _worst(second, wanted))
+    found = ost.torch.report(fast)
+    assert not found.failures, found.graphs
+    nodes = f"{found.native_nodes} native nodes, {len(found.eager_nodes)} eager nodes"
+    return Comparison(error, f"{len(found.graphs)} graphs, {nodes}, {seconds:.1f} s")
+
+
+def _worst(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """The greatest error of some results."""
+    assert len(found) == len(wanted), (len(found), len(wanted))
+    worst = 0.0
+    for result, reference in zip(found, wanted, strict=True):
+        kinds = [(t.dtype, t.shape, t.stride()) for t in (result, reference)]
+        assert kinds[0] == kinds[1], kinds
+        worst = max(worst, _difference(result.detach().numpy(), reference.detach().numpy()))
+    return worst
+
+
+def _details(graph: ost.Graph, converted: float, compiled: float) -> str:
+    return f"{len(graph.nodes)} nodes {converted:.1f} + {compiled:.1f} s"
 
 
 def _error(

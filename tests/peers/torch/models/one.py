@@ -8,7 +8,12 @@ from typing import Any
 import torch
 import transformers
 
-from tests.peers.torch.models.comparison import TOLERANCE, compare, compare_dynamic
+from tests.peers.torch.models.comparison import (
+    TOLERANCE,
+    compare,
+    compare_compiled,
+    compare_dynamic,
+)
 from tests.peers.torch.models.small import build_dynamic, build_hand_written, build_small
 from tests.peers.torch.models.vision import build_vision
 
@@ -25,14 +30,15 @@ def main(kind: str, name: str) -> str:
         elif kind == "dynamic":
             model, examples, shapes = build_dynamic(name)
         else:
-            model, kwargs = (build_hand_written if kind == "hand-written" else build_small)(name)
+            model, kwargs = (build_small if kind == "small" else build_hand_written)(name)
     except Exception as error:  # the library's, about its own model
         return f"not built: {_line(error)}"
     try:
         if kind == "dynamic":
             result = compare_dynamic(model, examples, shapes)
         else:
-            result = compare(model, args, kwargs)
+            by = compare_compiled if kind == "compiled" else compare
+            result = by(model, args, kwargs)
     except Exception as error:
         stage = "" if type(error).__module__.startswith("ostinato") else "not exported: "
         return f"{stage}{_line(error)}"

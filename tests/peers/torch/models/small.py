@@ -195,6 +195,15 @@ _SIZES: dict[str, Any] = {
     "use_cache": False,
 }
 
+#: Sizes of types whose defaults have none.
+_OPEN_SIZES: dict[str, dict[str, int]] = {
+    "esm": {"vocab_size": 99, "pad_token_id": 1, "mask_token_id": 2},
+    "hunyuan_v1_dense": {"head_dim": 8, "num_key_value_heads": 2},
+    "hunyuan_v1_moe": {"head_dim": 8, "num_key_value_heads": 2, "moe_topk": 2},
+    "ministral": {"head_dim": 8},
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+}
+
 
 def build_small(model_type: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """A model of this type and arguments for it.
@@ -206,6 +215,7 @@ def build_small(model_type: str) -> tuple[torch.nn.Module, dict[str, torch.Tenso
     sizes = {
         name: size for name, size in _SIZES.items() if isinstance(getattr(default, name, None), int)
     }
+    sizes |= _OPEN_SIZES.get(model_type, {})
     config = transformers.AutoConfig.for_model(model_type, **{**sizes, "use_cache": False})
     torch.manual_seed(0)
     model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ostinato.dtypes import DType
 
 __all__ = ["Dialect"]
@@ -38,17 +40,38 @@ class Dialect(ABC):
     def resize_index(self, index: str, wide: bool) -> str:
         """An index of the other width that has the same value."""
 
+    def index_sum(self, terms: Sequence[tuple[bool, Sequence[str]]], wide: bool) -> str:
+        """A sum of products of indices of one width.
+
+        Args:
+            terms: of each, whether it is subtracted, and its factors.
+            wide: whether indices have 64 bits.
+        """
+        parts: list[str] = []
+        for negative, factors in terms:
+            sign = "-" if negative else "+" if parts else ""
+            parts.append(f"{sign} {' * '.join(factors)}".strip())
+        return " ".join(parts)
+
+    def is_nonnegative(self, index: str, wide: bool) -> str:
+        """A condition: an index is not below zero."""
+        return f"{index} >= 0"
+
     @abstractmethod
     def literal(self, dtype: DType, value: bool | int | float) -> str:
         """A constant of the register type; integers wrap, floats round to the register's format."""
 
     @abstractmethod
-    def call(self, function: str, *operands: str) -> str:
-        """A call of a function of the dialect's library: ``floor_divide``, ``exp``, …"""
+    def call(self, function: str, dtype: DType, *operands: str) -> str:
+        """A function of the dialect's library, of operands of one dtype: ``floor_divide``, …"""
 
     @abstractmethod
-    def operator(self, operator: str, left: str, right: str) -> str:
-        """An infix operator whose result is of the operands' type: a comparison, or bits."""
+    def operator(self, operator: str, dtype: DType, left: str, right: str) -> str:
+        """An infix operator on operands of one dtype: a quotient of floats, a comparison, bits."""
+
+    def is_nan(self, value: str, dtype: DType) -> str:
+        """Whether a float is NaN."""
+        return self.operator("!=", dtype, value, value)
 
     @abstractmethod
     def select(self, condition: str, chosen: str, otherwise: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ostinato.backends.common.clike.scopes import Index, Scope
+from ostinato.dtypes import INT32, INT64
 from ostinato.variables import (
     Composite,
     Dim,
@@ -82,19 +83,17 @@ class Indices:
         return self._dialect.resize_index(index.text, wide)
 
     def _sum(self, dim: Expr, scope: Scope, wide: bool) -> str:
-        parts: list[str] = []
+        terms: list[tuple[bool, list[str]]] = []
         for monomial, factor in dim.terms:
             factors = [self._atom(atom, scope, wide) for atom in monomial]
             size = abs(factor)
             if size != 1:
                 factors.insert(0, self._dialect.index_literal(size, wide))
-            sign = "-" if factor < 0 else "+" if parts else ""
-            parts.append(f"{sign} {' * '.join(factors)}".strip())
-        if dim.const or not parts:
-            sign = "-" if dim.const < 0 else "+" if parts else ""
+            terms.append((factor < 0, factors))
+        if dim.const or not terms:
             literal = self._dialect.index_literal(abs(dim.const), wide)
-            parts.append(f"{sign} {literal}".strip())
-        return " ".join(parts)
+            terms.append((dim.const < 0, [literal]))
+        return self._dialect.index_sum(terms, wide)
 
     def _atom(self, atom: Symbol | Composite, scope: Scope, wide: bool) -> str:
         if isinstance(atom, Symbol):
@@ -108,7 +107,8 @@ class Indices:
     def _composite(self, atom: Composite, scope: Scope, wide: bool) -> Index:
         left = self.as_wide(self.value(atom.left, scope), wide)
         right = self.as_wide(self.value(atom.right, scope), wide)
-        text = self._dialect.call(_function(atom), left, right)
+        dtype = INT64 if wide else INT32
+        text = self._dialect.call(_function(atom), dtype, left, right)
         name = self._code.writer.fresh("x")
         self._code.writer.line(self._dialect.declare(self._dialect.index_type(wide), name, text))
         return Index(name, wide)

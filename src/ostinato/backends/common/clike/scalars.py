@@ -26,6 +26,7 @@ from ostinato.variables import Dim, Expr, Symbol, bounds, provably_nonnegative
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ostinato.backends.common.clike.arrays import Arrays
     from ostinato.backends.common.clike.values import Code
     from ostinato.lower.loopir.dependences import Dependence, Dependences
 
@@ -40,18 +41,18 @@ class Scalars:
     Args:
         code: where they are written.
         namespace: the ``xp`` of the ops' rules.
-        buffers: the names of the arguments, then of the temps.
+        arrays: the arguments, then the temps.
         dependences: of the nest that the expressions belong to.
     """
 
     def __init__(
-        self, code: Code, namespace: Any, buffers: Sequence[str], dependences: Dependences
+        self, code: Code, namespace: Any, arrays: Arrays, dependences: Dependences
     ) -> None:
         self.code = code
         self.dependences = dependences
         self.indices = Indices(code, self)
         self._namespace = namespace
-        self._buffers = buffers
+        self._arrays = arrays
 
     # -- values -----------------------------------------------------------------------------
 
@@ -137,20 +138,21 @@ class Scalars:
     def conditions(self, conditions: Sequence[Dim], scope: Scope) -> str:
         """An expression for whether all of the conditions are ``>= 0``."""
         found = [self.indices.value(condition, scope) for condition in conditions]
-        return " && ".join(f"{index.text} >= 0" for index in found)
+        dialect = self.code.dialect
+        return " && ".join(dialect.is_nonnegative(index.text, index.wide) for index in found)
 
     # -- memory -----------------------------------------------------------------------------
 
     def load(self, buffer: int, dtype: DType, index: Dim, scope: Scope) -> CValue:
         """The element at ``index``."""
-        element = self._element(buffer, index, scope)
-        return self.code.keep(dtype, self.code.dialect.from_memory(element, dtype), rounded=True)
+        element = self._arrays.load(buffer, dtype, self.indices.value(index, scope))
+        return self.code.keep(dtype, element, rounded=True)
 
     def put(self, buffer: int, dtype: DType, index: Dim, value: CValue, scope: Scope) -> None:
         """Writes ``value`` at ``index``."""
-        element = self._element(buffer, index, scope)
-        stored = self.code.dialect.to_memory(value.astype(dtype).text, dtype)
-        self.code.writer.line(f"{element} = {stored};")
+        at = self.indices.value(index, scope)
+        for line in self._arrays.store(buffer, dtype, at, value.astype(dtype).text):
+            self.code.writer.line(line)
 
     def store(self, statement: Store, dtype: DType, scope: Scope) -> None:
         """Writes, or updates, the element of a store in an array of ``dtype``, if it is to be."""
@@ -167,6 +169,3 @@ class Scalars:
             old = self.load(statement.buffer, dtype, statement.index, scope)
             value = function(_UPDATES[statement.update], old, value)
         self.put(statement.buffer, dtype, statement.index, value, scope)
-
-    def _element(self, buffer: int, index: Dim, scope: Scope) -> str:
-        return f"{self._buffers[buffer]}[{self.indices.value(index, scope).text}]"

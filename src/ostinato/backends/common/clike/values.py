@@ -114,7 +114,7 @@ class CValue:
         x, y = align(self, other)
         if not x.dtype.is_float:
             x, y = x.astype(FLOAT32), y.astype(FLOAT32)
-        return x.like(x.code.dialect.operator("/", x.text, y.text))
+        return x.like(x.code.dialect.operator("/", x.dtype, x.text, y.text))
 
     def __rtruediv__(self, other: Operand) -> CValue:
         return value_of(other, self) / self
@@ -243,14 +243,14 @@ def align_numeric(x: Operand, y: Operand) -> tuple[CValue, CValue]:
 def function(name: str, first: CValue, *rest: CValue) -> CValue:
     """A function of the dialect's library whose operands and result have one dtype."""
     texts = [value.text for value in (first, *rest)]
-    return first.like(first.code.dialect.call(name, *texts))
+    return first.like(first.code.dialect.call(name, first.dtype, *texts))
 
 
 def is_nan(x: CValue) -> CValue:
     """Whether ``x`` is NaN; never for an integer."""
     if not x.dtype.is_float:
         return x.code.constant(BOOL, False)
-    return x.code.keep(BOOL, x.code.dialect.operator("!=", x.text, x.text))
+    return x.code.keep(BOOL, x.code.dialect.is_nan(x.text, x.dtype))
 
 
 def where(condition: CValue, x: Operand, y: Operand) -> CValue:
@@ -292,9 +292,10 @@ def _called(name: str, x: CValue, y: Operand) -> CValue:
 
 def _bitwise(x: CValue, y: Operand, operator: str) -> CValue:
     left, right = align(x, y)
-    return left.like(left.code.dialect.operator(operator, left.text, right.text))
+    return left.like(left.code.dialect.operator(operator, left.dtype, left.text, right.text))
 
 
 def _compared(x: CValue, y: Operand, operator: str) -> CValue:
     left, right = align(x, y)
-    return left.code.keep(BOOL, left.code.dialect.operator(operator, left.text, right.text))
+    compared = left.code.dialect.operator(operator, left.dtype, left.text, right.text)
+    return left.code.keep(BOOL, compared)

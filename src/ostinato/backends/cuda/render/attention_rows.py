@@ -12,11 +12,11 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.namespace import CNamespace
+from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
-from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.dtypes import BOOL
 from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.variables import bounds

@@ -16,11 +16,11 @@ import math
 from string import Template
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render import tensor_tiles
 from ostinato.backends.cuda.render.attention_rows import score_text
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
-from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
 from ostinato.variables import bounds, coefficient
 

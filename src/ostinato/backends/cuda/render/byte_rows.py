@@ -12,10 +12,10 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
-from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.dtypes import FLOAT32, INT8, INT32, UINT8
 from ostinato.lower.loopir.nodes import Apply, Load, extent_of, max_extent
 from ostinato.records import dataclass

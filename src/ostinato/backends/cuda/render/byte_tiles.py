@@ -12,11 +12,11 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.vectors import VECTOR_BYTES
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render import byte_rows
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
-from ostinato.backends.cuda.render.vectors import VECTOR_BYTES
 from ostinato.dtypes import FLOAT32, INT8, INT32
 from ostinato.lower.loopir.nodes import max_extent
 from ostinato.variables import bounds

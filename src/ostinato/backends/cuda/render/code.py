@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.arrays import NamedArrays
 from ostinato.backends.common.clike.indices import is_wide
 from ostinato.backends.common.clike.namespace import CNamespace
 from ostinato.backends.common.clike.scalars import Scalars
 from ostinato.backends.common.clike.scopes import Index, Scope
+from ostinato.backends.common.clike.statements import evaluated, interleaves
 from ostinato.backends.common.clike.values import Code
 from ostinato.backends.common.clike.writer import Writer
 from ostinato.backends.cuda.abi import FAILED, is_guarded
 from ostinato.backends.cuda.render.body import Body
 from ostinato.backends.cuda.render.dialect import CudaDialect
-from ostinato.lower.loopir.dependences import Dependences, reached, roots
-from ostinato.lower.loopir.nodes import Apply, Load, Reduce, extent_of
+from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.nodes import extent_of
 from ostinato.lower.loopir.rewrite import index_expressions
 from ostinato.lower.loopir.views import unravel
 from ostinato.variables import Dim, Expr, Symbol, axis, bounds, prod, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.render.body import SharedArray
     from ostinato.lower.loopir.nest import LoopNest
-    from ostinato.lower.loopir.nodes import Scalar, Stage, Statement
+    from ostinato.lower.loopir.nodes import Statement
 
-__all__ = ["NestCode", "evaluated", "interleaves"]
+__all__ = ["NestCode"]
 
 _INT32_MAX = (1 << 31) - 1
 
@@ -58,7 +60,8 @@ class NestCode:
         self.dependences = Dependences(nest.stages)
         self.dtypes = [arg.dtype for arg in nest.args] + [temp.dtype for temp in nest.temps]
         names = [f"b{number}" for number in range(len(self.dtypes))]
-        self.scalars = Scalars(self.code, CNamespace(), names, self.dependences)
+        arrays = NamedArrays(self.dialect, names)
+        self.scalars = Scalars(self.code, CNamespace(), arrays, self.dependences)
         self.outermost = Scope()
         self.arrays: list[SharedArray] = []
         self.dynamic = ""
@@ -128,31 +131,3 @@ class NestCode:
             for statement in statements:
                 for root in evaluated(statement):
                     self.scalars.value(root, scope)
-
-
-def evaluated(statement: Statement) -> Iterator[Scalar]:
-    """The expressions that are computed before a statement takes effect."""
-    if isinstance(statement, Reduce) and statement.fused:
-        assert isinstance(statement.value, Apply)
-        yield from statement.value.operands
-    else:
-        yield from roots(statement)
-
-
-def interleaves(statements: Sequence[Statement]) -> bool:
-    """Whether a statement reads a buffer that one before it writes."""
-    written: set[int] = set()
-    for statement in statements:
-        read = {n.buffer for n in reached(roots(statement)) if isinstance(n, Load)}
-        if read & written:
-            return True
-        if not isinstance(statement, Reduce):
-            written.add(statement.buffer)
-    return False
-
-
-def stage_buffers(stage: Stage) -> tuple[set[int], set[int]]:
-    """The numbers of the buffers that a stage reads, and that it writes."""
-    read = {n.buffer for s in stage.statements for n in reached(roots(s)) if isinstance(n, Load)}
-    written = {s.buffer for s in stage.statements if not isinstance(s, Reduce)}
-    return read, written

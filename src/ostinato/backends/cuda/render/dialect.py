@@ -71,10 +71,10 @@ class CudaDialect(Dialect):
             return _float_literal(float(value), single=held == FLOAT32)
         return _integer_literal(int(value), held)
 
-    def call(self, function: str, *operands: str) -> str:
+    def call(self, function: str, dtype: DType, *operands: str) -> str:
         return f"ost::{function}({', '.join(operands)})"
 
-    def operator(self, operator: str, left: str, right: str) -> str:
+    def operator(self, operator: str, dtype: DType, left: str, right: str) -> str:
         return f"{left} {operator} {right}"
 
     def select(self, condition: str, chosen: str, otherwise: str) -> str:

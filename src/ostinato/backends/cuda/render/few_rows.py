@@ -11,12 +11,12 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.backends.cuda.render.sums import matmul_sizes, sum_type
-from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.records import dataclass
 from ostinato.variables import bounds
@@ -24,8 +24,8 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.backends.common.clike.vectors import Run
     from ostinato.backends.cuda.render.body import Body
-    from ostinato.backends.cuda.render.vectors import Run
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.variables import Symbol

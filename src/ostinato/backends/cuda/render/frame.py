@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.arrays import NamedArrays
 from ostinato.backends.common.clike.indices import is_wide
 from ostinato.backends.common.clike.namespace import CNamespace
 from ostinato.backends.common.clike.scalars import Scalars
@@ -329,8 +330,8 @@ class Frame:
         """
         kernel, writer = self._kernel, Writer(depth)
         code = Code(writer, CudaDialect())
-        buffers = [f"b{i}" for i in range(len(kernel.args))]
-        scalars = Scalars(code, CNamespace(), buffers, self._dependences)
+        arrays = NamedArrays(code.dialect, [f"b{i}" for i in range(len(kernel.args))])
+        scalars = Scalars(code, CNamespace(), arrays, self._dependences)
         scope = Scope()
         for i, variable in enumerate(kernel.variables):
             scope.symbols[variable] = _index(variable, f"vars[{i}]")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.namespace import CNamespace
 from ostinato.backends.common.clike.scopes import Index, Scope
+from ostinato.backends.common.clike.statements import stage_buffers
 from ostinato.backends.common.clike.values import CValue
 from ostinato.backends.cuda.render.body import SharedArray
-from ostinato.backends.cuda.render.code import stage_buffers
 from ostinato.backends.cuda.render.mapping import Shape, temp_bytes
 from ostinato.backends.cuda.render.packs import packed_body
 from ostinato.backends.cuda.render.reductions import OPERATORS, RunningReduction

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.runs import loads_along
 from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.common.clike.values import CValue
-from ostinato.backends.cuda.render.packs import loads_along, widest_pack
+from ostinato.backends.cuda.render.packs import widest_pack
 from ostinato.lower.loopir.dependences import Dependences, reached, roots
 from ostinato.lower.loopir.nodes import Accumulator, Stage
 

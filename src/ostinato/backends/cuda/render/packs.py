@@ -4,34 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.runs import begins_aligned, loads_along
 from ostinato.backends.common.clike.scopes import Index
-from ostinato.backends.cuda.render.code import interleaves
+from ostinato.backends.common.clike.statements import interleaves
 from ostinato.lower.loopir.dependences import roots
 from ostinato.lower.loopir.independence import reads_its_writes
-from ostinato.lower.loopir.nodes import (
-    Guard,
-    Load,
-    Reduce,
-    Scalar,
-    Scan,
-    Store,
-    extent_of,
-    operands,
-)
-from ostinato.variables import Dim, Expr, Quotient, Remainder, Symbol, remainder, symbols
+from ostinato.lower.loopir.nodes import Load, Reduce, Scan, Store, extent_of
+from ostinato.variables import remainder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.clike.scopes import Scope
     from ostinato.backends.cuda.render.code import NestCode
     from ostinato.backends.cuda.render.reductions import RunningReduction
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.dependences import Dependences
-    from ostinato.lower.loopir.nodes import Stage, Statement
-    from ostinato.variables.expr import Atom
+    from ostinato.lower.loopir.nodes import Stage
+    from ostinato.variables import Symbol
 
-__all__ = ["loads_along", "packed_body", "widest_pack"]
+__all__ = ["packed_body", "widest_pack"]
 
 #: Bytes of the widest access, and of the narrowest that is worth the trouble.
 _WIDEST, _NARROWEST = 16, 4
@@ -63,7 +55,7 @@ def widest_pack(
     lanes = min(_WIDEST // min(sizes), _MOST_LANES)
     while lanes > 1 and not (
         remainder(extent_of(axis), lanes) == 0
-        and all(_begins_aligned(index, axis, lanes) for index, _ in accesses)
+        and all(begins_aligned(index, axis, lanes) for index, _ in accesses)
     ):
         lanes //= 2
     return lanes if lanes * min(sizes) >= _NARROWEST else 1
@@ -137,53 +129,3 @@ def packed_body(
 
 def _type(code: NestCode, buffer: int, lanes: int) -> str:
     return f"ost::pack<{code.dialect.memory_type(code.dtypes[buffer])}, {lanes}>"
-
-
-def loads_along(
-    statements: Iterable[Statement], axis: Symbol, dependences: Dependences
-) -> list[Load] | None:
-    """The loads that differ along ``axis``; ``None`` if one stands under a guard."""
-    seen: dict[tuple[Scalar, bool], None] = {}
-    waiting = [(root, False) for statement in statements for root in roots(statement)]
-    while waiting:
-        scalar, guarded = waiting.pop()
-        if axis not in dependences.of(scalar) or (scalar, guarded) in seen:
-            continue
-        seen[scalar, guarded] = None
-        if isinstance(scalar, Load) and (guarded or scalar.bindings):
-            return None
-        inner = guarded or isinstance(scalar, Guard)
-        waiting.extend((operand, inner) for operand in operands(scalar))
-    return [scalar for scalar, _ in seen if isinstance(scalar, Load)]
-
-
-def _begins_aligned(index: Dim, axis: Symbol, lanes: int) -> bool:
-    """Whether elements at an index are neighbours along ``axis``, from a multiple of ``lanes`` on.
-
-    The axis itself begins at a multiple of ``lanes``. So does its remainder by a multiple of them,
-    and its quotient by one is the same for all: halves of a row may be read across.
-    """
-    if isinstance(index, int):
-        return False
-    runs = 0
-    for monomial, factor in index.terms:
-        run = factor == 1 and len(monomial) == 1 and _is_run(monomial[0], axis, lanes)
-        runs += run
-        if not run and (factor % lanes or any(_varies(a, axis, lanes) for a in monomial)):
-            return False
-    return runs == 1 and index.const % lanes == 0
-
-
-def _is_run(atom: Atom, axis: Symbol, lanes: int) -> bool:
-    """Whether an atom is one more at each neighbour, and begins at a multiple of ``lanes``."""
-    if isinstance(atom, Remainder):
-        whole = not atom.right.terms and atom.right.const % lanes == 0
-        return whole and _begins_aligned(atom.left, axis, lanes)
-    return atom == axis
-
-
-def _varies(atom: Atom, axis: Symbol, lanes: int) -> bool:
-    """Whether an atom may differ between the neighbours of a pack."""
-    if isinstance(atom, Quotient) and not atom.right.terms and atom.right.const % lanes == 0:
-        return axis in symbols(atom.left) and not _begins_aligned(atom.left, axis, lanes)
-    return axis in symbols(Expr({(atom,): 1}, 0))

@@ -1,4 +1,4 @@
-"""Rendering a :class:`~ostinato.backends.cuda.rules.recurrence.Recurrence`.
+"""Rendering a :class:`~ostinato.backends.cuda.rules.recurrence.CudaRecurrence`.
 
 A block takes a sequence through all its steps. At each step, warps multiply the state with every
 row of the weights, and the op's own rule makes the new state of the products. Where a GRU's
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.backends.cuda.render.frame import Point
-    from ostinato.backends.cuda.rules.recurrence import Recurrence
+    from ostinato.backends.cuda.rules.recurrence import CudaRecurrence
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nodes import Scalar
 
@@ -71,19 +71,19 @@ $cell
             __syncthreads();""")
 
 
-def launch(recurrence: Recurrence, target: CudaTarget) -> Launch:
+def launch(recurrence: CudaRecurrence, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for each sequence, or a few waves."""
     most = target.multiprocessors * target.threads_per_multiprocessor // _THREADS
     return Launch(max(1, min(max_extent(recurrence.row), most)), _THREADS)
 
 
-def source(recurrence: Recurrence) -> str:
+def source(recurrence: CudaRecurrence) -> str:
     """CUDA C++ with the kernel of a recurrence."""
     return _Renderer(recurrence).source()
 
 
 class _Renderer:
-    def __init__(self, recurrence: Recurrence) -> None:
+    def __init__(self, recurrence: CudaRecurrence) -> None:
         self.recurrence = recurrence
         self.register = CudaDialect().register_type(recurrence.acc)
         weights = [part for _, parts in recurrence.weights for part in parts]

@@ -91,7 +91,8 @@ class RunningReduction:
                 scalars.value(factor, scope).astype(reduction.value.dtype).text
                 for factor in reduction.value.operands
             ]
-            added = self.code.dialect.call("multiply_add", *factors, self.name)
+            dtype = reduction.value.dtype
+            added = self.code.dialect.call("multiply_add", dtype, *factors, self.name)
             self.code.writer.line(f"{self.name} = {added};")
             return
         value = scalars.value(reduction.value, scope).text

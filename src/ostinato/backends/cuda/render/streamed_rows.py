@@ -10,10 +10,10 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.vectors import VECTOR_BYTES, run_of
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.frame import Frame, body_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
-from ostinato.backends.cuda.render.vectors import VECTOR_BYTES, run_of
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ostinato.lower.loopir.nodes import Load, extent_of, max_extent

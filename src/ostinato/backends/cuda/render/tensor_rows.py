@@ -11,20 +11,20 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render import tensor_tiles
 from ostinato.backends.cuda.render.body import SharedArray
 from ostinato.backends.cuda.render.frame import Frame, body_of, grid_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
-from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.backends.common.clike.vectors import Run
     from ostinato.backends.cuda.render.body import Body
-    from ostinato.backends.cuda.render.vectors import Run
     from ostinato.backends.cuda.rules.product import Matmul
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.variables import Dim, Symbol

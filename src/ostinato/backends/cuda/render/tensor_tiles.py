@@ -12,11 +12,11 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
 from ostinato.backends.cuda.render.packed_stores import packed_stores, store_lanes
 from ostinato.backends.cuda.render.sums import matmul_sizes, runs_along, stores_along_rows
-from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.dtypes import BFLOAT16, FLOAT16
 from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
 from ostinato.records import dataclass

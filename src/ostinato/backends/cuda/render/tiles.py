@@ -12,11 +12,11 @@ from __future__ import annotations
 from string import Template
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.frame import Frame, function, grid_of
 from ostinato.backends.cuda.render.sums import matmul_sizes, runs_along, stores_along_rows, sum_type
-from ostinato.backends.cuda.render.vectors import run_of
 from ostinato.lower.loopir.nodes import extent_of, max_extent
 from ostinato.variables import bounds
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.clike.vectors import VECTOR_BYTES
 from ostinato.backends.cuda.render import byte_rows, byte_tiles
-from ostinato.backends.cuda.render.vectors import VECTOR_BYTES
 from ostinato.backends.cuda.rules.product import FEW_ROWS, BlockwiseProduct
 from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.nodes import Accumulator, max_extent

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cuda.render.vectors import run_of
+from ostinato.backends.common.clike.vectors import run_of
 from ostinato.backends.cuda.rules.narrow_channels import CHANNELS, is_narrow, with_more_channels
 from ostinato.backends.cuda.rules.product import FEW_ROWS, Matmul
 from ostinato.backends.cuda.rules.split_convolution import is_long, lower_split
@@ -17,8 +17,8 @@ from ostinato.dtypes import INT8, INT32, UINT8
 from ostinato.ir.leaves import CONSTANT, PARAM
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.builder import symbols_of
-from ostinato.lower.loopir.nodes import Accumulator
 from ostinato.lower.program import Layout, LoweredBuffer, Role
+from ostinato.lower.rules.matmul_kernel import matmul_kernel
 from ostinato.lower.rules.matmul_spec import conv_spec, matmul_spec
 from ostinato.records import replace
 from ostinato.variables import bounds, floor_div, prod, remainder
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
-    from ostinato.lower.loopir.builder import KernelBuilder, Outputs
     from ostinato.lower.loopir.views import Indices
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules.matmul_spec import MatmulSpec
-    from ostinato.variables import Dim, Symbol
+    from ostinato.variables import Dim
 else:
     byte_rows = LazyModule("ostinato.backends.cuda.render.byte_rows")
     byte_tiles = LazyModule("ostinato.backends.cuda.render.byte_tiles")
@@ -156,7 +155,7 @@ class MatmulRules:
             instead = self._columns_in_order(lowering, region, spec)
         build = lowering.builder(region, instead)
         kind = FewRowsMatmul if few else TiledMatmul
-        kernel = _kernel(kind, build, spec, outputs, lowering.variables)
+        kernel = matmul_kernel(kind, build, spec, outputs, lowering.variables)
         lowering.call(region, build, kernel, outputs)
 
     def _columns_in_order(
@@ -238,31 +237,4 @@ def _simplified(spec: MatmulSpec) -> MatmulSpec:
         b_at=lambda group, k, column: spec.b_at(group, whole(k), column),
         out_at=out_at,
         group_of=lambda at: at,
-    )
-
-
-def _kernel(
-    kind: type[Matmul],
-    build: KernelBuilder,
-    spec: MatmulSpec,
-    outputs: Outputs,
-    variables: tuple[Symbol, ...],
-) -> Matmul:
-    at = spec.axes(build)
-    a = spec.left(build, at)
-    b = build.at(spec.b, spec.b_at(spec.group_of(at.batch), at.k, at.n))
-    result = spec.out_at(at.batch, at.m, at.n)
-    stores = spec.stores(build, Accumulator(spec.acc), result, outputs)
-    (m,), (n,) = symbols_of([at.m]), symbols_of([at.n])
-    return kind(
-        build.args,
-        symbols_of(at.batch),
-        m,
-        n,
-        symbols_of(at.k),
-        a,
-        b,
-        spec.acc,
-        stores,
-        variables,
     )

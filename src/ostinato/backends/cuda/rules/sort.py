@@ -15,21 +15,21 @@ from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.render.frame import function, grid_of
 from ostinato.backends.cuda.rules.sort_keys import bits_of, key_function, word_of
-from ostinato.backends.cuda.rules.whole_operands import lower_whole, whole
 from ostinato.dtypes import INT32, INT64, UINT32, UINT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.rules.whole_operands import lower_whole, whole
 from ostinato.records import dataclass
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from ostinato.backends.cuda.rules.whole_operands import Places
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules.whole_operands import Places
     from ostinato.variables import Dim, Symbol
 
 __all__ = ["MergeRuns", "Rows", "SortTiles", "lower_sort"]

@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cuda.rules import (
         attention,
-        experts,
         library,
         recurrent,
         segments,
         selection,
-        sums_of_products,
         topk,
         weight_rules,
     )
@@ -42,17 +40,18 @@ if TYPE_CHECKING:
     from ostinato.lower.fusion.regions import Refusal, Region
     from ostinato.lower.program import Call, Program
     from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules import experts, sums_of_products
     from ostinato.lower.rules.table import Rule
     from ostinato.ops import convolution
     from ostinato.variables import Symbol
 else:
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
-    experts = LazyModule("ostinato.backends.cuda.rules.experts")
+    experts = LazyModule("ostinato.lower.rules.experts")
     library = LazyModule("ostinato.backends.cuda.rules.library")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
     selection = LazyModule("ostinato.backends.cuda.rules.selection")
-    sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
+    sums_of_products = LazyModule("ostinato.lower.rules.sums_of_products")
     topk = LazyModule("ostinato.backends.cuda.rules.topk")
     weight_rules = LazyModule("ostinato.backends.cuda.rules.weight_rules")
     convolution = LazyModule("ostinato.ops.convolution")

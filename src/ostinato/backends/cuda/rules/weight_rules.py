@@ -11,23 +11,18 @@ from ostinato.lazy import LazyModule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ostinato.backends.cuda.rules import (
-        blockwise,
-        chosen_experts,
-        experts,
-        matmul,
-        sums_of_products,
-    )
+    from ostinato.backends.cuda.rules import blockwise, chosen_experts, matmul
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules import experts, sums_of_products
     from ostinato.lower.rules.table import Rule
 else:
     blockwise = LazyModule("ostinato.backends.cuda.rules.blockwise")
     chosen_experts = LazyModule("ostinato.backends.cuda.rules.chosen_experts")
-    experts = LazyModule("ostinato.backends.cuda.rules.experts")
+    experts = LazyModule("ostinato.lower.rules.experts")
     matmul = LazyModule("ostinato.backends.cuda.rules.matmul")
-    sums_of_products = LazyModule("ostinato.backends.cuda.rules.sums_of_products")
+    sums_of_products = LazyModule("ostinato.lower.rules.sums_of_products")
 
 __all__ = ["weight_rules"]
 

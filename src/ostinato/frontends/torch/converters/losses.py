@@ -12,20 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CONVERTERS"]
 
-_MEAN, _SUM = 1, 2
+_NONE, _MEAN = 0, 1
 
-#: The vocabulary's words for them.
+#: The vocabulary's words for reductions.
 _REDUCTIONS = ("none", "mean", "sum")
-
-
-def _total(call: Call, losses: Value, reduction: int) -> Value:
-    """The losses as asked for, in the result's dtype."""
-    g = call.g
-    if reduction == _MEAN:
-        losses = g.mean(losses)
-    elif reduction == _SUM:
-        losses = g.sum(losses)
-    return call.rounded(losses)
 
 
 def _squared(call: Call, self: Value, target: Value, reduction: int = _MEAN) -> Value:
@@ -99,7 +89,9 @@ def _negative_log(
     reduction: int = _MEAN,
     ignore_index: int = -100,
 ) -> Value:
-    return _negative_log_parts(call, self, target, weight, reduction, ignore_index)[0]
+    """The loss of log-probabilities ``[N, C, ...]`` by classes ``[N, ...]``."""
+    factors = _wide_weight(call, weight)
+    return call.g.nll_loss(self, target, factors, _REDUCTIONS[reduction], ignore_index)
 
 
 def _negative_log_parts(
@@ -110,24 +102,18 @@ def _negative_log_parts(
     reduction: int,
     ignore_index: int,
 ) -> tuple[Value, Value]:
-    """The loss of log-probabilities ``[N, C, ...]`` by classes ``[N, ...]``; and all weights."""
+    """The loss, and the sum of all weights; without a reduction that is zero."""
     g = call.g
-    (x,) = call.widened(self)
-    axis = 1 if x.ndim > 1 else 0
-    ids = g.cast(target, INT64)
-    counts = g.not_equal(ids, ignore_index)
-    safe = g.where(counts, ids, 0)
-    picked = g.squeeze(g.take_along_axis(x, g.expand_dims(safe, axis), axis=axis), axis)
-    weights = g.cast(counts, x.dtype)
+    loss = _negative_log(call, self, target, weight, reduction, ignore_index)
+    if reduction == _NONE:
+        return loss, g.zeros((), call.dtype)
+    classes = g.cast(target, INT64)
+    counts = g.not_equal(classes, ignore_index)
+    factors = g.cast(counts, call.dtype.accumulator)
     if weight is not None:
-        weights = g.where(counts, g.take(g.cast(weight, x.dtype), safe), 0)
-    losses = g.where(counts, g.neg(g.multiply(picked, weights)), 0)
-    total = g.sum(weights)
-    if reduction == _MEAN:
-        losses = g.divide(g.sum(losses), total)
-    elif reduction == _SUM:
-        losses = g.sum(losses)
-    return call.rounded(losses), call.rounded(total)
+        by_class = _wide_weight(call, weight)
+        factors = g.where(counts, g.take(by_class, g.where(counts, classes, 0), axis=0), 0)
+    return loss, call.rounded(g.sum(factors))
 
 
 def _cross_entropy(
@@ -139,62 +125,13 @@ def _cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Value:
-    g = call.g
-    (x,) = call.widened(self)
-    axis = 1 if x.ndim > 1 else 0
-    logs = g.log_softmax(x, axis)
-    if target.dtype.is_float:
-        return _soft_cross_entropy(call, logs, target, weight, reduction, label_smoothing)
-    if not label_smoothing:
-        return _negative_log(call, logs, target, weight, reduction, ignore_index)
-    ids = g.cast(target, INT64)
-    counts = g.not_equal(ids, ignore_index)
-    safe = g.where(counts, ids, 0)
-    by_class = None if weight is None else _by_class(call, g.cast(weight, x.dtype), x, axis)
-    weighted = logs if by_class is None else g.multiply(logs, by_class)
-    smooth = g.where(counts, g.neg(g.sum(weighted, axis=axis)), 0)
-    if reduction == _MEAN:
-        shares = g.cast(counts, x.dtype)
-        if weight is not None:
-            shares = g.where(counts, g.take(g.cast(weight, x.dtype), safe), 0)
-        smooth = g.divide(g.sum(smooth), g.sum(shares))
-    elif reduction == _SUM:
-        smooth = g.sum(smooth)
-    hard = g.cast(_negative_log(call, logs, target, weight, reduction, ignore_index), x.dtype)
-    share = label_smoothing / call.fixed(x.shape[axis], "number of classes")
-    mixed = g.add(g.multiply(hard, 1 - label_smoothing), g.multiply(smooth, share))
-    return call.rounded(mixed)
+    factors, how = _wide_weight(call, weight), _REDUCTIONS[reduction]
+    return call.g.cross_entropy(self, target, factors, how, ignore_index, label_smoothing)
 
 
-def _by_class(call: Call, weight: Value, x: Value, axis: int) -> Value:
-    return call.g.reshape(weight, (-1, *(1,) * (x.ndim - axis - 1)))
-
-
-def _soft_cross_entropy(
-    call: Call,
-    logs: Value,
-    target: Value,
-    weight: Value | None,
-    reduction: int,
-    smoothing: float,
-) -> Value:
-    """The loss by probabilities of classes."""
-    g = call.g
-    axis = 1 if logs.ndim > 1 else 0
-    wanted = g.cast(target, logs.dtype)
-    classes = call.fixed(logs.shape[axis], "number of classes")
-    if smoothing:
-        wanted = g.add(g.multiply(wanted, 1 - smoothing), smoothing / classes)
-    losses = g.neg(g.multiply(logs, wanted))
-    if weight is not None:
-        losses = g.multiply(losses, _by_class(call, g.cast(weight, logs.dtype), logs, axis))
-    if reduction == 0:
-        return call.rounded(g.sum(losses, axis=axis))
-    total = g.sum(losses)
-    if reduction == _MEAN:
-        items = g.cast(g.dim_value(logs.type.size), total.dtype)
-        total = g.divide(total, g.divide(items, float(classes)))
-    return call.rounded(total)
+def _wide_weight(call: Call, weight: Value | None) -> Value | None:
+    """The weights of classes, in the dtype that losses are computed in."""
+    return None if weight is None else call.g.cast(weight, call.dtype.accumulator)
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.frontends.torch.call import Writes
+from ostinato.ops.base import broadcast_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -371,17 +372,10 @@ def _weight_norm_parts(call: Call, v: Value, g: Value, dim: int = 0) -> tuple[Va
 
 def _cosine_similarity(call: Call, x1: Value, x2: Value, dim: int = 1, eps: float = 1e-8) -> Value:
     g = call.g
-    a, b = call.widened(x1, x2)
-    shape = g.add(a, b).shape
+    a, b = call.promoted(x1, x2)
+    shape = broadcast_shapes(a.shape, b.shape) or (1,)
     a, b = g.broadcast_to(a, shape), g.broadcast_to(b, shape)
-    if not a.ndim:
-        a, b = g.reshape(a, (1,)), g.reshape(b, (1,))
-    axis = call.axis(dim, a.ndim)
-
-    def unit(x: Value) -> Value:
-        return g.divide(x, g.maximum(g.norm(x, 2.0, axis=axis, keepdims=True), eps))
-
-    return call.rounded(g.sum(g.multiply(unit(a), unit(b)), axis=axis))
+    return g.cosine_similarity(a, b, call.axis(dim, a.ndim), eps)
 
 
 CONVERTERS: dict[str, Converter] = {

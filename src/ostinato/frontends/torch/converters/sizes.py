@@ -6,7 +6,7 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
-from ostinato.dtypes import FLOAT64
+from ostinato.dtypes import FLOAT64, INT64
 from ostinato.errors import GraphError
 from ostinato.frontends.torch.call import SizeCondition
 from ostinato.ir.graph import Value
@@ -136,8 +136,9 @@ def _not(call: Call, a: Any) -> Any:
 def _assert_scalar(call: Call, self: Any, assert_msg: str) -> None:
     if isinstance(self, SizeCondition):
         call.require(self.excess, str(assert_msg))
-    elif isinstance(self, Value):
-        call.unsupported("an assertion on data")
+    elif isinstance(self, Value):  # the run binds a size of 1 where it holds
+        held = call.g.size_from(call.g.cast(self, INT64), 1)
+        call.require(held - 1, str(assert_msg))
     elif not self:
         raise GraphError(str(assert_msg))
 

@@ -58,8 +58,17 @@ def _select(call: Call, self: Value, dim: int, index: Any) -> Value:
 
 
 def _parts(call: Call, x: Value, axis: int) -> tuple[Value, ...]:
-    """``x`` cut along an axis into parts of the sizes that PyTorch gives to the results."""
+    """``x`` cut along an axis into parts of the sizes that PyTorch gives to the results.
+
+    Sizes that data decide make up the axis in the runs that are allowed.
+    """
     sizes = [call.shape_of(index)[axis] for index in range(len(call.node.metas))]
+    rest = x.shape[axis] - sum(sizes, start=0)
+    if isinstance(rest, Expr) and sizes:
+        problem = f"parts of {', '.join(map(str, sizes))} make up the {x.shape[axis]} of an axis"
+        call.require(rest, problem)
+        call.require(-rest, problem)
+        sizes[-1] = sizes[-1] + rest
     return call.g.split(x, sizes, axis) if sizes else ()
 
 

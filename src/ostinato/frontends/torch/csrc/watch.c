@@ -1,8 +1,9 @@
 /* Watch: the weights of a module, and whether anything about them has changed.
  *
  * One loop over pointers and numbers, since it runs before each call. An entry of a dictionary must
- * hold the very object that it held, and a tensor must have its memory, its dtype and its version,
- * the number that PyTorch increments at each write in place. */
+ * hold the very object that it held, a dictionary that is watched as a whole must have as many
+ * entries, and a tensor must have its memory, its dtype, its shape and strides, and its version, the
+ * number that PyTorch increments at each write in place. */
 #include "watch.h"
 
 #include "runtime_types.h"
@@ -10,6 +11,7 @@
 
 typedef struct {
     PyObject *dict, *key, *value;
+    Py_ssize_t size; /* of the dictionary, whose entries do not matter; else -1 */
 } known_entry;
 
 typedef struct {
@@ -17,6 +19,8 @@ typedef struct {
     void *data;
     int64_t version;
     dl_dtype dtype;
+    int32_t ndim;
+    int64_t *layout; /* PyMem: the shape, then the strides; NULL: not taken down */
 } known_tensor;
 
 typedef struct {
@@ -33,14 +37,16 @@ typedef struct {
 /* A version that tensors made in inference mode have: they record none. */
 #define NO_VERSION (-1)
 
-static int read_tensor(const WatchObject *self, PyObject *tensor, bool versioned,
+/* A tensor as it is now, by its view, whose shape and strides belong to the tensor. */
+static int read_tensor(const WatchObject *self, PyObject *tensor, bool versioned, dl_tensor *view,
                        known_tensor *out) {
-    dl_tensor view;
-    if (self->api->view(tensor, &view) != 0) {
+    if (self->api->view(tensor, view) != 0) {
         return -1;
     }
-    out->data = first_element(&view);
-    out->dtype = view.dtype;
+    out->data = first_element(view);
+    out->dtype = view->dtype;
+    out->ndim = view->ndim;
+    out->layout = NULL;
     out->version = NO_VERSION;
     if (!versioned) {
         return 0;
@@ -54,15 +60,58 @@ static int read_tensor(const WatchObject *self, PyObject *tensor, bool versioned
     return out->version == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-static bool same(const known_tensor *a, const known_tensor *b) {
-    return a->data == b->data && a->version == b->version && a->dtype.code == b->dtype.code &&
-           a->dtype.bits == b->dtype.bits;
+/* The stride of an axis; without strides, tensors are in C order. */
+static int64_t stride_of(const dl_tensor *view, int32_t axis) {
+    if (view->strides != NULL) {
+        return view->strides[axis];
+    }
+    int64_t stride = 1;
+    for (int32_t inner = axis + 1; inner < view->ndim; inner++) {
+        stride *= view->shape[inner];
+    }
+    return stride;
+}
+
+/* Takes down the shape and the strides. */
+static int keep_layout(known_tensor *known, const dl_tensor *view) {
+    int64_t *layout = PyMem_Calloc(2 * (size_t)view->ndim + 1, sizeof(int64_t));
+    if (layout == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int32_t axis = 0; axis < view->ndim; axis++) {
+        layout[axis] = view->shape[axis];
+        layout[view->ndim + axis] = stride_of(view, axis);
+    }
+    PyMem_Free(known->layout);
+    known->layout = layout;
+    return 0;
+}
+
+static bool same(const known_tensor *known, const known_tensor *now, const dl_tensor *view) {
+    if (known->data != now->data || known->version != now->version || known->ndim != now->ndim ||
+        known->dtype.code != now->dtype.code || known->dtype.bits != now->dtype.bits) {
+        return false;
+    }
+    for (int32_t axis = 0; axis < view->ndim; axis++) {
+        if (known->layout[axis] != view->shape[axis] ||
+            known->layout[view->ndim + axis] != stride_of(view, axis)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* 1 when every entry holds what it held, 0 when not, -1 with an exception. */
 static int entries_intact(const WatchObject *self) {
     for (Py_ssize_t i = 0; i < self->n_entries; i++) {
         const known_entry *entry = &self->entries[i];
+        if (entry->size >= 0) {
+            if (PyDict_Size(entry->dict) != entry->size) {
+                return 0;
+            }
+            continue;
+        }
         PyObject *found = PyDict_GetItemWithError(entry->dict, entry->key);
         if (found != entry->value) {
             return found == NULL && PyErr_Occurred() ? -1 : 0;
@@ -77,10 +126,11 @@ int watch_intact(PyObject *watch) {
     for (Py_ssize_t i = 0; status > 0 && i < self->n_tensors; i++) {
         const known_tensor *known = &self->tensors[i];
         known_tensor now;
-        if (read_tensor(self, known->tensor, known->version != NO_VERSION, &now) < 0) {
+        dl_tensor view;
+        if (read_tensor(self, known->tensor, known->version != NO_VERSION, &view, &now) < 0) {
             return -1;
         }
-        status = same(known, &now);
+        status = same(known, &now, &view);
     }
     return status;
 }
@@ -103,14 +153,20 @@ static PyObject *take_changed_method(WatchObject *self, PyObject *unused) {
     PyObject *positions = PyList_New(0);
     for (Py_ssize_t i = 0; positions != NULL && i < self->n_tensors; i++) {
         known_tensor *known = &self->tensors[i], now;
-        if (read_tensor(self, known->tensor, known->version != NO_VERSION, &now) < 0) {
+        dl_tensor view;
+        if (read_tensor(self, known->tensor, known->version != NO_VERSION, &view, &now) < 0) {
             Py_CLEAR(positions);
-        } else if (!same(known, &now)) {
-            known->data = now.data;
-            known->dtype = now.dtype;
-            known->version = now.version;
+        } else if (!same(known, &now, &view)) {
             PyObject *position = PyLong_FromSsize_t(i);
-            if (position == NULL || PyList_Append(positions, position) < 0) {
+            if (position == NULL || keep_layout(known, &view) < 0) {
+                Py_CLEAR(positions);
+            } else {
+                known->data = now.data;
+                known->dtype = now.dtype;
+                known->ndim = now.ndim;
+                known->version = now.version;
+            }
+            if (positions != NULL && PyList_Append(positions, position) < 0) {
                 Py_CLEAR(positions);
             }
             Py_XDECREF(position);
@@ -134,8 +190,9 @@ static int read_entries(WatchObject *self, PyObject *entries) {
                               &value)) {
             return -1;
         }
+        Py_ssize_t size = key == Py_None ? PyDict_Size(dict) : -1;
         self->entries[self->n_entries++] =
-            (known_entry){Py_NewRef(dict), Py_NewRef(key), Py_NewRef(value)};
+            (known_entry){Py_NewRef(dict), Py_NewRef(key), Py_NewRef(value), size};
     }
     return 0;
 }
@@ -154,7 +211,9 @@ static int read_tensors(WatchObject *self, PyObject *tensors) {
             return -1;
         }
         known_tensor *known = &self->tensors[i];
-        if (read_tensor(self, tensor, versioned != 0, known) < 0) {
+        dl_tensor view;
+        if (read_tensor(self, tensor, versioned != 0, &view, known) < 0 ||
+            keep_layout(known, &view) < 0) {
             return -1;
         }
         known->tensor = Py_NewRef(tensor);
@@ -216,7 +275,9 @@ static int watch_clear(WatchObject *self) {
         Py_DECREF(entry.value);
     }
     while (self->n_tensors > 0) {
-        Py_DECREF(self->tensors[--self->n_tensors].tensor);
+        known_tensor known = self->tensors[--self->n_tensors];
+        PyMem_Free(known.layout);
+        Py_DECREF(known.tensor);
     }
     return 0;
 }
@@ -247,7 +308,8 @@ static PyMethodDef watch_methods[] = {
 static PyType_Slot watch_slots[] = {
     {Py_tp_doc,
      "Watch(exchange, version, entries, tensors)\n--\n\n"
-     "Entries (dict, key, value) of dictionaries, and tensors (tensor, versioned), as they are now."},
+     "Entries (dict, key, value) of dictionaries, and tensors (tensor, versioned), as they are now.\n"
+     "The key None stands for the number of a dictionary's entries."},
     {Py_tp_new, watch_new},
     {Py_tp_dealloc, watch_dealloc},
     {Py_tp_traverse, watch_traverse},

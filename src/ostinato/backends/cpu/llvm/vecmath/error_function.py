@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ostinato.backends.common.coefficients import NORMAL_BITS_F32
 from ostinato.backends.cpu.llvm.lanes import Lane, intrinsic, where
-from ostinato.backends.cpu.llvm.vecmath.coefficients import NORMAL_BITS_F32
 from ostinato.backends.cpu.llvm.vecmath.exponential import exp2_reduced
 from ostinato.backends.cpu.llvm.vecmath.formats import format_of
 from ostinato.backends.cpu.llvm.vecmath.polynomial import horner, mad

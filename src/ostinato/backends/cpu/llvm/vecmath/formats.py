@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.llvm.vecmath import coefficients as table
+from ostinato.backends.common import coefficients as table
 from ostinato.dtypes import FLOAT32, FLOAT64, INT32, INT64, DType
 from ostinato.records import dataclass, replace
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
+from ostinato.backends.common import coefficients as table
 from ostinato.backends.cpu.llvm.lanes import Lane, intrinsic, is_nan, where
-from ostinato.backends.cpu.llvm.vecmath import coefficients as table
 from ostinato.backends.cpu.llvm.vecmath.formats import (
     DOUBLE,
     DOUBLE_FOR_SINGLE,

@@ -10,9 +10,9 @@ from ostinato.lower.rules.updates import copy_nest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ostinato.backends.cuda.kernel import CudaKernel
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
+    from ostinato.lower.loopir.kernel import Kernel
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.program_builder import ProgramBuilder
 
@@ -46,7 +46,7 @@ def lower_whole(
     lowering: ProgramBuilder,
     region: Region,
     root: Node,
-    make: Callable[[Places], CudaKernel],
+    make: Callable[[Places], Kernel],
     scratch: Sequence[LoweredBuffer] = (),
 ) -> None:
     """Lower the root as a kernel of its own, then store what else the region computes.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ostinato.backends.common.context import DECODE_VARIABLES
-from ostinato.backends.cuda.replay import MergedReplay, RecordedWork, Use
+from ostinato.backends.common.program_runner import RunnableProgram
 from ostinato.errors import CaptureError, VariableError
 from ostinato.plan import _order
 from ostinato.plan.buffer import bytes_of
@@ -18,12 +18,78 @@ from ostinato.plan.order import Accesses, Submission, arrays_touched
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.cuda.gpu import Stream
-    from ostinato.backends.cuda.places import Places
-    from ostinato.backends.cuda.program import CudaProgram
-    from ostinato.backends.cuda.sizes import LiveSizes
+    from ostinato.backends.common.encoded import Recording
+    from ostinato.backends.common.live_sizes import LiveSizes
+    from ostinato.backends.common.program_image import External
 
-__all__ = ["BoundCall", "Commands", "CudaRecording", "HostCopy", "Resident"]
+__all__ = [
+    "BoundCall",
+    "BoundProgram",
+    "Call",
+    "CallRecording",
+    "Commands",
+    "HostCopy",
+    "ProgramCall",
+    "RecordedWork",
+    "Resident",
+    "Use",
+]
+
+
+class BoundProgram(RunnableProgram, Protocol):
+    """A device's program whose runs can be bound to arrays, and recorded."""
+
+    @property
+    def externals(self) -> Sequence[External]:
+        """Inputs, then outputs."""
+
+    @property
+    def inputs(self) -> int:
+        """The number of inputs."""
+
+    def fixed_addresses(self) -> Sequence[Any]:
+        """The addresses of the fixed slots: equal as long as they are the same memory."""
+
+    def places(self, blocks: Sequence[Any], variables: Sequence[int], /) -> Any:
+        """The memory of a run; its ``fixed`` is :meth:`fixed_addresses` of that moment."""
+
+    def run_at(self, places: Any, variables: Sequence[int], /) -> None:
+        """Run on memory that was found by :meth:`places`."""
+
+
+class Use(NamedTuple):
+    """An array that a call reads or writes.
+
+    Attributes:
+        array: of the host or the device.
+        written: whether it is written.
+        whole: whether a write changes all of its bytes.
+        number: the input or output of the program that it is.
+    """
+
+    array: Any
+    written: bool
+    whole: bool
+    number: int
+
+
+class RecordedWork(NamedTuple):
+    """A recorded call: a program on arrays, or a copy between two.
+
+    Attributes:
+        program: the program; ``None``: the second array is copied to the first.
+        uses: its arrays.
+    """
+
+    program: Any
+    uses: tuple[Use, ...]
+
+
+class Replay(Protocol):
+    """Recorded work as one launch."""
+
+    def replay(self, variables: Sequence[Sequence[int]], /) -> None:
+        """Run all of it; each call has its values of Variables."""
 
 
 class Commands:
@@ -31,18 +97,19 @@ class Commands:
 
     Args:
         label: names the context in messages.
-        stream: takes the work of replays.
+        merge: makes recorded work one launch; ``None``: that is not possible.
 
     Attributes:
-        stream: see above.
         block: the values of ``token``, ``position`` and ``kv_len``.
         from_block: whether calls read these from the block.
         number: the number of the recording in progress, or 0.
     """
 
-    def __init__(self, label: str, stream: Stream) -> None:
-        self.stream = stream
+    def __init__(
+        self, label: str, merge: Callable[[Sequence[RecordedWork]], Callable[[], Replay] | None]
+    ) -> None:
         self._label = label
+        self._merge = merge
         self._calls: list[tuple[Call, bool]] = []
         self.block = (0, 0, 1)
         self.from_block = False
@@ -68,7 +135,7 @@ class Commands:
         self._calls = []
         self.number = _order.begin_recording(self._label, exclusive)
 
-    def end(self) -> CudaRecording:
+    def end(self) -> Recording:
         """Stop recording, and return the recording.
 
         Raises:
@@ -77,7 +144,9 @@ class Commands:
         calls, failure = self._taken()
         if failure is not None:
             raise CaptureError(failure)
-        return CudaRecording(self, self.stream, calls)
+        works = [work for call, _ in calls if (work := call.recorded) is not None]
+        merged = self._merge(works) if len(works) == len(calls) else None
+        return CallRecording(self, calls, merged)
 
     def cancel(self) -> None:
         """Stop recording, and drop the recording."""
@@ -108,23 +177,24 @@ class Commands:
         return False
 
 
-class CudaRecording:
+class CallRecording:
     """See :class:`~ostinato.backends.common.encoded.Recording`.
 
     Args:
         commands: holds the variable block.
-        stream: takes the work of replays.
         calls: the calls, and whether each reads its Variables from the block.
+        merged: makes all of them one launch; ``None``: they are replayed one by one.
     """
 
     def __init__(
-        self, commands: Commands, stream: Stream, calls: Sequence[tuple[Call, bool]]
+        self,
+        commands: Commands,
+        calls: Sequence[tuple[Call, bool]],
+        merged: Callable[[], Replay] | None,
     ) -> None:
         self._calls = tuple(calls)
-        self._stream = stream
-        self._merged: MergedReplay | None = None
-        self._works = [call.recorded for call, _ in calls]
-        self._merges = MergedReplay.possible(self._works)
+        self._merge = merged
+        self._merged: Replay | None = None
         touched = [span for call, _ in calls for span in call.accesses]
         self.accesses = Accesses([*touched, (id(commands), 1, False)])
 
@@ -136,9 +206,9 @@ class CudaRecording:
         for call, _ in self._calls:
             call.check()
         values = [call.values(from_block) for call, from_block in self._calls]
-        if self._merges:
+        if self._merge is not None:
             if self._merged is None:
-                self._merged = MergedReplay(self._stream, self._works)
+                self._merged = self._merge()
             self._merged.replay(values)
             return
         for (call, _), variables in zip(self._calls, values, strict=True):
@@ -232,9 +302,9 @@ class Call(ABC):
         """The memory that a run touches."""
 
     @property
-    @abstractmethod
-    def recorded(self) -> RecordedWork:
-        """Its work as part of a recording."""
+    def recorded(self) -> RecordedWork | None:
+        """Its work as part of a launch; ``None``: it has to be run by itself."""
+        return None
 
     @abstractmethod
     def check(self) -> None:
@@ -265,13 +335,14 @@ class Call(ABC):
         """Whether it is a call of this program, or runs on this memory."""
 
 
-class BoundCall(Call):
+class ProgramCall(Call):
     """A program with its arrays and the values of its Variables.
 
     Args:
         program: the program.
         resident: its Variables that may be read from the context's block.
         blocks: inputs, then outputs.
+        inputs: how many of them are inputs.
         variables: the values; ``None``: the program takes all of them from the block.
         check: raises if the program can not run.
         touched: the memory that a run touches; by default, the program and the arrays.
@@ -280,16 +351,17 @@ class BoundCall(Call):
 
     def __init__(
         self,
-        program: CudaProgram,
+        program: RunnableProgram,
         resident: Resident,
         blocks: Sequence[Any],
+        inputs: int,
         variables: Sequence[int] | None,
         check: Callable[[], object],
         touched: Callable[[], Accesses] | None = None,
         uses: Callable[[object], bool] | None = None,
     ) -> None:
         super().__init__(resident.commands)
-        self._program = program
+        self._runnable = program
         self._resident = resident
         self._blocks = blocks
         self._variables = variables
@@ -297,25 +369,13 @@ class BoundCall(Call):
         self._nbytes = [block.nbytes for block in blocks]
         self._check = check
         self._uses = uses
-        self._places: tuple[Places, list[int]] | None = None
         self._touched = touched
-        arrays = arrays_touched(blocks[: program.inputs], blocks[program.inputs :])
+        arrays = arrays_touched(blocks[:inputs], blocks[inputs:])
         self._own = Accesses([*program.accesses, *arrays])
 
     @property
     def accesses(self) -> Accesses:
         return self._own if self._touched is None else self._touched()
-
-    @property
-    def recorded(self) -> RecordedWork:
-        program = self._program
-        uses = [
-            Use(block, external.written, not external.size, number)
-            for number, (block, external) in enumerate(
-                zip(self._blocks, program.externals, strict=True)
-            )
-        ]
-        return RecordedWork(program, tuple(uses))
 
     def check(self) -> None:
         self._check()
@@ -337,21 +397,59 @@ class BoundCall(Call):
         return self._resident.values(given, self._nbytes) if from_block else list(given)
 
     def run(self, variables: Sequence[int]) -> None:
+        self._runnable.run(self._blocks, variables)
+
+    def uses(self, memory: object) -> bool:
+        if isinstance(memory, tuple):
+            return all(self.uses(part) for part in memory)
+        if memory is self._runnable or any(_shares(block, memory) for block in self._blocks):
+            return True
+        return self._uses is not None and self._uses(memory)
+
+
+class BoundCall(ProgramCall):
+    """A call whose program finds the memory of its arrays once; see :class:`ProgramCall`."""
+
+    def __init__(
+        self,
+        program: BoundProgram,
+        resident: Resident,
+        blocks: Sequence[Any],
+        variables: Sequence[int] | None,
+        check: Callable[[], object],
+        touched: Callable[[], Accesses] | None = None,
+        uses: Callable[[object], bool] | None = None,
+    ) -> None:
+        super().__init__(program, resident, blocks, program.inputs, variables, check, touched, uses)
+        self._program = program
+        self._places: tuple[Any, list[int]] | None = None
+
+    @property
+    def recorded(self) -> RecordedWork:
+        program = self._program
+        uses = [
+            Use(block, external.written, not external.size, number)
+            for number, (block, external) in enumerate(
+                zip(self._blocks, program.externals, strict=True)
+            )
+        ]
+        return RecordedWork(program, tuple(uses))
+
+    def run(self, variables: Sequence[int]) -> None:
         program, found = self._program, self._places
         if found is None or found[1] != variables or found[0].fixed != program.fixed_addresses():
             found = self._places = program.places(self._blocks, variables), list(variables)
         program.run_at(found[0], variables)
 
-    def uses(self, memory: object) -> bool:
-        if isinstance(memory, tuple):
-            return all(self.uses(part) for part in memory)
-        if memory is self._program or any(_shares(block, memory) for block in self._blocks):
-            return True
-        return self._uses is not None and self._uses(memory)
-
 
 class HostCopy(Call):
-    """A copy of the bytes of an array to another one, each of the host or the device."""
+    """A copy of the bytes of an array to another one, each of the host or the device.
+
+    Args:
+        commands: records it.
+        target: the array that is written, all of it.
+        source: has at least as many bytes.
+    """
 
     def __init__(self, commands: Commands, target: Any, source: Any) -> None:
         super().__init__(commands)
@@ -371,7 +469,7 @@ class HostCopy(Call):
         """Do nothing: arrays are always there."""
 
     def run(self, variables: Sequence[int]) -> None:
-        octets = bytes_of(on_host(self._source))
+        octets = bytes_of(on_host(self._source))[: self._target.nbytes]
         if isinstance(self._target, DeviceArray):
             self._target.memory.write(0, octets)
         else:

@@ -1,0 +1,99 @@
+"""The backend of an array framework: compilation for it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ostinato.backends.array_api.context import ArrayContext
+from ostinato.backends.base import Backend
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ostinato.backends.array_api.executable import ArrayExecutable
+    from ostinato.backends.array_api.framework import Framework
+    from ostinato.backends.base import Capabilities, Progress
+    from ostinato.backends.common.experts import ExpertsInFile
+    from ostinato.backends.device import Device
+    from ostinato.backends.options import CompileOptions
+    from ostinato.ir.graph import BaseGraph
+    from ostinato.ir.stored import ParamSource
+    from ostinato.variables import Dim
+
+__all__ = ["ArrayBackend"]
+
+
+class ArrayBackend(Backend):
+    """A device of an array framework.
+
+    Args:
+        device: its name.
+        framework: the framework on that device.
+    """
+
+    def __init__(self, device: Device, framework: Framework) -> None:
+        self.device = device
+        self.framework = framework
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.framework.capabilities
+
+    @cached_property
+    def context(self) -> ArrayContext:
+        return ArrayContext(self.device, self.framework)
+
+    def compile(
+        self,
+        graph: BaseGraph,
+        params: Mapping[str, ParamSource],
+        options: CompileOptions,
+        progress: Progress | None = None,
+        *,
+        experts: ExpertsInFile | None = None,
+        siblings: Any = None,
+    ) -> ArrayExecutable:
+        from ostinato.backends.array_api.executable import ArrayExecutable
+        from ostinato.backends.array_api.functions import StageFunctions
+        from ostinato.backends.array_api.lowering import lower_in_stages
+        from ostinato.backends.common.image_builder import build_image
+        from ostinato.backends.common.lowered_graph import lower_graph
+        from ostinato.backends.common.program_image import ProgramImage
+        from ostinato.backends.common.report_notes import note_kernels
+
+        def lower(graph: BaseGraph, *, facts: Any) -> Any:
+            return lower_in_stages(graph, self.framework.on_host, facts=facts)
+
+        lowered = lower_graph(graph, options, self.device, self.capabilities, lower)
+        program, report = lowered.program, lowered.report
+        note_kernels(report, program, lambda call: call.title)
+        report.remarks += [
+            f"on the host: {node.op.name} {node.label!r}"
+            for part in program.parts
+            for node in part.nodes
+            if self.framework.on_host(node)
+        ]
+        functions = StageFunctions(self.framework, options.max_specializations)
+        ready = [stage for stage in program.stages if not stage.sizes]
+        with report.timed("compile"):
+            for number, stage in enumerate(ready, 1):
+                functions.get(stage, {})
+                if progress is not None:
+                    progress(number, len(ready))
+        report.compiled, report.cached = functions.compiled, functions.stored
+        image = build_image(ProgramImage[Any], lowered, lambda _: (), size_symbol=_size_text)
+        with report.timed("memory"):
+            return ArrayExecutable(
+                image,
+                lowered,
+                functions,
+                self.context,
+                params,
+                keeps=options.keep_intermediates,
+            )
+
+
+def _size_text(size: Dim) -> str:
+    """A size that depends on Variables, as text."""
+    return "" if isinstance(size, int) else str(size)

@@ -1,0 +1,36 @@
+"""The ops that devices of array frameworks take as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.base import Capabilities
+from ostinato.ir.leaves import LEAVES
+from ostinato.ir.op import Op
+from ostinato.ops import OPS
+from ostinato.ops.elementwise import ELEMENTWISE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ostinato.dtypes import DType
+
+__all__ = ["capabilities"]
+
+
+def capabilities(dtypes: Collection[DType]) -> Capabilities:
+    """The capabilities of a framework.
+
+    It takes elementwise ops, and all that are not made of simpler ones, by their rules. The others
+    are decomposed: the framework fuses what they are made of.
+
+    Args:
+        dtypes: that it computes with.
+    """
+    simple = {name for name, op in OPS.items() if type(op).decompose is Op.decompose}
+    return Capabilities(
+        ops=frozenset({*simple, *ELEMENTWISE, *LEAVES}),
+        dtypes=frozenset(dtypes),
+        in_place_states=False,  # not always: XLA may fold an update into a reader of its result
+        single_ops=True,
+    )

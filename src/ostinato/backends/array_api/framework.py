@@ -1,0 +1,136 @@
+"""The interface of array frameworks: what a device of this folder is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    import numpy as np
+
+    from ostinato.backends.array_api.evaluator import NativeRule
+    from ostinato.backends.array_api.namespace import ArrayNamespace
+    from ostinato.backends.base import Capabilities
+    from ostinato.dtypes import DType
+    from ostinato.ir.graph import Node
+
+    #: A compiled function of a framework: arrays in, arrays out.
+    Traced: TypeAlias = Callable[..., Sequence[Any]]
+
+__all__ = ["ArrayFunction", "Framework", "FunctionMemory", "Traced"]
+
+
+class FunctionMemory(NamedTuple):
+    """The memory of a compiled function, in bytes.
+
+    Attributes:
+        temporary: what it takes while it runs, besides operands and results.
+        unshared: the same without sharing, as far as is known.
+    """
+
+    temporary: int = 0
+    unshared: int = 0
+
+
+class ArrayFunction(Protocol):
+    """A function that a framework has compiled for operands of certain shapes."""
+
+    @property
+    def text(self) -> str:
+        """The optimised code as text, in the framework's own notation."""
+
+    @property
+    def memory(self) -> FunctionMemory:
+        """The memory that it takes."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether its code was read from disk."""
+
+    def __call__(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """Run it; the results may still be under way."""
+
+
+class Framework(ABC):
+    """An array framework on one of its devices.
+
+    Arrays are immutable: a function's results are new ones, and those of its donated operands are
+    gone.
+
+    Attributes:
+        label: its name in messages.
+        xp: its functions.
+        rules: by op, its own ways to compute one.
+        capabilities: the ops and dtypes of a device of it.
+    """
+
+    label: str
+    xp: ArrayNamespace
+    rules: Mapping[str, NativeRule]
+    capabilities: Capabilities
+
+    @abstractmethod
+    def on_host(self, node: Node) -> bool:
+        """Whether the host takes a node: for lack of a function, or since it decides what runs."""
+
+    @abstractmethod
+    def scope(self) -> AbstractContextManager[object]:
+        """The settings under which arrays are made and functions compiled and run.
+
+        Nothing of the process outside changes.
+        """
+
+    @abstractmethod
+    def from_host(self, array: np.ndarray[Any, Any], *, copy: bool) -> Any:
+        """A framework's array of the elements of a C-contiguous array.
+
+        Args:
+            array: the elements.
+            copy: whether it is kept; else it may share memory that is left alone until the next
+                :meth:`wait`.
+        """
+
+    @abstractmethod
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """The elements of an array, in its memory where the host can read that."""
+
+    @abstractmethod
+    def copy(self, array: Any) -> Any:
+        """A copy that shares no memory."""
+
+    @abstractmethod
+    def wait(self, arrays: Sequence[Any]) -> None:
+        """Wait until arrays are computed.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+
+    @abstractmethod
+    def compile(
+        self,
+        function: Traced,
+        operands: Sequence[tuple[DType, tuple[int, ...]]],
+        donated: Sequence[int],
+    ) -> ArrayFunction:
+        """Compile a function ahead of its runs.
+
+        Args:
+            function: computes results by :attr:`xp`; called once, to be traced.
+            operands: their types.
+            donated: positions of operands whose memory results may take.
+
+        Raises:
+            DeviceError: the framework refused; the message says why.
+        """
+
+    @abstractmethod
+    def adopt(self, array: Any) -> Any:
+        """An array of another library on the same device, by DLPack, without a copy.
+
+        Raises:
+            InputError: it is elsewhere.
+        """

@@ -1,0 +1,1 @@
+"""MLX's devices: the GPU of Apple's processors, and CPUs."""

@@ -1,0 +1,10 @@
+"""The ops and dtypes that devices of MLX take."""
+
+from __future__ import annotations
+
+from ostinato.backends.array_api.capabilities import capabilities
+from ostinato.dtypes import ALL_DTYPES
+
+__all__ = ["CAPABILITIES"]
+
+CAPABILITIES = capabilities(ALL_DTYPES)

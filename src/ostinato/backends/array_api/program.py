@@ -1,0 +1,183 @@
+"""The program of a compiled graph: its parts, run on the arrays of an executable or a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ostinato.backends.array_api.arrays import ResidentArray, host_view
+from ostinato.backends.array_api.run import Run
+from ostinato.lower.program import Role
+from ostinato.plan.order import Accesses
+from ostinato.variables import evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from ostinato.backends.array_api.arrays import ArrayBlock
+    from ostinato.backends.array_api.functions import StageFunctions
+    from ostinato.backends.array_api.lowering import StagedProgram
+    from ostinato.backends.common.lowered_graph import LoweredGraph
+    from ostinato.backends.common.program_image import External
+    from ostinato.ir.graph import Value
+
+__all__ = ["ArrayProgram", "true_or_false"]
+
+
+class ArrayProgram:
+    """See :class:`~ostinato.backends.common.program_runner.RunnableProgram`.
+
+    Args:
+        functions: its compiled stages.
+        lowered: the graph.
+        externals: inputs, then outputs.
+        fixed: returns the present blocks of the fixed slots.
+        touches: further memory that every run touches.
+        keeps: whether values between parts stay in memory after a run.
+
+    Attributes:
+        inputs: their number.
+        externals: see above.
+        live_sizes: the values that the last run gave data-dependent Variables, by name.
+    """
+
+    def __init__(
+        self,
+        functions: StageFunctions,
+        lowered: LoweredGraph[StagedProgram],
+        externals: Sequence[External],
+        fixed: Callable[[], list[ArrayBlock]],
+        touches: Sequence[tuple[int, int, bool]] = (),
+        *,
+        keeps: bool = False,
+    ) -> None:
+        program = lowered.program
+        self._functions = functions
+        self._framework = functions.framework
+        self._program = program
+        self._fixed = fixed
+        self._keeps = keeps
+        self.externals = tuple(externals)
+        self.inputs = len(program.inputs)
+        self.live_sizes: dict[str, int] = {}
+        self.accesses = Accesses([(id(self), 1, True), *touches])
+        self._names = [symbol.name for symbol in program.variables]
+        self._bound = {symbol.name for symbol in program.variables if symbol.bound is not None}
+        self._parts = program.parts
+        graph = program.graph
+        self._leaves = [*graph.inputs.values()]
+        self._outputs = [*graph.outputs.values()]
+        places = {value: lowered.place(buffer) for value, buffer in program.values.items()}
+        roles = {value: buffer.role for value, buffer in program.values.items()}
+        self._kept = [
+            (value, place)
+            for value, place in places.items()
+            if roles[value] in (Role.PARAM, Role.STATE, Role.CONSTANT) and place[0] >= 0
+        ]
+        self._between = [(v, place) for v, place in places.items() if roles[v] is Role.TEMP]
+        self._assigned = [
+            (graph.assignments[name], places[graph.states[name]]) for name in graph.assignments
+        ]
+
+    def run(self, blocks: Sequence[Any], variables: Sequence[int]) -> None:
+        self._perform(blocks, variables)
+
+    def run_consuming(
+        self, blocks: Sequence[Any], variables: Sequence[int], consumed: Collection[int]
+    ) -> None:
+        """As :meth:`run`; results may take the memory of inputs at positions ``consumed``."""
+        self._perform(blocks, variables, [self._leaves[number] for number in consumed])
+
+    def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
+        return self._perform(blocks, variables, timed=True)
+
+    def warm(self, variables: Sequence[int]) -> None:
+        """Compile the stages that no size within a run decides."""
+        sizes = self._sizes(variables)
+        for stage in self._program.stages:
+            if sizes.keys() >= set(stage.sizes):
+                self._functions.get(stage, sizes)
+
+    def _sizes(self, variables: Sequence[int]) -> dict[str, int]:
+        pairs = zip(self._names, variables, strict=True)
+        return {name: value for name, value in pairs if name not in self._bound}
+
+    def _perform(
+        self,
+        blocks: Sequence[Any],
+        variables: Sequence[int],
+        consumed: Collection[Value] = (),
+        *,
+        timed: bool = False,
+    ) -> Sequence[float]:
+        fixed, framework = self._fixed(), self._framework
+        run = Run(self._functions, self._sizes(variables), self._program.facts, consumed)
+        with framework.scope():
+            values: dict[Value, Any] = {
+                value: fixed[slot].arrays[offset] for value, (slot, offset) in self._kept
+            }
+            for value, block in zip(self._leaves, blocks, strict=False):
+                values[value] = self._given(value, block, run.sizes)
+            seconds = run.parts(self._parts, values, timed=timed)
+            states = self._next_states(values)
+            results = self._results(blocks[self.inputs :], values, states)
+            framework.wait([*results, *states])
+            for block, result in zip(blocks[self.inputs :], results, strict=True):
+                self._store(block, result)
+        for (_, (slot, offset)), array in zip(self._assigned, states, strict=True):
+            fixed[slot].arrays[offset] = array
+        if self._keeps:
+            for value, (slot, offset) in self._between:
+                fixed[slot].arrays[offset] = values[value]
+        self.live_sizes = {name: run.sizes[name] for name in self._bound if name in run.sizes}
+        return seconds
+
+    def _results(
+        self, blocks: Sequence[Any], values: dict[Value, Any], states: Sequence[Any]
+    ) -> list[Any]:
+        """The outputs; what a handle takes is its own array, and no state's."""
+        seen = {id(array) for array in states}
+        found = []
+        for value, block in zip(self._outputs, blocks, strict=True):
+            array = values[value]
+            if isinstance(block, ResidentArray):
+                array = self._framework.copy(array) if id(array) in seen else array
+                seen.add(id(array))
+            found.append(array)
+        return found
+
+    def _next_states(self, values: dict[Value, Any]) -> list[Any]:
+        """The arrays that states hold from now on, each one alone: it may be donated."""
+        seen: set[int] = set()
+        found = []
+        for value, _ in self._assigned:
+            array = values[value]
+            found.append(self._framework.copy(array) if id(array) in seen else array)
+            seen.add(id(array))
+        return found
+
+    def _given(self, value: Value, block: Any, sizes: dict[str, int]) -> Any:
+        if isinstance(block, ResidentArray):
+            return block.memory.array
+        shape = tuple([evaluate(dim, sizes) for dim in value.shape])
+        return self._framework.from_host(
+            true_or_false(host_view(block, value.dtype, shape)), copy=False
+        )
+
+    def _store(self, block: Any, result: Any) -> None:
+        if isinstance(block, ResidentArray):
+            block.memory.array = result
+            return
+        array = self._framework.to_host(result)
+        if type(block) is np.ndarray and block.shape == array.shape:
+            np.copyto(block, array)
+            return
+        octets = block.reshape(-1).view(np.uint8) if isinstance(block, np.ndarray) else block
+        whole = np.frombuffer(octets, np.uint8) if octets is block else octets
+        whole[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def true_or_false(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array; of bools, any byte that is not 0 is a true one."""
+    return array.view(np.uint8) != 0 if array.dtype == bool else array

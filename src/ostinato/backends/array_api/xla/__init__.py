@@ -1,0 +1,1 @@
+"""XLA's devices: CPUs, GPUs and TPUs, through JAX."""

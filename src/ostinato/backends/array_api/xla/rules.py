@@ -1,0 +1,115 @@
+"""XLA's own ways to compute ops."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ostinato.backends.array_api.xla.control import cond, loop
+from ostinato.dtypes import INT32, INT64
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ostinato.backends.array_api.evaluator import Evaluator, NativeRule
+    from ostinato.ir.graph import Node
+
+__all__ = ["RULES"]
+
+
+def _matmul(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    """16-bit floats are multiplied as they are, and summed in float32."""
+    import jax.numpy as jnp
+
+    x, y = operands
+    sums = node.outputs[0].dtype.accumulator
+    precision = evaluator.xp.precision
+    return jnp.matmul(x, y, precision=precision, preferred_element_type=sums.numpy)
+
+
+def _conv(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    import jax
+
+    x, w, *bias = [evaluator.xp.widened(operand) for operand in operands]
+    if 0 in x.shape or 0 in w.shape:
+        return node.op.evaluate(evaluator.xp, x, w, *bias, **attrs)
+    result = jax.lax.conv_general_dilated(
+        x,
+        w,
+        attrs["stride"],
+        attrs["padding"],
+        rhs_dilation=attrs["dilation"],
+        feature_group_count=attrs["groups"],
+        precision=evaluator.xp.precision,
+        preferred_element_type=x.dtype,
+    )
+    if bias:
+        result = result + bias[0].reshape((-1, *(1,) * (x.ndim - 2)))
+    return result
+
+
+def _integer_conv(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    wide = [evaluator.xp.cast(operand, INT32) for operand in operands]
+    return _conv(evaluator, node, wide, attrs)
+
+
+def _dynamic_slice(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    import jax
+
+    x, *starts = operands
+    at = [_from_zero(evaluator, start) for start in starts]
+    return jax.lax.dynamic_slice(x, at, attrs["sizes"])
+
+
+def _dynamic_update_slice(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    import jax
+
+    x, update, *starts = operands
+    at = [_from_zero(evaluator, start) for start in starts]
+    return jax.lax.dynamic_update_slice(x, update, at)
+
+
+def _from_zero(evaluator: Evaluator, start: Any) -> Any:
+    """A start that is not negative; XLA has it fit the other end."""
+    return evaluator.xp.maximum(evaluator.xp.cast(start, INT64), 0)
+
+
+def _scatter_nd(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    """Slices are written whole."""
+    xp = evaluator.xp
+    x, indices, updates = operands
+    depth = indices.shape[-1]
+    if 0 in x.shape or 0 in updates.shape or not depth:
+        return node.op.evaluate(xp, x, indices, updates, **attrs)
+    points = []
+    for axis in range(depth):
+        size = x.shape[axis]
+        index = xp.cast(indices[..., axis], INT64)
+        index = xp.where(index < 0, index + size, index)
+        points.append(xp.where(index < 0, size, index))
+    wide = [xp.widened(array) for array in (x, updates)] if attrs["mode"] != "set" else (x, updates)
+    return xp.scatter_rows(wide[0], points, wide[1], attrs["mode"])
+
+
+RULES: Mapping[str, NativeRule] = MappingProxyType(
+    {
+        "matmul": _matmul,
+        "conv": _conv,
+        "integer_conv": _integer_conv,
+        "dynamic_slice": _dynamic_slice,
+        "dynamic_update_slice": _dynamic_update_slice,
+        "scatter_nd": _scatter_nd,
+        "cond": cond,
+        "loop": loop,
+    }
+)

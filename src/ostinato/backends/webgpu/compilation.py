@@ -1,0 +1,172 @@
+"""Compilation of a graph: passes, lowering and memory, which are shared, and code generation."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.image_builder import build_image
+from ostinato.backends.common.lowered_graph import lower_graph
+from ostinato.backends.common.program_image import Slot
+from ostinato.backends.common.report_notes import note_kernels
+from ostinato.backends.webgpu.arguments import Arguments
+from ostinato.backends.webgpu.capabilities import CAPABILITIES, lowering_options
+from ostinato.backends.webgpu.code import LoadedCode, WebGpuCode, object_codes
+from ostinato.backends.webgpu.image import ControlStep, Image, SizeStep
+from ostinato.backends.webgpu.rules.table import lower_for_webgpu
+from ostinato.backends.webgpu.sizes import size_text
+from ostinato.cache.objects import process_cache
+from ostinato.lower.control import Control, control_targets
+from ostinato.lower.rules.sizes import SizeStep as SizeKernel
+from ostinato.plan.report import and_more
+from ostinato.records import dataclass, field, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ostinato.backends.base import Progress
+    from ostinato.backends.common.lowered_graph import LoweredGraph
+    from ostinato.backends.device import Device
+    from ostinato.backends.options import CompileOptions
+    from ostinato.backends.webgpu.code import KernelCode
+    from ostinato.backends.webgpu.gpu import Gpu
+    from ostinato.backends.webgpu.host_steps import HostKernels
+    from ostinato.backends.webgpu.image import AnyStep
+    from ostinato.backends.webgpu.target import WebGpuTarget
+    from ostinato.ir.graph import BaseGraph
+    from ostinato.lower.loopir.kernel import Kernel
+    from ostinato.lower.program import Call, Program
+    from ostinato.plan.report import CompileReport
+    from ostinato.variables import Dim
+
+__all__ = ["Compilation", "compile_graph"]
+
+
+@dataclass(frozen=True, eq=False)
+class Compilation:
+    """A graph, compiled.
+
+    Attributes:
+        lowered: kernels, buffers and their memory.
+        code: of the kernels.
+        shaders: by the cache's key, the source of each shader of the image.
+    """
+
+    lowered: LoweredGraph[Program]
+    code: WebGpuCode
+    shaders: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def kernel_code(self) -> Callable[[Kernel], KernelCode]:
+        """Returns the code of a kernel."""
+        return self.code.code
+
+    @cached_property
+    def image(self) -> Image:
+        """The compiled program: all that a run needs.
+
+        Its arena has intermediate values only; results that are not returned have memory of the
+        host, where their offsets begin at 0.
+        """
+        image = build_image(Image, self.lowered, self._step, size_symbol=_size_text)
+        arena = image.intermediate_bytes
+        sizes = list(image.sizes)
+        sizes[Slot.ARENA] = arena
+        return image._replace(
+            objects=tuple(object_codes(self.shaders, self.code.machine_code)),
+            sizes=tuple(sizes),
+            results=tuple(offset - arena for offset in image.results),
+        )
+
+    def loaded(self, gpu: Gpu, host: HostKernels) -> LoadedCode:
+        """The code of the image, ready to run."""
+        _ = self.image  # has all kernels rendered
+        native = self.code.machine_code
+        machine_code = None if native is None else native.linked
+        return LoadedCode(gpu, host, self.shaders, lambda _: machine_code)
+
+    def nodes_of(self, position: int) -> str:
+        """The names of the nodes that a step computes, for messages."""
+        call = self.lowered.program.calls[position]
+        return f"{call.title} ({and_more(call.nodes)})"
+
+    @cached_property
+    def _targets(self) -> dict[Call, int]:
+        """The steps that decisions may jump to."""
+        calls = self.lowered.program.calls
+        return {calls[i]: target for i, target in control_targets(calls).items()}
+
+    def _step(self, call: Call) -> AnyStep:
+        kernel = call.kernel
+        places = tuple(map(self.lowered.place, call.buffers))
+        if isinstance(kernel, Control):
+            trips = "" if kernel.trips is None else size_text(kernel.trips)
+            flags = kernel.conditional, kernel.counted
+            target = self._targets[call]
+            return ControlStep(places, int(kernel.kind), target, *flags, trips, kernel.counter)
+        if isinstance(kernel, SizeKernel):
+            variables = self.lowered.program.variables
+            number = -1 if kernel.symbol is None else variables.index(kernel.symbol)
+            return SizeStep(places, number, size_text(kernel.limit), kernel.problem)
+        types = [buffer.type for buffer in call.buffers]
+        return self.code.code(kernel).step(places, types, self.shaders)
+
+
+def _size_text(size: Dim) -> str:
+    """A size that depends on Variables, as text."""
+    return "" if isinstance(size, int) else str(size)
+
+
+def compile_graph(
+    graph: BaseGraph,
+    options: CompileOptions,
+    target: WebGpuTarget,
+    device: Device,
+    progress: Progress | None = None,
+    *,
+    built: BaseGraph | None = None,
+) -> Compilation:
+    """Compile ``graph``.
+
+    Args:
+        graph, options, progress: see :meth:`ostinato.backends.base.Backend.compile`.
+        target: the device that kernels are rendered for.
+        device: for the report.
+        built: the user's graph, if that is another object than ``graph``.
+    """
+    lower = partial(lower_for_webgpu, settings=lowering_options(options))
+    lowered = lower_graph(graph, options, device, CAPABILITIES, lower, built=built)
+    report, program = lowered.report, lowered.program
+    before = replace(process_cache().counters)
+    with report.timed("code"):
+        calls = (*program.prepare, *program.calls)
+        buffers = {call.kernel: _buffer_count(lowered, call, target) for call in calls}
+        nodes = {call.kernel: call.nodes for call in calls}
+        compiled = Compilation(lowered, WebGpuCode(buffers, program.variables, target, nodes))
+        objects = len(compiled.image.objects)
+    if progress is not None:
+        for done in range(objects):
+            progress(done + 1, objects)
+    after = process_cache().counters
+    report.compiled = after.misses - before.misses
+    report.cached = after.disk_hits + after.hits - before.disk_hits - before.hits
+    note_kernels(report, program, lambda call: compiled.code.code(call.kernel).name)
+    _note_reasons(report, compiled.code, calls)
+    return compiled
+
+
+def _buffer_count(lowered: LoweredGraph[Program], call: Call, target: WebGpuTarget) -> int:
+    """The number of buffers that the arguments of a call are in."""
+    places = [lowered.place(buffer) for buffer in call.buffers]
+    sizes = [buffer.nbytes for buffer in call.buffers]
+    return len(Arguments.of(call.kernel.args, places, sizes, target.part_bytes).buffers)
+
+
+def _note_reasons(report: CompileReport, code: WebGpuCode, calls: Sequence[Call]) -> None:
+    """Note the nodes that the CPU computes, by reason."""
+    nodes: dict[str, list[str]] = {}
+    for call in calls:
+        if reason := code.reasons.get(call.kernel):
+            nodes.setdefault(reason, []).extend(call.nodes)
+    for reason, labels in nodes.items():
+        report.remarks.append(f"on the CPU: {reason} ({and_more(labels)})")

@@ -1,0 +1,211 @@
+"""A kernel under construction: its statements, and the module around them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.common.clike.indices import is_wide
+from ostinato.backends.common.clike.namespace import CNamespace
+from ostinato.backends.common.clike.scalars import Scalars
+from ostinato.backends.common.clike.scopes import Index, Scope
+from ostinato.backends.common.clike.statements import evaluated, interleaves
+from ostinato.backends.common.clike.values import Code, CValue
+from ostinato.backends.common.clike.writer import Writer
+from ostinato.backends.webgpu.kernel import ENTRY_POINT, F16, Shader
+from ostinato.backends.webgpu.library import needed
+from ostinato.backends.webgpu.render.arrays import KernelArrays
+from ostinato.backends.webgpu.render.dialect import WgslDialect
+from ostinato.lower.loopir.dependences import Dependences, reached, roots
+from ostinato.lower.loopir.nodes import Accumulator, extent_of
+from ostinato.lower.loopir.views import unravel
+from ostinato.variables import Dim, Expr, Symbol, axis, prod, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from ostinato.backends.webgpu.kernel import Bindings
+    from ostinato.backends.webgpu.target import WebGpuTarget
+    from ostinato.dtypes import DType
+    from ostinato.lower.loopir.kernel import Kernel
+    from ostinato.lower.loopir.nest import LoopNest
+    from ostinato.lower.loopir.nodes import Scalar, Stage, Statement, Store
+
+__all__ = ["NAMESPACE", "KernelCode", "NestCode"]
+
+#: The namespace of op rules; it has no state.
+NAMESPACE = CNamespace()
+
+_BUILT_INS = (
+    ("at", "workgroup_id", "vec3<u32>"),
+    ("grid", "num_workgroups", "vec3<u32>"),
+    ("thread", "local_invocation_index", "u32"),
+)
+
+
+class KernelCode:
+    """The entry point of one kernel.
+
+    Args:
+        kernel: its arguments and Variables.
+        stages: the statements that it is made of.
+        target: the device.
+        bindings: of the arguments.
+
+    Attributes:
+        writer: the statements.
+        arrays: the arguments, and temps.
+        scalars: writes expressions and accesses.
+        outermost: the scope of the entry point, which has the Variables.
+        thread: the number of the thread in its workgroup, and ``group`` that of its workgroup.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        stages: Iterable[Stage],
+        target: WebGpuTarget,
+        bindings: Bindings,
+    ) -> None:
+        self.kernel = kernel
+        self.target = target
+        self.dialect = WgslDialect()
+        self.writer = Writer(1)
+        self.code = Code(self.writer, self.dialect)
+        self.dependences = Dependences(stages)
+        self.arrays = KernelArrays(kernel.args, bindings, target.part_bytes)
+        self.scalars = Scalars(self.code, NAMESPACE, self.arrays, self.dependences)
+        self.outermost = Scope()
+        self._shared: dict[str, str] = {}
+        for position, variable in enumerate(kernel.variables):
+            words = f"variables[{position // 2}].{'zw' if position % 2 else 'xy'}"
+            wide = is_wide(Expr({(variable,): 1}, 0))
+            text = words if wide else f"i32({words}.x)"
+            self.outermost.symbols[variable] = Index(text, wide)
+
+    # -- the module -------------------------------------------------------------------------
+
+    def shared(self, type_: str, size: int) -> str:
+        """The name of a new array in workgroup memory."""
+        name = f"shared{len(self._shared)}"
+        self._shared[name] = f"var<workgroup> {name}: array<{type_}, {max(size, 1)}>;"
+        return name
+
+    def shader(self, threads: int, groups: Dim, features: Collection[str] = ()) -> Shader:
+        """The whole module.
+
+        Args:
+            threads: of a workgroup.
+            groups: the number of workgroups.
+            features: those of the device that the statements need.
+        """
+        body = self.writer.text
+        parts = ["enable f16;"] * (F16 in features)
+        accesses = _reachable(body, self.arrays.functions())
+        text = "\n".join((*accesses, body))
+        parts.append(self.arrays.declarations())
+        if "offsets[" in text:
+            blocks = -(-len(self.kernel.args) // 4)
+            parts.append(f"@group(1) @binding(0) var<uniform> offsets: array<vec4<u32>, {blocks}>;")
+        if "variables[" in text:
+            blocks = -(-len(self.kernel.variables) // 2)
+            parts.append(
+                f"@group(1) @binding(1) var<uniform> variables: array<vec4<u32>, {blocks}>;"
+            )
+        parts += self._shared.values()
+        parts += [needed(text), *accesses]
+        arguments = ", ".join(
+            f"@builtin({kind}) {name}: {type_}" for name, kind, type_ in _BUILT_INS
+        )
+        parts.append(f"@compute @workgroup_size({threads})\nfn {ENTRY_POINT}({arguments}) {{")
+        parts.append(f"    let group = at.x + at.y * grid.x;\n{body}}}\n")
+        return Shader("\n".join(parts), threads, groups, frozenset(features))
+
+    # -- points -----------------------------------------------------------------------------
+
+    def size(self, dim: Dim, scope: Scope) -> str:
+        """A number of points, as an i32: kernels with more than that many have none to run on."""
+        return self.narrow(self.scalars.indices.value(dim, scope))
+
+    def narrow(self, index: Index) -> str:
+        """An index as an i32."""
+        return self.dialect.resize_index(index.text, False) if index.wide else index.text
+
+    def declare(self, letter: str, value: str, type_: str = "i32") -> str:
+        """A new local variable of this value, which stays as it is."""
+        name = self.writer.fresh(letter)
+        self.writer.line(f"let {name}: {type_} = {value};")
+        return name
+
+    def variable(self, letter: str, value: str, type_: str) -> str:
+        """A new local variable that may be assigned to."""
+        name = self.writer.fresh(letter)
+        self.writer.line(f"var {name}: {type_} = {value};")
+        return name
+
+    def at(self, values: dict[Symbol, str], scope: Scope) -> Scope:
+        """A scope in which axes have values, given as i32."""
+        return scope.child({symbol: Index(text, False) for symbol, text in values.items()})
+
+    def enter(self, axes: Sequence[Symbol], number: str, scope: Scope) -> Scope:
+        """The scope of the point with this number of those that ``axes`` run over, in C order."""
+        extents = [extent_of(symbol) for symbol in axes]
+        point = axis(self.writer.fresh("p"), prod(extents))
+        inside = self.at(dict.fromkeys(symbols(point), number), scope)
+        for symbol, position in zip(axes, unravel(extents, point), strict=True):
+            inside.symbols[symbol] = self.scalars.indices.value(position, inside)
+        return inside
+
+    # -- statements -------------------------------------------------------------------------
+
+    def evaluate(self, statements: Sequence[Statement], scope: Scope) -> None:
+        """Everything that the statements read, if none reads what one before it writes."""
+        if not interleaves(statements):
+            for statement in statements:
+                for root in evaluated(statement):
+                    self.scalars.value(root, scope)
+
+    def accumulate(self, stores: Iterable[Store], scope: Scope, *totals: CValue) -> None:
+        """Gives ``Accumulator`` a meaning in some stores: the totals, by number."""
+        for store in stores:
+            for scalar in reached(roots(store)):
+                if isinstance(scalar, Accumulator):
+                    scope.values[id(scalar)] = totals[scalar.number]
+
+    def store(self, store: Store, scope: Scope, *totals: CValue) -> None:
+        """A store, in which ``Accumulator`` stands for the totals, by number."""
+        if totals:
+            self.accumulate((store,), scope, *totals)
+        self.scalars.store(store, self.dtype(store.buffer), scope)
+
+    def value(self, scalar: Scalar, dtype: DType, scope: Scope) -> str:
+        """A scalar expression, converted to ``dtype``."""
+        return self.scalars.value(scalar, scope).astype(dtype).text
+
+    def dtype(self, number: int) -> DType:
+        """The element type of an argument."""
+        return self.kernel.args[number].dtype
+
+
+class NestCode(KernelCode):
+    """The entry point of a loop nest, which has temps; see :class:`KernelCode`."""
+
+    def __init__(self, nest: LoopNest, target: WebGpuTarget, bindings: Bindings) -> None:
+        super().__init__(nest, nest.stages, target, bindings)
+        self.nest = nest
+
+    def dtype(self, number: int) -> DType:
+        args = len(self.nest.args)
+        return super().dtype(number) if number < args else self.nest.temps[number - args].dtype
+
+
+def _reachable(text: str, functions: dict[str, str]) -> list[str]:
+    """The functions that a text calls, and those that these call, callees first."""
+    found: dict[str, None] = {}
+    waiting = [text]
+    while waiting:
+        part = waiting.pop()
+        for name, body in functions.items():
+            if name not in found and f"{name}(" in part:
+                found[name] = None
+                waiting.append(body)
+    return [functions[name] for name in functions if name in found]

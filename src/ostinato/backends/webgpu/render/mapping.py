@@ -1,0 +1,162 @@
+"""Mappings of a nest's points to the threads of workgroups, chosen from the largest extents."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING
+
+from ostinato.backends.webgpu.render.dialect import held
+from ostinato.lower.loopir.dependences import Dependences
+from ostinato.lower.loopir.independence import have_any_order, is_concurrent
+from ostinato.lower.loopir.nodes import Scan, max_extent
+from ostinato.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ostinato.backends.webgpu.target import WebGpuTarget
+    from ostinato.dtypes import DType
+    from ostinato.lower.loopir.nest import LoopNest
+    from ostinato.lower.loopir.nodes import Temp
+    from ostinato.variables import Symbol
+
+__all__ = [
+    "THREADS",
+    "Mapping",
+    "Shape",
+    "mapping_of",
+    "register_bytes",
+    "scratch_groups",
+    "temp_words",
+]
+
+THREADS = 64
+"""Threads of a workgroup where nothing asks for more: what all GPUs schedule well."""
+
+#: Threads that keep a GPU busy.
+_MANY_THREADS = 1 << 14
+
+#: Points of a row for each thread of those that share it, where there are rows enough.
+_POINTS_PER_THREAD = 4
+
+#: Rows this short are one thread's.
+_SHORT = 8
+
+#: Workgroup memory for temps, which every device has, beside that of reductions.
+_MOST_SHARED = 12 << 10
+
+#: Workgroups, and bytes of their temps, where temps are not in workgroup memory.
+_MOST_GROUPS = 256
+_MOST_SCRATCH = 64 << 20
+
+
+class Shape(enum.Enum):
+    """The kinds of mappings."""
+
+    STAGES = "a thread for each point of each stage; stages in any order"
+    POINTS = "a thread for each outer point"
+    ROWS = "threads of a workgroup for each outer point"
+    ORDERED = "points in order, threads over what is independent"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A mapping.
+
+    Attributes:
+        shape: the kind.
+        threads: of a workgroup.
+        members: threads of an outer point.
+        groups: the number of workgroups, where that is not the number of points.
+    """
+
+    shape: Shape
+    threads: int = THREADS
+    members: int = 1
+    groups: int = 0
+
+    @property
+    def points(self) -> int:
+        """Outer points that a workgroup has at a time."""
+        return self.threads // self.members
+
+
+def mapping_of(nest: LoopNest, target: WebGpuTarget, groups: int = 0) -> Mapping:
+    """The mapping of a nest.
+
+    Args:
+        nest: the loops.
+        target: the device.
+        groups: workgroups that have memory for their temps in the nest's last argument; 0: temps
+            are in workgroup memory.
+    """
+    if not nest.parallel:
+        return Mapping(Shape.ORDERED)
+    points = _points(nest.outer_axes)
+    longest = max((_points(stage.axes) for stage in nest.stages), default=1)
+    if longest > 1 and have_any_order(nest.stages):
+        return Mapping(Shape.STAGES)
+    members = _members(nest, target, points, longest)
+    if groups:
+        return Mapping(Shape.ROWS, members, members, groups)
+    if not nest.temps and members == 1:
+        return Mapping(Shape.POINTS)
+    threads = max(members, THREADS if members * points > THREADS else members)
+    row = 4 * temp_words(nest.temps)
+    while threads > members and threads // members * row > _MOST_SHARED:
+        threads //= 2
+    return Mapping(Shape.ROWS, threads, members)
+
+
+def register_bytes(dtype: DType) -> int:
+    """Bytes of a value in the form of registers."""
+    return max(held(dtype).itemsize, 4)
+
+
+def temp_words(temps: Sequence[Temp]) -> int:
+    """Words of the temps of an outer point, whose elements have the form of registers."""
+    return sum(temp.elements * register_bytes(temp.dtype) // 4 for temp in temps)
+
+
+def scratch_groups(nest: LoopNest) -> int:
+    """The workgroups that run at once where temps are too large for workgroup memory; else 0."""
+    row = 4 * temp_words(nest.temps)
+    if row <= _MOST_SHARED:
+        return 0
+    return max(1, min(_points(nest.outer_axes), _MOST_GROUPS, _MOST_SCRATCH // row))
+
+
+def _points(axes: Iterable[Symbol]) -> int:
+    return math.prod(map(max_extent, axes))
+
+
+def _members(nest: LoopNest, target: WebGpuTarget, points: int, longest: int) -> int:
+    """The threads that share an outer point: a power of two."""
+    if longest <= _SHORT or not _shares_points(nest):
+        return 1
+    if nest.inner_axis is not None and not nest.temps:
+        wanted = min(_MANY_THREADS // max(points, 1), longest // 2)
+    else:
+        wanted = longest // _POINTS_PER_THREAD
+        if points * wanted < _MANY_THREADS:
+            wanted = longest
+    return _power_below(max(min(wanted, 256, target.threads), 1))
+
+
+def _shares_points(nest: LoopNest) -> bool:
+    """Whether threads may share the points of every stage."""
+    dependences = Dependences(nest.stages)
+    for stage in nest.stages:
+        scans = [isinstance(s, Scan) for s in stage.statements]
+        alone = all(scans) and len(stage.axes) == 1 and nest.inner_axis is None
+        if any(scans) and not alone:
+            return False
+        if not is_concurrent(stage, dependences):
+            return False
+    return True
+
+
+def _power_below(number: int) -> int:
+    """The greatest power of two that is not above ``number``."""
+    return 1 << (number.bit_length() - 1)

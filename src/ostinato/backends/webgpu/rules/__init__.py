@@ -1,0 +1,1 @@
+"""The WebGPU device's rule table, and the kernels that its rules make."""

@@ -1,0 +1,162 @@
+"""The WebGPU device's rule table, and the way of a graph through it.
+
+``dispatch -> lower -> finalise``: the table sends each region to a rule; the shared driver lowers;
+then loop nests become the device's kernels. What WGSL has no types for, float64, is lowered by the
+CPU's rules: the runtime runs kernels of other devices on the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.webgpu.rules.nest import WebGpuLoopNest
+from ostinato.dtypes import FLOAT64, UINT8
+from ostinato.ir.types import TensorType
+from ostinato.lazy import LazyModule
+from ostinato.lower.control import CONTROL_OPS
+from ostinato.lower.loopir.nest import LoopNest
+from ostinato.lower.lowering import LoweringOptions, lower
+from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.rules.table import SHARED_RULES, RuleTable
+from ostinato.records import dataclass, field, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ostinato.backends.cpu.rules import selection as cpu_selection
+    from ostinato.backends.cpu.rules import topk as cpu_topk
+    from ostinato.backends.webgpu.rules import attention, matmul, recurrent, selection, topk
+    from ostinato.ir.facts import Fact
+    from ostinato.ir.graph import BaseGraph, Node
+    from ostinato.lower.fusion.regions import Refusal, Region
+    from ostinato.lower.program import Call, Program
+    from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules import experts, sums_of_products
+    from ostinato.lower.rules.table import Rule
+    from ostinato.variables import Symbol
+else:
+    cpu_selection = LazyModule("ostinato.backends.cpu.rules.selection")
+    cpu_topk = LazyModule("ostinato.backends.cpu.rules.topk")
+    attention = LazyModule("ostinato.backends.webgpu.rules.attention")
+    matmul = LazyModule("ostinato.backends.webgpu.rules.matmul")
+    recurrent = LazyModule("ostinato.backends.webgpu.rules.recurrent")
+    selection = LazyModule("ostinato.backends.webgpu.rules.selection")
+    topk = LazyModule("ostinato.backends.webgpu.rules.topk")
+    experts = LazyModule("ostinato.lower.rules.experts")
+    sums_of_products = LazyModule("ostinato.lower.rules.sums_of_products")
+
+__all__ = ["LOWERED_OPS", "WebGpuLowering", "lower_for_webgpu"]
+
+
+@dataclass(frozen=True)
+class WebGpuLowering:
+    """The settings of a graph's lowering for the device.
+
+    Attributes:
+        shared: the optimisations that are not the device's alone.
+        templates: multiply with tiles in workgroup memory; without, by plain loop nests.
+    """
+
+    shared: LoweringOptions = field(default_factory=LoweringOptions)
+    templates: bool = True
+
+
+def lower_for_webgpu(
+    graph: BaseGraph,
+    settings: WebGpuLowering,
+    variables: Sequence[Symbol] | None = None,
+    facts: Sequence[Fact] | None = None,
+) -> tuple[Program, list[Refusal]]:
+    """The kernels of ``graph`` on the device, and the fusions that were refused.
+
+    Args:
+        graph: has only ops of the device.
+        settings: the optimisations that are on.
+        variables, facts: see :func:`~ostinato.lower.lowering.lower`.
+
+    Raises:
+        UnsupportedOpError: nodes for which no kernel exists, every one listed.
+    """
+    table = RuleTable("the WebGPU device", _RULES | (_TEMPLATES if settings.templates else {}))
+    program, refused = lower(graph, table, settings.shared, variables, facts)
+    calls = [_finalised(call, Role.TEMP) for call in program.calls]
+    prepare = [_finalised(call, Role.PREPARED) for call in program.prepare]
+    return replace(program, calls=calls, prepare=prepare), refused
+
+
+def _finalised(call: Call, scratch: Role) -> Call:
+    """The call of a loop nest, with memory for temps that are too long for workgroup memory."""
+    if not isinstance(call.kernel, LoopNest):
+        return call
+    kernel, buffers = WebGpuLoopNest.of(call.kernel), call.buffers
+    if kernel.scratch_bytes:
+        type_ = TensorType(UINT8, (kernel.scratch_bytes,))
+        buffers = (*buffers, LoweredBuffer(type_, scratch, f"temps of {call.title}"))
+    return replace(call, kernel=kernel, buffers=buffers)
+
+
+# -- the rules, whose modules are loaded by the first graph that needs them ------------------------
+
+
+def _matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    matmul.lower_matmul(lowering, region, root)
+
+
+def _convolution(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    matmul.lower_convolution(lowering, region, root)
+
+
+def _attention(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    attention.lower_attention(lowering, region, root)
+
+
+def _recurrent(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    recurrent.lower_recurrent(lowering, region, root)
+
+
+def _topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    rule = cpu_topk if root.inputs[0].dtype == FLOAT64 else topk
+    rule.lower_topk(lowering, region, root)
+
+
+def _flat_nonzero(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    selection.lower_flat_nonzero(lowering, region, root)
+
+
+def _suppression(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    # Boxes overlap by fractions that are computed in float64.
+    cpu_selection.lower_suppression(lowering, region, root)
+
+
+def _grouped_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    sums_of_products.lower_grouped_matmul(lowering, region, root)
+
+
+def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    sums_of_products.lower_blockwise_matmul(lowering, region, root)
+
+
+def _expert_mlp(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    experts.lower_expert_mlp(lowering, region, root)
+
+
+#: The rules that every graph needs: there is no other way to compute these.
+_RULES: dict[str, Rule] = {
+    "attention": _attention,
+    "recurrent_scan": _recurrent,
+    "topk": _topk,
+    "flat_nonzero": _flat_nonzero,
+    "non_max_suppression": _suppression,
+    "expert_mlp": _expert_mlp,
+    "grouped_matmul": _grouped_matmul,
+    "blockwise_matmul": _blockwise_matmul,
+}
+
+#: Those that only make graphs faster.
+_TEMPLATES: dict[str, Rule] = {
+    **dict.fromkeys(("matmul", "integer_matmul"), _matmul),
+    **dict.fromkeys(("conv", "integer_conv"), _convolution),
+}
+
+#: Ops with rules of their own.
+LOWERED_OPS = frozenset({*SHARED_RULES, *_RULES, *CONTROL_OPS})

@@ -1,0 +1,227 @@
+"""The kernel of ``topk``: the greatest or least elements of every row, in order.
+
+Elements are compared as sort keys: unsigned integers in the order of the elements, NaN above all,
+the zeros equal. Few elements of long rows are chosen one after the other by a workgroup per row. In
+other rows every element counts the better ones, which is its rank.
+"""
+
+from __future__ import annotations
+
+from string import Template
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.backends.webgpu.kernel import WebGpuKernel
+from ostinato.backends.webgpu.render.code import KernelCode
+from ostinato.backends.webgpu.render.dialect import held
+from ostinato.backends.webgpu.render.mapping import THREADS
+from ostinato.dtypes import FLOAT32, INT32, INT64, UINT32, UINT64
+from ostinato.lower.rules.whole_operands import lower_whole
+from ostinato.records import dataclass
+from ostinato.variables import bounds, ceil_div, prod
+
+if TYPE_CHECKING:
+    from ostinato.backends.webgpu.kernel import Bindings, Shader
+    from ostinato.backends.webgpu.target import WebGpuTarget
+    from ostinato.dtypes import DType
+    from ostinato.ir.graph import Node
+    from ostinato.lower.fusion.regions import Region
+    from ostinato.lower.loopir.nodes import Arg
+    from ostinato.lower.loopir.text import KernelText
+    from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules.whole_operands import Places
+    from ostinato.variables import Dim, Symbol
+
+__all__ = ["TopK", "lower_topk"]
+
+
+#: Elements up to which they are chosen one after the other, from rows of at least a length.
+_FEW, _LONG_ROW = 64, 256
+
+#: Threads that choose from a row together.
+_CHOOSERS = 256
+
+_COUNT = Template("""\
+    let item = i32(group * ${threads}u + thread);
+    if (item < $rows * $n) {
+        let row = item / $n;
+        let place = item % $n;
+        let start = row / $inner * $n * $inner + row % $inner;
+        let mine = $key(b$x(u32(start + place * $inner)));
+        var rank = 0i;
+        for (var i = 0i; i < $n; i++) {
+            let other = $key(b$x(u32(start + i * $inner)));
+            if ($better) { rank++; }
+        }
+        if (rank < $k) {
+            let target_ = u32(row / $inner * $k * $inner + rank * $inner + row % $inner);
+            $put_values(target_, b$x(u32(start + place * $inner)));
+            $put_positions(target_, widened_i32(place));
+        }
+    }
+""")
+
+_CHOOSE = Template("""\
+    let row = i32(group);
+    if (row < $rows) {
+        let start = row / $inner * $n * $inner + row % $inner;
+        var last: $word;
+        var last_place = -1i;
+        for (var rank = 0i; rank < $k; rank++) {
+            var best: $word;
+            var best_place = -1i;
+            for (var i = i32(thread); i < $n; i += $threads) {
+                let candidate = $key(b$x(u32(start + i * $inner)));
+                let left = rank == 0 || $after_last;
+                if (left && (best_place < 0 || $above_best)) {
+                    best = candidate;
+                    best_place = i;
+                }
+            }
+            $keys[thread] = best;
+            $places[thread] = best_place;
+            workgroupBarrier();
+            for (var step = ${half}u; step > 0u; step >>= 1u) {
+                if (thread < step) {
+                    let candidate = $keys[thread + step];
+                    let i = $places[thread + step];
+                    let best = $keys[thread];
+                    let best_place = $places[thread];
+                    let equal_first = $same && i < best_place;
+                    if (i >= 0 && (best_place < 0 || $above_best || equal_first)) {
+                        $keys[thread] = candidate;
+                        $places[thread] = i;
+                    }
+                }
+                workgroupBarrier();
+            }
+            last = $keys[0];
+            last_place = $places[0];
+            if (thread == 0u) {
+                let target_ = u32(row / $inner * $k * $inner + rank * $inner + row % $inner);
+                $put_values(target_, b$x(u32(start + last_place * $inner)));
+                $put_positions(target_, widened_i32(last_place));
+            }
+            workgroupBarrier();
+        }
+    }
+""")
+
+
+@dataclass(frozen=True, eq=False)
+class TopK(WebGpuKernel):
+    """Chooses elements of every row by rank.
+
+    NaN ranks as the greatest; of equal elements the one at the lower position comes first. The
+    operand is ``[outer, n, inner]``, the results are ``[outer, k, inner]``, all in C order.
+
+    Attributes:
+        args: the operand, the values and the positions.
+        x, values, positions: their places among the arguments.
+        rows: rows there are, ``outer * inner``.
+        inner: elements from one of a row to the next.
+        n: elements of a row.
+        k: elements chosen of each.
+        largest: whether the greatest element is the best.
+        variables: the graph's Variables in the order of ``vars``.
+    """
+
+    args: tuple[Arg, ...]
+    x: int
+    values: int
+    positions: int
+    rows: Dim
+    inner: Dim
+    n: Dim
+    k: Dim
+    largest: bool
+    variables: tuple[Symbol, ...] = ()
+
+    prefix: ClassVar[str] = "topk"
+
+    def describe(self, text: KernelText) -> None:
+        text.line(0, f"topk, {'greatest' if self.largest else 'least'} first")
+        text.head(self.args)
+        sizes = (self.rows, self.inner, self.n, self.k)
+        text.line(1, f"rows, inner, n, k = {', '.join(map(text.dim, sizes))}")
+        text.line(1, f"of b{self.x} to b{self.values} and b{self.positions}")
+
+    def variable_free(self) -> bool:
+        return all(isinstance(dim, int) for dim in (self.rows, self.inner, self.n, self.k))
+
+    def shader(self, target: WebGpuTarget, bindings: Bindings) -> Shader:
+        return _shader(self, target, bindings)
+
+
+def lower_topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    """Lower a region around a ``topk`` node."""
+    (x,) = root.inputs
+    axis: int = root.attrs["axis"]
+    inner = prod(x.shape[axis + 1 :])
+    rows, n, k = prod(x.shape[:axis]) * inner, x.shape[axis], root.attrs["k"]
+
+    def make(places: Places) -> TopK:
+        (source,), (values, positions) = places.operands, places.results
+        largest, variables = root.attrs["largest"], lowering.variables
+        return TopK(places.args, source, values, positions, rows, inner, n, k, largest, variables)
+
+    lower_whole(lowering, region, root, make)
+
+
+def _shader(topk: TopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
+    code = KernelCode(topk, (), target, bindings)
+    dtype = topk.args[topk.x].dtype
+    wide = held(dtype) in (INT64, UINT64)
+    names = {
+        name: code.declare("n", code.size(dim, code.outermost))
+        for name, dim in (
+            ("rows", topk.rows),
+            ("inner", topk.inner),
+            ("n", topk.n),
+            ("k", topk.k),
+        )
+    }
+    names |= {
+        "x": str(topk.x),
+        "put_values": code.arrays.putting(topk.values),
+        "put_positions": code.arrays.putting(topk.positions),
+        "key": _key(dtype, largest=topk.largest),
+    }
+    one_by_one = bounds(topk.k)[1] <= _FEW and bounds(topk.n)[1] >= _LONG_ROW
+    if not one_by_one:
+        better = _above("other", "mine", wide)
+        equal = _same("other", "mine", wide)
+        text = _COUNT.substitute(
+            names, threads=THREADS, better=f"{better} || ({equal} && i < place)"
+        )
+        code.writer.line(text.strip())
+        return code.shader(THREADS, ceil_div(topk.rows * topk.n, THREADS))
+    threads = min(_CHOOSERS, target.threads)
+    word = "vec2<u32>" if wide else "u32"
+    below, same = _above("last", "candidate", wide), _same("last", "candidate", wide)
+    text = _CHOOSE.substitute(
+        names,
+        threads=threads,
+        half=threads // 2,
+        word=word,
+        keys=code.shared(word, threads),
+        places=code.shared("i32", threads),
+        after_last=f"{below} || ({same} && i > last_place)",
+        above_best=_above("candidate", "best", wide),
+        same=_same("candidate", "best", wide),
+    )
+    code.writer.line(text.strip())
+    return code.shader(threads, topk.rows)
+
+
+def _above(left: str, right: str, wide: bool) -> str:
+    return f"less_u64({right}, {left})" if wide else f"{left} > {right}"
+
+
+def _same(left: str, right: str, wide: bool) -> str:
+    return f"equal_u64({left}, {right})" if wide else f"{left} == {right}"
+
+
+def _key(dtype: DType, *, largest: bool) -> str:
+    """The function of the library that gives an element's sort key."""
+    kinds = {FLOAT32: "f32", INT32: "i32", UINT32: "u32", INT64: "i64", UINT64: "u64"}
+    return f"{'greatest' if largest else 'least'}_key_{kinds[held(dtype)]}"

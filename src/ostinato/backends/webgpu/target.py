@@ -1,0 +1,40 @@
+"""The adapter that kernels are rendered for: what code generation depends on."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from ostinato.records import dataclass
+
+__all__ = ["WebGpuTarget"]
+
+
+@dataclass(frozen=True)
+class WebGpuTarget:
+    """A WebGPU device as code generation sees it. The defaults are those of the standard.
+
+    Attributes:
+        f16: whether kernels may compute with 16-bit floats (``enable f16``).
+        subgroups: the least and the largest number of threads of a subgroup; ``(0, 0)``: kernels
+            may not use subgroups.
+        threads: the most threads of a workgroup.
+        shared_bytes: the most bytes of workgroup memory.
+        bindings: the most storage buffers of a kernel.
+        part_bytes: the size of a storage buffer that holds a part of a larger block of memory; a
+            multiple of 256. See :class:`~ostinato.backends.webgpu.kernel.Bindings`.
+    """
+
+    f16: bool = False
+    subgroups: tuple[int, int] = (0, 0)
+    threads: int = 256
+    shared_bytes: int = 16 << 10
+    bindings: int = 8
+    part_bytes: int = 128 << 20
+
+    @cached_property
+    def identity(self) -> str:
+        """Everything that generated code depends on."""
+        return (
+            f"{self.f16} {self.subgroups} {self.threads} {self.shared_bytes} {self.bindings} "
+            f"{self.part_bytes}"
+        )
