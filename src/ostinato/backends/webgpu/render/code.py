@@ -108,8 +108,7 @@ class KernelCode:
         functions = needed(text)
         if _ZERO in functions:
             last = f"offsets[{len(self.kernel.args) // 4}].{'xyzw'[len(self.kernel.args) % 4]}"
-            body = f"    {_ZERO} = {last};
-{body}"
+            body = f"    {_ZERO} = {last};\n{body}"
         if "offsets[" in text or _ZERO in functions:
             blocks = len(self.kernel.args) // 4 + 1
             parts.append(f"@group(1) @binding(0) var<uniform> offsets: array<vec4<u32>, {blocks}>;")
