@@ -3,6 +3,7 @@
 #include "graph_call.h"
 
 #include "graph_run.h"
+#include "running.h"
 
 typedef struct {
     PyObject_HEAD
@@ -61,7 +62,7 @@ static PyObject *graph_call_call(GraphCallObject *self, PyObject *args, PyObject
     int status = may_record(self, thread);
     if (status == 0) {
         GraphRunObject *run = (GraphRunObject *)Py_NewRef((PyObject *)self->run);
-        status = graph_run_in_order(run, thread);
+        status = run_in_order(run, thread);
         Py_DECREF((PyObject *)run);
     }
     if (status < 0) {

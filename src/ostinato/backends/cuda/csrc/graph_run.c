@@ -1,12 +1,9 @@
 #include "graph_run.h"
 
-#include <string.h>
 #include <unistd.h>
 
-/* After so many looks, some 0.1 ms, the driver's wait costs a run next to nothing. */
-#define MOST_LOOKS 4096
-
-const order_api *order;
+#include "given_arrays.h"
+#include "running.h"
 
 /* ---- Epoch ----------------------------------------------------------------------------------- */
 
@@ -43,231 +40,7 @@ PyType_Spec epoch_spec = {
     .slots = epoch_slots,
 };
 
-/* ---- running --------------------------------------------------------------------------------- */
-
-static void copy(const transfer *transfers, Py_ssize_t count) {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        memcpy(transfers[i].target, transfers[i].source, transfers[i].nbytes);
-    }
-}
-
-static void pause_briefly(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");
-#endif
-}
-
-/* Watches a word for a while; whether it has changed. Then all is in memory that was written
- * before it. */
-static bool comes_soon(const int64_t *signal, int64_t before) {
-    for (int i = 0; signal != NULL && i < MOST_LOOKS; i++) {
-        if (__atomic_load_n(signal, __ATOMIC_ACQUIRE) != before) {
-            return true;
-        }
-        pause_briefly();
-    }
-    return false;
-}
-
-/* The copies and the graph, without the GIL. The status of the call that failed, and its name. */
-static int carry_out(const GraphRunObject *self, const transfer *transfers, const char **failed) {
-    const driver_calls *calls = &self->calls;
-    copy(transfers, self->n_before);
-    int status = calls->push(self->context);
-    if (status != 0) {
-        *failed = "cuCtxPushCurrent";
-        return status;
-    }
-    int64_t before = self->signal == NULL ? 0 : *self->signal;
-    status = calls->launch(self->graph, self->stream);
-    *failed = "cuGraphLaunch";
-    if (status != 0 || !comes_soon(self->signal, before)) {
-        int waited = calls->synchronize(self->stream); /* also where the launch was refused */
-        if (status == 0 && waited != 0) {
-            status = waited;
-            *failed = "cuStreamSynchronize";
-        }
-    }
-    void *former;
-    int popped = calls->pop(&former);
-    if (status == 0 && popped != 0) {
-        status = popped;
-        *failed = "cuCtxPopCurrent";
-    }
-    if (status == 0) { /* results of a run that failed are not copied */
-        copy(transfers + self->n_before, self->n_transfers - self->n_before);
-    }
-    return status;
-}
-
-/* Runs it, its turn having come. 0; 1 where its epoch is over, and nothing has happened; -1 where
- * the driver has refused: `status` and `failed` say what. */
-static int run_now(const GraphRunObject *self, const transfer *transfers, int *status,
-                   const char **failed) {
-    if (self->epoch->over || self->process != (long)getpid()) {
-        return 1;
-    }
-    PyThreadState *state = PyEval_SaveThread();
-    *status = carry_out(self, transfers, failed);
-    PyEval_RestoreThread(state);
-    return *status == 0 ? 0 : -1;
-}
-
-/* The exception for a call of the driver that failed. -1. */
-static int refuse(const GraphRunObject *self, const char *failed, int status) {
-    PyObject *unused = PyObject_CallFunction(self->refuse, "si", failed, status);
-    if (unused != NULL) {
-        Py_DECREF(unused);
-        PyErr_Format(PyExc_RuntimeError, "%s failed with %d", failed, status);
-    }
-    return -1;
-}
-
-int graph_run_in_order(GraphRunObject *self, order_thread *thread) {
-    order_entry entry = {.ranges = {self->ranges}, .n_ranges = {(size_t)self->n_ranges}};
-    if (order_enter(order, thread, &entry) < 0) {
-        return -1;
-    }
-    const char *failed = NULL;
-    int status = 0;
-    int outcome = run_now(self, self->transfers, &status, &failed);
-    order_leave(order, thread, &entry);
-    return outcome < 0 ? refuse(self, failed, status) : outcome;
-}
-
-/* ---- on arrays of the call ------------------------------------------------------------------- */
-
-/* Arrays that a call brings, at most. */
-#define MOST_ARRAYS 32
-
-typedef struct {
-    Py_ssize_t held; /* this many views are acquired */
-    Py_buffer views[MOST_ARRAYS];
-    transfer transfers[MOST_ARRAYS];
-    order_range ranges[MOST_ARRAYS];
-} given_arrays;
-
-static void release(given_arrays *given) {
-    while (given->held > 0) {
-        PyBuffer_Release(&given->views[--given->held]);
-    }
-}
-
-/* Whether the last array, an output, overlaps an earlier one. */
-static bool overlaps(const given_arrays *given) {
-    Py_ssize_t last = given->held - 1;
-    const order_range *own = &given->ranges[last];
-    for (Py_ssize_t i = 0; i < last; i++) {
-        if (own->begin < given->ranges[i].end && given->ranges[i].begin < own->end) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Acquires an array in the place of a transfer's. 0; 1 where it is none that serves; -1 with an
- * exception: it is not contiguous, or overlaps another one. */
-static int take_array(const GraphRunObject *self, given_arrays *given, PyObject *array, bool written) {
-    Py_ssize_t at = given->held;
-    Py_buffer *view = &given->views[at];
-    if (PyObject_GetBuffer(array, view, written ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
-        if (PyErr_ExceptionMatches(PyExc_ValueError)) {
-            return -1;
-        }
-        PyErr_Clear();
-        return 1;
-    }
-    given->held++;
-    transfer own = self->transfers[at];
-    *(written ? &own.target : (void **)&own.source) = view->buf;
-    given->transfers[at] = own;
-    uintptr_t start = (uintptr_t)view->buf;
-    given->ranges[at] = (order_range){start, start + (uintptr_t)view->len, written};
-    if ((size_t)view->len != own.nbytes) {
-        return 1;
-    }
-    if (written && overlaps(given)) {
-        PyErr_SetString(PyExc_ValueError, "an output overlaps another array in memory");
-        return -1;
-    }
-    return 0;
-}
-
-static int take_arrays(const GraphRunObject *self, given_arrays *given, PyObject *arrays,
-                       Py_ssize_t count, bool written) {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *array = PySequence_GetItem(arrays, i);
-        if (array == NULL) {
-            return -1;
-        }
-        int status = take_array(self, given, array, written); /* a view owns its array */
-        Py_DECREF(array);
-        if (status != 0) {
-            return status;
-        }
-    }
-    return 0;
-}
-
-/* Whether an executable runs directly, its turn having come; -1 with an exception. */
-static int is_direct(PyObject *executable) {
-    PyObject *direct = PyObject_GetAttrString(executable, "direct");
-    int found = direct == NULL ? -1 : PyObject_IsTrue(direct);
-    Py_XDECREF(direct);
-    return found;
-}
-
-/* 0; 1 where nothing has happened; -1 with an exception. */
-static int run_on_arrays(GraphRunObject *self, const given_arrays *given, PyObject *outputs,
-                         PyObject *executable) {
-    order_thread *thread = order->thread();
-    order_entry entry = {
-        .ranges = {self->ranges, given->ranges},
-        .n_ranges = {(size_t)self->n_ranges, (size_t)given->held},
-    };
-    if (order_enter(order, thread, &entry) < 0) {
-        return -1;
-    }
-    const char *failed = NULL;
-    int status = 0, outcome = is_direct(executable);
-    if (outcome >= 0) {
-        outcome = outcome == 0 ? 1 : run_now(self, given->transfers, &status, &failed);
-        if (outcome == 0 && PyObject_SetAttrString(executable, "last", outputs) < 0) {
-            outcome = -1;
-        }
-    }
-    order_leave(order, thread, &entry);
-    return status != 0 ? refuse(self, failed, status) : outcome;
-}
-
-static PyObject *graph_run_run_on(GraphRunObject *self, PyObject *args) {
-    PyObject *inputs, *outputs, *executable;
-    if (!PyArg_ParseTuple(args, "OO!O:run_on", &inputs, &PyTuple_Type, &outputs, &executable)) {
-        return NULL;
-    }
-    Py_ssize_t n_inputs = PySequence_Size(inputs), n_outputs = PyTuple_Size(outputs);
-    if (n_inputs < 0) {
-        return NULL;
-    }
-    if (n_inputs != self->n_before || n_inputs + n_outputs != self->n_transfers ||
-        self->n_transfers > MOST_ARRAYS) {
-        Py_RETURN_FALSE;
-    }
-    given_arrays given = {.held = 0};
-    int status = take_arrays(self, &given, inputs, n_inputs, false);
-    if (status == 0) {
-        status = take_arrays(self, &given, outputs, n_outputs, true);
-    }
-    if (status == 0) {
-        status = run_on_arrays(self, &given, outputs, executable);
-    }
-    release(&given);
-    return status < 0 ? NULL : PyBool_FromLong(status == 0);
-}
-
-/* ---- construction ---------------------------------------------------------------------------- */
+/* ---- GraphRun -------------------------------------------------------------------------------- */
 
 /* An address in a tuple or list; NULL with an exception where it is none. */
 static void *address_at(PyObject *sequence, Py_ssize_t position) {
@@ -398,7 +171,7 @@ static void graph_run_dealloc(GraphRunObject *self) {
 }
 
 static PyMethodDef graph_run_methods[] = {
-    {"run_on", (PyCFunction)graph_run_run_on, METH_VARARGS,
+    {"run_on", (PyCFunction)run_on_given, METH_VARARGS,
      "run_on($self, inputs, outputs, executable, /)\n--\n\n"
      "Runs on other arrays of the host than its own; whether it could."},
     {0},

@@ -3,6 +3,7 @@
  * It links nothing of CUDA: the driver's entry points are addresses that it is given. */
 #include "graph_call.h"
 #include "graph_run.h"
+#include "running.h"
 
 static int import_order(void) {
     PyObject *module = PyImport_ImportModule("ostinato.plan._order");

@@ -1,0 +1,59 @@
+/* Runs that are one CUDA graph, between copies by the processor. */
+#ifndef OSTINATO_CUDA_RUNNING_H
+#define OSTINATO_CUDA_RUNNING_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "order.h"
+
+/* The order of submissions, which module.c finds. */
+extern const order_api *order;
+
+/* The entry points of the driver; each returns 0 where it succeeds. */
+typedef struct {
+    int (*push)(void *context);
+    int (*pop)(void **context);
+    int (*launch)(void *graph, void *stream);
+    int (*synchronize)(void *stream);
+} driver_calls;
+
+typedef struct {
+    void *target;
+    const void *source;
+    size_t nbytes;
+} transfer;
+
+/* The time in which a program's memory stays where it is. */
+typedef struct {
+    PyObject_HEAD
+    bool over;
+} EpochObject;
+
+typedef struct {
+    PyObject_HEAD
+    EpochObject *epoch;
+    driver_calls calls;
+    void *context, *graph, *stream;
+    const int64_t *signal; /* changes when the graph is done; NULL: it has no such word */
+    transfer *transfers; /* those before the graph, then those behind it */
+    Py_ssize_t n_before, n_transfers;
+    order_range *ranges;
+    Py_ssize_t n_ranges;
+    PyObject *refuse, *owners;
+    long process;
+} GraphRunObject;
+
+/* Runs it, its turn having come, with these copies. 0; 1 where its epoch is over, and nothing has
+ * happened; -1 where the driver has refused: `status` and `failed` say what. */
+int run_now(const GraphRunObject *self, const transfer *transfers, int *status,
+            const char **failed);
+
+/* The exception for a call of the driver that failed. -1. */
+int refuse_run(const GraphRunObject *self, const char *failed, int status);
+
+/* Runs it when its turn has come. 1 where its epoch is over, and nothing has happened; -1 with an
+ * exception. */
+int run_in_order(GraphRunObject *self, order_thread *thread);
+
+#endif
