@@ -115,7 +115,8 @@ def main() -> None:
     result["floor_ms"] = 1e3 * read / BANDWIDTH
     session = ost.Session(options.device)
     for name, segments in (("segments", True), ("apart", False)):
-        compiled = session.compile(graph, options=ost.CompileOptions(segments=segments))
+        ways = ost.CompileOptions(segments=segments, segment_experts=segments)
+        compiled = session.compile(graph, options=ways)
         result[f"{name}_ms"] = median_ms(lambda run=compiled.run: run({"x": x}), options.runs)
         if not segments:
             profile = compiled.plan.execute_profiled()

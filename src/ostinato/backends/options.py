@@ -39,6 +39,8 @@ class CompileOptions:
         stream_weights: in such a kernel, copy weights into shared memory ahead of their use.
         segment_exchange: in such a kernel, compute short values on every block, or send them in
             packets, where barriers of all blocks would cost more.
+        segment_experts: let such a kernel have products by chosen matrices, those of experts, too:
+            slower on an H100.
         library_products: on GPUs, leave large matmuls to cuBLASLt where it is installed.
         time_products: choose among the algorithms of that library by timing a few on this GPU, once
             for each product. The answers are stored beside the cache of kernels. Off: the library
@@ -83,6 +85,7 @@ class CompileOptions:
     segments: bool = True
     stream_weights: bool = True
     segment_exchange: bool = True
+    segment_experts: bool = False
     library_products: bool = True
     time_products: bool = True
     tf32: bool = False

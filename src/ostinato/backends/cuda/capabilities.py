@@ -46,5 +46,6 @@ def lowering_options(options: CompileOptions, *, has_products: bool = False) -> 
         segments=on and options.segments,
         stream_weights=options.stream_weights,
         exchange=options.segment_exchange,
+        segment_experts=options.segment_experts,
         library=library if on and has_products and options.library_products else None,
     )

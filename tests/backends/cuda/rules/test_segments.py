@@ -203,10 +203,13 @@ def test_a_ring_for_few_of_the_weights_is_not_worth_a_block(session: ost.Session
     chosen = g.argmax(g.matmul(x, router), axis=1)
     matrix = g.take(g.param("experts", (4, 64, 64), "float32", value=experts), chosen, axis=0)
     g.set_outputs([g.matmul(g.reshape(x, (1, 1, 64)), matrix)])
-    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
-    (segment,) = segments_of(session.compile(g))
+    within = ost.CompileOptions(segment_experts=True)
+    check_against_oracle(g, d.arrays, [(session, within), (session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g, options=within))
     assert sum(isinstance(part.kernel, Matmul) for part in segment.parts) == 2
     assert not any(part.streams for part in segment.parts)
+    parts = [part for found in segments_of(session.compile(g)) for part in found.parts]
+    assert sum(isinstance(part.kernel, Matmul) for part in parts) < 2  # experts stay apart
 
 
 def test_what_a_segment_writes_is_not_fetched_ahead(session: ost.Session) -> None:

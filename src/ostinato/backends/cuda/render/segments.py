@@ -16,22 +16,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
-from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.backends.cuda.render.segment_functions import Form, SegmentFunction
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
-from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
-from ostinato.records import dataclass, replace
+from ostinato.records import replace
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
-    from ostinato.backends.cuda.render.body import Body
-    from ostinato.backends.cuda.render.streamed_rows import Stream
     from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel
     from ostinato.backends.cuda.target import CudaTarget
 
@@ -60,9 +57,6 @@ _MOST_BLOCKS = (1 << 16) - 1
 #: Bytes of a barrier in shared memory.
 _BARRIER_BYTES = 8
 
-#: Bytes of an operand that is brought into the cache, at most.
-_TOUCHED_BYTES = 8 << 10
-
 
 def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
     """The launch of a segment: as many blocks as are resident at the same time.
@@ -75,72 +69,6 @@ def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
 def source(segment: SegmentKernel, target: CudaTarget) -> str:
     """CUDA C++ with the kernel of a segment."""
     return _Renderer(segment, target).source()
-
-
-@dataclass(frozen=True)
-class _How:
-    """The way in which a kernel is a function of a segment.
-
-    Attributes:
-        kernel: its name.
-        streams: whether its weights come through the ring.
-        sent: the arguments whose elements are sent in packets.
-        polled: those whose elements are read from packets.
-        held: the arguments that are in shared memory.
-        shares: where it is run for shares: the items of the part that reads them, the items of each
-            share, then by argument, elements from one share to the next.
-        lasting: the arguments that no part writes.
-        early: whether a block may read its arguments before its turn, at the risk of what it writes
-            to them itself: nothing waits for other blocks.
-    """
-
-    kernel: str
-    streams: bool
-    sent: frozenset[int]
-    polled: frozenset[int]
-    held: frozenset[int]
-    shares: tuple[int, ...] = ()
-    lasting: frozenset[int] = frozenset()
-    early: bool = False
-
-
-class _Function:
-    """A kernel as a function of a segment.
-
-    Attributes:
-        number: its own.
-        stream: the operand that comes through the ring, if one does.
-        body: its code.
-        blocks: blocks that have work.
-        shared_bytes: bytes of its arrays.
-        sent: the arguments whose elements are sent in packets.
-        polled: those whose elements are read from packets.
-        shares: see :class:`_How`.
-    """
-
-    def __init__(self, number: int, part: Part, target: CudaTarget, how: _How) -> None:
-        kernel = part.kernel
-        self.number = number
-        self.sent = how.sent
-        self.polled = how.polled
-        self.shares = how.shares
-        self.stream: Stream | None = None
-        body: Body | None
-        if how.streams:
-            assert isinstance(kernel, Matmul)
-            self.stream = streamed_rows.stream_of(kernel)
-            body = streamed_rows.body(kernel, how.held)
-            self.blocks, dynamic = streamed_rows.tiles(kernel), 0
-        else:
-            body, launch = kernel.body(target), kernel.launch(target)
-            self.blocks, dynamic = launch.grid, launch.shared_bytes
-        assert body is not None, f"{kernel.name} is part of a segment"
-        if isinstance(kernel, CudaLoopNest) and part.everywhere and part.shares_of is None:
-            body = replace(body, touch=_touch(kernel, how.lasting))
-        elif not how.early:
-            body = replace(body, touch="")
-        self.body = body
-        self.shared_bytes = body.array_bytes + dynamic
 
 
 class _Renderer:
@@ -163,16 +91,16 @@ class _Renderer:
     def _collect(self) -> None:
         """The functions of all parts, each once."""
         inside = replace(self.target, block=SEGMENT_BLOCK, early_starts=False)
-        found: dict[_How, _Function] = {}
+        found: dict[Form, SegmentFunction] = {}
         self.functions = []
         for part in self.segment.parts:
             how = self._how(part)
             if how not in found:
-                found[how] = _Function(len(found), part, inside, how)
+                found[how] = SegmentFunction(len(found), part, inside, how)
             self.functions.append(found[how])
         self.distinct = list(found.values())
 
-    def _how(self, part: Part) -> _How:
+    def _how(self, part: Part) -> Form:
         streams = self.streams and part.streams
         sent: set[int] = set()
         polled: set[int] = set()
@@ -201,7 +129,7 @@ class _Renderer:
             )
             if arg.reads and not arg.writes and self.segment.space(position) is None
         ]
-        return _How(
+        return Form(
             part.kernel.name,
             streams,
             frozenset(sent),
@@ -436,7 +364,7 @@ class _Renderer:
         ]
 
     @property
-    def _touching(self) -> list[_Function]:
+    def _touching(self) -> list[SegmentFunction]:
         """The functions whose operands the warp that fills the ring brings into the cache."""
         return [f for f in self.distinct if f.body.touch] if self.streams else []
 
@@ -532,19 +460,3 @@ def _range_around(blocks: Set[int], grid: int) -> tuple[int, int]:
 def _whole(nbytes: int) -> int:
     """Bytes up to the next multiple of 16."""
     return -(-nbytes // 16) * 16
-
-
-def _touch(nest: CudaLoopNest, lasting: Set[int]) -> str:
-    """Statements that load what every block reads of short operands; see :class:`Body`."""
-    lines = []
-    for number in sorted(lasting):
-        found = [bounds(access.index) for access in nest.accesses() if access.position == number]
-        if not found:
-            continue
-        itemsize = nest.args[number].dtype.itemsize
-        first, last = min(low for low, _ in found), max(high for _, high in found)
-        size = (last - first + 1) * itemsize
-        if size <= _TOUCHED_BYTES:
-            from_ = f"(const unsigned char*)b{number} + {first * itemsize}"
-            lines.append(f"    ost::touch({from_}, {size}, sink);\n")
-    return "".join(lines)

@@ -56,10 +56,12 @@ class SegmentSettings:
     Attributes:
         stream_weights: fetch the weights of products ahead of their use.
         exchange: pass values from part to part without barriers where there is a way.
+        experts: whether products by chosen matrices may be parts.
     """
 
     stream_weights: bool = True
     exchange: bool = True
+    experts: bool = False
 
 
 @dataclass(eq=False)

@@ -16,7 +16,8 @@ from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, Parts
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
-from ostinato.lower.loopir.nodes import max_extent
+from ostinato.lower.loopir.dependences import reached
+from ostinato.lower.loopir.nodes import Load, max_extent
 from ostinato.lower.program import Call
 from ostinato.records import replace
 
@@ -102,6 +103,14 @@ def _is_small(call: Call) -> bool:
     return launch.block == SEGMENT_BLOCK and modest and not launch.cooperative
 
 
+def _chooses(call: Call) -> bool:
+    """Whether a call is a product by a matrix that data choose, such as an expert's."""
+    kernel = call.kernel
+    if not isinstance(kernel, Matmul):
+        return False
+    return any(isinstance(s, Load) and bool(s.bindings) for s in reached([kernel.b]))
+
+
 def _size(axes: Sequence[Symbol]) -> int:
     return math.prod(map(max_extent, axes))
 
@@ -109,14 +118,15 @@ def _size(axes: Sequence[Symbol]) -> int:
 def _segment(
     calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
 ) -> list[Call]:
-    """A run of calls as one; a single one stays as it is.
+    """A run of calls as one; a single one stays as it is, and so do those around experts.
 
     Args:
         calls: the run.
         others: buffers that are used elsewhere.
         settings: the optimisations that are on.
     """
-    if len(calls) < 2:
+    chooses = not settings.experts and any(map(_chooses, calls))
+    if len(calls) < 2 or chooses:
         return list(calls)
     kernel, buffers = Assembly(calls, others, settings).segment()
     if kernel.block_bytes > _MOST_BLOCK_BYTES:

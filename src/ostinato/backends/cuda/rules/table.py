@@ -77,6 +77,7 @@ class CudaLowering:
         segments: run small kernels that follow one another as one.
         stream_weights: fetch the weights of a segment's products ahead of their use.
         exchange: pass values from part to part of a segment without barriers where there is a way.
+        segment_experts: let segments have products by chosen matrices.
         split_reductions: reduce many elements to few results by two kernels.
         library: the use of a library for large products; ``None``: none.
         experts: params whose experts do not all stay on the device.
@@ -88,6 +89,7 @@ class CudaLowering:
     segments: bool = False
     stream_weights: bool = True
     exchange: bool = True
+    segment_experts: bool = False
     split_reductions: bool = True
     library: LibrarySettings | None = None
     experts: ExpertStore | None = None
@@ -140,7 +142,9 @@ def lower_for_cuda(
     if settings.segments:
         leaves = (program.outputs, program.states, program.next_states, program.live_sizes)
         kept = program.kept.union(*(found.values() for found in leaves))
-        found = segments.SegmentSettings(settings.stream_weights, settings.exchange)
+        found = segments.SegmentSettings(
+            settings.stream_weights, settings.exchange, settings.segment_experts
+        )
         calls = segments.form_segments(calls, kept, found)
     return (
         CudaGraph(

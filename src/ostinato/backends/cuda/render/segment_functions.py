@@ -1,0 +1,106 @@
+"""The kernels of a segment as functions, each once for all parts that need it in the same form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.render import streamed_rows
+from ostinato.backends.cuda.rules.product import Matmul
+from ostinato.records import dataclass, replace
+from ostinato.variables import bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+    from ostinato.backends.cuda.render.body import Body
+    from ostinato.backends.cuda.render.streamed_rows import Stream
+    from ostinato.backends.cuda.rules.segment_kernel import Part
+    from ostinato.backends.cuda.target import CudaTarget
+
+__all__ = ["Form", "SegmentFunction"]
+
+#: Bytes of an operand that is brought into the cache, at most.
+_TOUCHED_BYTES = 8 << 10
+
+
+@dataclass(frozen=True)
+class Form:
+    """The way in which a kernel is a function of a segment.
+
+    Attributes:
+        kernel: its name.
+        streams: whether its weights come through the ring.
+        sent: the arguments whose elements are sent in packets.
+        polled: those whose elements are read from packets.
+        held: the arguments that are in shared memory.
+        shares: where it is run for shares: the items of the part that reads them, the items of each
+            share, then by argument, elements from one share to the next.
+        lasting: the arguments that no part writes.
+        early: whether a block may read its arguments before its turn, at the risk of what it writes
+            to them itself: nothing waits for other blocks.
+    """
+
+    kernel: str
+    streams: bool
+    sent: frozenset[int]
+    polled: frozenset[int]
+    held: frozenset[int]
+    shares: tuple[int, ...] = ()
+    lasting: frozenset[int] = frozenset()
+    early: bool = False
+
+
+class SegmentFunction:
+    """A kernel as a function of a segment.
+
+    Attributes:
+        number: its own.
+        stream: the operand that comes through the ring, if one does.
+        body: its code.
+        blocks: blocks that have work.
+        shared_bytes: bytes of its arrays.
+        sent: the arguments whose elements are sent in packets.
+        polled: those whose elements are read from packets.
+        shares: see :class:`Form`.
+    """
+
+    def __init__(self, number: int, part: Part, target: CudaTarget, how: Form) -> None:
+        kernel = part.kernel
+        self.number = number
+        self.sent = how.sent
+        self.polled = how.polled
+        self.shares = how.shares
+        self.stream: Stream | None = None
+        body: Body | None
+        if how.streams:
+            assert isinstance(kernel, Matmul)
+            self.stream = streamed_rows.stream_of(kernel)
+            body = streamed_rows.body(kernel, how.held)
+            self.blocks, dynamic = streamed_rows.tiles(kernel), 0
+        else:
+            body, launch = kernel.body(target), kernel.launch(target)
+            self.blocks, dynamic = launch.grid, launch.shared_bytes
+        assert body is not None, f"{kernel.name} is part of a segment"
+        if isinstance(kernel, CudaLoopNest) and part.everywhere and part.shares_of is None:
+            body = replace(body, touch=_touch(kernel, how.lasting))
+        elif not how.early:
+            body = replace(body, touch="")
+        self.body = body
+        self.shared_bytes = body.array_bytes + dynamic
+
+
+def _touch(nest: CudaLoopNest, lasting: Set[int]) -> str:
+    """Statements that load what every block reads of short operands; see :class:`Body`."""
+    lines = []
+    for number in sorted(lasting):
+        found = [bounds(access.index) for access in nest.accesses() if access.position == number]
+        if not found:
+            continue
+        itemsize = nest.args[number].dtype.itemsize
+        first, last = min(low for low, _ in found), max(high for _, high in found)
+        size = (last - first + 1) * itemsize
+        if size <= _TOUCHED_BYTES:
+            from_ = f"(const unsigned char*)b{number} + {first * itemsize}"
+            lines.append(f"    ost::touch({from_}, {size}, sink);\n")
+    return "".join(lines)
