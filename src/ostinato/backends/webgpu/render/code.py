@@ -42,6 +42,10 @@ _BUILT_INS = (
 )
 
 
+#: The variable of the library that is zero at run time.
+_ZERO = "kept_zero"
+
+
 class KernelCode:
     """The entry point of one kernel.
 
@@ -101,8 +105,12 @@ class KernelCode:
         accesses = _reachable(body, self.arrays.functions())
         text = "\n".join((*accesses, body))
         parts = [self.arrays.declarations()]
-        if "offsets[" in text:
-            blocks = -(-len(self.kernel.args) // 4)
+        functions = needed(text)
+        if _ZERO in functions:
+            last = f"offsets[{len(self.kernel.args) // 4}].{'xyzw'[len(self.kernel.args) % 4]}"
+            body = f"    {_ZERO} = {last};\n{body}"
+        if "offsets[" in text or _ZERO in functions:
+            blocks = len(self.kernel.args) // 4 + 1
             parts.append(f"@group(1) @binding(0) var<uniform> offsets: array<vec4<u32>, {blocks}>;")
         if "variables[" in text:
             blocks = -(-len(self.kernel.variables) // 2)
@@ -110,7 +118,7 @@ class KernelCode:
                 f"@group(1) @binding(1) var<uniform> variables: array<vec4<u32>, {blocks}>;"
             )
         parts += self._shared.values()
-        parts += [needed(text), *accesses]
+        parts += [functions, *accesses]
         arguments = ", ".join(
             f"@builtin({kind}) {name}: {type_}" for name, kind, type_ in _BUILT_INS
         )
