@@ -76,3 +76,15 @@ def test_fused_functions_give_the_same() -> None:
             framework.wait(found)
             results.append(np.array(framework.to_host(found[0])))
     np.testing.assert_allclose(*results, rtol=1e-6)
+
+
+def test_constants_with_negative_strides(session: ost.Session) -> None:
+    """Of single elements, too: NumPy calls them contiguous."""
+    g = ost.Graph("reversed")
+    constant = np.arange(6, dtype=np.float32).reshape(6, 1)[::-1, ::-1]
+    single = np.arange(3, dtype=np.float32).reshape(1, 3)[::-1]
+    g.set_outputs([g.input("x", (6, 1)) + g.constant(constant), g.constant(single) * 2.0])
+    options = ost.CompileOptions(optimize=False)
+    found = session.compile(g, options=options).run({"x": np.ones((6, 1), np.float32)})
+    np.testing.assert_array_equal(found[0], constant + 1)
+    np.testing.assert_array_equal(found[1], single * 2)

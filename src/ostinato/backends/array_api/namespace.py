@@ -75,6 +75,8 @@ class ArrayNamespace(ABC):
 
     def cast(self, x: Any, dtype: DType) -> Any:
         """Converted as the op ``cast`` does; see :func:`ostinato.conversion.convert`."""
+        if isinstance(x, float) and dtype.is_float:
+            return self.asarray(x, dtype)
         array = self.asarray(x)
         source = self.dtype_of(array)
         if dtype.is_bool:

@@ -38,14 +38,15 @@ class MlxNamespace(ArrayNamespace):
             return array if dtype is None else self.to(array, dtype)
         if dtype is None:
             dtype = BOOL if isinstance(x, bool) else INT64 if isinstance(x, int) else FLOAT32
-        if dtype.is_integer:  # MLX makes an int32 of a number first
+        if dtype.is_integer or dtype == FLOAT64:  # MLX makes an int32 or a float32 of it first
             return self.from_numpy(np.asarray(x, dtype.numpy))
         return mx.array(x, self.native(dtype))
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
         """A copy of an array of NumPy's."""
         mx, dtype = self._module, DType.parse(array.dtype)
-        array = np.ascontiguousarray(array).reshape(array.shape)
+        if not array.flags.c_contiguous or min(array.strides, default=0) < 0:
+            array = array.copy()  # MLX takes no negative strides, not even of single elements
         if dtype.name == "bfloat16":  # NumPy's buffer has no format for it
             return mx.array(array.view(np.uint16)).view(mx.bfloat16)
         return mx.array(array, self.native(dtype))
