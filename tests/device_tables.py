@@ -29,6 +29,7 @@ PAGES = (ROOT / "docs" / "devices.md", ROOT / "README.md")
 _CAPABILITIES = {
     "cpu": "ostinato.backends.cpu.capabilities:CAPABILITIES",
     "cuda": "ostinato.backends.cuda.capabilities:CAPABILITIES",
+    "webgpu": "ostinato.backends.webgpu.capabilities:CAPABILITIES",
     "xla": "ostinato.backends.array_api.xla.capabilities:CAPABILITIES",
     "mlx": "ostinato.backends.array_api.mlx.capabilities:CAPABILITIES",
 }
@@ -123,7 +124,7 @@ def _tested() -> str:
     rows = []
     for name, capabilities in _devices().items():
         has = ["yes" if getattr(capabilities, feature) else "-" for feature in _FEATURES]
-        rows.append([f"`{name}`", *has, f"{_in_make_test(name)}; {_outcome(name)}"])
+        rows.append([f"`{name}`", *has, "; ".join([_in_make_test(name), *_outcome(name)])])
     return _table(["device", *_FEATURES.values(), "tested"], rows)
 
 
@@ -132,20 +133,21 @@ def _in_make_test(name: str) -> str:
     return "`make test`: all" if sample == 1 else f"`make test`, if it is there: 1 in {sample}"
 
 
-def _outcome(name: str) -> str:
-    """The stored outcome of a device's conformance, in words."""
+def _outcome(name: str) -> list[str]:
+    """The stored outcome of a device's conformance, in words; none, if it is not stored."""
     path = ROOT / "bench" / "results" / f"{name}_conformance.json"
     if not path.exists():
-        return "conformance not stored yet"
+        return []
     found: dict[str, Any] = json.loads(path.read_text())
-    count = {
-        kind: sum(stage.get(kind, 0) for stage in found["stages"])
-        for kind in ("passed", "failed", "refused")
-    }
+    counts = []
+    for kind in ("passed", "failed", "refused"):
+        count = sum(stage.get(kind, 0) for stage in found["stages"])
+        if count or kind != "refused":
+            counts.append(f"{count:,} {kind}")
+    counts += [f"1 test in {found['sample']}"] if found.get("sample", 1) > 1 else []
+    counts += ["not complete"] if any(stage.get("problem") for stage in found["stages"]) else []
     machine = found.get("machine") or found["device"]
-    said = f"[{count['passed']:,} passed, {count['failed']:,} failed"
-    said += f", {count['refused']:,} refused" if count["refused"] else ""
-    return f"{said}](bench/results/{path.name}) on {machine}"
+    return [f"[{', '.join(counts)}](bench/results/{path.name}) on {machine}"]
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
+from ostinato.backends.cpu.llvm.toolchain import TargetSpec
 from tests.devices.catalogue import abilities, catalogued, is_known, missing
 from tests.devices.refusals import refused
 from tests.devices.registered import open_session
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, device: str | None = None) -> i
     wanted = options.stages.split(",") if options.stages else list(stages)
     if unknown := [name for name in wanted if name not in stages]:
         raise SystemExit(f"--stages: {unknown[0]!r} is none of {', '.join(stages)}")
-    outcome, done = _header(settings), list[Stage]()
+    outcome, done = _header(settings, options.machine), list[Stage]()
     for name in wanted:
         done.append(stages[name]())
         _write(options.json, {**outcome, "stages": [asdict(stage) for stage in done]})
@@ -77,12 +78,16 @@ def _parser(device: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=int, default=1, help="run one test of so many")
     parser.add_argument("--seconds", type=float, default=3600, help="the limit of a stage")
     parser.add_argument("-k", dest="keyword", default="", help="choose tests, as pytest does")
+    machine = TargetSpec.named("host").cpu
+    parser.add_argument(
+        "--machine", default=machine, help="its name in the outcome, such as a GPU's"
+    )
     parser.add_argument("--json", type=Path, help="the file that gets the outcome")
     parser.add_argument("--logs", type=Path, help="the folder that gets the output of the stages")
     return parser
 
 
-def _header(settings: Settings) -> dict[str, object]:
+def _header(settings: Settings, machine: str) -> dict[str, object]:
     """A description of the run: the device, its abilities and refusals, versions and settings."""
     capabilities = open_session(settings.device).capabilities
     packages = ("ostinato", "numpy", "jax", "mlx", "wgpu", "cuda-bindings")
@@ -90,7 +95,7 @@ def _header(settings: Settings) -> dict[str, object]:
         "device": settings.device,
         "abilities": sorted(abilities(settings.device) - catalogued(settings.device).traits),
         "refused": refused(capabilities),
-        "machine": platform.processor() or platform.machine(),
+        "machine": machine,
         "versions": {"python": platform.python_version(), **_versions(packages)},
         "commit": _commit(),
         "graphs": settings.graphs,

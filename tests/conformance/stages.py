@@ -166,7 +166,8 @@ class Suites:
         """
         stage, start, settings = Stage(name), time.monotonic(), self.settings
         keywords = " and ".join(f"({each})" for each in (keyword, settings.keyword) if each)
-        workers = [] if around or settings.workers < 2 else ["-n", str(settings.workers)]
+        # In processes of xdist, a test that crashes takes no other with it.
+        workers = [] if around else ["-n", str(settings.workers)]
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report"
             command = [*around, sys.executable, "-m", "pytest", "-q", "--tb=short", *tests]

@@ -52,7 +52,9 @@ TRAITS = {
     "fork": "works in a child of a fork",
     "host_memory": "keeps everything in memory of this process, and returns results without copies",
     "host_threads": "computes on threads of this process, as many as a session asks for",
+    "lowers": "fuses by Ostinato's own lowering, and prepares weights once per write",
     "llvm": "compiles kernels to machine code by LLVM, for the native core",
+    "subnormals": "takes no number below the least normal one for zero",
     "quick": "runs a product of two 256 x 256 matrices in milliseconds",
 }
 
@@ -74,7 +76,7 @@ class SuiteDevice:
 
     name: str
     sample: int = 0
-    traits: frozenset[str] = frozenset({"quick"})
+    traits: frozenset[str] = frozenset({"quick", "subnormals"})
     build_ahead: str = ""
 
     @property
@@ -83,19 +85,22 @@ class SuiteDevice:
         return self.name in TEST_BACKENDS or ost.is_available(self.name)
 
 
+#: The traits of devices with a lowering of Ostinato's, and kernels of their own.
+_WHOLE = frozenset({"every_op", "lowers", "subnormals"})
+
 _LISTED = (
     SuiteDevice("cpu", sample=1, traits=frozenset(TRAITS)),
-    SuiteDevice("loops", sample=8, traits=frozenset({"every_op", "host_memory"})),
-    SuiteDevice("cudahost", traits=frozenset({"every_op"})),
+    SuiteDevice("loops", sample=8, traits=_WHOLE),
+    SuiteDevice("cudahost", traits=_WHOLE),
     SuiteDevice(
         "cudaemu",
-        traits=frozenset({"every_op", "host_memory"}),
+        traits=_WHOLE,
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
-    SuiteDevice("cuda", sample=30, traits=frozenset({"every_op", "quick"})),
-    SuiteDevice("webgpu", sample=100, traits=frozenset({"every_op"})),
-    SuiteDevice("xla", sample=100),
-    SuiteDevice("mlx", sample=100),
+    SuiteDevice("cuda", sample=30, traits=_WHOLE | {"quick"}),
+    SuiteDevice("webgpu", sample=100, traits=_WHOLE | {"quick"}),
+    SuiteDevice("xla", sample=100, traits=frozenset({"every_op", "quick"})),
+    SuiteDevice("mlx", sample=100, traits=frozenset({"every_op", "quick"})),
 )
 
 #: Every device that the project tests, by name.

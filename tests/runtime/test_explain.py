@@ -38,6 +38,7 @@ def test_the_tiny_graph(compiled):
     assert "rewritten: 0 nodes" in text
 
 
+@pytest.mark.needs("lowers")
 def test_alike_kernels_are_counted_not_listed(session):
     apart = ost.CompileOptions(segments=False)
     text = session.compile(layers(20), options=apart).explain()
@@ -48,6 +49,7 @@ def test_alike_kernels_are_counted_not_listed(session):
     assert "rewritten: 20 nodes (layer_norm ×20)" in text
 
 
+@pytest.mark.needs("lowers")
 def test_nothing_fuses_when_told_so(session):
     options = ost.CompileOptions(
         elementwise_fusion=False, epilogue_fusion=False, rowwise_fusion=False, segments=False
@@ -57,6 +59,7 @@ def test_nothing_fuses_when_told_so(session):
     assert "fused: 0 nodes" in text
 
 
+@pytest.mark.needs("lowers")
 def test_refused_fusions_come_with_their_reason(session):
     text = session.compile(block_graph(12)).explain()
     assert "not fused:" in text

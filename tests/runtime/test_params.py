@@ -138,6 +138,7 @@ def layered_graph(layers: int = 3) -> ost.Graph:
     return g
 
 
+@pytest.mark.needs("lowers")
 def test_what_is_prepared_follows_every_write(session):
     g = layered_graph()
     rng = np.random.default_rng(0)

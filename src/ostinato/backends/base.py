@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +153,20 @@ class Executable(ABC):
         Raises:
             ValueError: an output overlaps another array in memory. Nothing has run.
         """
+
+    def run_consuming(
+        self,
+        inputs: Sequence[np.ndarray[Any, Any]],
+        outputs: Sequence[np.ndarray[Any, Any]],
+        variables: Sequence[int],
+        consumed: Collection[int],
+    ) -> None:
+        """As :meth:`run`; nothing reads the inputs at positions ``consumed`` afterwards.
+
+        They are arrays that :meth:`resident` or :meth:`empty` returned, so a device may let results
+        take their memory.
+        """
+        self.run(inputs, outputs, variables)
 
     def run_many(
         self,

@@ -33,6 +33,8 @@ _BUILT_IN = {
     "MLX": ("ostinato.backends.array_api.mlx.backend", "MlxBackend"),
     "XLA": ("ostinato.backends.array_api.xla.backend", "XlaBackend"),
     "WEBGPU": ("ostinato.backends.webgpu.backend", "WebGpuBackend"),
+    "VULKAN": ("ostinato.backends.webgpu.backend", "VulkanBackend"),
+    "METAL": ("ostinato.backends.webgpu.backend", "MetalBackend"),
 }
 
 

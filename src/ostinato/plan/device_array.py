@@ -13,7 +13,7 @@ __all__ = ["CUDA", "DeviceArray", "Flags", "device_of", "may_share_memory", "on_
 CUDA = 2
 
 #: By kind of device, DLPack's type of it.
-_DLPACK_TYPES = {"CUDA": CUDA, "WEBGPU": 15}
+_DLPACK_TYPES = {"CUDA": CUDA, "VULKAN": 7, "METAL": 8, "WEBGPU": 15}
 
 
 class Flags(NamedTuple):
@@ -83,7 +83,7 @@ class DeviceArray:
 
     def copy(self, order: str = "C") -> DeviceArray:
         """A copy of it on the same device."""
-        return DeviceArray(self.device, self.memory.copy(), self.shape, self.dtype)
+        return type(self)(self.device, self.memory.copy(), self.shape, self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:

@@ -15,7 +15,7 @@ from ostinato.records import dataclass
 from ostinato.runtime.signature import NO_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ostinato.backends.base import Executable
     from ostinato.backends.common.context import Context
@@ -326,11 +326,25 @@ class Execution:
             self.executable.last = tuple(runs[-1][1])
         return [outputs for _, outputs, _ in runs]
 
-    def _launch(self, inputs: list[Array], outputs: list[Array], live: Live) -> list[Array]:
-        """One run; returns the outputs in the shapes that it gave them."""
+    def _launch(
+        self,
+        inputs: list[Array],
+        outputs: list[Array],
+        live: Live,
+        consumed: Collection[int] = (),
+    ) -> list[Array]:
+        """One run; returns the outputs in the shapes that it gave them.
+
+        Args:
+            inputs, outputs, live: of the run.
+            consumed: positions of inputs that nothing reads afterwards.
+        """
         executable = self.executable
         try:
-            executable.run(inputs, outputs, live.variables)
+            if consumed:
+                executable.run_consuming(inputs, outputs, live.variables, consumed)
+            else:
+                executable.run(inputs, outputs, live.variables)
         except VariableError:  # of a size that depends on data
             raise
         except ValueError as error:
@@ -353,7 +367,7 @@ class Execution:
             raise InputError(clash)  # of arrays that the run itself may not get to see
         taken = self.handles.destinations(live, feeds)
         outputs = [taken.get(i, array) for i, array in enumerate(outputs)]
-        results = self._launch(inputs, outputs, live)
+        results = self._launch(inputs, outputs, live, self.handles.replaced(inputs, feeds))
         for left in self.handles.take(taken, feeds):
             ORDER.memory_changes(left, replaced=True)
         self.choose_path()

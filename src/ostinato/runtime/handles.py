@@ -13,7 +13,7 @@ from ostinato.errors import InputError
 from ostinato.runtime.arrays import checked_mapping, shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.runtime.arrays import Array, TensorSpec
     from ostinato.runtime.signature import Live, Signature
@@ -146,6 +146,12 @@ class Handles:
             position: self._take_free(*live.outputs[position])
             for position in dict.fromkeys(feeds.values())
         }
+
+    def replaced(self, inputs: Sequence[Array], feeds: Mapping[str, int]) -> list[int]:
+        """The positions of inputs that are buffers of handles, all of which ``feeds`` replaces."""
+        kept = {id(buffer) for name, buffer in self.bound.items() if name not in feeds}
+        left = {id(buffer) for name, buffer in self.bound.items() if name in feeds} - kept
+        return [position for position, array in enumerate(inputs) if id(array) in left]
 
     def take(self, written: Mapping[int, Array], feeds: Mapping[str, int]) -> list[Array]:
         """Swap in the outputs of a run that went well; the buffers that they replace."""

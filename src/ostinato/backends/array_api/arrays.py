@@ -127,9 +127,17 @@ class ArrayMemory:
         framework: has the arrays.
         array: the first.
         nbytes: the size of each of them.
+        foreign: whether another library has the first one as well.
+
+    Attributes:
+        array: the present one.
+        foreign: see above.
     """
 
-    def __init__(self, framework: Framework, array: Any, nbytes: int) -> None:
+    def __init__(
+        self, framework: Framework, array: Any, nbytes: int, *, foreign: bool = False
+    ) -> None:
+        self.foreign = foreign
         self._framework = framework
         self.array = array
         # Never touched: it keeps addresses that no other memory of the process has.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING
 
 from ostinato.backends.array_api.arrays import aligned_bytes
 from ostinato.backends.common.commands import ProgramCall, Resident
@@ -79,7 +80,7 @@ class ArrayEncoded(Encoded):
 
         self._memory = op_encoding.OpMemory.of(ops, variables, context.device)
         self._closed = False
-        self._known = self._blocks()
+        self._known: weakref.WeakSet[Memory] = weakref.WeakSet(self._blocks())
         resident = Resident(
             context.commands, LiveSizes([(v.name, v.min, v.max) for v in variables])
         )
@@ -90,11 +91,14 @@ class ArrayEncoded(Encoded):
             self.program, resident, (), 0, None, self.check, lambda: self.accesses, self.uses
         )
 
-    def _blocks(self) -> list[Any]:
+    def _blocks(self) -> list[Memory]:
+        """The present memory of the storages, that of the host checked."""
         if self._closed:
             raise PlanError(RELEASED)
-        written = self._memory.written
-        return [host_block(s, written=s in written) for s in self._memory.storages]
+        for storage in self._memory.storages:
+            if isinstance(storage.memory, HostMemory):
+                host_block(storage, written=storage in self._memory.written)
+        return [storage.memory for storage in self._memory.storages]
 
     @property
     def accesses(self) -> Accesses:
@@ -104,7 +108,7 @@ class ArrayEncoded(Encoded):
         """Whether the ops touch this memory."""
         if isinstance(memory, LentStorage):
             return memory in self._memory.slots
-        return isinstance(memory, HostMemory) and any(memory.block is b for b in self._known)
+        return memory in self._known
 
     def launch(self) -> None:
         self._call()

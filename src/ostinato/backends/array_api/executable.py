@@ -26,7 +26,7 @@ from ostinato.plan.order import NOTHING, ORDER, Accesses, Submission
 from ostinato.records import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ostinato.backends.array_api.arrays import ArrayBlock
     from ostinato.backends.array_api.functions import StageFunctions
@@ -173,6 +173,7 @@ class ArrayExecutable(Executable):
 
     def _write(self, params: Mapping[str, Array], stale: Sequence[ProgramPreparation[Any]]) -> None:
         """Make arrays of params; those of clones stay what they are."""
+        self.memory.check_open()
         block = self.memory.weights.block
         program = self._lowered.program
         with block.guard, self._framework.scope():
@@ -216,7 +217,7 @@ class ArrayExecutable(Executable):
         with self._framework.scope():
             found = self._framework.adopt(array)
             dtype = self._framework.xp.dtype_of(found).numpy
-        return self._resident_array(found, tuple(found.shape), dtype)
+        return self._resident_array(found, tuple(found.shape), dtype, foreign=True)
 
     def resident(self, array: Array) -> Array:
         if isinstance(array, DeviceArray):
@@ -232,10 +233,10 @@ class ArrayExecutable(Executable):
         return self.resident(np.zeros(shape, dtype))
 
     def _resident_array(
-        self, held: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self, held: Any, shape: tuple[int, ...], dtype: np.dtype[Any], *, foreign: bool = False
     ) -> ResidentArray:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        memory = ArrayMemory(self._framework, held, nbytes)
+        memory = ArrayMemory(self._framework, held, nbytes, foreign=foreign)
         return ResidentArray(self._context.device, memory, shape, dtype)
 
     # -- running -----------------------------------------------------------------------------------
@@ -249,6 +250,23 @@ class ArrayExecutable(Executable):
     ) -> None:
         _check_apart(inputs, outputs)
         self.program.run([*inputs, *outputs], variables)
+
+    def run_consuming(
+        self,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        variables: Sequence[int],
+        consumed: Collection[int],
+    ) -> None:
+        _check_apart(inputs, outputs)
+        mine = [
+            number
+            for number in consumed
+            if isinstance(found := inputs[number], ResidentArray)
+            and not found.memory.foreign
+            and sum(other is found for other in inputs) == 1
+        ]
+        self.program.run_consuming([*inputs, *outputs], variables, mine)
 
     def run_direct(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]

@@ -13,7 +13,7 @@ from ostinato.plan.report import CompiledSizes
 from ostinato.variables import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ostinato.backends.array_api.framework import ArrayFunction, Framework
     from ostinato.backends.array_api.stages import Stage
@@ -23,10 +23,11 @@ __all__ = ["StageFunctions"]
 
 
 class _Key(NamedTuple):
-    """A stage, and the values of the Variables that it is compiled for."""
+    """A stage, the sizes that it is compiled for, and operands that it may overwrite."""
 
     stage: Stage
     sizes: tuple[int, ...]
+    consumed: frozenset[Value] = frozenset()
 
 
 class StageFunctions:
@@ -55,14 +56,21 @@ class StageFunctions:
         self.compiled = 0
         self.stored = 0
 
-    def get(self, stage: Stage, sizes: Mapping[str, int]) -> ArrayFunction:
+    def get(
+        self, stage: Stage, sizes: Mapping[str, int], consumed: Collection[Value] = ()
+    ) -> ArrayFunction:
         """The function of a stage at these sizes, compiled if there is none.
+
+        Args:
+            stage: the stage.
+            sizes: the values of Variables.
+            consumed: operands that nothing reads afterwards, besides those that are donated anyway.
 
         Raises:
             UnsupportedOpError: the framework cannot compute a node.
             DeviceError: it refused the whole.
         """
-        key = _Key(stage, tuple([sizes[name] for name in stage.sizes]))
+        key = _Key(stage, tuple([sizes[name] for name in stage.sizes]), frozenset(consumed))
         function = self._known.get(key)
         if function is None:
             with self._guard:
@@ -122,7 +130,7 @@ class StageFunctions:
             ]
 
         with framework.scope():
-            function = framework.compile(traced, operands, stage.donated)
+            function = framework.compile(traced, operands, self._donated(key, shape))
         self._make_room(stage)
         self._seconds[key] = time.perf_counter() - start
         self._known[key] = function
@@ -130,6 +138,17 @@ class StageFunctions:
         self.compiled += not function.stored
         self.stored += function.stored
         return function
+
+    def _donated(self, key: _Key, shape: Callable[[Value], tuple[int, ...]]) -> list[int]:
+        """The positions of operands whose memory a result can take, being as large."""
+        room = [(value.dtype, shape(value)) for value in key.stage.results]
+        found = []
+        for position, value in enumerate(key.stage.operands):
+            taken = (value.dtype, shape(value))
+            if (value in key.stage.donated or value in key.consumed) and taken in room:
+                room.remove(taken)
+                found.append(position)
+        return found
 
     def _make_room(self, stage: Stage) -> None:
         """Drop the sizes of a stage that were not used for longest."""

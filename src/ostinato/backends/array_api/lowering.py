@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.array_api.stages import OnHost, Part
     from ostinato.ir.facts import Fact
-    from ostinato.ir.graph import BaseGraph, Value
+    from ostinato.ir.graph import BaseGraph, Node, Value
     from ostinato.lower.fusion.regions import Refusal
     from ostinato.variables import Symbol
 
@@ -117,14 +117,19 @@ def _call(program: StagedProgram, staged: StagedGraph, number: int) -> Call:
         writes=tuple(writes),
     )
     if isinstance(part, Stage) and number == len(staged.parts) - 1:
-        part = replace(part, donated=_donated(part, graph))
+        part = replace(part, donated=_donated(part, graph), last=True)
     nodes = tuple([node.label for node in part.nodes])
-    names = dict.fromkeys(node.op.name for node in part.nodes)
+    names = dict.fromkeys(map(_title, part.nodes))
     flops = sum((n.op.flops([v.type for v in n.inputs], n.attrs) for n in part.nodes), 0)
     return Call(part, tuple(buffers), nodes, "+".join(names) or "copy", flops)
 
 
-def _donated(stage: Stage, graph: BaseGraph) -> tuple[int, ...]:
+def _title(node: Node) -> str:
+    """The op of a node; of one that binds a size, that size."""
+    return f"size {node.attrs['size']}" if node.op.binds_size else node.op.name
+
+
+def _donated(stage: Stage, graph: BaseGraph) -> tuple[Value, ...]:
     """The operands that are states, and get their next value in this stage, the last one."""
     assigned = {graph.states[name] for name in graph.assignments}
-    return tuple([i for i, value in enumerate(stage.operands) if value in assigned])
+    return tuple([value for value in stage.operands if value in assigned])

@@ -16,6 +16,7 @@ from ostinato.backends.array_api.stage_code import StageCode
 from ostinato.backends.array_api.stages import Part
 from ostinato.backends.common.signature_compiler import compile_signature
 from ostinato.errors import PlanError
+from ostinato.plan.buffer import HostMemory, bytes_of
 from ostinato.plan.order import Accesses
 from ostinato.plan.prepared import Copy, KernelCall
 from ostinato.variables import evaluate
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.op_signature import OpSignature
     from ostinato.ir.graph import BaseGraph
     from ostinato.lower.loopir.kernel import Kernel
-    from ostinato.plan.buffer import Buffer
+    from ostinato.plan.buffer import Buffer, Memory
     from ostinato.plan.prepared import PreparedOp
     from ostinato.variables import Symbol
 
@@ -93,7 +94,7 @@ class OpProgram:
         ops: Sequence[PreparedOp],
         memory: OpMemory,
         variables: Sequence[Symbol],
-        blocks: Callable[[], list[Any]],
+        blocks: Callable[[], list[Memory]],
         touches: Sequence[tuple[int, int, bool]] = (),
     ) -> None:
         self._framework = framework
@@ -119,17 +120,17 @@ class OpProgram:
                 if isinstance(op, KernelCall):
                     self._kernel(op, memory, sizes)
                 else:
-                    self._bytes(memory, op.target)[:] = self._bytes(memory, op.source)
+                    self._write(memory, op.target, self._read(memory, op.source).copy())
                 seconds.append(time.perf_counter() - start)
         return seconds
 
-    def _kernel(self, op: KernelCall, memory: list[Any], sizes: dict[str, int]) -> None:
+    def _kernel(self, op: KernelCall, memory: list[Memory], sizes: dict[str, int]) -> None:
         part, code = op.kernel.kernel, op.kernel.code
         assert isinstance(part, Part) and isinstance(code, StageCode)
         values = {}
         for value, position in zip(part.operands, part.reads, strict=True):
             shape = tuple([evaluate(dim, sizes) for dim in value.shape])
-            held = host_view(self._bytes(memory, op.buffers[position]), value.dtype, shape)
+            held = host_view(self._read(memory, op.buffers[position]), value.dtype, shape)
             values[value] = self._framework.from_host(true_or_false(held), copy=False)
         Run(code.functions, dict(sizes)).parts([part], values)
         results = [values[value] for value in part.results]
@@ -138,11 +139,21 @@ class OpProgram:
             array = np.ascontiguousarray(self._framework.to_host(result))
             octets = array.reshape(-1).view(np.uint8)
             for position in positions:
-                self._bytes(memory, op.buffers[position])[: octets.size] = octets
+                self._write(memory, op.buffers[position], octets)
 
-    def _bytes(self, memory: list[Any], buffer: Buffer) -> np.ndarray[Any, Any]:
+    def _read(self, memory: list[Memory], buffer: Buffer) -> np.ndarray[Any, Any]:
+        """The bytes of a buffer: where they are, if that is memory of the host."""
         slot, offset = self._memory.place(buffer)
-        return np.frombuffer(memory[slot], np.uint8)[offset : offset + buffer.nbytes]
+        held = memory[slot]
+        if isinstance(held, HostMemory):
+            return np.frombuffer(held.block, np.uint8)[offset : offset + buffer.nbytes]
+        octets = np.empty(buffer.nbytes, np.uint8)
+        held.read(offset, bytes_of(octets))
+        return octets
+
+    def _write(self, memory: list[Memory], buffer: Buffer, octets: np.ndarray[Any, Any]) -> None:
+        slot, offset = self._memory.place(buffer)
+        memory[slot].write(offset, bytes_of(octets))
 
 
 def _stands_alone(op: KernelCall) -> bool:

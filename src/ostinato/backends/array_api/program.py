@@ -13,7 +13,7 @@ from ostinato.plan.order import Accesses
 from ostinato.variables import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ostinato.backends.array_api.arrays import ArrayBlock
     from ostinato.backends.array_api.functions import StageFunctions
@@ -83,6 +83,12 @@ class ArrayProgram:
     def run(self, blocks: Sequence[Any], variables: Sequence[int]) -> None:
         self._perform(blocks, variables)
 
+    def run_consuming(
+        self, blocks: Sequence[Any], variables: Sequence[int], consumed: Collection[int]
+    ) -> None:
+        """As :meth:`run`; results may take the memory of inputs at positions ``consumed``."""
+        self._perform(blocks, variables, [self._leaves[number] for number in consumed])
+
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
         return self._perform(blocks, variables, timed=True)
 
@@ -98,10 +104,15 @@ class ArrayProgram:
         return {name: value for name, value in pairs if name not in self._bound}
 
     def _perform(
-        self, blocks: Sequence[Any], variables: Sequence[int], *, timed: bool = False
+        self,
+        blocks: Sequence[Any],
+        variables: Sequence[int],
+        consumed: Collection[Value] = (),
+        *,
+        timed: bool = False,
     ) -> Sequence[float]:
         fixed, framework = self._fixed(), self._framework
-        run = Run(self._functions, self._sizes(variables), self._program.facts)
+        run = Run(self._functions, self._sizes(variables), self._program.facts, consumed)
         with framework.scope():
             values: dict[Value, Any] = {
                 value: fixed[slot].arrays[offset] for value, (slot, offset) in self._kept
@@ -109,8 +120,8 @@ class ArrayProgram:
             for value, block in zip(self._leaves, blocks, strict=False):
                 values[value] = self._given(value, block, run.sizes)
             seconds = run.parts(self._parts, values, timed=timed)
-            results = [values[value] for value in self._outputs]
-            states = [values[value] for value, _ in self._assigned]
+            states = self._next_states(values)
+            results = self._results(blocks[self.inputs :], values, states)
             framework.wait([*results, *states])
             for block, result in zip(blocks[self.inputs :], results, strict=True):
                 self._store(block, result)
@@ -121,6 +132,30 @@ class ArrayProgram:
                 fixed[slot].arrays[offset] = values[value]
         self.live_sizes = {name: run.sizes[name] for name in self._bound if name in run.sizes}
         return seconds
+
+    def _results(
+        self, blocks: Sequence[Any], values: dict[Value, Any], states: Sequence[Any]
+    ) -> list[Any]:
+        """The outputs; what a handle takes is its own array, and no state's."""
+        seen = {id(array) for array in states}
+        found = []
+        for value, block in zip(self._outputs, blocks, strict=True):
+            array = values[value]
+            if isinstance(block, ResidentArray):
+                array = self._framework.copy(array) if id(array) in seen else array
+                seen.add(id(array))
+            found.append(array)
+        return found
+
+    def _next_states(self, values: dict[Value, Any]) -> list[Any]:
+        """The arrays that states hold from now on, each one alone: it may be donated."""
+        seen: set[int] = set()
+        found = []
+        for value, _ in self._assigned:
+            array = values[value]
+            found.append(self._framework.copy(array) if id(array) in seen else array)
+            seen.add(id(array))
+        return found
 
     def _given(self, value: Value, block: Any, sizes: dict[str, int]) -> Any:
         if isinstance(block, ResidentArray):

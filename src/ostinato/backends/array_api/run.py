@@ -14,7 +14,7 @@ from ostinato.ops.control import ControlFlow
 from ostinato.variables import Expr, evaluate, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from ostinato.backends.array_api.functions import StageFunctions
     from ostinato.backends.array_api.stages import Part, StagedGraph
@@ -31,14 +31,20 @@ class Run:
         functions: the compiled stages.
         sizes: the values of Variables; those that depend on data are added.
         facts: the conditions on these.
+        consumed: operands that nothing reads after the last stage.
 
     Attributes:
         sizes: see above.
     """
 
     def __init__(
-        self, functions: StageFunctions, sizes: dict[str, int], facts: Sequence[Fact] = ()
+        self,
+        functions: StageFunctions,
+        sizes: dict[str, int],
+        facts: Sequence[Fact] = (),
+        consumed: Collection[Value] = (),
     ) -> None:
+        self._consumed = frozenset(consumed)
         self._functions = functions
         self._framework = functions.framework
         self.sizes = sizes
@@ -71,7 +77,8 @@ class Run:
     def _stage(self, stage: Stage, values: dict[Value, Any]) -> None:
         operands = [values[value] for value in stage.operands]
         operands += [self._number(value) for value in stage.numbers]
-        function = self._functions.get(stage, self.sizes)
+        consumed = self._consumed if stage.last else ()
+        function = self._functions.get(stage, self.sizes, consumed)
         values.update(zip(stage.results, function(operands), strict=True))
 
     def _number(self, value: Value) -> Any:

@@ -13,7 +13,7 @@ from ostinato.ir.leaves import CONSTANT, Leaf
 from ostinato.lower.loopir.kernel import Kernel
 from ostinato.lower.lowering import live_nodes
 from ostinato.records import dataclass
-from ostinato.variables import Expr, symbols
+from ostinato.variables import Expr, bounds, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,15 +66,35 @@ class Stage(Part):
         numbers: the values of nodes ``dim_value`` whose Variables give no size in this stage. It
             takes them as further operands, so that one function serves all values.
         sizes: the Variables for whose values it is compiled.
-        donated: positions of operands that nothing reads afterwards: results may take their memory.
+        donated: states among the operands whose next value it gives: results may take their memory.
+        last: whether no part of the program comes after it.
     """
 
     numbers: tuple[Value, ...] = ()
     sizes: tuple[str, ...] = ()
-    donated: tuple[int, ...] = ()
+    donated: tuple[Value, ...] = ()
+    last: bool = False
 
     def variable_free(self) -> bool:
         return not self.sizes and not self.numbers
+
+    def elements(self, position: int, *, writes: bool) -> Dim | None:
+        """Of a state that is only updated in place: those of its updates."""
+        if not writes:
+            return self._updates_of(self.operands[self.reads.index(position)])
+        for value, positions in zip(self.results, self.writes, strict=True):
+            if position in positions and value.node.op.updates_operand:
+                return self._updates_of(value.node.inputs[0])
+        return None
+
+    def _updates_of(self, value: Value) -> Dim | None:
+        """The elements written into a donated operand; ``None``: it is read otherwise, too."""
+        readers = [node for node in self.nodes if value in node.inputs]
+        if value not in self.donated or not all(
+            node.op.updates_operand and node.inputs.index(value) == 0 for node in readers
+        ):
+            return None
+        return sum([max((v.type.size for v in n.inputs[1:]), key=_most) for n in readers], 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +193,10 @@ class StagedGraph:
         )
         operands = dict.fromkeys(value for value in node.inputs if not _is_small(value.node))
         return HostStep((node,), tuple(operands), tuple(node.outputs), nested=nested)
+
+
+def _most(dim: Dim) -> int:
+    return bounds(dim)[1]
 
 
 def is_large(node: Node) -> bool:

@@ -443,7 +443,13 @@ class BoundCall(ProgramCall):
 
 
 class HostCopy(Call):
-    """A copy of the bytes of an array to another one, each of the host or the device."""
+    """A copy of the bytes of an array to another one, each of the host or the device.
+
+    Args:
+        commands: records it.
+        target: the array that is written, all of it.
+        source: has at least as many bytes.
+    """
 
     def __init__(self, commands: Commands, target: Any, source: Any) -> None:
         super().__init__(commands)
@@ -463,7 +469,7 @@ class HostCopy(Call):
         """Do nothing: arrays are always there."""
 
     def run(self, variables: Sequence[int]) -> None:
-        octets = bytes_of(on_host(self._source))
+        octets = bytes_of(on_host(self._source))[: self._target.nbytes]
         if isinstance(self._target, DeviceArray):
             self._target.memory.write(0, octets)
         else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.cpu.capabilities import lowering_options
-from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
+from ostinato.backends.cpu.rules.packed_matmul import OrderedMatmul, PackedMatmul
 from ostinato.backends.cpu.rules.tiles import TileSizes, tile_choices
 from ostinato.cache.fingerprint import object_key
 from ostinato.cache.objects import process_cache
@@ -102,7 +102,7 @@ class Tuner:
     def __call__(self, matmul: PackedMatmul) -> TileSizes | None:
         """The fastest tile sizes of a matmul; ``None``: those of the heuristic."""
         product = matmul.spec
-        if type(matmul) is not PackedMatmul or not _is_measurable(product):
+        if type(matmul) is not OrderedMatmul or not _is_measurable(product):
             return None
         m, n, (k,) = product.m, product.n, product.k
         narrow = sorted(d.name for d in self._lowering.registers.narrow)
@@ -180,23 +180,11 @@ def _is_weight(value: Value) -> bool:
 
 
 def _tiles(product: MatmulSpec, registers: RegisterFile) -> list[tuple[int, int]]:
-    """Candidates that sum up in the same order as the first one does."""
-    choices = tile_choices(
-        registers.vector_bytes, registers.count, product.acc, product.m, product.n
-    )
-    first = choices[0]
-    lanes = max(1, registers.vector_bytes // product.acc.itemsize)
-
-    def vectors(tile: tuple[int, int]) -> int:
-        return tile[0] * max(1, tile[1] // lanes)
-
-    enough = min(vectors(first), _ONE_CHAIN)
-    alike = [tile for tile in choices[1:] if min(vectors(tile), _ONE_CHAIN) == enough]
-    return [first, *alike[: _MOST_TILES - 1]]
-
-
-#: The number of accumulator vectors from which on a tile has one sum per element.
-_ONE_CHAIN = 7
+    """Candidates, all of which sum up in one order."""
+    sizes, chains = (product.m, product.n), OrderedMatmul(product).chains(registers)
+    acc = product.acc
+    choices = tile_choices(registers.vector_bytes, registers.count, acc, *sizes, chains=chains)
+    return choices[:_MOST_TILES]
 
 
 def _graph(product: MatmulSpec) -> Graph:

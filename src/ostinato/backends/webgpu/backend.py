@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.base import Backend
 from ostinato.backends.common.stored_program import StoredProgram
 from ostinato.backends.webgpu.code import load_image
 from ostinato.backends.webgpu.context import WebGpuContext
 from ostinato.backends.webgpu.executable import WebGpuExecutable
-from ostinato.backends.webgpu.gpu import Gpu
+from ostinato.backends.webgpu.gpu import INTERFACES, Gpu
 from ostinato.backends.webgpu.host_steps import HostKernels
 from ostinato.backends.webgpu.image import Image
 from ostinato.backends.webgpu.presence import adapter_count
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import BaseGraph
     from ostinato.ir.stored import ParamSource
 
-__all__ = ["WebGpuBackend"]
+__all__ = ["MetalBackend", "VulkanBackend", "WebGpuBackend"]
 
 
 class WebGpuBackend(Backend):
@@ -36,7 +36,12 @@ class WebGpuBackend(Backend):
         device: ``WEBGPU:0``, ``WEBGPU:1`` and so on: discrete GPUs first, software last.
         threads: the number of threads that run the kernels that the device lacks.
         most_buffer_bytes: a bound on the size of one buffer; larger memory is split.
+
+    Attributes:
+        kind: of the devices.
     """
+
+    kind: ClassVar[str] = "WEBGPU"
 
     def __init__(
         self, device: Device, threads: int | None = None, *, most_buffer_bytes: int | None = None
@@ -62,7 +67,7 @@ class WebGpuBackend(Backend):
         Raises:
             DeviceUnavailableError: the package ``wgpu`` is missing, or its library is.
         """
-        return adapter_count()
+        return adapter_count(INTERFACES.get(cls.kind, ""))
 
     def compile(
         self,
@@ -112,3 +117,15 @@ class WebGpuBackend(Backend):
         with compiled.lowered.report.timed("memory"):
             code = compiled.loaded(self.gpu, self._host)
             return WebGpuExecutable(compiled.image, code, self.context, params, lambda: compiled)
+
+
+class VulkanBackend(WebGpuBackend):
+    """An adapter of this machine that is reached by Vulkan: ``VULKAN:0`` and so on."""
+
+    kind = "VULKAN"
+
+
+class MetalBackend(WebGpuBackend):
+    """An adapter of this machine that is reached by Metal: ``METAL:0`` and so on."""
+
+    kind = "METAL"

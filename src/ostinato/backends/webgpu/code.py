@@ -15,10 +15,12 @@ from ostinato.backends.webgpu.kernel import Bindings, WebGpuKernel
 from ostinato.backends.webgpu.sizes import size_text
 from ostinato.cache.fingerprint import object_key
 from ostinato.cache.objects import process_cache
+from ostinato.errors import UnsupportedOpError
 from ostinato.lower.control import Control
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.text import kernel_text
 from ostinato.lower.rules.sizes import SizeStep
+from ostinato.plan.report import and_more
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -185,6 +187,10 @@ class WebGpuCode:
         kernels: each with the number of buffers that its arguments are in.
         variables: the Variables of the program.
         target: the device.
+        nodes: by kernel, the labels of the nodes that it computes, for messages.
+
+    Raises:
+        UnsupportedOpError: neither the device nor the CPU can run a kernel.
 
     Attributes:
         machine_code: of the kernels that the CPU runs; ``None``: there are none.
@@ -192,11 +198,18 @@ class WebGpuCode:
     """
 
     def __init__(
-        self, kernels: Mapping[Kernel, int], variables: tuple[Symbol, ...], target: WebGpuTarget
+        self,
+        kernels: Mapping[Kernel, int],
+        variables: tuple[Symbol, ...],
+        target: WebGpuTarget,
+        nodes: Mapping[Kernel, Sequence[str]] | None = None,
     ) -> None:
         found = {kernel: obstacle(kernel, target, count) for kernel, count in kernels.items()}
         self.reasons = {kernel: reason for kernel, reason in found.items() if reason}
-        on_host = {kernel: _for_cpu(kernel) for kernel in self.reasons}
+        on_host = {}
+        for kernel, reason in self.reasons.items():
+            named = and_more(() if nodes is None else nodes[kernel])
+            on_host[kernel] = _for_cpu(kernel, named, reason)
         self.machine_code: MachineCode | None = None
         if on_host:
             self.machine_code = _compiled([*on_host.values()], variables)
@@ -218,12 +231,21 @@ class WebGpuCode:
         return code
 
 
-def _for_cpu(kernel: Kernel) -> CpuKernel:
-    """A kernel of a program as the CPU runs it."""
+def _for_cpu(kernel: Kernel, nodes: str, reason: str) -> CpuKernel:
+    """A kernel of a program as the CPU runs it.
+
+    Raises:
+        UnsupportedOpError: it was made for the device alone.
+    """
     if isinstance(kernel, LoopNest):
         return CpuLoopNest.of(distinct_points_in_parallel(kernel))
-    assert isinstance(kernel, CpuKernel)
-    return kernel
+    if isinstance(kernel, CpuKernel):
+        return kernel
+    title = kernel_text(kernel).split("\n", 1)[0]
+    raise UnsupportedOpError(
+        f"{nodes or title}: this adapter cannot run the kernel, {reason}; compile with "
+        "CompileOptions(optimize=False), or use smaller tensors"
+    )
 
 
 def _compiled(kernels: Sequence[CpuKernel], variables: tuple[Symbol, ...]) -> MachineCode:

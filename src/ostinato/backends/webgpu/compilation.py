@@ -141,7 +141,8 @@ def compile_graph(
     with report.timed("code"):
         calls = (*program.prepare, *program.calls)
         buffers = {call.kernel: _buffer_count(lowered, call, target) for call in calls}
-        compiled = Compilation(lowered, WebGpuCode(buffers, program.variables, target))
+        nodes = {call.kernel: call.nodes for call in calls}
+        compiled = Compilation(lowered, WebGpuCode(buffers, program.variables, target, nodes))
         objects = len(compiled.image.objects)
     if progress is not None:
         for done in range(objects):

@@ -197,15 +197,18 @@ class Adapter:
         return WebGpuDevice(device, self)
 
 
-def adapters() -> list[Adapter]:
+def adapters(interface: str = "") -> list[Adapter]:
     """The adapters of this machine, each once, the fastest kind first.
+
+    Args:
+        interface: those of this interface of the system (``"Vulkan"``, ``"Metal"``) alone.
 
     Raises:
         DeviceUnavailableError: the package is missing or broken.
     """
     found = [Adapter(a) for a in _library().gpu.enumerate_adapters_sync()]
     present = {a.interface for a in found}
-    preferred = next((name for name in _INTERFACES if name in present), None)
+    preferred = interface or next((name for name in _INTERFACES if name in present), "")
     listed = [a for a in found if a.interface == preferred]
     return sorted(listed, key=lambda a: _KINDS.index(a.kind) if a.kind in _KINDS else 2)
 

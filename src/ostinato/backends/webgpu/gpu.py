@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from ostinato.backends.device import Device
     from ostinato.backends.webgpu.driver import WebGpuDevice
 
-__all__ = ["Gpu", "Pipeline"]
+__all__ = ["INTERFACES", "Gpu", "Pipeline"]
+
+#: By kind of device, the interface of the system that its adapters are reached by; of the others,
+#: the preferred one.
+INTERFACES = {"METAL": "Metal", "VULKAN": "Vulkan"}
 
 #: Sizes of buffers, and offsets between tensors in different buffers, are multiples of this.
 _ALIGNMENT = 256
@@ -50,7 +54,7 @@ class Gpu:
             weakref.WeakValueDictionary()
         )
         with self.calls():
-            self._driver = adapters()[device.index].open()
+            self._driver = adapters(INTERFACES.get(device.kind, ""))[device.index].open()
 
     @staticmethod
     def opened(device: Device, most_part_bytes: int | None = None) -> Gpu:

@@ -15,9 +15,9 @@ __all__ = ["adapter_count"]
 
 _MISSING = "the package wgpu is not installed: pip install 'ostinato[webgpu]'"
 
-#: Interfaces of the system by the library's numbers, in the order of
-#: :func:`ostinato.backends.webgpu.driver.adapters`: Metal, Direct3D 12, Vulkan.
-_INTERFACES = (4, 8, 1)
+#: Interfaces of the system with the library's numbers, in the order of
+#: :func:`ostinato.backends.webgpu.driver.adapters`.
+_INTERFACES = {"Metal": 4, "D3D12": 8, "Vulkan": 1}
 
 _FILES = {"win32": "wgpu_native-release.dll", "darwin": "libwgpu_native-release.dylib"}
 
@@ -28,17 +28,22 @@ class _Options(ctypes.Structure):
     _fields_ = (("next_in_chain", ctypes.c_void_p), ("backends", ctypes.c_uint64))
 
 
-def adapter_count() -> int:
+def adapter_count(interface: str = "") -> int:
     """The number of adapters of this machine, each counted once.
+
+    Args:
+        interface: see :func:`ostinato.backends.webgpu.driver.adapters`.
 
     Raises:
         DeviceUnavailableError: the package ``wgpu`` is missing, or its library cannot be loaded.
     """
-    return _count(os.getpid())
+    counts = _counts(os.getpid())
+    return counts[interface] if interface else next((n for n in counts.values() if n), 0)
 
 
 @functools.cache
-def _count(_process: int) -> int:
+def _counts(_process: int) -> dict[str, int]:
+    """The numbers by interface, the preferred one first."""
     library = _library()
     create = library.wgpuCreateInstance
     create.restype, create.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
@@ -49,10 +54,12 @@ def _count(_process: int) -> int:
     release.restype, release.argtypes = None, (ctypes.c_void_p,)
     instance = create(None)
     if not instance:
-        return 0
+        return dict.fromkeys(_INTERFACES, 0)
     try:
-        counts = (enumerate_(instance, _Options(None, number), None) for number in _INTERFACES)
-        return next((count for count in counts if count), 0)
+        return {
+            name: int(enumerate_(instance, _Options(None, number), None))
+            for name, number in _INTERFACES.items()
+        }
     finally:
         release(instance)
 

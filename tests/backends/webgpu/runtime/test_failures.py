@@ -132,6 +132,20 @@ def test_a_forked_child_is_told_to_open_its_own(session: ost.Session) -> None:
     assert compiled.run({"x": X})[0].tolist() == (2 * X).tolist()
 
 
+def test_an_interface_of_the_system_is_a_device_of_its_own(session: ost.Session) -> None:
+    interface = session.context.gpu.driver.adapter.interface.lower()
+    if interface not in ("vulkan", "metal"):
+        pytest.skip(f"adapters are reached by {interface} here")
+    named = ost.Session(interface)
+    assert str(named.device) == f"{interface.upper()}:0"
+    assert named.capabilities == session.capabilities
+    assert doubler(named).run({"x": X})[0].tolist() == (2 * X).tolist()
+    other = {"vulkan": "metal", "metal": "vulkan"}[interface]
+    if not ost.is_available(other):
+        with pytest.raises(ost.DeviceUnavailableError, match=f"{other.upper()}:0 is not present"):
+            ost.Session(other)
+
+
 def test_names_of_devices() -> None:
     if not ost.is_available("webgpu"):
         pytest.skip("there is no WebGPU adapter, or no package wgpu")

@@ -80,7 +80,7 @@ def test_no_two_blocks_share_addresses(block: Callable[[int], DeviceBlock]) -> N
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-@pytest.mark.parametrize("bound", [256, 512, 4096])
+@pytest.mark.parametrize("bound", [768, 1024, 4096])
 def test_graphs_run_on_memory_of_many_buffers(
     bounded: Callable[[int], ost.Session], bound: int
 ) -> None:
@@ -110,3 +110,24 @@ def test_graphs_run_on_memory_of_many_buffers(
                 atol=1 if found.dtype == np.int8 else 1e-6,
             )
     np.testing.assert_allclose(there.read_handle("total"), here.read_handle("total"), rtol=1e-5)
+
+
+def test_tensors_across_more_buffers_than_a_kernel_binds(
+    bounded: Callable[[int], ost.Session],
+) -> None:
+    """Loop nests run on the CPU then; a kernel that is the device's alone is refused, by node."""
+    small = bounded(256)
+    g = ost.Graph("scattered")
+    x, w = g.input("x", (64, 64)), g.param("w", (64, 64))
+    g.set_outputs({"y": g.matmul(x, w) + 1})
+    params = {"w": RNG.standard_normal((64, 64)).astype(np.float32)}
+    feed = {"x": RNG.standard_normal((64, 64)).astype(np.float32)}
+    plain = ost.CompileOptions(optimize=False, stored_programs=False)
+    compiled = small.compile(g, params, options=plain)
+    assert "a kernel of this device on" in str(compiled.explain())
+    (found,) = compiled.run(feed)
+    np.testing.assert_allclose(found, feed["x"] @ params["w"] + 1, rtol=1e-4, atol=1e-5)
+    with pytest.raises(
+        ost.UnsupportedOpError, match=r"matmul_.*: this adapter cannot run .*buffers"
+    ):
+        small.compile(g, params, options=ost.CompileOptions(stored_programs=False))

@@ -53,7 +53,7 @@ class XlaFramework(Framework):
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         self._is_cpu = device.platform == "cpu"
         self._options = {**_OPTIONS, **(_CPU_OPTIONS if self._is_cpu else {})}
-        self.xp = JaxNamespace()
+        self.xp: JaxNamespace = JaxNamespace(None if self._is_cpu else "highest")
 
     def on_host(self, node: Node) -> bool:
         return node.op.binds_size

@@ -17,15 +17,24 @@ _SCATTERS = {"set": "set", "add": "add", "mul": "multiply", "min": "min", "max":
 
 
 class JaxNamespace(ArrayNamespace):
-    """See :class:`ArrayNamespace`."""
+    """See :class:`ArrayNamespace`.
 
-    def __init__(self) -> None:
+    Args:
+        precision: JAX's precision of products. A CPU computes float32 as such in any case, and has
+            its fastest code for the default, ``None``.
+
+    Attributes:
+        precision: see above.
+    """
+
+    def __init__(self, precision: str | None = "highest") -> None:
         import jax
         import jax.numpy as jnp
 
         super().__init__(jnp)
         self._lax = jax.lax
         self._jax = jax
+        self.precision = precision
 
     def native(self, dtype: DType) -> Any:
         return dtype.numpy
@@ -58,7 +67,7 @@ class JaxNamespace(ArrayNamespace):
         return self._module.logical_xor(x, y)
 
     def matmul(self, x: Any, y: Any) -> Any:
-        return self._module.matmul(x, y, precision="highest", preferred_element_type=x.dtype)
+        return self._module.matmul(x, y, precision=self.precision, preferred_element_type=x.dtype)
 
     def flip(self, x: Any, axis: Any) -> Any:
         return self._module.flip(x, axis)

@@ -55,7 +55,7 @@ class _Renderer:
         self.tiles = [
             define_tile(
                 kernel.module, f"{name}.tile{height}", grouped.gemm, height, kernel.target,
-                grouped.pitch, chains=1,
+                grouped.pitch,
             )
             for height in grouped.heights
         ]  # fmt: skip

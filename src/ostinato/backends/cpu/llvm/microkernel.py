@@ -58,7 +58,6 @@ def define_tile(
     rows: int,
     target: TargetSpec,
     pitch: int | None = None,
-    chains: int | None = None,
 ) -> ir.Function:
     """Adds the function ``void name(a, offsets, b, out, dims..., more...)`` to ``module``.
 
@@ -71,8 +70,6 @@ def define_tile(
 
     Args:
         pitch: elements from one row of ``b`` to the next, if they are not packed.
-        chains: partial sums per element, where tiles of all heights must sum in one order; as many
-            as hide latency unless given.
     """
     dims = tile_dims(gemm)
     arguments = [BYTE_POINTER] * 4 + [I64] * len(dims)
@@ -80,7 +77,6 @@ def define_tile(
         arguments.append(BYTE_POINTER)
     if gemm.depth_block is not None:
         arguments += [I64, I1]
-        chains = 1
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
@@ -97,7 +93,7 @@ def define_tile(
         lanes=lanes,
         pitch=pitch or gemm.panel,
         dims=dict(zip(dims, values, strict=False)),
-        given_chains=chains,
+        given_chains=gemm.chains if gemm.depth_block is None else 1,
         ahead=more[0] if gemm.fetches(rows) else None,
     )
     if gemm.depth_block is None:

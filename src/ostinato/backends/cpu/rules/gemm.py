@@ -20,7 +20,7 @@ from ostinato.errors import OstinatoError
 from ostinato.lower.loopir.dependences import accesses_of_statements
 from ostinato.lower.loopir.kernel import Access
 from ostinato.lower.loopir.nodes import Arg, Store, extent_of, max_extent
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass, field, replace
 from ostinato.variables import (
     Dim,
     Symbol,
@@ -106,6 +106,7 @@ class Gemm(CpuKernel):
         b_format: how panels hold their elements; ``None``: as the accumulator does.
         scales: what weighs the products of each block of ``k``, if anything does.
         block_rows: the left operand's scales and sums, if panels hold blocks of packed weights.
+        chains: partial sums per element; ``None``: as many as hide the latency of each tile.
         item_rows: rows of an item, a multiple of ``rows``; ``None``: as many as are worth it.
         caches: those of a core, which the order of items suits.
         prefetch: the distances at which panels are prefetched; ``None``: they are not.
@@ -133,6 +134,7 @@ class Gemm(CpuKernel):
     caches: CacheSizes = field(default_factory=CacheSizes)
     prefetch: Prefetch | None = None
     block_rows: BlockRows | None = None
+    chains: int | None = None
 
     renderer: ClassVar[str] = "gemm"
 
@@ -161,7 +163,8 @@ class Gemm(CpuKernel):
         left = f"{self.a_dtype.short} b{self.a}[{text.dim(self.a_index)}]"
         kind = "" if self.b_format is None else f"{self.b_format} "
         right = f"{kind}b{self.b}.group[{text.dim(self.b_group)}]"
-        text.line(1, f"accumulate {self.acc.short} {left} * {right}")
+        chains = "" if self.chains is None else f" in sums of {self.chains}"
+        text.line(1, f"accumulate {self.acc.short} {left} * {right}{chains}")
         if (scales := self.scales) is not None:
             left = f"f32 b{scales.a}[{text.dim(scales.a_index)}]"
             right = f"{scales.b_dtype.short} b{scales.b}"
@@ -299,11 +302,18 @@ class Gemm(CpuKernel):
         """:attr:`prefetch` where it pays: panels come from memory and not by the hardware alone."""
         fetch = self.prefetch
         rows = max_extent(self.m)
-        if fetch is None or self.amx or rows < fetch.least_rows:
+        if fetch is None or self.amx:
             return None
-        if rows > _REUSING_ROWS and not self.streams_rows:
+        if self.block_rows is not None and self.block_rows.size > self.block_rows.group:
+            # The hardware does not follow the parts of a block, however few rows there are.
+            fetch = replace(fetch, least_rows=1)
+        if rows < fetch.least_rows:
             return None
-        if self.scales is not None or self.block_rows is not None:
+        # A symbolic number of rows is few in the runs that packed weights are there for.
+        few = self.block_rows is not None and not isinstance(extent_of(self.m), int)
+        if rows > _REUSING_ROWS and not self.streams_rows and not few:
+            return None
+        if self.scales is not None:
             return None  # half bytes take so long to compute that the hardware keeps up
         return None if fits_cache(self.panels_bytes, self.caches) else fetch
 
@@ -336,7 +346,7 @@ class Gemm(CpuKernel):
         vectors, rest = max(1, self.panel // lanes), m % self.block
         # A tile that splits k among partial sums would have others if it went on with one.
         lowest = rest if 0 < rest < self.rows else self.rows
-        if chains_of(lowest * vectors) > 1:
+        if (self.chains or chains_of(lowest * vectors)) > 1:
             return None
         step_bytes = self.panel * self.b_dtype.itemsize
         steps = max(_STEPS, fetch.block_bytes // step_bytes // _STEPS * _STEPS)

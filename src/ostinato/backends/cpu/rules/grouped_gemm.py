@@ -195,6 +195,7 @@ class GroupedGemm(CpuKernel):
             b_format=self.b_format,
             caches=self.caches,
             prefetch=self.prefetch if self.packed else None,
+            chains=1,
         )
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cpu.rules.packed_matmul import (
+    OrderedMatmul,
     PackedMatmul,
     pack_operands,
     segment_of,
@@ -95,7 +96,7 @@ class MatmulRules:
             case "packed_block_matmul":
                 return packed_blocks.packed_block_matmul(node)
         found = bfloat16_gemm.bfloat16_matmul(node) if self.registers.bfloat16_dots else None
-        return found or PackedMatmul(matmul_spec(node))
+        return found or OrderedMatmul(matmul_spec(node))
 
     def _lower(
         self, lowering: ProgramBuilder, segments: Sequence[tuple[Region, Sequence[PackedMatmul]]]

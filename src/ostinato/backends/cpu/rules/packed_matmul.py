@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.packing import PanelFormat, pack_nest, stored_dtype
-from ostinato.backends.cpu.rules.tiles import TileSizes, tile_for
+from ostinato.backends.cpu.rules.tiles import TileSizes, chains_by_columns, tile_for
 from ostinato.dtypes import INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.builder import symbols_of
@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from ostinato.lower.rules.matmul_spec import MatmulSpec
     from ostinato.variables import Symbol
 
-__all__ = ["ChooseTiles", "PackedMatmul", "pack", "pack_operands", "segment_of", "tile_sizes"]
+__all__ = [
+    "ChooseTiles",
+    "OrderedMatmul",
+    "PackedMatmul",
+    "pack",
+    "pack_operands",
+    "segment_of",
+    "tile_sizes",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +52,10 @@ class PackedMatmul:
         columns = [self.spec.n, *(other.spec.n for other in others)]
         acc = self.spec.acc
         return tile_for(registers.vector_bytes, registers.count, acc, self.spec.m, *columns)
+
+    def chains(self, registers: RegisterFile) -> int | None:
+        """Partial sums per element; ``None``: as many as hide the latency of each tile."""
+        return None
 
     # -- packing ------------------------------------------------------------------------------
 
@@ -145,6 +157,25 @@ class PackedMatmul:
         return next((b for b in build.buffers if b.role is Role.MASKED_TAIL), made)
 
 
+@dataclass(frozen=True, eq=False)
+class OrderedMatmul(PackedMatmul):
+    """A matmul each row of which is summed in one order, however many rows there are.
+
+    A row has the same bits alone, in a batch, and in whatever part of one.
+    """
+
+    def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
+        together = (self, *others)
+        columns = [matmul.spec.n for matmul in together]
+        acc, chains = self.spec.acc, max(matmul.chains(registers) or 1 for matmul in together)
+        sizes = (self.spec.m, *columns)
+        return tile_for(registers.vector_bytes, registers.count, acc, *sizes, chains=chains)
+
+    def chains(self, registers: RegisterFile) -> int:
+        lanes = max(1, registers.vector_bytes // self.spec.acc.itemsize)
+        return chains_by_columns(bounds(self.spec.n)[1], lanes)
+
+
 #: Chooses the tile sizes of a matmul, or leaves them to the heuristic.
 ChooseTiles: TypeAlias = "Callable[[PackedMatmul], TileSizes | None]"
 
@@ -193,7 +224,8 @@ def segment_of(
         form = matmul.panel_format(registers)
         kernel = matmul.kernel(build, panels[matmul], sizes.tile, results, variables, form, number)
         blocked = replace(kernel, item_rows=sizes.item_rows, caches=registers.caches)
-        made.insert(0, replace(blocked, prefetch=_prefetch(registers, sizes)))
+        fetch, chains = _prefetch(registers, sizes), matmul.chains(registers)
+        made.insert(0, replace(blocked, prefetch=fetch, chains=chains))
     return tuple(made)
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
 
-__all__ = ["needed"]
+__all__ = ["declarations", "needed"]
 
-_DECLARATION = re.compile(r"^(?:fn|const|struct) (\w+)", re.MULTILINE)
+_DECLARATION = re.compile(r"^(?:fn|const|struct|var<private>) (\w+)", re.MULTILINE)
 _WORD = re.compile(r"\b[A-Za-z_]\w*\b")
 
 #: Polynomials by the name that functions call them by.
@@ -50,7 +50,7 @@ _SPLITS: dict[str, Sequence[float]] = {
 
 def needed(source: str) -> str:
     """The declarations that a source mentions, and those that these mention, in a fixed order."""
-    known, found, waiting = _declarations(), set[str](), [source]
+    known, found, waiting = declarations(), set[str](), [source]
     while waiting:
         for word in set(_WORD.findall(waiting.pop())):
             if word in known and word not in found:
@@ -60,7 +60,7 @@ def needed(source: str) -> str:
 
 
 @functools.cache
-def _declarations() -> dict[str, str]:
+def declarations() -> dict[str, str]:
     """By name, the text of every declaration."""
     declared: dict[str, str] = {}
     for path in sorted(Path(__file__).parent.glob("*.wgsl")):

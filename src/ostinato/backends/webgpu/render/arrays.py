@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.webgpu.render.dialect import WgslDialect, bits_of, from_bits, held
-from ostinato.dtypes import BOOL, INT8, INT32, INT64, UINT64, DType
+from ostinato.dtypes import BOOL, FLOAT16, INT8, INT32, INT64, UINT64, DType
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -89,6 +89,10 @@ class KernelArrays:
         """Four elements of at most 32 bits, from one on whose number is a multiple of four."""
         self._vectored.add(number)
         return f"four{number}({at})"
+
+    def packed(self, number: int, at: str) -> str:
+        """A word with four elements of a byte, from one on whose number is a multiple of four."""
+        return f"word{number}((offset{number}() + {at}) / 4u)"
 
     def scratch(self, number: int, dtype: DType, start: str) -> None:
         """Place a temp in the last argument, which is memory for temps, ``start`` words into it."""
@@ -223,6 +227,8 @@ class KernelArrays:
                 place = lane % per_word * dtype.bits
                 bits = f"extractBits({bits}, {place}u, {dtype.bits}u)"
             lanes.append(from_bits(bits, dtype))
+        if dtype == FLOAT16:
+            lanes = [f"unpack2x16float({name}).{part}" for name in names for part in "xy"]
         return f"{head}    return vec4<{type_}>({', '.join(lanes)});\n}}\n"
 
     def _writes(self, number: int, dtype: DType, type_: str, at: str) -> dict[str, str]:

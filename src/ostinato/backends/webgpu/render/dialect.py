@@ -55,6 +55,9 @@ _BOOL_OPERATORS = {"add": "|", "subtract": "!=", "multiply": "&"}
 #: Functions whose 64-bit results do not depend on the sign, by one name.
 _SIGNLESS = frozenset({"add", "subtract", "multiply", "negate", "shift_left"})
 
+#: The literals of the zeros.
+_ZEROS = ("0.0f", "float_of(0x80000000u)")
+
 _SHIFTS = frozenset({"shift_left", "shift_right"})
 
 #: Functions of i32 and u32 that WGSL has.
@@ -133,9 +136,15 @@ class WgslDialect(Dialect):
             if kind == UINT64 and function == "absolute":
                 return operands[0]
             return f"{function}_{suffix}({', '.join(operands)})"
+        if function == "multiply" and kind == FLOAT32:
+            for x, zero in (operands, operands[::-1]):
+                if zero in _ZEROS:
+                    return f"times_zero({x}, {zero})"
         if function in _OPERATORS:
             left, right = _not_both_literal(operands, kind)
-            return wrapped(f"{left} {_OPERATORS[function]} {right}", dtype)
+            text = f"{left} {_OPERATORS[function]} {right}"
+            # Drivers contract and reassociate what they can look through.
+            return f"kept({text})" if kind == FLOAT32 else wrapped(text, dtype)
         if kind.is_integer:
             return self._on_integers(function, dtype, kind, operands)
         return f"{function}_{_SUFFIXES[kind]}({', '.join(operands)})"
@@ -184,6 +193,8 @@ class WgslDialect(Dialect):
                 return f"u32({left}) {operator} u32({right})"
             return f"{left} {operator} {right}"
         left, right = _not_both_literal((left, right), kind)
+        if operator == "/":
+            return f"quotient({left}, {right})"
         if operator == "!=" and kind == FLOAT32:  # WGSL's operator may be false of NaN
             return f"!({left} == {right})"
         return f"{left} {operator} {right}"

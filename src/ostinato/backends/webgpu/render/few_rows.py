@@ -9,18 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.vectors import run_of
-from ostinato.backends.webgpu.render.arrays import element_type
+from ostinato.backends.webgpu.render.arrays import element_type, word
 from ostinato.backends.webgpu.render.code import KernelCode
 from ostinato.backends.webgpu.render.dialect import wrapped
 from ostinato.backends.webgpu.render.operands import LANES, are_neighbours, four_along, store_row
-from ostinato.dtypes import FLOAT32
-from ostinato.lower.loopir.nodes import Reduce, Stage, extent_of, max_extent
+from ostinato.dtypes import FLOAT32, INT8, INT32
+from ostinato.lower.loopir.nodes import Apply, Load, Reduce, Stage, extent_of, max_extent
 from ostinato.variables import ceil_div
 
 if TYPE_CHECKING:
     from ostinato.backends.common.clike.scopes import Scope
     from ostinato.backends.webgpu.kernel import Bindings, Shader
     from ostinato.backends.webgpu.target import WebGpuTarget
+    from ostinato.lower.loopir.nodes import Scalar
     from ostinato.lower.rules.matmul_kernel import MatmulKernel
 
 __all__ = ["MOST_ROWS", "shader"]
@@ -51,6 +52,8 @@ class _FewRows:
         self.along_sum = len(matmul.k) == 1 and are_neighbours(matmul.b, inner)
         if not are_neighbours(matmul.b, matmul.n) and run_of(matmul.b, inner, extent_of(inner)):
             self.along_sum = len(matmul.k) == 1
+        #: the function that multiplies four bytes by four, where both operands are such
+        self.dot = _dot(matmul) if self.along_sum and self.code.arrays.aligned else ""
         #: columns of a workgroup, and of a thread
         self.own = 1 if self.along_sum else LANES
         self.columns = _THREADS // _SHARERS * self.own
@@ -95,6 +98,9 @@ class _FewRows:
         k = writer.fresh("k")
         head = f"for (var {k} = sharer * {lanes}; {k} < {depth}; {k} += {_SHARERS * lanes})"
         with writer.block(head):
+            if self.dot:
+                self._multiply_bytes(scope, k)
+                return
             if self.along_sum:
                 inside = code.at({matmul.n: "column"}, scope)
                 right = self._masked(
@@ -113,6 +119,24 @@ class _FewRows:
                     value = code.value(matmul.a, matmul.acc, code.enter(matmul.k, k, at))
                     left = f"{self.vector}({value})"
                 writer.line(f"sum{row} = {self._multiply_add(left, right, f'sum{row}')};")
+
+    def _multiply_bytes(self, scope: Scope, k: str) -> None:
+        """The products of four bytes with those of every row."""
+        code, matmul, writer = self.code, self.matmul, self.code.writer
+        last = code.size(extent_of(matmul.m), scope)
+        right = self._bytes(matmul.b, code.at({matmul.n: "column", matmul.k[0]: k}, scope))
+        for row in range(self.rows):
+            m = code.declare("q", f"min(first_row + {row}, {last} - 1)")
+            left = self._bytes(matmul.a, code.at({matmul.m: m, matmul.k[0]: k}, scope))
+            writer.line(f"sum{row}.x += {self.dot}({left}, {right});")
+
+    def _bytes(self, scalar: Scalar, scope: Scope) -> str:
+        """A word with the four bytes from an element on."""
+        inner = self.matmul.k[0]
+        run = run_of(scalar, inner, extent_of(inner))
+        assert run is not None
+        index = word(self.code.scalars.indices.value(run.load.index, scope))
+        return self.code.declare("v", self.code.arrays.packed(run.load.buffer, index), "u32")
 
     def _masked(self, vector: str, k: str, depth: str) -> str:
         """A vector along the sum with zeros beyond its end."""
@@ -179,3 +203,22 @@ class _FewRows:
                 total = code.code.keep(matmul.acc, wrapped("totals[row]", matmul.acc))
                 for store in matmul.stores:
                     code.store(store, inside, total)
+
+
+def _dot(matmul: MatmulKernel) -> str:
+    """The function of WGSL that adds four products of bytes up; empty: operands are no bytes."""
+    inner = matmul.k[0]
+    runs = [run_of(scalar, inner, extent_of(inner)) for scalar in matmul.operands]
+    dtypes = {run.load.dtype for run in runs if run is not None and run.count >= LANES}
+    if None in runs or matmul.acc != INT32 or not all(map(_is_widened, matmul.operands)):
+        return ""
+    if any(run is not None and run.count < LANES for run in runs):
+        return ""
+    return "dot4I8Packed" if dtypes == {INT8} else ""
+
+
+def _is_widened(scalar: Scalar) -> bool:
+    """Whether an element is loaded, and converted to a wider integer if at all."""
+    while isinstance(scalar, Apply) and scalar.op == "cast" and scalar.dtype == INT32:
+        (scalar,) = scalar.operands
+    return isinstance(scalar, Load)

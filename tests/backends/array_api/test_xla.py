@@ -1,0 +1,201 @@
+"""XLA: what its device promises beyond the suites of every device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+
+pytest.importorskip("jax")
+
+
+@pytest.fixture(scope="module")
+def session() -> ost.Session:
+    return ost.Session("xla")
+
+
+def counter() -> ost.Graph:
+    """A graph with a state that counts its runs."""
+    g = ost.Graph("counter")
+    total = g.state("total", (4,), init=np.zeros(4, np.float32))
+    following = total + g.input("x", (4,))
+    g.assign(total, following)
+    g.set_outputs({"total": following * 1.0})
+    return g
+
+
+def test_the_plan_shows_optimised_code_and_its_memory(session: ost.Session) -> None:
+    g = ost.Graph("product")
+    x, w = g.input("x", (16, 32)), g.param("w", (32, 8), value=np.ones((32, 8), np.float32))
+    g.set_outputs([g.softmax(g.matmul(x, w), axis=1)])
+    plan = session.compile(g).plan
+    (kernel,) = plan.kernels
+    assert kernel.source.startswith("HloModule")
+    assert "parameter(1)" in kernel.source  # the weight is an argument
+    assert plan.memory.param_bytes == 32 * 8 * 4
+
+
+def test_states_are_updated_in_place(session: ost.Session) -> None:
+    compiled = session.compile(counter())
+    (kernel,) = compiled.plan.kernels
+    assert "input_output_alias" in kernel.source
+    ones = np.ones(4, np.float32)
+    for count in (1, 2, 3):
+        assert compiled.run({"x": ones})[0].tolist() == [count] * 4
+    twin = compiled.clone()
+    assert twin.run({"x": ones})[0].tolist() == [4] * 4
+    assert compiled.run({"x": ones})[0].tolist() == [4] * 4
+
+
+def test_handles_are_updated_in_place(session: ost.Session) -> None:
+    g = ost.Graph("cache")
+    cache, row, at = g.input("cache", (8, 4)), g.input("row", (1, 4)), g.input("at", (), "int64")
+    following = g.dynamic_update_slice(cache, row, (at, 0))
+    g.set_outputs([following, g.sum(following)])
+    compiled = session.compile(g)
+    mine = np.zeros((8, 4), np.float32)
+    compiled.bind_handle("cache", mine)
+    compiled.set_handle_feed("cache", 0)
+    for step in range(5):
+        row_of_step = np.full((1, 4), step + 1, np.float32)
+        total = compiled.run({"row": row_of_step, "at": np.array(step)})[1]
+        assert total == 4 * sum(range(1, step + 2))
+    assert not mine.any()
+    twin = compiled.clone()
+    feed = {"row": np.ones((1, 4), np.float32), "at": np.array(7)}
+    assert compiled.run(feed)[1] == twin.run(feed)[1]
+
+
+def test_params_are_copies(session: ost.Session) -> None:
+    g = ost.Graph("weights")
+    g.set_outputs([g.input("x", (64,)) * g.param("w", (64,))])
+    weights = np.ones(64, np.float32)
+    compiled = session.compile(g, {"w": weights})
+    weights[:] = 2
+    ones = np.ones(64, np.float32)
+    assert compiled.run({"x": ones})[0].tolist() == ones.tolist()
+
+
+def test_a_state_does_not_share_memory_with_an_input(session: ost.Session) -> None:
+    g = ost.Graph("kept")
+    state = g.state("s", (1024,), init=np.zeros(1024, np.float32))
+    x = g.input("x", (1024,))
+    g.assign(state, x)
+    g.set_outputs([state * 1.0])
+    compiled = session.compile(g)
+    array = np.ones(1024, np.float32)
+    compiled.run({"x": array})
+    array[:] = 2
+    assert compiled.read_handle("s").tolist() == [1.0] * 1024
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_op_rounds_floats_of_16_bits(dtype: str, session: ost.Session) -> None:
+    """XLA keeps no float32 between ops of the graph: results are the oracle's, to the bit."""
+    g = ost.Graph("rounding")
+    x, y, z = (g.input(name, (257,), dtype) for name in "xyz")
+    g.set_outputs([(x * y + z) * y - x])
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.normal(size=257).astype(ost.DType.parse(dtype).numpy) for n in "xyz"}
+    (mine,) = session.compile(g).run(arrays)
+    (truth,) = ost.reference.evaluate(g, arrays)
+    np.testing.assert_array_equal(mine.view(np.uint16), truth.view(np.uint16))
+
+
+def test_sizes_are_compiled_once(session: ost.Session) -> None:
+    g = ost.Graph("sizes")
+    n = ost.Variable("n", 1, 100)
+    g.set_outputs([g.sum(g.input("x", (n,)))])
+    options = ost.CompileOptions(max_specializations=2)
+    compiled = session.compile(g, options=options)
+    for size in (3, 5, 3, 5):
+        assert compiled.run({"x": np.ones(size, np.float32)})[0] == size
+    assert [found.sizes for found in compiled.specializations] == ["n = 3", "n = 5"]
+    compiled.run({"x": np.ones(7, np.float32)})
+    assert [found.sizes for found in compiled.specializations] == ["n = 5", "n = 7"]
+
+
+def test_settings_of_jax_are_left_alone(session: ost.Session) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    g = ost.Graph("wide")
+    g.set_outputs([g.input("x", (3,), "float64") * 2.0, g.input("i", (3,), "int64") + 1])
+    compiled = session.compile(g)
+    wide, whole = compiled.run({"x": np.full(3, 1 + 1e-12), "i": np.full(3, 1 << 40)})
+    assert wide.tolist() == [2 * (1 + 1e-12)] * 3
+    assert whole.tolist() == [(1 << 40) + 1] * 3
+    assert not jax.config.jax_enable_x64
+    assert jnp.arange(3).dtype == np.int32
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_a_refusal_names_the_node(session: ost.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no such thing")
+
+    g = ost.Graph("refused")
+    g.set_outputs([g.tan(g.input("x", (3,)))])
+    (node,) = [node for node in g.nodes if node.op.name == "tan"]
+    backend_xp = session._backend.framework.xp  # type: ignore[attr-defined]
+    monkeypatch.setattr(backend_xp, "tan", fail, raising=False)
+    with pytest.raises(ost.UnsupportedOpError, match=f"{node.label}.*no such thing"):
+        session.compile(g)
+
+
+def test_control_flow_is_compiled(session: ost.Session) -> None:
+    g = ost.Graph("loop")
+    x = g.input("x", (3,))
+    (result,) = g.while_loop(
+        lambda b, i, v: [b.less(b.sum(v), 100.0), v * 2.0], [x], condition=np.True_
+    )
+    g.set_outputs([result])
+    compiled = session.compile(g)
+    assert len(compiled.plan.kernels) == 1
+    array = np.ones(3, np.float32)
+    (truth,) = ost.reference.evaluate(g, {"x": array})
+    np.testing.assert_array_equal(compiled.run({"x": array})[0], truth)
+
+
+def test_code_is_kept_on_disk(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import numpy as np, ostinato as ost
+        g = ost.Graph("kept")
+        g.set_outputs([g.exp(g.input("x", (5,))) * 3.0])
+        compiled = ost.Session("xla").compile(g)
+        print(compiled.run({"x": np.zeros(5, np.float32)})[0].tolist(), compiled.explain())
+        """
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"OSTINATO_CACHE_DIR": str(tmp_path), "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert "1 kernels compiled, 0 from the cache" in runs[0]
+    assert "0 kernels compiled, 1 from the cache" in runs[1]
+    assert all(run.startswith("[3.0, 3.0, 3.0, 3.0, 3.0]") for run in runs)
+
+
+def test_listing_devices_imports_no_framework() -> None:
+    script = "import sys, ostinato as ost; ost.available_devices(); print('jax' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ost.DeviceUnavailableError, match="XLA:7 is not present"):
+        ost.Session("xla:7")

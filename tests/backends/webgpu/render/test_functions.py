@@ -1,0 +1,90 @@
+"""The accuracy of elementary functions, whose built-in counterparts may be far off."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+
+#: Ranges, and functions of NumPy.
+FUNCTIONS = {
+    "exp": (-87.0, 88.0, np.exp),
+    "exp2": (-126.0, 127.0, np.exp2),
+    "expm1": (-10.0, 80.0, np.expm1),
+    "tanh": (-10.0, 10.0, np.tanh),
+    "sinh": (-80.0, 80.0, np.sinh),
+    "cosh": (-80.0, 80.0, np.cosh),
+    "log": (1e-30, 1e30, np.log),
+    "log2": (1e-3, 1e30, np.log2),
+    "log10": (1e-3, 1e30, np.log10),
+    "log1p": (-0.99, 100.0, np.log1p),
+    "sin": (-3e4, 3e4, np.sin),
+    "cos": (-100.0, 100.0, np.cos),
+    "tan": (-100.0, 100.0, np.tan),
+    "asin": (-1.0, 1.0, np.arcsin),
+    "acos": (-1.0, 1.0, np.arccos),
+    "atan": (-50.0, 50.0, np.arctan),
+    "asinh": (-100.0, 100.0, np.arcsinh),
+    "acosh": (1.0, 100.0, np.arccosh),
+    "atanh": (-0.99, 0.99, np.arctanh),
+    "erf": (-4.0, 4.0, np.vectorize(math.erf)),
+}
+
+#: Units in the last place: twice what was measured, at most.
+MOST_ULPS = 4.0
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_accuracy(session: ost.Session, name: str) -> None:
+    low, high, function = FUNCTIONS[name]
+    x = np.random.default_rng(0).uniform(low, high, 20_000).astype(np.float32)
+    graph = ost.Graph(name)
+    graph.set_outputs([getattr(graph, name)(graph.input("x", x.shape))])
+    (found,) = session.compile(graph).run({"x": x})
+    truth = function(x.astype(np.float64))
+    ulps = np.abs(found - truth) / np.spacing(np.abs(truth).astype(np.float32))
+    worst = int(ulps.argmax())
+    assert ulps[worst] <= MOST_ULPS, f"{name}({x[worst]}): off by {ulps[worst]:.1f}"
+
+
+def test_angles_of_any_size(session: ost.Session) -> None:
+    """Reduced by as many digits of 2 / pi as they have."""
+    x = np.float32(2.0) ** np.arange(-20, 128, dtype=np.float32)
+    x = np.concatenate([x, x * np.float32(1.2345678), -x])
+    graph = ost.Graph("angles")
+    angle = graph.input("x", x.shape)
+    graph.set_outputs([graph.sin(angle), graph.cos(angle)])
+    sine, cosine = session.compile(graph).run({"x": x})
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(sine, np.sin(wide), rtol=2e-6, atol=1e-9)
+    np.testing.assert_allclose(cosine, np.cos(wide), rtol=2e-6, atol=1e-9)
+
+
+def test_powers_near_the_ends_of_the_range(session: ost.Session) -> None:
+    x = np.array([3.4028235e38, 1e-38, 1.0000001, 0.99999994, 1.5], np.float32)
+    y = np.array([1.0, 1.0, 7.0e8, 1.2e9, 218.0], np.float32)
+    graph = ost.Graph("powers")
+    graph.set_outputs([graph.pow(graph.input("x", x.shape), graph.input("y", y.shape))])
+    (found,) = session.compile(graph).run({"x": x, "y": y})
+    np.testing.assert_allclose(found, x.astype(np.float64) ** y.astype(np.float64), rtol=2e-5)
+
+
+def test_zero_is_no_shortcut(session: ost.Session) -> None:
+    """Compilers know some operands to be zero: the sum of nothing, and a constant."""
+    graph = ost.Graph("zeros")
+    nothing, x = graph.input("nothing", (0, 4)), graph.input("x", (4,))
+    sums = graph.sum(nothing, axis=0)
+    graph.set_outputs([sums / x, 0.0 / x, x * 0.0, -0.0 * x])
+    given = {
+        "nothing": np.zeros((0, 4), np.float32),
+        "x": np.array([0.0, np.nan, np.inf, -2.0], np.float32),
+    }
+    for mine, truth in zip(
+        session.compile(graph).run(given), ost.reference.evaluate(graph, given), strict=True
+    ):
+        np.testing.assert_array_equal(mine, truth)
+        numbers = ~np.isnan(truth)
+        np.testing.assert_array_equal(np.signbit(mine[numbers]), np.signbit(truth[numbers]))
