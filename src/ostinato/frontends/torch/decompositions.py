@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["decomposed", "decomposed_graph", "decompositions_of"]
 
-#: Each decomposition brings the conversions of autocast into the graph.
-_AUTOCAST = "higher_order.wrap_with_autocast"
+#: Each decomposition brings the conversions of autocast, and the parts of ``vmap``, into the graph.
+_TRACED = ("higher_order.wrap_with_autocast", "torch._functorch.predispatch.")
 
 #: PyTorch's decompositions of these are slower, or rounded otherwise, than what takes their place.
 _KEPT = frozenset({"aten::scaled_dot_product_attention"})
@@ -37,7 +37,7 @@ def decomposed(exported: ExportedProgram, targets: Collection[str]) -> ExportedP
         targets: the names of ops, such as ``"aten.polar.default"``.
     """
     table = decompositions_of(exported.graph_module, targets)
-    if not table and _AUTOCAST not in targets:
+    if not table and not any(target.startswith(_TRACED) for target in targets):
         return None
     try:
         return exported.run_decompositions(table)

@@ -79,6 +79,10 @@ def test_channels_and_windows(session: ost.Session, channels: int, size: int) ->
     check(session, depthwise(channels, 9, 12, size, padding=size // 2))
 
 
+def test_windows_of_more_columns_than_there_are_registers(session):
+    check(session, depthwise(8, 5, 9, 35, padding=17))
+
+
 @pytest.mark.parametrize(
     "attrs",
     [

@@ -218,7 +218,9 @@ def build_small(model_type: str) -> tuple[torch.nn.Module, dict[str, torch.Tenso
     sizes |= _OPEN_SIZES.get(model_type, {})
     config = transformers.AutoConfig.for_model(model_type, **{**sizes, "use_cache": False})
     torch.manual_seed(0)
-    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    heads = (transformers.AutoModel, transformers.AutoModelForCausalLM)
+    head = next((h for h in heads if type(config) in h._model_mapping), heads[0])
+    model = head.from_config(config, attn_implementation="eager").eval()
     if sum(p.numel() for p in model.parameters()) > 3e7:
         raise ValueError("its default sizes are not made small")
     randomize(model)

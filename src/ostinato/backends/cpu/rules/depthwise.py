@@ -115,7 +115,7 @@ def _columns_together(node: Node, registers: RegisterFile) -> int:
     stride, dilation = node.attrs["stride"][-1], node.attrs["dilation"][-1]
     if not isinstance(width, int) or taps == 1 or dilation != 1 or stride >= taps:
         return 1
-    fitting = (registers.count - taps - 1 + stride) // (1 + stride)
+    fitting = max((registers.count - taps - 1 + stride) // (1 + stride), 1)
     counts = [count for count in range(1, fitting + 1) if width % count == 0]
     enough = [count for count in counts if count >= _ENOUGH_COLUMNS]
     return min(enough, key=lambda count: abs(count - 2 * _ENOUGH_COLUMNS), default=counts[-1])
