@@ -156,7 +156,10 @@ def native_units(folder: Path) -> dict[str, set[str]]:
     return {unit: (used[unit] | included[unit] & named.keys()) - {unit} for unit in named}
 
 
-@pytest.mark.parametrize("folder", ["plan/csrc", "backends/cpu/csrc", "frontends/torch/csrc"])
+@pytest.mark.parametrize(
+    "folder",
+    ["plan/csrc", "backends/cpu/csrc", "backends/cuda/csrc", "frontends/torch/csrc"],
+)
 def test_native_units_make_no_circles(folder):
     units = native_units(ROOT / folder)
     assert any(units.values())

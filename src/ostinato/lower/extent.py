@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.kernel import Kernel
     from ostinato.lower.program import Call, LoweredBuffer, Program
 
-__all__ = ["RowwiseCalls"]
+__all__ = ["RowwiseCalls", "buffers_behind"]
+
+
+def buffers_behind(program: Program, upper: int) -> set[LoweredBuffer]:
+    """The inputs of ``upper`` rows, and the buffers that derive from them in any way."""
+    found = {b for b in program.inputs.values() if b.type.shape[:1] == (upper,)}
+    for call in program.calls:
+        if not found.isdisjoint(call.reads()):
+            found.update(call.writes())
+    return found
 
 
 class RowwiseCalls:

@@ -97,6 +97,7 @@ class EmulatedKernel:
         *,
         shared_bytes: int = 0,
         seeds: Sequence[int] = (0,),
+        readable: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Run a launch.
 
@@ -105,6 +106,7 @@ class EmulatedKernel:
             block: threads of a block.
             memory: the arguments, in order.
             shared_bytes: bytes of dynamic shared memory.
+            readable: start and size of further memory that it reads, by addresses that it finds.
             seeds: a run for each: the order of blocks and threads is ascending for 0, descending
                 for 1, shuffled for others. All of them have to end with the same bits.
 
@@ -119,7 +121,7 @@ class EmulatedKernel:
         first: list[_Span] | None = None
         for seed in seeds:
             spans = _apart(memory)
-            self._launch(grid, block, shared_bytes, seed, memory, spans)
+            self._launch(grid, block, shared_bytes, seed, memory, spans, readable)
             if first is None:
                 first = spans
                 continue
@@ -142,11 +144,13 @@ class EmulatedKernel:
         seed: int,
         memory: Sequence[Memory],
         spans: Sequence[_Span],
+        readable: Sequence[tuple[int, int]],
     ) -> None:
         core, library = engine(), ctypes.CDLL(str(self.path))
         image = (ctypes.c_void_p * 4).in_dll(library, "emu_image")
         low, high, shared_low, shared_high = (image[i] or 0 for i in range(4))
         regions = [span.region() for span in spans]
+        regions += [_Region(b"further memory", start, size, 1, 0) for start, size in readable]
         dynamic = ctypes.addressof(ctypes.c_char.in_dll(core, "emu_dynamic_shared"))
         flags = _SHARED | _WRITTEN | _UNSET
         for start, size in ((shared_low, shared_high - shared_low), (dynamic, shared_bytes)):

@@ -14,6 +14,7 @@ from ostinato.backends.cuda.abi import HEADER_WORDS, Launch
 from ostinato.backends.cuda.backend import CudaBackend
 from ostinato.backends.cuda.headers import DIRECTORY
 from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.backends.cuda.rules.expert_staging import StageExperts
 from ostinato.backends.cuda.target import CudaTarget
 from ostinato.backends.cuda.toolchain import Toolchain
 from ostinato.backends.device import Device
@@ -29,8 +30,12 @@ __all__ = ["CudaHostBackend", "HostToolchain", "open_host_driver"]
 #: The kernels that may be interpreted, by symbol.
 _KERNELS: dict[str, CudaKernel] = {}
 
-#: The parts of a kernel that is emulated: its text, and the element size and uses of its arguments.
-_Parts: TypeAlias = tuple[str, list[tuple[int, bool, bool]], int]
+#: The parts of a kernel that is emulated: its text; the element size and uses of its arguments; how
+#: many Variables it takes; the argument whose elements are addresses of what it reads, or -1.
+_Parts: TypeAlias = tuple[str, list[tuple[int, bool, bool]], int, int]
+
+#: That argument of a kernel that stages experts.
+_SOURCES = 1
 
 
 class HostToolchain:
@@ -67,7 +72,8 @@ class HostToolchain:
         if isinstance(kernel, INTERPRETED):
             return None
         arguments = [(arg.dtype.itemsize, arg.reads, arg.writes) for arg in kernel.args]
-        return kernel.source(self.target), arguments, len(kernel.variables)
+        addresses = _SOURCES if isinstance(kernel, StageExperts) else -1
+        return kernel.source(self.target), arguments, len(kernel.variables), addresses
 
     def assembly(self, kernel: CudaKernel) -> str | None:
         return None
@@ -85,7 +91,7 @@ def _load(image: bytes) -> dict[str, HostFunction]:
     return {
         name: partial(interpret, _KERNELS[name])
         if parts is None
-        else partial(_emulate, codes[name], parts[1], parts[2])
+        else partial(_emulate, codes[name], *parts[1:])
         for name, parts in described.items()
     }
 
@@ -94,6 +100,7 @@ def _emulate(
     code: EmulatedKernel,
     arguments: Sequence[tuple[int, bool, bool]],
     words: int,
+    table: int,
     launch: Launch,
     addresses: Sequence[int],
     memory: Callable[[int], Span],
@@ -107,7 +114,8 @@ def _emulate(
     block = memory_at(variables - 8 * HEADER_WORDS, "u8", HEADER_WORDS + words)
     given.append(Memory("vars", block, start=HEADER_WORDS))
     grid = 1 if launch.cooperative else launch.grid  # blocks run one after the other
-    code.run(grid, launch.block, given, shared_bytes=launch.shared_bytes)
+    readable = [memory(int(given[table].array[0]))] if table >= 0 else []  # all are in one block
+    code.run(grid, launch.block, given, shared_bytes=launch.shared_bytes, readable=readable)
 
 
 class CudaHostBackend(CudaBackend):

@@ -12,10 +12,12 @@ import itertools
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.driver import DeviceProperties, DriverFailure
+from ostinato.backends.cuda.quick_calls import EntryPoints
 
 __all__ = ["HostDriver", "HostFunction", "Span"]
 
@@ -59,6 +61,7 @@ class HostDriver:
     Attributes:
         events: names of calls and what they were about, in order.
         fail_next: the result that the next call of this name has, once.
+        prompt: whether graphs are done when they are launched.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class HostDriver:
     ) -> None:
         self.events: list[tuple[str, object]] = []
         self.fail_next: dict[str, str] = {}
+        self.prompt = False
         self._loader = loader
         self._devices = devices
         self._total = total_bytes
@@ -90,6 +94,7 @@ class HostDriver:
         self._libraries: dict[int, Mapping[str, HostFunction]] = {}
         self._functions: dict[int, HostFunction] = {}
         self._sticky: DriverFailure | None = None
+        self._failures: list[Exception] = []
 
     def _enter(self, call: str, about: object = None, *, context: bool = True) -> None:
         if self._sticky is not None:
@@ -365,6 +370,37 @@ class HostDriver:
         self._enter("launch_graph", graph)
         for work in self._graphs[graph]:
             self._do(stream, work)
+        if self.prompt:
+            self._drain(stream)
+
+    @cached_property
+    def entry_points(self) -> EntryPoints:
+        """The calls as native code makes them."""
+        handle, place = ctypes.c_void_p, ctypes.c_void_p
+        self._native = (
+            ctypes.CFUNCTYPE(ctypes.c_int, handle)(self._status(self.push)),
+            ctypes.CFUNCTYPE(ctypes.c_int, place)(self._status(lambda _: self.pop())),
+            ctypes.CFUNCTYPE(ctypes.c_int, handle, handle)(self._status(self.launch_graph)),
+            ctypes.CFUNCTYPE(ctypes.c_int, handle)(self._status(self.synchronize)),
+        )
+        return EntryPoints(*(ctypes.cast(f, handle).value or 0 for f in self._native))
+
+    def _status(self, call: Callable[..., None]) -> Callable[..., int]:
+        """A call that returns a status; its failure is kept for :meth:`refuse`."""
+
+        def made(*arguments: int) -> int:
+            try:
+                call(*arguments)
+            except Exception as error:
+                self._failures.append(error)
+                return -1
+            return 0
+
+        return made
+
+    def refuse(self, name: str, status: int) -> None:
+        failures, self._failures = self._failures, []
+        raise failures[0]
 
     def destroy_graph(self, graph: int) -> None:
         self._enter("destroy_graph", graph)

@@ -157,6 +157,10 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
     def _memory_of(self, storage: Storage) -> M:
         """The block that a storage is."""
 
+    def _memory_moves(self) -> None:
+        """Called when some of the memory is exchanged or given back."""
+        return
+
     # -- memory ------------------------------------------------------------------------------------
 
     @property
@@ -187,6 +191,7 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
 
     def discard(self) -> None:
         self._block(Slot.ARENA).discard()
+        self._memory_moves()
         ORDER.memory_changes(self.program)
         if Slot.ARENA in self._lent:
             ORDER.memory_changes(self._lent[Slot.ARENA])
@@ -229,9 +234,11 @@ class DeviceExecutable(Executable, Generic[M, S, P, C]):
         given: dict[int, M] = {}
         with block.guard:
             former = block.memory
-            if block.unshare() and (lent := self._lent.get(Slot.WEIGHTS)):
-                # What a clone has lent stays as it is.
-                ORDER.memory_changes((lent, former), replaced=True)
+            if block.unshare():
+                self._memory_moves()
+                if lent := self._lent.get(Slot.WEIGHTS):
+                    # What a clone has lent stays as it is.
+                    ORDER.memory_changes((lent, former), replaced=True)
             fixed = self.memory.fixed()
             for position, (name, (nbytes, place)) in enumerate(self._image.params.items()):
                 if name not in params:

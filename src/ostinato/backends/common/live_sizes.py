@@ -9,7 +9,7 @@ from ostinato.ir.syntax import Cursor
 from ostinato.variables import Variable, evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ostinato.backends.common.program_image import External
     from ostinato.variables import Dim
@@ -35,11 +35,25 @@ class LiveSizes:
         self._externals = tuple(externals)
 
     @cached_property
+    def _known(self) -> dict[str, Variable]:
+        return {name: Variable(name, least, most) for name, least, most in self.variables}
+
+    @cached_property
     def _symbolic(self) -> dict[int, Dim]:
         """By number, the sizes that follow from Variables."""
-        known = {name: Variable(name, least, most) for name, least, most in self.variables}
         texts = {i: external.size for i, external in enumerate(self._externals) if external.size}
-        return {number: Cursor(text, known).dim() for number, text in texts.items()}
+        return {number: Cursor(text, self._known).dim() for number, text in texts.items()}
+
+    def number(self, text: str, values: Sequence[int], bound: Mapping[str, int]) -> int:
+        """A number that is given as text.
+
+        Args:
+            text: the number.
+            values: of the Variables.
+            bound: those that depend on data.
+        """
+        named = {name: value for (name, _, _), value in zip(self.variables, values, strict=False)}
+        return evaluate(Cursor(text, self._known).dim(), {**named, **bound})
 
     def depends(self, number: int) -> bool:
         """Whether the size of an input or output follows from Variables."""

@@ -92,14 +92,16 @@ class External(NamedTuple):
 
 
 class RoutingLocation(NamedTuple):
-    """The place where a run leaves its routing: the list of rows by expert.
+    """The place where a run leaves its routing: the list of rows by expert, or their experts' ids.
 
     Attributes:
         node: the label of the layer.
         per_token: the shape of the expert ids, without its first axis.
         experts: how many there are.
         first_row: where in the memory the list of rows starts.
-        offset, nbytes: of the memory, in the arena; its last two numbers are the extent.
+        offset, nbytes: of the memory, in the arena; the last two numbers of a list are the extent.
+        rows: how many ids there are, where that depends on Variables, as text.
+        padded: the numbers of rows of the inputs that the ids come from.
     """
 
     node: str
@@ -108,6 +110,8 @@ class RoutingLocation(NamedTuple):
     first_row: int
     offset: int
     nbytes: int
+    rows: str = ""
+    padded: tuple[int, ...] = ()
 
 
 class ObjectCode(NamedTuple):

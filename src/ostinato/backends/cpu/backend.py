@@ -110,7 +110,7 @@ class CpuBackend(Backend):
         lowering = lowering_options(options, target, self._tuner(options, target))
         tensors: Mapping[str, ExpertTensor] = {}
         if experts is not None:
-            from ostinato.backends.cpu.rules.offload import ExpertStore
+            from ostinato.backends.common.expert_store import ExpertStore
 
             tensors = experts.tensors
             transposed = {name: tensor.transposed for name, tensor in tensors.items()}

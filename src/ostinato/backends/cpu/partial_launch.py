@@ -9,7 +9,7 @@ import numpy as np
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cpu.rules.group_rows import GroupRows
 from ostinato.backends.cpu.rules.kernel import CpuKernel
-from ostinato.lower.extent import RowwiseCalls
+from ostinato.lower.extent import RowwiseCalls, buffers_behind
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -96,11 +96,9 @@ class LeadingRows:
 
 def _padded_listings(program: Program, upper: int) -> set[int]:
     """The calls that list rows which derive, in any way, from inputs of ``upper`` rows."""
-    padded = {b for b in program.inputs.values() if b.type.shape[:1] == (upper,)}
-    found: set[int] = set()
-    for position, call in enumerate(program.calls):
-        if not padded.isdisjoint(call.reads()):
-            padded.update(call.writes())
-            if call.kernel.listing is not None:
-                found.add(position)
-    return found
+    padded = buffers_behind(program, upper)
+    return {
+        position
+        for position, call in enumerate(program.calls)
+        if call.kernel.listing is not None and not padded.isdisjoint(call.reads())
+    }

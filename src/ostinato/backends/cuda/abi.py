@@ -38,7 +38,17 @@ if TYPE_CHECKING:
 
     from ostinato.variables import Symbol
 
-__all__ = ["ARRIVED", "FAILED", "FOUND", "GOES_ON", "HEADER_WORDS", "Launch", "is_guarded"]
+__all__ = [
+    "ARRIVED",
+    "FAILED",
+    "FOUND",
+    "GOES_ON",
+    "HEADER_WORDS",
+    "SIGNAL",
+    "SIGNAL_LAUNCH",
+    "Launch",
+    "is_guarded",
+]
 
 HEADER_WORDS = 4
 """int64 words of the variable block before the Variables, which so are aligned to 32 bytes."""
@@ -68,6 +78,11 @@ class Launch:
     shared_bytes: int = 0
     cooperative: bool = False
     programmatic: bool = False
+
+
+#: The symbol and the launch of the kernel that shows the host the end of a run.
+SIGNAL = "signal_of_the_end"
+SIGNAL_LAUNCH = Launch(1, 1)
 
 
 def is_guarded(variables: Iterable[Symbol]) -> bool:

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.base import Backend
+from ostinato.backends.common.expert_store import ExpertStore
 from ostinato.backends.common.stored_program import StoredProgram
 from ostinato.backends.cuda.code import load_image, load_objects
 from ostinato.backends.cuda.context import CudaContext
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
-    from ostinato.ir.stored import ParamSource
+    from ostinato.ir.stored import ExpertTensor, ParamSource
 
 __all__ = ["CudaBackend"]
 
@@ -100,6 +101,13 @@ class CudaBackend(Backend):
         siblings: Sequence[Executable] | None = None,
     ) -> CudaExecutable:
         load = partial(self._executable, params=params, graphs=options.launch_graphs)
+        if experts is not None:
+            store = ExpertStore(
+                {name: tensor.transposed for name, tensor in experts.tensors.items()},
+                experts.budget,
+            )
+            compiled = self._compile(graph, options, progress, experts=store)
+            return load(compiled, experts=experts.tensors)
         if not options.stored_programs:
             return load(self._compile(graph, options, progress))
         target = f"{self.device.kind} {self.toolchain.identity} {self.gpu.has_products}"
@@ -128,6 +136,7 @@ class CudaBackend(Backend):
         options: CompileOptions,
         progress: Progress | None = None,
         built: BaseGraph | None = None,
+        experts: ExpertStore | None = None,
     ) -> Compilation:
         from ostinato.backends.cuda.compilation import compile_graph
 
@@ -139,6 +148,7 @@ class CudaBackend(Backend):
             progress,
             built=built,
             has_products=self.gpu.has_products,
+            experts=experts,
         )
 
     def _recompile(
@@ -148,10 +158,21 @@ class CudaBackend(Backend):
         return self._compile(graph, options, built=built)
 
     def _executable(
-        self, compiled: Compilation, params: Mapping[str, ParamSource], *, graphs: bool
+        self,
+        compiled: Compilation,
+        params: Mapping[str, ParamSource],
+        *,
+        graphs: bool,
+        experts: Mapping[str, ExpertTensor] | None = None,
     ) -> CudaExecutable:
         with compiled.lowered.report.timed("memory"):
             code = load_objects(self.gpu, compiled.code.objects)
             return CudaExecutable(
-                compiled.image, code, self.context, params, lambda: compiled, graphs=graphs
+                compiled.image,
+                code,
+                self.context,
+                params,
+                lambda: compiled,
+                graphs=graphs,
+                experts=experts,
             )

@@ -25,6 +25,8 @@ CAPABILITIES = Capabilities(
     dtypes=frozenset((*ALL_DTYPES, *NARROW_DTYPES)),
     padded_conv=False,
     single_ops=True,
+    expert_residency=True,
+    experts_in_file=True,
 )
 
 

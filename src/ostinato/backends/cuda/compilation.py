@@ -7,26 +7,31 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.image_builder import build_image
 from ostinato.backends.common.lowered_graph import lower_graph
-from ostinato.backends.common.program_image import ObjectCode, Slot
+from ostinato.backends.common.program_image import ObjectCode, RoutingLocation, Slot
 from ostinato.backends.common.report_notes import note_kernels
 from ostinato.backends.cuda.capabilities import CAPABILITIES, lowering_options
-from ostinato.backends.cuda.code import CudaCode
+from ostinato.backends.cuda.code import CudaCode, KernelCode
 from ostinato.backends.cuda.image import Image, Step
 from ostinato.backends.cuda.kernel import CudaSizeStep
 from ostinato.backends.cuda.rules.library import LIBRARY, LibraryProduct, suits
-from ostinato.backends.cuda.rules.table import lower_for_cuda
+from ostinato.backends.cuda.rules.table import CudaGraph, lower_for_cuda
+from ostinato.backends.cuda.signal import Signal
 from ostinato.cache.objects import process_cache
 from ostinato.lower.control import Control, control_targets
 from ostinato.records import dataclass, replace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from ostinato.backends.base import Progress
+    from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.cuda.toolchain import Toolchain
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.ir.graph import BaseGraph
-    from ostinato.lower.program import Call, Program
+    from ostinato.lower.loopir.kernel import Kernel
+    from ostinato.lower.program import Call, LoweredBuffer
     from ostinato.variables import Dim
 
 __all__ = ["Compilation", "compile_graph"]
@@ -41,8 +46,13 @@ class Compilation:
         code: of the kernels.
     """
 
-    lowered: LoweredGraph[Program]
+    lowered: LoweredGraph[CudaGraph]
     code: CudaCode
+
+    @property
+    def kernel_code(self) -> Callable[[Kernel], KernelCode]:
+        """Returns the code of a kernel."""
+        return self.code.code
 
     @cached_property
     def image(self) -> Image:
@@ -58,6 +68,7 @@ class Compilation:
             self._step,
             objects=(ObjectCode(key, tuple(symbols)) for key, (_, symbols) in objects),
             size_symbol=_size_text,
+            routings=self._routings(),
         )
         arena = image.intermediate_bytes
         sizes = list(image.sizes)
@@ -65,6 +76,15 @@ class Compilation:
         return image._replace(
             sizes=tuple(sizes), results=tuple(offset - arena for offset in image.results)
         )
+
+    def _routings(self) -> Iterator[RoutingLocation]:
+        for layer in self.lowered.program.called:
+            ids, (_, offset) = layer.ids, self.lowered.layout.locations[layer.ids]
+            per_token = tuple(map(int, ids.type.shape[1:]))  # type: ignore[arg-type]  # not symbolic
+            rows = _size_text(ids.type.size)
+            yield RoutingLocation(
+                layer.label, per_token, layer.experts, 0, offset, ids.nbytes, rows, layer.padded
+            )
 
     @cached_property
     def _targets(self) -> dict[Call, int]:
@@ -91,6 +111,11 @@ class Compilation:
         return step
 
 
+def _resident(program: CudaGraph) -> list[LoweredBuffer]:
+    """The buffers of resident experts."""
+    return [*dict.fromkeys(b for layer in program.resident for b in layer.buffers)]
+
+
 def _size_text(size: Dim) -> str:
     """A size that depends on Variables, as text."""
     return "" if isinstance(size, int) else str(size)
@@ -105,6 +130,7 @@ def compile_graph(
     *,
     built: BaseGraph | None = None,
     has_products: bool = False,
+    experts: ExpertStore | None = None,
 ) -> Compilation:
     """Compile ``graph``.
 
@@ -114,14 +140,23 @@ def compile_graph(
         device: for the report.
         built: the user's graph, if that is another object than ``graph``.
         has_products: whether there is a library of matrix products.
+        experts: params whose experts do not all stay on the device.
+
+    Raises:
+        InputError: params in a file of experts are used for more than that, or do not fit a budget.
     """
     settings = lowering_options(options, has_products=has_products)
+    settings = replace(settings, experts=experts, keep_ids=True)
     lower = partial(lower_for_cuda, settings=settings)
-    lowered = lower_graph(graph, options, device, CAPABILITIES, lower, built=built)
+    lowered = lower_graph(
+        graph, options, device, CAPABILITIES, lower, resident=_resident, built=built
+    )
     report, program = lowered.report, lowered.program
     before = replace(process_cache().counters)
     with report.timed("code"):
         kernels = [call.kernel for call in (*program.prepare, *program.calls)]
+        if program.calls and options.launch_graphs:
+            kernels.append(Signal())
         code = CudaCode(kernels, program.variables, toolchain, progress)
     after = process_cache().counters
     report.compiled = after.misses - before.misses

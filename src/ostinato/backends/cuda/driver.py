@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ostinato.backends.cuda.abi import Launch
+    from ostinato.backends.cuda.quick_calls import EntryPoints
 
 __all__ = ["DeviceProperties", "Driver", "DriverFailure", "NvidiaDriver", "nvidia_driver"]
 
@@ -199,6 +200,13 @@ class Driver(Protocol):
     def launch_graph(self, graph: int, stream: int) -> None:
         """Do the work of a graph."""
 
+    @property
+    def entry_points(self) -> EntryPoints | None:
+        """The calls of a run that is one graph, for native code; ``None``: it has none of them."""
+
+    def refuse(self, name: str, status: int) -> None:
+        """Raise the failure for the status that native code had from one of them."""
+
     def destroy_graph(self, graph: int) -> None:
         """Destroy an executable graph."""
 
@@ -249,8 +257,11 @@ class NvidiaDriver:
         _, text = self._api.cuGetErrorString(status)
         return DriverFailure(name, status.name, text.decode() if text else "unknown")
 
-    def _refuse(self, name: str, status: int) -> None:
-        """Raise the error for the status of a quick call that failed."""
+    @property
+    def entry_points(self) -> EntryPoints | None:
+        return None if self._quick is None else self._quick.entry_points
+
+    def refuse(self, name: str, status: int) -> None:
         raise self._failure(name, self._api.CUresult(status))
 
     def version(self) -> tuple[int, int]:
@@ -285,13 +296,13 @@ class NvidiaDriver:
         if self._quick is None:
             self._call("cuCtxPushCurrent", context)
         elif status := self._quick.push(context):
-            self._refuse("cuCtxPushCurrent", status)
+            self.refuse("cuCtxPushCurrent", status)
 
     def pop(self) -> None:
         if self._quick is None:
             self._call("cuCtxPopCurrent")
         elif status := self._quick.pop():
-            self._refuse("cuCtxPopCurrent", status)
+            self.refuse("cuCtxPopCurrent", status)
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -330,7 +341,7 @@ class NvidiaDriver:
         if self._quick is None:
             self._call("cuStreamSynchronize", stream)
         elif status := self._quick.synchronize(stream):
-            self._refuse("cuStreamSynchronize", status)
+            self.refuse("cuStreamSynchronize", status)
 
     def create_event(self, *, timed: bool) -> int:
         kinds = self._api.CUevent_flags
@@ -420,7 +431,7 @@ class NvidiaDriver:
         if self._quick is None:
             self._call("cuGraphLaunch", graph, stream)
         elif status := self._quick.launch_graph(graph, stream):
-            self._refuse("cuGraphLaunch", status)
+            self.refuse("cuGraphLaunch", status)
 
     def destroy_graph(self, graph: int) -> None:
         self._call("cuGraphExecDestroy", graph)

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ostinato.backends.base import Executable
-from ostinato.backends.common.commands import BoundCall, Resident
+from ostinato.backends.common.commands import Resident
+from ostinato.backends.common.device_executable import DeviceExecutable, check_apart
 from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_image import Slot
-from ostinato.backends.common.program_memory import ProgramMemory
-from ostinato.backends.cuda.context import CudaContext
+from ostinato.backends.cuda._graph_calls import GraphCall, GraphRun
+from ostinato.backends.cuda.bound_calls import CudaCall
+from ostinato.backends.cuda.expert_layers import ExpertLayers
 from ostinato.backends.cuda.gpu import Stream
 from ostinato.backends.cuda.memory import Blocks, DeviceBlock, ForeignBlock, HostBlock, device_block
 from ostinato.backends.cuda.program import CudaProgram
 from ostinato.errors import InputError
-from ostinato.plan.buffer import bytes_of
-from ostinato.plan.device_array import DeviceArray, Flags, may_share_memory
+from ostinato.plan.device_array import DeviceArray, Flags
 from ostinato.plan.dlpack import import_tensor
-from ostinato.plan.order import NOTHING, ORDER, Accesses, Submission
+from ostinato.plan.order import NOTHING, Accesses, Submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ostinato.backends.common.context import Context
-    from ostinato.backends.common.program_image import ProgramPreparation
+    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
+    from ostinato.backends.common.program_memory import ProgramMemory
     from ostinato.backends.cuda.compilation import Compilation
+    from ostinato.backends.cuda.context import CudaContext
+    from ostinato.backends.cuda.expert_tier import HostExperts
     from ostinato.backends.cuda.gpu import Library
     from ostinato.backends.cuda.image import Image, Step
-    from ostinato.ir.facts import Fact
-    from ostinato.ir.stored import ParamSource
+    from ostinato.ir.stored import ExpertTensor, ParamSource
     from ostinato.plan.buffer import Storage
-    from ostinato.plan.execution_plan import ExecutionPlan
-    from ostinato.plan.report import CompileReport
 
 __all__ = ["CudaExecutable"]
 
 Array = np.ndarray[Any, Any]
 
 
-class CudaExecutable(Executable):
-    """See :class:`~ostinato.backends.base.Executable`.
+class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaContext"]):
+    """See :class:`~ostinato.backends.common.device_executable.DeviceExecutable`.
 
-    Weights, states and intermediate values are on the device. Inputs and outputs are copied from
-    and to the caller's arrays. Results without such an array are in page-locked memory of the host.
+    Results without an array of the caller's are in page-locked memory of the host.
 
     Args:
         image: the compiled program.
@@ -55,6 +53,10 @@ class CudaExecutable(Executable):
         params: contents of the params.
         compilation: returns the compilation of the program, for plans and reports.
         graphs: whether runs are launched as CUDA graphs.
+        experts: further params: matrices of experts, of which only some stay on the device.
+
+    Raises:
+        ModelFormatError: experts could not be read from their file.
     """
 
     def __init__(
@@ -66,150 +68,91 @@ class CudaExecutable(Executable):
         compilation: Callable[[], Compilation],
         *,
         graphs: bool = True,
+        experts: Mapping[str, ExpertTensor] | None = None,
     ) -> None:
-        self._image = image._replace(constants=())
         self._code = code
-        self._context = context
-        self._compilation = compilation
+        self._compiled = compilation
         self._uses_graphs = graphs
-        self._lent: dict[Slot | str, Storage] = {}
-        self._start(ProgramMemory(image, Blocks(context.gpu, "a compiled graph")))
-        for name in image.states:
-            self.write_state(name, None)
-        self.memory.weights.write_first(params, self._write)
+        self._tensors = experts or {}
+        self._host_experts: HostExperts | None = None
+        super().__init__(
+            image, Blocks(context.gpu, "a compiled graph"), context, params, compilation
+        )
+        self.memory.weights.record(self._tensors)
+        self._experts.begin()
 
     @property
     def compilation(self) -> Compilation:
         """The compilation of the program."""
-        return self._compilation()
-
-    @property
-    def report(self) -> CompileReport:  # type: ignore[override]  # read-only
-        return self.compilation.lowered.report
+        return self._compiled()
 
     # -- memory ------------------------------------------------------------------------------------
 
     def _start(self, memory: ProgramMemory[DeviceBlock, Step]) -> None:
-        """Make the program that runs on ``memory``."""
+        super()._start(memory)
+        self._direct_run: GraphRun | None = None
+        self._experts = self._open_experts()
+
+    def _new_program(self) -> CudaProgram:
         image = self._image
-        self.memory = memory
-        self.unset = memory.weights.unset
-        self._results: HostBlock | None = None
         sizes = LiveSizes(image.variables, image.externals)
         self._resident = Resident(self._context.commands, sizes)
-        self.program = CudaProgram(
+        return CudaProgram(
             Stream(self._context.gpu),
             image.steps,
             self._code,
             sizes,
             image.externals,
-            memory.fixed,
+            self.memory.fixed,
             graphs=self._uses_graphs,
             touches=self._resident.accesses,
         )
 
-    def clone(self, context: Context | None = None) -> CudaExecutable:
-        twin = copy.copy(self)
-        if context is not None:
-            assert isinstance(context, CudaContext)
-            twin._context = context
-        twin._lent = {}
-        with self.memory.guard:
-            twin._start(self.memory.clone())
-        twin._block(Slot.STATES).copy_from(self._block(Slot.STATES))
-        twin.last = ()
+    def _open_experts(self) -> ExpertLayers:
+        """The layers of experts, of which none is resident."""
+        routings = self._image.routings
+        if not self._tensors:
+            return ExpertLayers(routings, self.program)
+        from ostinato.backends.cuda.expert_tier import ExpertTier, HostExperts
+
+        lowered = self.compilation.lowered
+        layers = lowered.program.resident
+        if self._host_experts is None:
+            self._host_experts = HostExperts(self._context.gpu, layers, self._tensors)
+        memory, places = self._block(Slot.RESIDENT), lowered.layout.locations
+        tier = ExpertTier(layers, places, memory, self._host_experts)
+        resident = [layer.resident for layer in lowered.program.called]
+        return ExpertLayers(routings, self.program, resident, tier)
+
+    def _new_block(self, nbytes: int, purpose: str) -> DeviceBlock:
+        return DeviceBlock(self._context.gpu, nbytes, purpose)
+
+    def _host_memory(self, nbytes: int) -> memoryview:
+        return HostBlock(self._context.gpu, nbytes).view
+
+    def _perform(self, steps: Sequence[Step], blocks: dict[int, DeviceBlock]) -> None:
+        addresses = {slot: block.address for slot, block in blocks.items()}
+        self.program.perform(steps, self._code, addresses)
+
+    def _memory_of(self, storage: Storage) -> DeviceBlock:
+        return device_block(storage)
+
+    def _memory_moves(self) -> None:
+        self.program.begin_epoch()
+
+    def clone(self, context: Context | None = None) -> Self:
+        twin = super().clone(context)
+        twin._experts.begin(self._experts)
         return twin
 
-    def _block(self, slot: Slot) -> DeviceBlock:
-        """The present block of a fixed slot."""
-        return self.memory.fixed()[slot]
-
     def discard(self) -> None:
-        self._block(Slot.ARENA).discard()
-        ORDER.memory_changes(self.program)
-        if Slot.ARENA in self._lent:
-            ORDER.memory_changes(self._lent[Slot.ARENA])
-
-    def close(self) -> None:
-        with self.memory.guard:
-            self.memory.close()
-        self.program.discard()
-        for own in (self.program, *self._lent.values()):
-            ORDER.memory_changes(own, replaced=True)
-        self._results = None
-
-    @property
-    def _result_memory(self) -> HostBlock:
-        """The memory of results that are not returned."""
-        self.memory.check_open()
-        if self._results is None:
-            outputs = [e.nbytes for e in self._image.externals if e.written]
-            ends = [o + n for o, n in zip(self._image.results, outputs, strict=True)]
-            self._results = HostBlock(self._context.gpu, max(ends, default=0))
-        return self._results
-
-    @property
-    def arena(self) -> memoryview:
-        return self._result_memory.view
-
-    @property
-    def arena_address(self) -> int:
-        return self._result_memory.address
-
-    @property
-    def result_offsets(self) -> Sequence[int]:
-        return self._image.results
-
-    # -- params and states -------------------------------------------------------------------------
+        super().discard()
+        self._experts.clear()
 
     def write_params(self, params: Mapping[str, Array]) -> None:
-        self.memory.weights.write(params, self._write)
-
-    def _write(
-        self, params: Mapping[str, Array], stale: Sequence[ProgramPreparation[Step]]
-    ) -> None:
-        """Copy arrays into params, then prepack; non-retained params are only prepacked."""
-        block = self.memory.weights.block
-        given: dict[int, DeviceBlock] = {}
-        with block.guard:
-            former = block.memory
-            if block.unshare() and (lent := self._lent.get(Slot.WEIGHTS)):
-                # What a clone has lent stays as it is.
-                ORDER.memory_changes((lent, former), replaced=True)
-            fixed = self.memory.fixed()
-            for position, (name, (nbytes, place)) in enumerate(self._image.params.items()):
-                if name not in params:
-                    continue
-                data = bytes_of(np.ascontiguousarray(params[name]))
-                if place is None:
-                    kind = DeviceBlock(self._context.gpu, nbytes, f"param {name!r}")
-                    given[-1 - position] = kind
-                    kind.write(0, data)
-                else:
-                    slot, offset = place
-                    fixed[slot].write(offset, data)
-            steps = [step for part in stale for step in part.steps]
-            if steps:
-                slots = {n: b.address for n, b in (*enumerate(fixed), *given.items())}
-                self.program.perform(steps, self._code, slots)
-
-    def read_state(self, name: str) -> Array:
-        state = self._image.states[name]
-        array = state.empty()
-        slot, offset = state.location
-        self.memory.fixed()[slot].read(offset, bytes_of(array))
-        return array
-
-    def write_state(self, name: str, array: Array | None) -> None:
-        state = self._image.states[name]
-        slot, offset = state.location
-        block = self.memory.fixed()[slot]
-        if array is not None:
-            block.write(offset, bytes_of(np.ascontiguousarray(array)))
-        elif len(element := bytes(state.initial)) == state.itemsize:
-            block.repeat(offset, element, math.prod(state.shape))
-        else:
-            block.write(offset, bytes_of(state.initial_array()))
+        if stored := [name for name in params if name in self._tensors]:
+            raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
+        super().write_params(params)
 
     # -- arrays on the device ----------------------------------------------------------------------
 
@@ -225,46 +168,17 @@ class CudaExecutable(Executable):
         block = ForeignBlock(gpu, found.address, nbytes, found.owner)
         return DeviceArray(device, block, found.shape, found.dtype, Flags(found.contiguous))
 
-    def resident(self, array: Array) -> Array:
-        if isinstance(array, DeviceArray):
-            return array
-        kept: Any = self.empty(array.shape, array.dtype)
-        kept.memory.write(0, bytes_of(np.ascontiguousarray(array)))
-        resident: Array = kept
-        return resident
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        nbytes = math.prod(shape) * dtype.itemsize
-        block: Any = DeviceBlock(self._context.gpu, nbytes, "a handle")
-        array: Any = DeviceArray(self._context.device, block, shape, dtype)
-        found: Array = array
-        return found
-
     # -- running -----------------------------------------------------------------------------------
-
-    @property
-    def accesses(self) -> Accesses:
-        return self.program.accesses
-
-    def run(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
-    ) -> None:
-        _check_apart(inputs, outputs)
-        self.program.run([*inputs, *outputs], variables)
-
-    def run_many(
-        self, runs: Sequence[tuple[Sequence[Array], Sequence[Array], Sequence[int]]]
-    ) -> None:
-        for inputs, outputs, _ in runs:
-            _check_apart(inputs, outputs)
-        self.program.run_many(
-            [([*inputs, *outputs], variables) for inputs, outputs, variables in runs]
-        )
 
     def run_direct(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> bool:
         self._context.refuse_while_capturing("run reads its results back")
+        run = self._direct_run
+        if run is not None:
+            if run.run_on(inputs, tuple(outputs), self):
+                return True
+            self._direct_run = None
         arrays = [*inputs, *outputs]
         if not all(array.flags.c_contiguous for array in arrays):
             raise ValueError("an array is not C-contiguous")
@@ -279,56 +193,60 @@ class CudaExecutable(Executable):
         with Submission(program.accesses, Accesses(touched) if touched else NOTHING):
             if not self.direct:
                 return False
-            if any(isinstance(array, DeviceArray) for array in arrays):
-                places = program.places(arrays, variables)
-            else:
+            epoch = program.epoch
+            on_host = not any(isinstance(array, DeviceArray) for array in arrays)
+            if on_host:
                 places = program.host_places(spans, variables)
+            else:
+                places = program.places(arrays, variables)
             program.run_at(places, variables)
+            if on_host:
+                self._direct_run = program.direct_run(epoch, places)
             self.last = tuple(outputs)
         return True
-
-    @property
-    def live_sizes(self) -> dict[str, int]:
-        arena, found = self._block(Slot.ARENA), {}
-        for name, offset in self._image.live_sizes.items():
-            number = np.empty(1, np.int64)
-            arena.read(offset, bytes_of(number))
-            found[name] = int(number[0])
-        return found
 
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
-        _check_apart(inputs, outputs)
+        check_apart(inputs, outputs)
         arrays = [*inputs, *outputs]
-        return BoundCall(self.program, self._resident, arrays, variables, self.memory.check_open)
+        memory, commands = self.memory, self._context.commands
+        call = CudaCall(self.program, self._resident, arrays, variables, memory.check_open)
+        if self.program.on_run is not None:
+            return call
+        return GraphCall(call.run_slowly, commands)
+
+    # -- experts -----------------------------------------------------------------------------------
+
+    @property
+    def expert_layers(self) -> tuple[ExpertLayer, ...]:
+        return self._experts.descriptions()
+
+    def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
+        self.memory.check_open()
+        return self._experts.place(masks)
+
+    def resident_experts(self) -> Sequence[Array | None]:
+        return self._experts.resident()
+
+    def expert_transfers(self) -> ExpertTransfers:
+        self.memory.check_open()
+        return self._experts.transfers()
+
+    def take_expert_ids(self) -> list[Array] | None:
+        self.memory.check_open()
+        return self._experts.take_ids(self._block(Slot.ARENA), lambda: self.live_sizes)
+
+    # -- rows in use: all are computed, but calls of experts are counted of these alone ------------
 
     def limit_rows(self, extent: tuple[int, int] | None) -> None:
-        """All rows are computed."""
+        self._experts.extents.set(extent)
 
-    # -- the plan ----------------------------------------------------------------------------------
+    def push_limit(self, extent: tuple[int, int] | None) -> None:
+        self._experts.extents.push(extent)
 
-    def make_plan(self, facts: Sequence[Fact]) -> ExecutionPlan:
-        # Imported here, since runs do not need it.
-        from ostinato.backends.common.plan_maker import lent_storages, make_plan
-
-        compiled, context = self.compilation, self._context
-        self._lent = lent_storages(self, compiled.lowered, context)
-        return make_plan(
-            self, compiled.lowered, compiled.code.code, self._lent, context, facts, device_block
-        )
-
-
-def _check_apart(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """Check that no output overlaps another array.
-
-    Raises:
-        ValueError: one does.
-    """
-    for position, output in enumerate(outputs):
-        for other in (*inputs, *outputs[:position]):
-            if may_share_memory(output, other):
-                raise ValueError(f"output {position} overlaps another array in memory")
+    def pop_limit(self) -> None:
+        self._experts.extents.pop()
 
 
 def _address(array: Any) -> int:

@@ -34,6 +34,7 @@ class Gpu:
 
     Attributes:
         driver, device: see above.
+        context: the driver's handle of its primary context.
 
     Raises:
         DeviceError: it was lost to this process.
@@ -51,10 +52,10 @@ class Gpu:
         self._process = os.getpid()
         self._lost = ""
         try:
-            self._context = driver.retain(device.index)
+            self.context = driver.retain(device.index)
         except DriverFailure as error:
             raise self.explain(error) from error
-        self._current = CurrentContext(self, self._context)
+        self._current = CurrentContext(self, self.context)
         self._guard = Mutex()
         self._libraries: weakref.WeakValueDictionary[str, Library] = weakref.WeakValueDictionary()
 
@@ -127,6 +128,13 @@ class Gpu:
         )
         return DeviceError(self._lost)
 
+    def refuse(self, name: str, status: int) -> None:
+        """Raise the error for a call of the driver that native code made, and that failed."""
+        try:
+            self.driver.refuse(name, status)
+        except DriverFailure as error:
+            raise self.explain(error) from error
+
     def allocate(self, nbytes: int, purpose: str) -> int:
         """Zeroed memory of the device.
 
@@ -172,7 +180,7 @@ class Gpu:
         if self._lost or self._process != os.getpid():
             return
         try:
-            self.driver.push(self._context)
+            self.driver.push(self.context)
             try:
                 getattr(self.driver, call)(*arguments)
             finally:

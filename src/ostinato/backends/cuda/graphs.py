@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.driver import Driver
     from ostinato.backends.cuda.gpu import Gpu, Stream
 
-__all__ = ["Graphs"]
+__all__ = ["Graph", "Graphs"]
 
 
 class Graphs:
@@ -30,8 +30,8 @@ class Graphs:
         self._stream = stream
         self._most = most
         self._after = after
-        self._graphs: dict[tuple[int, ...], _Graph | int] = {}
-        self._latest: tuple[tuple[int, ...], _Graph] | None = None
+        self._graphs: dict[tuple[int, ...], Graph | int] = {}
+        self._latest: tuple[tuple[int, ...], Graph] | None = None
 
     def launch(self, driver: Driver, key: tuple[int, ...], work: Callable[[], None]) -> None:
         """Launch work.
@@ -46,7 +46,7 @@ class Graphs:
             driver.launch_graph(latest[1].handle, self._stream.handle)
             return
         found = self._graphs.pop(key, 0)
-        if not isinstance(found, _Graph):
+        if not isinstance(found, Graph):
             if found < self._after:
                 self._keep(key, found + 1)
                 work()
@@ -56,17 +56,22 @@ class Graphs:
         self._latest = key, found
         driver.launch_graph(found.handle, self._stream.handle)
 
+    def find(self, key: tuple[int, ...]) -> Graph | None:
+        """The graph of work that has become one and was launched lately."""
+        found = self._graphs.get(key)
+        return found if isinstance(found, Graph) else None
+
     def clear(self) -> None:
         """Forget all graphs."""
         self._latest = None
         self._graphs.clear()
 
-    def _keep(self, key: tuple[int, ...], graph: _Graph | int) -> None:
+    def _keep(self, key: tuple[int, ...], graph: Graph | int) -> None:
         if len(self._graphs) >= self._most:
             self._graphs.pop(next(iter(self._graphs)))
         self._graphs[key] = graph
 
-    def _captured(self, driver: Driver, work: Callable[[], None]) -> _Graph:
+    def _captured(self, driver: Driver, work: Callable[[], None]) -> Graph:
         stream = self._stream.handle
         driver.begin_capture(stream)
         try:
@@ -74,11 +79,15 @@ class Graphs:
         except BaseException:
             driver.end_capture(stream, keep=False)
             raise
-        return _Graph(self._stream.gpu, driver.end_capture(stream))
+        return Graph(self._stream.gpu, driver.end_capture(stream))
 
 
-class _Graph:
-    """An executable graph, destroyed with the last reference."""
+class Graph:
+    """An executable graph, destroyed with the last reference.
+
+    Attributes:
+        handle: the driver's.
+    """
 
     def __init__(self, gpu: Gpu, handle: int) -> None:
         self.handle = handle

@@ -8,6 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ostinato.backends.common.regions import host_address
+from ostinato.backends.cuda._graph_calls import Epoch, GraphRun
+from ostinato.backends.cuda.abi import SIGNAL, SIGNAL_LAUNCH
 from ostinato.backends.cuda.algorithms import ReadyProduct, ready_product
 from ostinato.backends.cuda.graphs import Graphs
 from ostinato.backends.cuda.mapped import mapped_externals
@@ -64,6 +66,8 @@ class CudaProgram:
 
     Attributes:
         sizes: see above.
+        epoch: the time since memory of its was last exchanged or given back.
+        on_run: called after each run but native ones, with the values of its Variables.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class CudaProgram:
         self._stream = stream
         self._steps = tuple(steps)
         self._functions = [_function(self._gpu, step, code) for step in steps]
+        self._signal = code[SIGNAL].function(SIGNAL, 0) if SIGNAL in code else 0
         self._externals = tuple(externals)
         self._fixed = fixed
         self._decides = any(step.control for step in steps)
@@ -104,9 +109,17 @@ class CudaProgram:
         self._staged: tuple[list[int], list[tuple[int, int, bool]]] | None = None
         decisions = sum(step.control != 0 for step in steps)
         self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
+        self.epoch = Epoch()
+        self.on_run: Callable[[Sequence[int]], None] | None = None
+
+    def begin_epoch(self) -> None:
+        """Have all runs find their memory anew: some of it is exchanged or given back."""
+        self.epoch.end()
+        self.epoch = Epoch()
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""
+        self.begin_epoch()
         self._staging.discard()
         self._pipeline = self._staged = None
         if self._graphs is not None:
@@ -140,6 +153,60 @@ class CudaProgram:
         """Run on memory that was found by :meth:`places`; see :meth:`run`."""
         self._carry_out(places, variables, self._decide if self._decides else self._launch_all)
 
+    def graph_run(
+        self,
+        epoch: Epoch,
+        places: Places,
+        variables: Sequence[int],
+        accesses: Accesses,
+        owners: Sequence[Any],
+    ) -> GraphRun | None:
+        """The run of :meth:`run_at` as one native call.
+
+        Args:
+            epoch: the one in which ``places`` was found.
+            places, variables: see :meth:`run_at`; it has run on them before.
+            accesses: the memory that it touches.
+            owners: of its arrays.
+
+        Returns:
+            ``None``, where it is more than a graph between copies by the processor.
+        """
+        calls, graphs = self._gpu.driver.entry_points, self._graphs
+        if calls is None or graphs is None or self._decides or self._problems:
+            return None
+        graph = graphs.find(_graph_key(places.slots))
+        if graph is None or places.copied_in or places.copied_out:
+            return None
+        staging, before = self._staging, list(places.before)
+        flag = staging.signal[0] if self._signal else 0
+        words = staging.constant_words(variables)
+        if words is not None:
+            given = Transfer(ctypes.addressof(words), staging.host.address, ctypes.sizeof(words))
+            before.append(given)
+        return GraphRun(
+            epoch,
+            calls,
+            self._gpu.refuse,
+            (self._gpu.context, graph.handle, self._stream.handle, flag),
+            before,
+            places.after,
+            accesses,
+            (self, graph, staging.host, words, *owners),
+        )
+
+    def direct_run(self, epoch: Epoch, places: Places) -> GraphRun | None:
+        """A run on arrays that each call brings, after one on these places.
+
+        ``None``, where not each of them is copied by the processor, whole, or Variables count.
+        """
+        sizes = [external.nbytes for external in self._externals]
+        transfers = [*places.before, *places.after]
+        copied = [transfer.nbytes for transfer in transfers]
+        if self._words or self.on_run is not None or 0 in sizes or copied != sizes:
+            return None
+        return self.graph_run(epoch, places, (), self.accesses, ())
+
     def run_many(self, runs: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> None:
         """Run several times, in this order, the copies of one run beside the kernels of another.
 
@@ -159,6 +226,8 @@ class CudaProgram:
                 for blocks, variables in runs:
                     places = self.places(blocks, variables, staging=pipeline.free_staging)
                     pipeline.run(driver, places, variables)
+                    if self.on_run is not None:
+                        self.on_run(variables)
                 pipeline.finish(driver)
             finally:  # else work in flight might use memory that is given back
                 pipeline.wait(driver)
@@ -281,6 +350,8 @@ class CudaProgram:
                 driver.synchronize(stream)
         for outside, inside, nbytes in places.after:
             ctypes.memmove(outside, inside, nbytes)
+        if self.on_run is not None:
+            self.on_run(variables)
 
     def _check(self) -> None:
         """Raise the failure of a size that depends on data, if there was one."""
@@ -300,8 +371,10 @@ class CudaProgram:
             for step, function in zip(self._steps, self._functions, strict=True):
                 _launch(driver, step, function, slots, used.variables, stream)
             used.copy_out(driver, stream, status=status)
+            if self._signal:
+                driver.launch(self._signal, SIGNAL_LAUNCH, [*used.signal, used.variables], stream)
 
-        self._launch_graph(driver, (0, *slots), launch)
+        self._launch_graph(driver, _graph_key(slots), launch)
 
     def _launch_graph(
         self, driver: Driver, key: tuple[int, ...], launch: Callable[[], None]
@@ -410,6 +483,11 @@ class CudaProgram:
         """
         for step, function in zip(self._steps, self._functions, strict=True):
             _launch(driver, step, function, slots, variables, stream)
+
+
+def _graph_key(slots: Sequence[int]) -> tuple[int, ...]:
+    """The key of the graph of a whole run on some memory."""
+    return (0, *slots)
 
 
 def _launch(

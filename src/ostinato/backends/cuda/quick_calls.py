@@ -7,15 +7,30 @@ every argument to an object of their own. Here arguments are plain ints.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["QuickCalls"]
+__all__ = ["EntryPoints", "QuickCalls"]
 
 #: The driver's library.
 _LIBRARY = "libcuda.so.1"
+
+
+class EntryPoints(NamedTuple):
+    """Addresses of functions of the driver; each returns a status, 0 where it succeeds.
+
+    Attributes:
+        push, pop: of the calling thread's current context.
+        launch_graph: an executable graph on a stream.
+        synchronize: with a stream.
+    """
+
+    push: int
+    pop: int
+    launch_graph: int
+    synchronize: int
 
 
 class QuickCalls:
@@ -40,6 +55,13 @@ class QuickCalls:
         self.pop: Callable[[], int] = lambda: pop(self._popped)
         self.launch_graph = _function(short, "cuGraphLaunch", handle, handle)
         self.synchronize = _function(waiting, "cuStreamSynchronize", handle)
+        self._functions = push, pop, self.launch_graph, self.synchronize
+
+    @property
+    def entry_points(self) -> EntryPoints:
+        """The same calls for native code."""
+        functions: tuple[Any, ...] = self._functions
+        return EntryPoints(*(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions))
 
     @staticmethod
     def find() -> QuickCalls | None:

@@ -115,6 +115,9 @@ class MergedReplay:
                 self._copy_back(driver, variables)
             finally:
                 driver.synchronize(stream)
+        for work, values in zip(self._works, variables, strict=True):
+            if work.program is not None and work.program.on_run is not None:
+                work.program.on_run(values)
 
     def _write_variables(self, offset: int, values: Sequence[int]) -> None:
         count = HEADER_WORDS + len(values)

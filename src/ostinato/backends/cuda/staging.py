@@ -96,7 +96,7 @@ class Staging:
         self._layout = _Layout.of(externals, words, mapped)
         first = _aligned(8 * (HEADER_WORDS + words))
         self._copies_in = bool(words) or resets or self._layout.inputs_end > first
-        self._block = DeviceBlock(gpu, self._layout.end, "inputs and outputs of a run")
+        self._block = DeviceBlock(gpu, self._layout.end + _ALIGNMENT, "inputs and outputs of a run")
         self._own = {
             number: DeviceBlock(gpu, external.nbytes, f"{_kind(external)} {number} of a run")
             for number, external in enumerate(externals)
@@ -116,13 +116,21 @@ class Staging:
     def host(self) -> HostBlock:
         """The page-locked memory."""
         if self._host is None:
-            self._host = HostBlock(self._gpu, self._layout.host_end)
+            self._host = HostBlock(self._gpu, self._layout.host_end + _ALIGNMENT)
         return self._host
 
     @property
     def variables(self) -> int:
         """The address of the first Variable, on the device."""
         return self._block.address + 8 * HEADER_WORDS
+
+    @property
+    def signal(self) -> tuple[int, int]:
+        """The words of :class:`~ostinato.backends.cuda.signal.Signal`, of the host and the device.
+
+        They lie behind all else.
+        """
+        return self.host.address + self._layout.host_end, self._block.address + self._layout.end
 
     def address(self, number: int) -> int:
         """The address of an input or output, as kernels use it."""
@@ -142,6 +150,15 @@ class Staging:
             return  # zero from the start, and nothing copies words of a run back
         words = (ctypes.c_int64 * (HEADER_WORDS + len(values))).from_address(self.host.address)
         words[:] = [*_CLEAR, *values]
+
+    def constant_words(self, values: Sequence[int]) -> ctypes.Array[ctypes.c_int64] | None:
+        """The words that :meth:`write_variables` copies to the start of :attr:`host`, if any.
+
+        The program has no steps that write them.
+        """
+        if not self._words:
+            return None
+        return (ctypes.c_int64 * (HEADER_WORDS + len(values)))(*_CLEAR, *values)
 
     def copy_in(self, driver: Driver, stream: int) -> None:
         """Copy Variables and small inputs to the device, if there are any."""

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.commands import BoundCall, Resident
-from ostinato.backends.common.encoded import Encoded
-from ostinato.backends.common.live_sizes import LiveSizes
-from ostinato.backends.common.program_runner import RELEASED
+from ostinato.backends.common.encoded_program import EncodedProgram
 from ostinato.backends.common.recording_context import RecordingContext
 from ostinato.backends.webgpu.memory import DeviceBlock, device_block
 from ostinato.backends.webgpu.program import WebGpuProgram
 from ostinato.backends.webgpu.replay import MergedReplay
-from ostinato.errors import PlanError
-from ostinato.lazy import LazyModule
-from ostinato.plan.buffer import LentStorage
-from ostinato.plan.order import ORDER, Accesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ostinato.backends.common import op_encoding
     from ostinato.backends.common.commands import RecordedWork, Replay
     from ostinato.backends.common.compiled_op import CompiledOp
+    from ostinato.backends.common.encoded import Encoded
+    from ostinato.backends.common.live_sizes import LiveSizes
     from ostinato.backends.common.op_signature import OpSignature
     from ostinato.backends.device import Device
     from ostinato.backends.webgpu.gpu import Gpu
     from ostinato.backends.webgpu.host_steps import HostKernels
+    from ostinato.plan.buffer import Storage
     from ostinato.plan.prepared import PreparedOp
     from ostinato.variables import Symbol
-else:
-    op_encoding = LazyModule("ostinato.backends.common.op_encoding")
 
 __all__ = ["WebGpuContext"]
 
@@ -70,71 +62,35 @@ class WebGpuContext(RecordingContext):
         return WebGpuEncoded(self, ops, variables)
 
 
-class WebGpuEncoded(Encoded):
-    """Prepared ops as a program whose slots are their storages.
-
-    Args:
-        context: the command queue.
-        ops: the ops.
-        variables: in the order in which kernels take them.
-    """
+class WebGpuEncoded(EncodedProgram[DeviceBlock]):
+    """See :class:`~ostinato.backends.common.encoded_program.EncodedProgram`."""
 
     def __init__(
         self, context: WebGpuContext, ops: Sequence[PreparedOp], variables: Sequence[Symbol]
     ) -> None:
+        self._context = context
+        super().__init__(context, ops, variables)
+
+    def _new_program(
+        self,
+        ops: Sequence[PreparedOp],
+        sizes: LiveSizes,
+        touches: Sequence[tuple[int, int, bool]],
+    ) -> WebGpuProgram:
         from ostinato.backends.webgpu.op_compiler import op_steps
 
-        self._memory = op_encoding.OpMemory.of(ops, variables, context.device)
-        self._closed = False
+        context = self._context
         steps, names, code = op_steps(ops, self._memory, context.gpu, context.host)
-        self._known: weakref.WeakSet[DeviceBlock] = weakref.WeakSet(self._blocks())
-        sizes = LiveSizes([(v.name, v.min, v.max) for v in variables])
-        resident = Resident(context.commands, sizes)
-        self.program = WebGpuProgram(
+        return WebGpuProgram(
             context.gpu,
             steps,
             code,
             sizes,
             (),
             self._blocks,
-            touches=resident.accesses,
+            touches=touches,
             describe=names.__getitem__,
         )
-        self._call = BoundCall(
-            self.program, resident, (), None, self.check, lambda: self.accesses, self.uses
-        )
 
-    def _blocks(self) -> list[DeviceBlock]:
-        if self._closed:
-            raise PlanError(RELEASED)
-        return [device_block(storage) for storage in self._memory.storages]
-
-    @property
-    def accesses(self) -> Accesses:
-        return Accesses([*self._memory.spans, *self.program.accesses])
-
-    def uses(self, memory: object) -> bool:
-        """Whether the ops touch this memory."""
-        if isinstance(memory, LentStorage):
-            return memory in self._memory.slots
-        return isinstance(memory, DeviceBlock) and memory in self._known
-
-    def launch(self) -> None:
-        self._call()
-
-    def run(self, variables: Sequence[int]) -> None:
-        self.program.run((), variables)
-
-    def run_profiled(self, variables: Sequence[int]) -> Sequence[float]:
-        return self.program.run_profiled((), variables)
-
-    def check(self) -> None:
-        self._blocks()
-
-    def discard(self) -> None:
-        """Do nothing: all buffers are the caller's."""
-
-    def close(self) -> None:
-        self._closed = True
-        self.program.discard()
-        ORDER.memory_changes(self.program, replaced=True)
+    def _memory_of(self, storage: Storage) -> DeviceBlock:
+        return device_block(storage)

@@ -15,11 +15,11 @@ from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import Apply, Load, Reduce, Ref, Stage, Store
 from ostinato.lower.loopir.views import linear_index
 from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.rules.expert_operands import ExpertOperands
 from ostinato.lower.rules.loops import BLOCK
 from ostinato.ops.moe import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from ostinato.dtypes import DType
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.builder import KernelBuilder
@@ -30,24 +30,36 @@ if TYPE_CHECKING:
 __all__ = ["lower_expert_mlp"]
 
 
-def lower_expert_mlp(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-    """Lower a region around an ``expert_mlp`` node."""
+def lower_expert_mlp(
+    lowering: ProgramBuilder, region: Region, root: Node, operands: ExpertOperands | None = None
+) -> None:
+    """Lower a region around an ``expert_mlp`` node.
+
+    Args:
+        lowering: takes the kernels.
+        region: the nodes.
+        root: the experts' networks.
+        operands: their matrices; by default, those of the node, where they are.
+    """
     x, ids, _, up, *_ = root.inputs
+    operands = operands or ExpertOperands(ids, up.shape[0])
     acc = x.dtype.accumulator
     type_ = TensorType(acc, (ids.shape[0], ids.shape[1], up.shape[2]))
     hidden = LoweredBuffer(type_, Role.TEMP, f"{root.label}.hidden")
-    _lower_hidden(lowering, root, hidden, acc)
+    _lower_hidden(lowering, root, hidden, operands)
     lowering.counted.add(root)
-    _lower_result(lowering, region, root, hidden, acc)
+    _lower_result(lowering, region, root, hidden, operands)
 
 
-def _lower_hidden(lowering: ProgramBuilder, root: Node, hidden: LoweredBuffer, acc: DType) -> None:
+def _lower_hidden(
+    lowering: ProgramBuilder, root: Node, hidden: LoweredBuffer, operands: ExpertOperands
+) -> None:
     """Compute the hidden units of the chosen experts: a row for each token and choice."""
-    x, ids, _, up, _, *gate = root.inputs
-    build = lowering.helper_builder()
+    x, _, _, up, _, *gate = root.inputs
+    build, acc = lowering.helper_builder(operands.instead), hidden.type.dtype
     token, choice, column = build.axes(hidden.type.shape)
     depth = build.axis(x.shape[1])
-    expert = build.data_index(ids, (token, choice), up.shape[0], wrap=True)
+    expert = operands.expert(build, (token, choice))
     left = cast(build.at(x, (token, depth)), acc)
     sums: list[Statement] = []
     for number, matrix in enumerate((up, *gate)):
@@ -67,15 +79,20 @@ def _lower_hidden(lowering: ProgramBuilder, root: Node, hidden: LoweredBuffer, a
 
 
 def _lower_result(
-    lowering: ProgramBuilder, region: Region, root: Node, hidden: LoweredBuffer, acc: DType
+    lowering: ProgramBuilder,
+    region: Region,
+    root: Node,
+    hidden: LoweredBuffer,
+    operands: ExpertOperands,
 ) -> None:
     """Sum the hidden units times the last matrices, weighted; then the rest of the region."""
     _, ids, weights, _, down, *_ = root.inputs
-    build, outputs = lowering.builder(region), lowering.region_outputs(region)
+    build = lowering.builder(region, operands.instead)
+    outputs, acc = lowering.region_outputs(region), hidden.type.dtype
     (out,) = root.outputs
     token, column = build.axes(out.shape)
     choice, unit = build.axis(ids.shape[1]), build.axis(down.shape[1])
-    expert = build.data_index(ids, (token, choice), down.shape[0], wrap=True)
+    expert = operands.expert(build, (token, choice))
     position = build.argument(hidden, reads=True)
     left = Load(position, linear_index(hidden.type.shape, (token, choice, unit)), acc)
     weighted = Apply("multiply", (cast(build.at(weights, (token, choice)), acc), left), acc)

@@ -6,6 +6,7 @@ computes after it is stored in the same nest.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.dtypes import FLOAT32, INT32
@@ -13,17 +14,19 @@ from ostinato.lower.loopir.builder import cast, symbols_of
 from ostinato.lower.loopir.merge_axes import merge_axes
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.loopir.nodes import Apply, Guard, IndexValue, Number, Reduce, Ref, Stage
+from ostinato.lower.rules.expert_operands import ExpertOperands
 from ostinato.lower.rules.loops import BLOCK
 from ostinato.lower.rules.matmul_spec import row_spec
 from ostinato.variables import floor_div, remainder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from ostinato.ir.graph import Node
+    from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.builder import KernelBuilder
     from ostinato.lower.loopir.nodes import Scalar
+    from ostinato.lower.program import LoweredBuffer
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules.matmul_spec import MatmulSpec
     from ostinato.variables import Dim
@@ -37,10 +40,21 @@ __all__ = ["lower_blockwise_matmul", "lower_grouped_matmul"]
 _ZERO_CODE, _CODE_BITS = 8, 4
 
 
-def lower_grouped_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-    """Lower a region around a ``grouped_matmul`` node."""
-    x, w, _ = root.inputs
-    _lower(lowering, region, row_spec(root, x, w), w.shape[2], _grouped_term)
+def lower_grouped_matmul(
+    lowering: ProgramBuilder, region: Region, root: Node, operands: ExpertOperands | None = None
+) -> None:
+    """Lower a region around a ``grouped_matmul`` node.
+
+    Args:
+        lowering: takes the kernels.
+        region: the nodes.
+        root: the matmul.
+        operands: the matrices that rows choose among; by default, the node's, where they are.
+    """
+    x, w, ids = root.inputs
+    operands = operands or ExpertOperands(ids, w.shape[0])
+    term = partial(_grouped_term, operands)
+    _lower(lowering, region, row_spec(root, x, w), w.shape[2], term, operands.instead)
 
 
 def lower_blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
@@ -50,9 +64,14 @@ def lower_blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node)
 
 
 def _lower(
-    lowering: ProgramBuilder, region: Region, spec: MatmulSpec, columns: Dim, term: Term
+    lowering: ProgramBuilder,
+    region: Region,
+    spec: MatmulSpec,
+    columns: Dim,
+    term: Term,
+    instead: Mapping[Value, LoweredBuffer] | None = None,
 ) -> None:
-    build = lowering.builder(region)
+    build = lowering.builder(region, instead)
     outputs = lowering.region_outputs(region)
     row, column = build.axis(spec.m), build.axis(columns)
     (extent,) = spec.k
@@ -74,10 +93,15 @@ def _lower(
 
 
 def _grouped_term(
-    build: KernelBuilder, spec: MatmulSpec, row: Dim, depth: Dim, column: Dim
+    operands: ExpertOperands,
+    build: KernelBuilder,
+    spec: MatmulSpec,
+    row: Dim,
+    depth: Dim,
+    column: Dim,
 ) -> Scalar:
-    x, w, ids = spec.node.inputs
-    expert = build.data_index(ids, (row,), w.shape[0], wrap=True)
+    x, w, _ = spec.node.inputs
+    expert = operands.expert(build, (row,))
     left, right = build.at(x, (row, depth)), build.at(w, (expert, depth, column))
     return Apply("multiply", (cast(left, spec.acc), cast(right, spec.acc)), spec.acc)
 

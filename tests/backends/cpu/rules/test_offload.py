@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.common.expert_store import ExpertStore
 from ostinato.backends.cpu.capabilities import CAPABILITIES
 from ostinato.backends.cpu.rules.expert_staging import SelectExperts, StageExperts, piece_packing
-from ostinato.backends.cpu.rules.offload import ExpertStore
 from ostinato.backends.cpu.rules.table import CpuLowering, lower_for_cpu
 from ostinato.backends.cpu.rules.tiles import RegisterFile
 from ostinato.dtypes import BFLOAT16, FLOAT32

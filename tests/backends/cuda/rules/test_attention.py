@@ -27,6 +27,9 @@ SHAPES = {
     "tiles of few rows": (1, 8, 1, 2, 50, 32, 16),
     "two tiles of rows": (1, 256, 256, 33, 5, 16, 16),
     "long": (1, 2, 1, 150, 200, 16, 16),
+    "lanes": (1, 6, 2, 1, 150, 32, 32),
+    "lanes of wide heads": (2, 8, 1, 1, 41, 128, 128),
+    "lanes of narrow heads": (1, 3, 1, 2, 70, 8, 8),
     "no queries": (1, 2, 2, 0, 5, 8, 8),
     "no keys": (1, 2, 2, 5, 0, 8, 8),
 }
@@ -71,9 +74,14 @@ def test_shapes(session: ost.Session, shape: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("shape", ["heads", "tiles", "long"])
+@pytest.mark.parametrize("shape", ["heads", "tiles", "long", "lanes of narrow heads"])
 def test_options(session: ost.Session, shape: str, option: str, dtype: str) -> None:
     check(session, shape, dtype, **OPTIONS[option])
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_of_lanes(session: ost.Session, option: str) -> None:
+    check(session, "lanes", "float32", **OPTIONS[option])
 
 
 def test_a_query_that_attends_to_nothing_gives_zeros(session: ost.Session) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 import ostinato as ost
 from ostinato.backends.cuda.compiler import compile_text
+from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
@@ -84,11 +86,16 @@ def test_results_are_those_of_the_kernels_alone(session: ost.Session) -> None:
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_a_decoding_step_is_one_kernel(session: ost.Session, monkeypatch, exchange: bool) -> None:
+@pytest.mark.parametrize(("heads", "key_heads"), [(2, 1), (6, 3)])
+def test_a_decoding_step_is_one_kernel(
+    session: ost.Session, monkeypatch, exchange: bool, heads: int, key_heads: int
+) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     model = importlib.import_module("tiny_llama")
     monkeypatch.setitem(sys.modules, "tiny_llama", model)
-    config = model.Config(vocabulary=64, width=32, heads=2, key_heads=1, head_dim=16, hidden=48)
+    config = model.Config(
+        vocabulary=64, width=32, heads=heads, key_heads=key_heads, head_dim=16, hidden=48
+    )
     graph = model.decoder_graph(config, model.random_weights(config))
     options = ost.CompileOptions(segment_exchange=exchange)
     compiled = session.compile(graph, options=options)
@@ -96,6 +103,15 @@ def test_a_decoding_step_is_one_kernel(session: ost.Session, monkeypatch, exchan
     (segment,) = segments_of(compiled)
     barriers = segment.parts[-1].level
     assert barriers == 1 if exchange else barriers > config.layers * 8
+    shared = [part.kernel for part in segment.parts if part.shares_of is not None]
+    # What is received, rope of queries and of keys, and the rows of two states, of each layer.
+    assert len(shared) == (5 * config.layers if exchange and key_heads > 1 else 0)
+    if exchange and key_heads > 1:  # the rows of cosines and sines are copied once
+        alone = [p for p in segment.parts if p.everywhere and p.shares_of is None]
+        assert sum(isinstance(p.kernel, CudaLoopNest) and len(p.arguments) == 2 for p in alone) == 2
+    text = segment.source(CudaTarget.of_arch("sm_90"))
+    compile_text(text, "sm_90")
+    assert ("_touch(own" in text) is (exchange and "ring.fetch" in text)
     expected = ost.Session("cpu").compile(graph)
     token = 1
     for position in range(6):
@@ -179,6 +195,20 @@ def test_streamed_weights(
         assert "ring.fetch" not in segment.source(CudaTarget.of_arch("sm_80"))
 
 
+def test_a_ring_for_few_of_the_weights_is_not_worth_a_block(session: ost.Session) -> None:
+    d = Draw(ost.Graph("few"), np.random.default_rng(9))
+    g, x = d.g, d.of((1, 64), "float32")
+    router = g.param("router", (64, 4), "float32", value=square(d)[:, :4])
+    experts = d.rng.standard_normal((4, 64, 64)).astype(np.float32) / 8
+    chosen = g.argmax(g.matmul(x, router), axis=1)
+    matrix = g.take(g.param("experts", (4, 64, 64), "float32", value=experts), chosen, axis=0)
+    g.set_outputs([g.matmul(g.reshape(x, (1, 1, 64)), matrix)])
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions())])
+    (segment,) = segments_of(session.compile(g))
+    assert sum(isinstance(part.kernel, Matmul) for part in segment.parts) == 2
+    assert not any(part.streams for part in segment.parts)
+
+
 def test_what_a_segment_writes_is_not_fetched_ahead(session: ost.Session) -> None:
     d = Draw(ost.Graph("written"), np.random.default_rng(2))
     g, x = d.g, d.of((3, 32), "float32")
@@ -209,6 +239,26 @@ def test_values_go_from_part_to_part_without_barriers(session: ost.Session) -> N
     assert any(part.everywhere for part in segment.parts)
     assert any(part.tiles_of is not None for part in segment.parts)
     assert {space.kind for space in segment.spaces} == {*SpaceKind}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_readers_compute_what_follows_from_another_result(session: ost.Session, dtype: str) -> None:
+    d = Draw(ost.Graph("derived"), np.random.default_rng(8))
+    g, x = d.g, d.of((1, 64), dtype)
+    for name in ("first", "second"):
+        made = square(d).astype(x.dtype.numpy)
+        weight = g.param(name, (64, 64), dtype, value=made)
+        product = g.matmul(g.rms_norm(x, d.of((64,), dtype)), weight)
+        x = g.add(x, product)  # is read as it is, widened, and squared
+    g.set_outputs([g.rms_norm(x, d.of((64,), dtype))])
+    apart = ost.CompileOptions(segment_exchange=False)
+    check_against_oracle(g, d.arrays, [(session, ost.CompileOptions()), (session, apart)])
+    for options, most in ((ost.CompileOptions(), 1), (apart, 3)):
+        (segment,) = segments_of(session.compile(g, options=options))
+        stores = [len(p.kernel.stores) for p in segment.parts if isinstance(p.kernel, Matmul)]
+        assert len(stores) == 2
+        assert max(stores) <= most
+        assert max(stores) > 1 or most == 1
 
 
 def test_results_and_long_values_stay_in_memory(session: ost.Session) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from ostinato.backends.common.expert_store import ExpertStore
 from ostinato.backends.cpu.rules.expert_staging import SelectExperts, StageExperts, piece_packing
 from ostinato.backends.cpu.rules.experts import ExpertLayer
 from ostinato.backends.cpu.rules.group_rows import Routing, group_rows_kernel
@@ -24,7 +25,6 @@ from ostinato.backends.cpu.rules.grouped_gemm import (
 )
 from ostinato.backends.cpu.rules.offload import (
     SOURCE_HEAD,
-    ExpertStore,
     Share,
     StoredExperts,
     StoredMatrix,

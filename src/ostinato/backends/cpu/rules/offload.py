@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostinato.backends.common.expert_store import check_uses, reads_stored
 from ostinato.backends.cpu.rules.expert_staging import PiecePacking, SelectExperts, StageExperts
 from ostinato.backends.cpu.rules.experts import ExpertLayer
 from ostinato.backends.cpu.rules.grouped_gemm import row_matmul
 from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul
 from ostinato.errors import InputError
-from ostinato.ir.leaves import PARAM
 from ostinato.lower.program import LoweredBuffer, Role
-from ostinato.ops.moe import EXPERT_MLP, GROUPED_MATMUL
+from ostinato.ops.moe import EXPERT_MLP
 from ostinato.records import dataclass, field, replace
 from ostinato.variables import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
+    from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.backends.cpu.rules.group_rows import Routing
     from ostinato.backends.cpu.rules.grouped_gemm import RowMatmul
     from ostinato.backends.cpu.rules.tiles import RegisterFile
-    from ostinato.ir.graph import BaseGraph, Node, Value
+    from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.program import Call
 
 __all__ = [
     "SOURCE_HEAD",
-    "ExpertStore",
     "Share",
     "StoredExperts",
     "StoredMatrix",
@@ -48,19 +48,6 @@ _STAGING_SHARE = 1 / 8
 
 #: Numbers of a source before the offsets of its experts; see csrc/experts.h.
 SOURCE_HEAD = 11
-
-
-@dataclass(frozen=True)
-class ExpertStore:
-    """The params in a file of experts, and the memory that their experts may take.
-
-    Attributes:
-        params: by name, whether the file has the matrices transposed.
-        budget: bytes; ``None``: as many as it takes.
-    """
-
-    params: Mapping[str, bool]
-    budget: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +161,8 @@ def shares(
     """
     if not store.params:
         return {}
-    needs = {node: _need(node, registers) for node in nodes if _reads_stored(node, store)}
-    _check_uses(graph, nodes, needs, store)
+    needs = {node: _need(node, registers) for node in nodes if reads_stored(node, store)}
+    check_uses(graph, nodes, needs, store)
     everything = sum(need.experts * need.whole for need in needs.values())
     if store.budget is None or everything <= store.budget:
         return {node: Share(need.experts, 0) for node, need in needs.items()}
@@ -214,17 +201,6 @@ def _staged(needs: Collection[_Need], budget: int, everything: int) -> int:
     return staged
 
 
-def _matrices(node: Node) -> Sequence[Value]:
-    """The operands of a node that are matrices of experts."""
-    if node.op is EXPERT_MLP:
-        return node.inputs[3:]
-    return node.inputs[1:2] if node.op is GROUPED_MATMUL else ()
-
-
-def _reads_stored(node: Node, store: ExpertStore) -> bool:
-    return any(m.node.op is PARAM and m.name in store.params for m in _matrices(node))
-
-
 def _need(node: Node, registers: RegisterFile) -> _Need:
     if node.op is EXPERT_MLP:
         layer = ExpertLayer(node, registers, packed=True)
@@ -247,24 +223,3 @@ def _need(node: Node, registers: RegisterFile) -> _Need:
 def for_experts(matmul: PackedMatmul, experts: int) -> PackedMatmul:
     """The same packing for another number of experts."""
     return PackedMatmul(replace(matmul.spec, groups=(experts,)))
-
-
-def _check_uses(
-    graph: BaseGraph, nodes: Sequence[Node], needs: Mapping[Node, _Need], store: ExpertStore
-) -> None:
-    """Refuse params of the file that are anything but matrices of experts."""
-    for name in store.params:
-        value = graph.params[name]
-        readers = [node for node in nodes if value in node.inputs]
-        wrong = [n for n in readers if n.inputs.count(value) != _matrices(n).count(value)]
-        if wrong or value in graph.results():
-            by = f"{wrong[0]} {wrong[0].source}".rstrip() if wrong else "the outputs"
-            raise InputError(f"param {name!r} is in the file of experts, but is also read by {by}")
-    for node in needs:
-        missing = [m for m in _matrices(node) if m.node.op is not PARAM]
-        missing += [m for m in _matrices(node) if m.name not in store.params]
-        if missing:
-            raise InputError(
-                f"{node} {node.source}: of its matrices, {missing[0].name!r} is not in the "
-                "file of experts, others are"
-            )

@@ -25,6 +25,7 @@ from ostinato.records import dataclass, field, replace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.backends.cpu.rules import (
         attention,
         copy,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
         winograd,
     )
     from ostinato.backends.cpu.rules.group_rows import Routing
-    from ostinato.backends.cpu.rules.offload import ExpertStore, StoredExperts
+    from ostinato.backends.cpu.rules.offload import StoredExperts
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.facts import Fact

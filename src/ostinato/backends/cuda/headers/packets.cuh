@@ -69,13 +69,16 @@ inline void clear_packets(unsigned long long* packets, int count, place own, pla
 }
 
 // Hands on elements, each once it is there: called by all computing threads of a block.
-template <class Packet, class Put>
-inline void receive_packets(int count, Packet packet, Put put) {
-    constexpr int batch = 16;
+template <int Count, class Packet, class Put>
+inline void receive_packets(Packet packet, Put put) {
+    constexpr int count = Count, each = (Count + (int)computing - 1) / (int)computing;
+    constexpr int batch = each < 16 ? each : 16;
+#pragma unroll 1
     for (int first = threadIdx.x; first < count; first += computing * batch) {
         unsigned long long found[batch];
         unsigned polls = 0;
         bool complete;
+#pragma unroll 1
         do {
             complete = true;
 #pragma unroll
@@ -96,14 +99,14 @@ inline void receive_packets(int count, Packet packet, Put put) {
 }
 
 // Copies elements into memory of the block: called by all computing threads.
-template <class T>
-inline void gather(const T* from, T* to, int count) {
-    for (int i = threadIdx.x; i < count; i += computing) to[i] = from[i];
+template <int Count, class T>
+inline void gather(const T* from, T* to) {
+    for (int i = threadIdx.x; i < Count; i += computing) to[i] = from[i];
 }
-template <class T>
-inline void gather(inbox<T> from, T* to, int count) {
-    receive_packets(
-        count, [&](int i) { return from.packets + i; },
+template <int Count, class T>
+inline void gather(inbox<T> from, T* to) {
+    receive_packets<Count>(
+        [&](int i) { return from.packets + i; },
         [&](int i, unsigned element) { to[i] = unpacked<T>(element); }
     );
 }

@@ -84,6 +84,7 @@ inline bool barrier_passed(phased_barrier* barrier, unsigned parity) {
 // Waits until the phase of a parity has ended.
 inline void barrier_wait(phased_barrier* barrier, unsigned parity) {
     unsigned polls = 0;
+#pragma unroll 1
     while (!barrier_passed(barrier, parity)) {
 #ifndef __CUDA_ARCH__
         __nanosleep(0);
@@ -117,10 +118,14 @@ inline void copy_bulk(void* to, const void* from, unsigned bytes, phased_barrier
 struct ring {
     // A stage: pieces of neighbouring rows, each as far from the next that columns of 16 bytes are
     // in different banks.
-    static constexpr int rows = 16, piece = 1024, pitch = piece + 16, bytes = rows * pitch;
+    static constexpr int rows = 8, piece = 2048, pitch = piece + 16, bytes = rows * pitch;
 
     // Stages that may be under way: more of them delay every other access to memory.
     static constexpr int ahead = 2;
+
+    // Warps that read a stage; so many groups of them read as many stages at a time. To wait for a
+    // stage takes as long as to multiply much of it.
+    static constexpr int sharing = 4, groups = computing / 32 / sharing;
 
     phased_barrier *arrived, *emptied;
     unsigned char* slots;
@@ -132,16 +137,13 @@ struct ring {
     void start() {
         for (int i = 0; i < count; i++) {
             barrier_start(arrived + i, 1);
-            barrier_start(emptied + i, computing / 32);
+            barrier_start(emptied + i, sharing);
         }
         barriers_started();
     }
 
-    void advance() {
-        if (++slot == count) {
-            slot = 0;
-            parity ^= 1;
-        }
+    void advance(int stages = 1) {
+        for (slot += stages; slot >= count; slot -= count) parity ^= 1;
     }
 
     // The next stage, once it has arrived.
@@ -151,11 +153,10 @@ struct ring {
         return slots + slot * bytes;
     }
 
-    // Called by every warp that has read the stage.
+    // Called by each of the warps that have read the stage.
     void release() {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(emptied + slot);
-        advance();
     }
 
     // Fills slots with the rows of a block's tiles, each from end to end: called by a warp.
@@ -182,83 +183,124 @@ struct ring {
     }
 };
 
+// Brings bytes into the cache of the multiprocessor, by a load of each sector of 32 bytes: called by a
+// warp. What is loaded is no matter, but has to end somewhere: in `sink`.
+static OST_APART void touch(const unsigned char* from, int bytes, volatile unsigned* sink) {
+#ifdef __CUDA_ARCH__
+    const int lane = threadIdx.x % 32;
+    unsigned kept = 0;
+#pragma unroll 4
+    for (int i = lane * 32; i < bytes; i += 1024) kept ^= *(const unsigned*)(from + i / 4 * 4);
+    sink[lane] = kept;
+#endif
+}
+
 // Products with stages ---------------------------------------------------------------------------
 
-// Elements of a stage's row that a warp multiplies: the block has 8 of them.
+// Elements of a stage's row.
 template <class T>
-constexpr int own_elements = ring::piece / 8 / (int)sizeof(T);
+constexpr int stage_elements = ring::piece / (int)sizeof(T);
+
+// The left operand's fragments of two steps of 16 elements, for eight rows: rows that are not there
+// are the last one again, and what is made of them is not used. `row` is the lane's own of
+// `load_matrices`, in shared memory.
+inline void load_left(unsigned (&a)[2][4], int half, const unsigned short* row) {
+    unsigned found[4];
+    load_matrices(found, row);
+    a[0][half] = found[0], a[0][half + 2] = found[1];
+    a[1][half] = found[2], a[1][half + 2] = found[3];
+}
 
 // The products of a tile: the next stages of the ring by the rows of the left operand. `parts` gets,
 // by warp, row and column, the sums of the elements that the warp has. Whole: stages are full.
-template <class Format, int Rows, bool Whole>
+// Shared: the left operand is in shared memory.
+template <class Format, int Rows, bool Whole, bool Shared>
 static OST_APART void multiply_tile(
     ring& shared_ring, const unsigned short* left, long long pitch, int rows, int depth, int there,
     float (*parts)[Rows][ring::rows + 1]
 ) {
     __syncwarp();
-    constexpr int own = own_elements<unsigned short>, steps = own / 16, halves = Rows > 8 ? 2 : 1;
+    constexpr int all = stage_elements<unsigned short>, own = all / ring::sharing;
+    constexpr int steps = own / 16, halves = Rows > 8 ? 2 : 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int column = lane / 16 * 8 + lane % 8;
-    const int place = (column < there ? column : 0) * ring::pitch + warp * own * 2 + lane / 8 % 2 * 16;
+    const int column = lane % 8;
+    const int place = (column < there ? column : 0) * ring::pitch +
+                      warp % ring::sharing * own * 2 + lane / 8 * 16;
     ring from = shared_ring;
-    float sums[2][4] = {};
-    left += g * pitch + warp * own + 2 * t;
-    for (int start = 0; start < depth; start += 8 * own, left += 8 * own) {
-        const int depths = depth - start - warp * own;
-        unsigned a[steps][4] = {}, b[steps][4];
+    from.advance(warp / ring::sharing);
+    float sums[4][4] = {};  // of every fourth step: neighbours do not wait for each other
+    const unsigned short* at[halves];
 #pragma unroll
-        for (int half = 0; half < halves; half++) {
-            if (g + 8 * half < rows) {
+    for (int half = 0; half < halves; half++) {
+        const int row = 8 * half + (Shared ? lane % 8 : g);
+        const int first = warp * own + (Shared ? lane / 8 * 8 : 2 * t);
+        at[half] = left + (row < rows ? row : rows - 1) * pitch + first;
+    }
+    for (int start = warp / ring::sharing * all; start < depth; start += ring::groups * all) {
+        const int depths = depth - start - warp % ring::sharing * own;
+        const unsigned char* const stage = from.await() + place;
+#pragma unroll 2
+        for (int group = 0; group < steps; group += 4) {
 #pragma unroll
-                for (int i = 0; i < steps; i++) {
-                    if (Whole || i * 16 < depths) {
-                        const unsigned short* const pair = left + 8 * half * pitch + i * 16;
-                        a[i][half] = *(const unsigned*)pair;
-                        a[i][half + 2] = *(const unsigned*)(pair + 8);
+            for (int i = 0; i < 4; i += 2) {
+                const int k = (group + i) * 16;
+                if (!Whole && k >= depths) break;
+                const bool beyond = !Whole && k + lane / 8 * 8 >= depths;
+                const int from_k = beyond ? k - 16 : k;
+                unsigned a[2][4] = {}, b[4];
+                load_matrices(b, (const unsigned short*)stage + from_k);
+#pragma unroll
+                for (int half = 0; half < halves; half++) {
+                    if (Shared) {
+                        load_left(a, half, at[half] + from_k);
+                    } else {
+#pragma unroll
+                        for (int j = 0; j < 2; j++) {
+                            if (!Whole && k + j * 16 >= depths) break;
+                            a[j][half] = *(const unsigned*)(at[half] + k + j * 16);
+                            a[j][half + 2] = *(const unsigned*)(at[half] + k + j * 16 + 8);
+                        }
                     }
                 }
+                multiply_tiles(sums[i], a[0], b[0], b[1], Format());
+                if (Whole || k + 16 < depths)
+                    multiply_tiles(sums[i + 1], a[1], b[2], b[3], Format());
             }
         }
-        const unsigned char* const stage = from.await() + place;
-#pragma unroll
-        for (int i = 0; i < steps; i++)
-            if (Whole || i * 16 < depths) load_matrices(b[i], (const unsigned short*)stage + i * 16);
         from.release();
+        from.advance(ring::groups);
 #pragma unroll
-        for (int i = 0; i < steps; i++) {
-            if (Whole || i * 16 < depths) {
-                multiply_tiles(sums[0], a[i], b[i][0], b[i][1], Format());
-                multiply_tiles(sums[1], a[i], b[i][2], b[i][3], Format());
-            }
-        }
+        for (int half = 0; half < halves; half++) at[half] += ring::groups * all;
     }
 #pragma unroll
-    for (int e = 0; e < 8; e++) {
-        const int m = g + e % 4 / 2 * 8, n = e / 4 * 8 + t * 2 + e % 2;
-        if (m < Rows) parts[warp][m][n] = sums[e / 4][e % 4];
+    for (int e = 0; e < 4; e++) {
+        const int m = g + e / 2 * 8, n = t * 2 + e % 2;
+        if (m < Rows) parts[warp][m][n] = (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
     }
-    shared_ring = from;
+    shared_ring.advance((depth * 2 + ring::piece - 1) / ring::piece);
 }
 
-// The same of floats: a lane has a column, and half of the warp's elements.
-template <class Format, int Rows, bool Whole>
+// The same of floats: a lane has a column, and a quarter of the warp's elements.
+template <class Format, int Rows, bool Whole, bool Shared>
 static OST_APART void multiply_tile(
     ring& shared_ring, const float* left, long long pitch, int rows, int depth, int there,
     float (*parts)[Rows][ring::rows + 1]
 ) {
     __syncwarp();
-    constexpr int own = own_elements<float>, half = own / 2;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 16;
-    const int first = warp * own + lane / 16 * half;
-    const int place = (column < there ? column : 0) * ring::pitch + first * 4;
+    constexpr int all = stage_elements<float>, own = all / ring::sharing, quarter = own / 4;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
+    const int first = warp * own + lane / 8 * quarter;
+    const int place = (column < there ? column : 0) * ring::pitch +
+                      (warp % ring::sharing * own + lane / 8 * quarter) * 4;
     ring from = shared_ring;
+    from.advance(warp / ring::sharing);
     float sums[Rows] = {};
     left += first;
-    for (int start = 0; start < depth; start += 8 * own, left += 8 * own) {
-        const int depths = depth - start - first;
+    for (int start = warp / ring::sharing * all; start < depth; start += ring::groups * all) {
+        const int depths = depth - start - warp % ring::sharing * own - lane / 8 * quarter;
         const float* const stage = (const float*)(from.await() + place);
-#pragma unroll
-        for (int k = 0; k < half; k += 4) {
+#pragma unroll 4
+        for (int k = 0; k < quarter; k += 4) {
             if (Whole || k < depths) {
                 const vector<float, 4> right = *(const vector<float, 4>*)(stage + k);
 #pragma unroll
@@ -272,13 +314,16 @@ static OST_APART void multiply_tile(
             }
         }
         from.release();
+        from.advance(ring::groups);
+        left += ring::groups * all;
     }
 #pragma unroll
     for (int m = 0; m < Rows; m++) {
-        const float both = sums[m] + __shfl_xor_sync(0xFFFFFFFFu, sums[m], 16);
-        if (lane < 16) parts[warp][m][lane] = both;
+        const float two = sums[m] + __shfl_xor_sync(0xFFFFFFFFu, sums[m], 16);
+        const float four = two + __shfl_xor_sync(0xFFFFFFFFu, two, 8);
+        if (lane < 8) parts[warp][m][lane] = four;
     }
-    shared_ring = from;
+    shared_ring.advance((depth * 4 + ring::piece - 1) / ring::piece);
 }
 
 }  // namespace ost

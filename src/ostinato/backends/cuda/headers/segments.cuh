@@ -11,18 +11,16 @@
 
 namespace ost {
 
-// The blocks that share a part, of those that have work; 0: each has all of it for itself.
-inline place all_places(unsigned working) {
-    if (working == 0) return {1};
-    return {gridDim.x < working ? gridDim.x : working};
-}
-
-// The number of this block among them, counted from the first one. Where each has all of the work,
-// it is 0 for the first `those` blocks.
-inline place own_place(unsigned working, unsigned first, unsigned those) {
-    const unsigned from = first % gridDim.x;
+// Puts the place of this block in a part into its record: `record` has the number of the blocks that
+// share the part, of those that have work (0: each has all of it for itself), the first of them, and
+// how many have work. The first two become the blocks that share it, and the number of this one
+// among them, counted from the first; where each has all of the work, 0 for those that have any.
+inline void find_place(unsigned short* record) {
+    const unsigned working = record[0], from = record[1] % gridDim.x, those = record[2];
     const unsigned own = blockIdx.x >= from ? blockIdx.x - from : blockIdx.x + gridDim.x - from;
-    return {working == 0 ? own >= those : own};
+    const unsigned all = working == 0 ? 1 : gridDim.x < working ? gridDim.x : working;
+    record[0] = (unsigned short)all;
+    record[1] = (unsigned short)(working == 0 ? own >= those : own);
 }
 
 // Waits until as many blocks have arrived as are awaited. What any block wrote before it arrived is

@@ -48,7 +48,7 @@ $end
 
 #: The results of the parts of a row in shared memory, or where they are.
 _GATHERED = Template("""\
-        ost::gather(b$scratch + item * $count, gathered, $count);
+        ost::gather<$count>(b$scratch + item * $count, gathered);
         OST_SYNC();
         const $acc* const kept = gathered;""")
 _IN_PLACE = Template("""\

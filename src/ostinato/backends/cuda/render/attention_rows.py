@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.variables import Symbol
 
-__all__ = ["ROWS", "body", "launch", "score_text"]
+__all__ = ["PART", "ROWS", "WHOLE", "body", "launch", "row_blocks", "score_text"]
 
 ROWS = 8
 """Rows of a block, at most."""
@@ -177,25 +177,30 @@ $store
     }
 """)
 
-#: Stores a result, or what a part of the keys contributes to it.
-_WHOLE = Template("""\
-                    total /= totals[r] == 0 ? 1 : totals[r];
+#: Stores a result, or what a part of the keys contributes to it: `total`, a sum of values, then
+#: the greatest score and the total of the weights.
+WHOLE = Template("""\
+                    total /= $total == 0 ? 1 : $total;
 $store""")
-_PART = Template("""\
+PART = Template("""\
                     const auto kept =
                         b$scratch + ((point * rows + m) * $splits + split) * ($features + 2);
                     kept[n] = total;
                     if (n == 0) {
-                        kept[$features] = greatest[r];
-                        kept[$features + 1] = totals[r];
+                        kept[$features] = $greatest;
+                        kept[$features + 1] = $total;
                     }""")
 
 
 def launch(attention: AttentionKernel, target: CudaTarget) -> Launch:
     """The launch of a kernel: a block for some rows and a part of the keys, or a few waves."""
-    row_blocks = -(-max_extent(attention.spec.m) // _rows(attention))
-    blocks = bounds(attention.points)[1] * row_blocks * attention.splits
+    blocks = bounds(attention.points)[1] * row_blocks(attention) * attention.splits
     return Launch(grid_of(blocks, target), _THREADS)
+
+
+def row_blocks(attention: AttentionKernel) -> int:
+    """Blocks that share the rows of a point."""
+    return -(-max_extent(attention.spec.m) // _rows(attention))
 
 
 def _rows(attention: AttentionKernel) -> int:
@@ -227,13 +232,14 @@ def body(attention: AttentionKernel) -> Body:
         key = frame.vector(attention.spec.k, run.load, count, acc, 6, names, "found")
     if attention.scratch is None:
         stored = frame.stores([attention.spec.store], acc, 5, names, "total")
-        store = _WHOLE.substitute(store=stored)
+        store = WHOLE.substitute(total="totals[r]", store=stored)
     else:
-        store = _PART.substitute(
-            acc=dialect.register_type(acc),
+        store = PART.substitute(
             scratch=attention.scratch,
             splits=attention.splits,
             features=features,
+            greatest="greatest[r]",
+            total="totals[r]",
         )
     text = _BODY.substitute(
         acc=dialect.register_type(acc),

@@ -61,6 +61,9 @@ class Body:
         dynamic: the name of the dynamic shared memory, if there is any.
         streams: whether it reads an operand through the ring of a segment's block: it is no kernel.
         start: statements before all others, which only a kernel of its own needs.
+        touch: statements of a warp that load what a block of a segment will read of arguments, into
+            the cache of the multiprocessor; they write what becomes of it to ``sink``, a word for
+            each lane.
     """
 
     includes: str
@@ -72,6 +75,7 @@ class Body:
     dynamic: str = ""
     streams: bool = False
     start: str = ""
+    touch: str = ""
 
     @property
     def array_bytes(self) -> int:
@@ -145,3 +149,15 @@ class Body:
             lines.append(f"    unsigned char* const {self.dynamic} = pool + {offset};")
         head = "\n".join(lines)
         return f"{head}\n{self.text}}}\n"
+
+    def touching(self, name: str) -> str:
+        """A function of a segment that loads what :meth:`part` will read.
+
+        Its first parameters are the place of the block, the number of blocks, and the sink.
+
+        Args:
+            name: of the function.
+        """
+        first = "ost::place own, ost::place all, volatile unsigned* sink"
+        lines = ", ".join([first, *self.parameters])
+        return f"static __device__ OST_APART void {name}({lines}) {{\n{self.touch}}}\n"

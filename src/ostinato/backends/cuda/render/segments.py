@@ -5,8 +5,8 @@ has, for each part, its function, its arguments, its number of blocks and whethe
 in front; every block goes through it. Where weights are streamed, a warp of every block does so on
 its own, and fetches what the block will multiply with, as far ahead as the ring has slots.
 
-Shared memory has the addresses of all arguments, the records, the values that every block has, the
-arrays of the part that runs, and the ring.
+Shared memory has the addresses of all arguments, the records, the Variables, the values that every
+block has, the arrays of the part that runs, and the ring.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
+from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
+from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
 from ostinato.records import dataclass, replace
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -45,6 +48,9 @@ _RESERVED = 1 << 10
 #: the number of blocks from there on that do.
 _FIELDS = 5
 
+#: The first field of those that become the place of the block.
+_PLACE = 2
+
 #: Slots of a ring, at least and at most.
 _LEAST_SLOTS, _MOST_SLOTS = 4, 32
 
@@ -53,6 +59,9 @@ _MOST_BLOCKS = (1 << 16) - 1
 
 #: Bytes of a barrier in shared memory.
 _BARRIER_BYTES = 8
+
+#: Bytes of an operand that is brought into the cache, at most.
+_TOUCHED_BYTES = 8 << 10
 
 
 def launch(segment: SegmentKernel, target: CudaTarget) -> Launch:
@@ -78,6 +87,11 @@ class _How:
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
         held: the arguments that are in shared memory.
+        shares: where it is run for shares: the items of the part that reads them, the items of each
+            share, then by argument, elements from one share to the next.
+        lasting: the arguments that no part writes.
+        early: whether a block may read its arguments before its turn, at the risk of what it writes
+            to them itself: nothing waits for other blocks.
     """
 
     kernel: str
@@ -85,6 +99,9 @@ class _How:
     sent: frozenset[int]
     polled: frozenset[int]
     held: frozenset[int]
+    shares: tuple[int, ...] = ()
+    lasting: frozenset[int] = frozenset()
+    early: bool = False
 
 
 class _Function:
@@ -98,6 +115,7 @@ class _Function:
         shared_bytes: bytes of its arrays.
         sent: the arguments whose elements are sent in packets.
         polled: those whose elements are read from packets.
+        shares: see :class:`_How`.
     """
 
     def __init__(self, number: int, part: Part, target: CudaTarget, how: _How) -> None:
@@ -105,6 +123,7 @@ class _Function:
         self.number = number
         self.sent = how.sent
         self.polled = how.polled
+        self.shares = how.shares
         self.stream: Stream | None = None
         body: Body | None
         if how.streams:
@@ -116,6 +135,10 @@ class _Function:
             body, launch = kernel.body(target), kernel.launch(target)
             self.blocks, dynamic = launch.grid, launch.shared_bytes
         assert body is not None, f"{kernel.name} is part of a segment"
+        if isinstance(kernel, CudaLoopNest) and part.everywhere and part.shares_of is None:
+            body = replace(body, touch=_touch(kernel, how.lasting))
+        elif not how.early:
+            body = replace(body, touch="")
         self.body = body
         self.shared_bytes = body.array_bytes + dynamic
 
@@ -165,7 +188,39 @@ class _Renderer:
                 held.add(number)
             elif space.kind is SpaceKind.PACKETS and not whole:
                 (sent if arg.writes else polled).add(number)
-        return _How(part.kernel.name, streams, *map(frozenset, (sent, polled, held)))
+        shares: tuple[int, ...] = ()
+        if part.shares_of is not None:
+            reader = self.segment.parts[part.shares_of].kernel
+            assert isinstance(reader, AttentionKernel)
+            each, points = reader.items_of_point, bounds(reader.points)[1]
+            shares = (points * each, each, *part.strides)
+        readable = [
+            (number, position)
+            for number, (arg, position) in enumerate(
+                zip(part.kernel.args, part.arguments, strict=True)
+            )
+            if arg.reads and not arg.writes and self.segment.space(position) is None
+        ]
+        return _How(
+            part.kernel.name,
+            streams,
+            frozenset(sent),
+            frozenset(polled),
+            frozenset(held),
+            shares,
+            frozenset(n for n, position in readable if not self.segment.args[position].writes),
+            all(position not in self._written_by_others for _, position in readable),
+        )
+
+    @cached_property
+    def _written_by_others(self) -> set[int]:
+        """The arguments that a block reads as other blocks have written them."""
+        return {
+            position
+            for part in self.segment.parts
+            if not part.everywhere
+            for position in self._operands(part, writes=True)
+        }
 
     # -- memory -----------------------------------------------------------------------------
 
@@ -180,9 +235,24 @@ class _Renderer:
         return _whole(2 * self.width * len(self.segment.parts))
 
     @property
+    def variable_start(self) -> int:
+        """Bytes before the copy of the Variables."""
+        return self.address_bytes + self.record_bytes
+
+    @property
+    def value_start(self) -> int:
+        """Bytes before the values that the block has."""
+        return self.sink_start + 4 * WARP
+
+    @property
+    def sink_start(self) -> int:
+        """Bytes before the words of the lanes that bring operands into the cache."""
+        return self.variable_start + _whole(8 * len(self.segment.variables))
+
+    @property
     def pool_start(self) -> int:
         """Bytes before the arrays of the part that runs."""
-        return self.address_bytes + self.record_bytes + _whole(self.segment.block_bytes)
+        return self.value_start + _whole(self.segment.block_bytes)
 
     @property
     def fixed_bytes(self) -> int:
@@ -230,6 +300,7 @@ class _Renderer:
                 *(['#include "packets.cuh"'] if segment.packets is not None else []),
                 *includes,
                 *(f.body.part(f"{name}_{f.number}", f.sent, f.polled) for f in self.distinct),
+                *(f.body.touching(f"{name}_{f.number}_touch") for f in self._touching),
                 self._records(),
                 f'extern "C" __global__ void __launch_bounds__({block}, {resident})',
                 f"{name}({parameters}, const long long* vars) {{",
@@ -244,6 +315,12 @@ class _Renderer:
                 f"    for (int i = threadIdx.x; i < {len(segment.parts) * self.width}; "
                 f"i += {block})",
                 f"        records[i] = {name}_records[i];",
+                f"    long long* const variables = (long long*)(memory + {self.variable_start});",
+                f"    for (int i = threadIdx.x; i < {len(segment.variables)}; i += {block})",
+                "        variables[i] = vars[i];",
+                "    __syncthreads();",
+                f"    for (int i = threadIdx.x; i < {len(segment.parts)}; i += {block})",
+                f"        ost::find_place(records + i * {self.width} + {_PLACE});",
                 f"    unsigned char* const pool = memory + {self.pool_start};",
                 *(self._ring() if self.streams else ["    __syncthreads();"]),
                 *self._parts(),
@@ -258,8 +335,7 @@ class _Renderer:
             if space.kind is SpaceKind.PACKETS:
                 found.append(f"b{self.segment.packets} + {space.offset}")
             else:
-                start = self.address_bytes + self.record_bytes + space.offset
-                found.append(f"memory + {start}")
+                found.append(f"memory + {self.value_start + space.offset}")
         lines = []
         share = -(-len(found) * WARP // SEGMENT_BLOCK)
         for first in range(0, len(found), share):
@@ -276,7 +352,8 @@ class _Renderer:
         for ((before, part), function), (first, working) in zip(parts, self._blocks(), strict=True):
             assert part is not None
             waits = before is not None and before.level != part.level
-            shared = 0 if part.everywhere else working
+            alone = part.everywhere and part.shares_of is None
+            shared = 0 if alone else working
             fields = [function.number, int(waits), shared, first, working, *part.arguments]
             fields += [0] * (self.width - len(fields))
             rows.append(f"    {', '.join(map(str, fields))},")
@@ -301,7 +378,9 @@ class _Renderer:
         numbered = list(enumerate(self.segment.parts))
         for number, part in reversed(numbered):
             own: set[int] = set()
-            if part.everywhere:
+            if part.shares_of is not None:
+                found[number] = found[part.shares_of]
+            elif part.everywhere:
                 written = self._operands(part, writes=True)
                 own = own.union(*(needed.get(position, ()) for position in written))
                 lasting = any(self.segment.space(position) is None for position in written)
@@ -347,6 +426,7 @@ class _Renderer:
                 )
         return [
             *lines,
+            *self._touches(),
             "            default: continue;",
             "            }",
             "            ring.fetch(own, all, from, rows, length);",
@@ -354,6 +434,27 @@ class _Renderer:
             "        return;",
             "    }",
         ]
+
+    @property
+    def _touching(self) -> list[_Function]:
+        """The functions whose operands the warp that fills the ring brings into the cache."""
+        return [f for f in self.distinct if f.body.touch] if self.streams else []
+
+    def _touches(self) -> list[str]:
+        """The cases of these functions."""
+        lines = []
+        for function in self._touching:
+            *types, _ = function.body.types()
+            given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
+            sink = f"(volatile unsigned*)(memory + {self.sink_start})"
+            call = ", ".join(["own", "all", sink, *given, "variables"])
+            lines += [
+                f"            case {function.number}:",
+                "                if (own.x < all.x)",
+                f"                    {self.segment.name}_{function.number}_touch({call});",
+                "                continue;",
+            ]
+        return lines
 
     def _parts(self) -> list[str]:
         """The loop over all parts."""
@@ -384,10 +485,20 @@ class _Renderer:
         for function in self.distinct:
             *types, _ = function.body.types(function.sent, function.polled)
             given = [f"({type_})at[record[{_FIELDS + i}]]" for i, type_ in enumerate(types)]
+            name, place = f"{self.segment.name}_{function.number}", ["own", "all"]
+            lines.append(f"            case {function.number}:")
+            if function.shares:
+                items, each, *strides = function.shares
+                place = ["{0}", "{1}"]
+                lines.append(f"            for (int i = own.x; i < {items}; i += all.x)")
+                given = [
+                    f"{argument} + i / {each} * {stride}LL" if stride else argument
+                    for argument, stride in zip(given, strides, strict=True)
+                ]
             ring = ["ring"] * (function.stream is not None)
-            call = ", ".join(["own", "all", "pool", *ring, *given, "vars"])
-            name = f"{self.segment.name}_{function.number}"
-            lines.append(f"            case {function.number}: {name}({call}); break;")
+            call = ", ".join([*place, "pool", *ring, *given, "variables"])
+            lines.append(f"                {name}({call});")
+            lines.append("            break;")
         last = [] if self.independent else ["    ost::arrive_last(arrived, awaited);"]
         return [*lines, "            }", "    }", *last]
 
@@ -395,8 +506,8 @@ class _Renderer:
         """Declarations of the record of a part, and of the block's place in it."""
         return [
             f"            const unsigned short* const record = records + i * {self.width};",
-            "            const ost::place own = ost::own_place(record[2], record[3], record[4]);",
-            "            const ost::place all = ost::all_places(record[2]);",
+            f"            const ost::place all = {{record[{_PLACE}]}}, "
+            f"own = {{record[{_PLACE + 1}]}};",
         ]
 
 
@@ -421,3 +532,19 @@ def _range_around(blocks: Set[int], grid: int) -> tuple[int, int]:
 def _whole(nbytes: int) -> int:
     """Bytes up to the next multiple of 16."""
     return -(-nbytes // 16) * 16
+
+
+def _touch(nest: CudaLoopNest, lasting: Set[int]) -> str:
+    """Statements that load what every block reads of short operands; see :class:`Body`."""
+    lines = []
+    for number in sorted(lasting):
+        found = [bounds(access.index) for access in nest.accesses() if access.position == number]
+        if not found:
+            continue
+        itemsize = nest.args[number].dtype.itemsize
+        first, last = min(low for low, _ in found), max(high for _, high in found)
+        size = (last - first + 1) * itemsize
+        if size <= _TOUCHED_BYTES:
+            from_ = f"(const unsigned char*)b{number} + {first * itemsize}"
+            lines.append(f"    ost::touch({from_}, {size}, sink);\n")
+    return "".join(lines)

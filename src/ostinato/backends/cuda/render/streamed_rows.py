@@ -1,8 +1,8 @@
 """Rendering a matmul of a few rows whose right operand arrives through a ring in shared memory.
 
-It is part of a segment: a warp of the block fetches 16 columns at a time, a kilobyte of each a
-stage, ahead of those that multiply, whatever they wait for. The warps divide each stage between
-them; their sums meet in shared memory and are added in order.
+It is part of a segment: a warp of the block fetches 8 columns at a time, 2 KiB of each a stage,
+ahead of those that multiply, whatever they wait for. Four warps divide a stage between them, so two
+stages are multiplied at a time; the sums of all warps meet in shared memory and are added in order.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "SLOT_BYTES", "Stream", "body", "stream_of", "tiles"]
 
-COLUMNS = 16
+COLUMNS = 8
 """Columns of a tile."""
 
 #: Bytes of a column in a stage, and from one column to the next: those of ``ost::ring``.
-_PIECE, _PITCH = 1024, 1040
+_PIECE, _PITCH = 2048, 2064
 
 SLOT_BYTES = COLUMNS * _PITCH
 """Bytes of a slot of the ring."""
@@ -58,7 +58,7 @@ $left
     for (long long tile = own.x; tile * $width < columns; tile += all.x) {
         const long long rest = columns - tile * $width;
         const int there = rest < $width ? (int)rest : $width;
-        ost::multiply_tile<ost::${format}_format, $rows, $whole>(
+        ost::multiply_tile<ost::${format}_format, $rows, $whole, $shared>(
             ring, left, pitch, (int)rows, (int)depth, there, parts[turn]
         );
         OST_SYNC();
@@ -161,6 +161,7 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
         width=COLUMNS,
         format=dtype.name,
         whole="false" if max_extent(matmul.k[0]) * dtype.itemsize % _PIECE else "true",
+        shared="true" if left.shared else "false",
         rows=rows,
         threads=SEGMENT_BLOCK,
         warps=_WARPS,
@@ -181,11 +182,18 @@ class _Left:
         matmul: the matmul.
         pitch: elements from one row to the next; where it is read in place.
         staged: whether a block copies it into shared memory.
+        held: whether it is there already.
     """
 
     matmul: Matmul
     pitch: int
     staged: bool
+    held: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is read from shared memory."""
+        return self.staged or self.held
 
     @property
     def type(self) -> str:
@@ -234,7 +242,7 @@ def _left_of(matmul: Matmul, held: Collection[int] = ()) -> _Left | None:
     if isinstance(a, Load) and a.buffer in held and max_extent(matmul.m) == 1:
         run = run_of(a, matmul.k[0], depth)
         if run is not None and run.load is a and run.count * a.dtype.itemsize == VECTOR_BYTES:
-            return _Left(matmul, depth, staged=False)
+            return _Left(matmul, depth, staged=False, held=True)
     padded = depth + _PADDING_BYTES // a.dtype.itemsize
     if max_extent(matmul.m) * padded * a.dtype.itemsize <= _LEFT_BYTES:
         return _Left(matmul, padded, staged=True)

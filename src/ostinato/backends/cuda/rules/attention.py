@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ostinato.backends.cuda.render import (
     attention_blocks,
+    attention_lanes,
     attention_parts,
     attention_rows,
     attention_tiles,
@@ -57,6 +58,8 @@ class Attention(AttentionKernel):
                 return attention_blocks.launch(self, target)
             case "tiles":
                 return attention_tiles.launch(self, target)
+            case "lanes":
+                return attention_lanes.launch(self, target)
         return attention_rows.launch(self, target)
 
     def source(self, target: CudaTarget) -> str:
@@ -65,15 +68,28 @@ class Attention(AttentionKernel):
                 return attention_blocks.source(self, target)
             case "tiles":
                 return attention_tiles.source(self)
-        return attention_rows.body(self).kernel(self.name)
+        body = self.body(target)
+        assert body is not None
+        return body.kernel(self.name)
 
     def body(self, target: CudaTarget) -> Body | None:
-        return attention_rows.body(self) if self._way(target) == "rows" else None
+        match self._way(target):
+            case "rows":
+                return attention_rows.body(self)
+            case "lanes":
+                return attention_lanes.body(self)
+        return None
 
-    def _way(self, target: CudaTarget) -> Literal["rows", "tiles", "blocks"]:
+    @property
+    def items_of_point(self) -> int:
+        if attention_lanes.fits(self):
+            return attention_lanes.row_blocks(self) * self.splits
+        return attention_rows.row_blocks(self) * self.splits
+
+    def _way(self, target: CudaTarget) -> Literal["rows", "lanes", "tiles", "blocks"]:
         """The renderer: with tensor cores, the keys are divided among the warps of few rows."""
         if not attention_tiles.fits(self, target):
-            return "rows"
+            return "lanes" if attention_lanes.fits(self) else "rows"
         if attention_tiles.is_few(self):
             return "tiles"
         return "blocks" if attention_blocks.fits(self) else "rows"

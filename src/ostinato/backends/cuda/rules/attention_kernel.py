@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.kernel import CudaKernel
@@ -56,6 +57,11 @@ class AttentionKernel(CudaKernel):
     def points(self) -> Dim:
         """Key heads of all batches."""
         return prod(map(extent_of, self.spec.batch))
+
+    @property
+    @abstractmethod
+    def items_of_point(self) -> int:
+        """The items of each point, where blocks go over items: points are the outer ones."""
 
     @property
     def features(self) -> int:

@@ -26,7 +26,7 @@ from ostinato.variables import axis, bounds, prod
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ostinato.backends.cuda.rules.column_order import ColumnOrder
+    from ostinato.backends.cuda.rules.expert_operands import OrderedExperts
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node, Value
     from ostinato.lower.fusion.regions import Region
@@ -46,7 +46,7 @@ __all__ = ["lower_few_choices", "lower_few_rows"]
 
 
 def lower_few_choices(
-    lowering: ProgramBuilder, region: Region, root: Node, columns: ColumnOrder
+    lowering: ProgramBuilder, region: Region, root: Node, operands: OrderedExperts
 ) -> bool:
     """Lower a region around an ``expert_mlp`` node, if few experts are chosen altogether.
 
@@ -54,7 +54,7 @@ def lower_few_choices(
         lowering: takes the kernels.
         region: the nodes.
         root: the experts' networks.
-        columns: brings their matrices into order.
+        operands: their matrices.
 
     Returns:
         Whether it was lowered.
@@ -62,7 +62,7 @@ def lower_few_choices(
     x, ids, _, up, down, *gate = root.inputs
     if bounds(prod(ids.shape))[1] > FEW_ROWS or not all(w.type.size for w in (up, down)):
         return False
-    layer = _Layer(lowering, root, columns)
+    layer = _Layer(lowering, root, operands)
 
     def row(build: KernelBuilder, at: Indices, place: Dim) -> Scalar:
         return build.at(x, (at[0], place))
@@ -78,20 +78,18 @@ def lower_few_choices(
 
 
 def lower_few_rows(
-    lowering: ProgramBuilder, region: Region, root: Node, columns: ColumnOrder
+    lowering: ProgramBuilder, region: Region, root: Node, operands: OrderedExperts
 ) -> bool:
     """Lower a region around a ``grouped_matmul`` node, if it has few rows; whether it was."""
-    x, w, ids = root.inputs
+    x, w, _ = root.inputs
     if bounds(x.shape[0])[1] > FEW_ROWS or not w.type.size:
         return False
-    spec, instead = row_spec(root, x, w), None
-    if columns.possible(lowering, w):
-        instead = {w: columns.of(lowering, w)}
+    spec, instead = row_spec(root, x, w), operands.by_columns(lowering, w)
     build, outputs = lowering.builder(region, instead), lowering.region_outputs(region)
     point = build.axis(x.shape[0])
     m, n, k = axis("m", 1), axis("n", w.shape[2]), axis("k", w.shape[1])
     (row,), (column,) = symbols_of((m,)), symbols_of((n,))
-    expert = build.data_index(ids, (point,), w.shape[0], wrap=True)
+    expert = operands.expert(build, (point,))
     a, b = build.at(x, (point, k)), build.at(w, (expert, k, n))
     stores = spec.stores(build, Accumulator(spec.acc), spec.out_at((), point, n), outputs)
     kernel = FewRowsMatmul(
@@ -116,16 +114,16 @@ class _Layer:
     Args:
         lowering: takes the kernels.
         root: the experts' networks.
-        columns: brings their matrices into order.
+        operands: their matrices.
 
     Attributes:
         acc: the dtype of all that is between the operands and the result.
     """
 
-    def __init__(self, lowering: ProgramBuilder, root: Node, columns: ColumnOrder) -> None:
+    def __init__(self, lowering: ProgramBuilder, root: Node, operands: OrderedExperts) -> None:
         self._lowering = lowering
         self._root = root
-        self._columns = columns
+        self._operands = operands
         self.acc: DType = root.inputs[0].dtype.accumulator
 
     def activated(self, build: KernelBuilder, at: Indices, place: Dim, total: Scalar) -> Scalar:
@@ -166,17 +164,14 @@ class _Layer:
             The results, ``[tokens, choices, columns]``.
         """
         lowering, acc = self._lowering, self.acc
-        ids, (experts, depth, columns) = self._root.inputs[1], matrices.shape
-        instead = None
-        if self._columns.possible(lowering, matrices):
-            instead = {matrices: self._columns.of(lowering, matrices)}
-        build = lowering.helper_builder(instead)
+        ids, (_, depth, columns) = self._root.inputs[1], matrices.shape
+        build = lowering.helper_builder(self._operands.by_columns(lowering, matrices))
         shape = (*ids.shape, columns)
         result = LoweredBuffer(TensorType(acc, shape), Role.TEMP, f"{self._root.label}: {title}")
         point = build.axes(ids.shape)
         m, n, k = axis("m", 1), axis("n", columns), axis("k", depth)
         (row,), (column,) = symbols_of((m,)), symbols_of((n,))
-        expert = build.data_index(ids, point, experts, wrap=True)
+        expert = self._operands.expert(build, point)
         a, b = left(build, point, k), build.at(matrices, (expert, k, n))
         total: Scalar = Accumulator(acc)
         if finish is not None:

@@ -114,6 +114,6 @@ class ReceivePackets(_PacketKernel):
             first += count
         put = " else ".join(lines)
         return (
-            f"    ost::receive_packets({first}, [&](int i) {{ return {packet}; }},\n"
+            f"    ost::receive_packets<{first}>([&](int i) {{ return {packet}; }},\n"
             f"        [&](int i, unsigned element) {{ {put} }});\n"
         )

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import compress, groupby
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.backends.cuda.rules.derived_values import without_derived
 from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
+from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
+from ostinato.backends.cuda.rules.segment_rows import with_copied_rows
+from ostinato.backends.cuda.rules.segment_shares import Shares
 from ostinato.backends.cuda.rules.segment_values import Way, Ways
 from ostinato.dtypes import UINT64
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
-from ostinato.lower.loopir.nodes import Arg
+from ostinato.lower.loopir.nodes import Arg, max_extent
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.records import dataclass
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Set
@@ -66,12 +71,16 @@ class _Step:
         operands: by argument, what has its memory.
         call: what it was made of, if it was made of one.
         level: the number of barriers before it.
+        reader: the call of attention whose points are the shares that it is run for.
+        strides: by argument, elements from one share to the next.
     """
 
     kernel: CudaKernel
     operands: tuple[LoweredBuffer | _Value, ...]
     call: Call | None
     level: int
+    reader: Call | None = None
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -93,11 +102,14 @@ class Assembly:
     def __init__(
         self, calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
     ) -> None:
+        if settings.exchange:
+            calls = with_copied_rows(without_derived(calls, others))
         self._calls = calls
         self._settings = settings
         self._ways = Ways(calls if settings.exchange else (), others)
         self._levels = _levels(calls, self._ways)
         self._ways.share(self._levels)
+        self._shares = Shares(calls, self._ways)
         self._sent: dict[LoweredBuffer, _Value] = {}
         self._held: dict[LoweredBuffer, _Value] = {}
 
@@ -124,20 +136,28 @@ class Assembly:
                 reads[position[operand]] |= arg.reads
                 writes[position[operand]] |= arg.writes
         numbers = {step.call: i for i, step in enumerate(steps) if step.call is not None}
+        arguments = [tuple(position[operand] for operand in step.operands) for step in steps]
+        streamed = [
+            self._settings.stream_weights and _streams(step.kernel, [writes[n] for n in numbered])
+            for step, numbered in zip(steps, arguments, strict=True)
+        ]
+        # A ring takes the shared memory of a second block, which other products need.
+        weights = [_weight_bytes(step.kernel) for step in steps]
+        worthwhile = 2 * sum(compress(weights, streamed)) >= sum(weights)
         parts = []
-        for step in steps:
-            arguments = tuple(position[operand] for operand in step.operands)
-            written = [writes[number] for number in arguments]
+        for number, step in enumerate(steps):
             same = None if step.call is None else self._ways.tiles_of.get(step.call)
             repeated = isinstance(step.kernel, ReceivePackets)
             parts.append(
                 Part(
                     step.kernel,
-                    arguments,
+                    arguments[number],
                     step.level,
-                    self._settings.stream_weights and _streams(step.kernel, written),
+                    streamed[number] and worthwhile,
                     repeated or step.call in self._ways.everywhere,
                     None if same is None else numbers[same],
+                    None if step.reader is None else numbers[step.reader],
+                    step.strides,
                 )
             )
         args = tuple(
@@ -164,14 +184,19 @@ class Assembly:
             elif way is Way.PACKETS and buffer not in self._held:
                 held = self._held[buffer] = _Value(SpaceKind.BLOCK, buffer.nbytes)
                 taken = Arg(buffer.type.dtype, reads=False, writes=True)
+                reader, elements = self._shares.received.get(buffer, (None, elements))
                 kernel = ReceivePackets((elements,), (Arg(UINT64), taken))
-                yield _Step(kernel, (self._sent[buffer], held), None, level)
+                strides = () if reader is None else (elements, elements)
+                yield _Step(kernel, (self._sent[buffer], held), None, level, reader, strides)
         operands: list[LoweredBuffer | _Value] = []
         for arg, buffer in zip(call.kernel.args, call.buffers, strict=True):
             places = [self._sent.get(buffer), self._held.get(buffer)]
             first, second = places if arg.writes else places[::-1]
             operands.append(first or second or buffer)
-        yield _Step(call.kernel, tuple(operands), call, level)
+        if (share := self._shares.of.get(call)) is None:
+            yield _Step(call.kernel, tuple(operands), call, level)
+        else:
+            yield _Step(share.kernel, tuple(operands), call, level, share.reader, share.strides)
 
     def _spaces(self, steps: Sequence[_Step]) -> tuple[dict[_Value, Space], int]:
         """The memory of values, and the shared memory that they need."""
@@ -198,6 +223,14 @@ class Assembly:
             spaces[value] = Space(value.kind, start)
             most = max(most, start + size)
         return spaces, most
+
+
+def _weight_bytes(kernel: CudaKernel) -> int:
+    """Bytes of the right operand of a product."""
+    if not isinstance(kernel, Matmul):
+        return 0
+    columns = bounds(kernel.points)[1] * max_extent(kernel.n)
+    return columns * bounds(kernel.depth)[1] * kernel.b.dtype.itemsize
 
 
 def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
@@ -261,7 +294,10 @@ def _in_order(steps: Sequence[_Step]) -> list[_Step]:
     ordered: list[_Step] = []
     for _, together in groupby(sorted(steps, key=place), key=place):
         group = list(together)
-        ordered += [_received(group)] if isinstance(group[0].kernel, ReceivePackets) else group
+        if isinstance(group[0].kernel, ReceivePackets):
+            readers = dict.fromkeys(step.reader for step in group)
+            group = [_received([s for s in group if s.reader is reader]) for reader in readers]
+        ordered += group
     return ordered
 
 
@@ -271,4 +307,6 @@ def _received(steps: Sequence[_Step]) -> _Step:
     counts = tuple(count for kernel in kernels for count in kernel.counts)
     args = tuple(arg for kernel in kernels for arg in kernel.args)
     operands = tuple(operand for step in steps for operand in step.operands)
-    return _Step(ReceivePackets(counts, args), operands, None, steps[0].level)
+    strides = tuple(stride for step in steps for stride in step.strides)
+    first = steps[0]
+    return _Step(ReceivePackets(counts, args), operands, None, first.level, first.reader, strides)

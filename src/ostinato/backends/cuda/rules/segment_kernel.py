@@ -53,6 +53,10 @@ class Part:
         everywhere: whether every block runs all of it, for itself.
         tiles_of: the position of a part before it whose tiles go to the same blocks as its own,
             because it reads them; ``None``: any blocks will do.
+        shares_of: the position of a part of attention that reads the results, at each of its points
+            a share of them: each block runs the part for the shares that it needs. ``kernel``
+            computes the first one.
+        strides: by argument, elements from one share to the next.
     """
 
     kernel: CudaKernel
@@ -61,6 +65,8 @@ class Part:
     streams: bool = False
     everywhere: bool = False
     tiles_of: int | None = None
+    shares_of: int | None = None
+    strides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +106,8 @@ class SegmentKernel(CudaKernel):
             how = " streams" * part.streams + " everywhere" * part.everywhere
             if part.tiles_of is not None:
                 how += f" on the blocks of part {part.tiles_of}"
+            if part.shares_of is not None:
+                how += f" for the shares of part {part.shares_of}, by {part.strides}"
             text.line(1, f"level {part.level}{how}: {part.kernel.name}({named})")
 
     def accesses(self) -> Iterator[Access]:

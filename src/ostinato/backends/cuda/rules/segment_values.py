@@ -98,6 +98,10 @@ class Ways:
         """The way of a value."""
         return self._ways.get(buffer, Way.MEMORY)
 
+    def readers(self, buffer: LoweredBuffer) -> Sequence[Call]:
+        """The calls that read a value."""
+        return self._readers.get(buffer, ())
+
     def share(self, levels: Mapping[Call, int]) -> None:
         """Let blocks share the work of calls whose readers are behind a barrier anyway.
 

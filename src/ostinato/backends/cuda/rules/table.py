@@ -6,6 +6,7 @@ then loop nests and size steps become the device's kernels.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest, CudaSizeStep
@@ -14,10 +15,11 @@ from ostinato.dtypes import UINT8
 from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.lower.control import CONTROL_OPS
+from ostinato.lower.extent import buffers_behind
 from ostinato.lower.loopir.nest import LoopNest
-from ostinato.lower.lowering import LoweringOptions, lower
+from ostinato.lower.lowering import LoweringOptions, live_nodes, lower
 from ostinato.lower.memory.layouts import LayoutGains
-from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.program import LoweredBuffer, Program, Role
 from ostinato.lower.rules.sizes import SizeStep
 from ostinato.lower.rules.table import SHARED_RULES, RuleTable
 from ostinato.records import dataclass, field, replace
@@ -25,8 +27,11 @@ from ostinato.records import dataclass, field, replace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.backends.cuda.rules import (
         attention,
+        column_order,
+        expert_rules,
         library,
         recurrent,
         segments,
@@ -34,19 +39,22 @@ if TYPE_CHECKING:
         topk,
         weight_rules,
     )
+    from ostinato.backends.cuda.rules.expert_rules import CalledExperts
     from ostinato.backends.cuda.rules.library import LibrarySettings
+    from ostinato.backends.cuda.rules.resident_experts import ResidentLayer
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node
     from ostinato.lower.fusion.regions import Refusal, Region
-    from ostinato.lower.program import Call, Program
+    from ostinato.lower.program import Call
     from ostinato.lower.program_builder import ProgramBuilder
-    from ostinato.lower.rules import experts, sums_of_products
+    from ostinato.lower.rules import sums_of_products
     from ostinato.lower.rules.table import Rule
     from ostinato.ops import convolution
     from ostinato.variables import Symbol
 else:
     attention = LazyModule("ostinato.backends.cuda.rules.attention")
-    experts = LazyModule("ostinato.lower.rules.experts")
+    column_order = LazyModule("ostinato.backends.cuda.rules.column_order")
+    expert_rules = LazyModule("ostinato.backends.cuda.rules.expert_rules")
     library = LazyModule("ostinato.backends.cuda.rules.library")
     recurrent = LazyModule("ostinato.backends.cuda.rules.recurrent")
     segments = LazyModule("ostinato.backends.cuda.rules.segments")
@@ -71,6 +79,8 @@ class CudaLowering:
         exchange: pass values from part to part of a segment without barriers where there is a way.
         split_reductions: reduce many elements to few results by two kernels.
         library: the use of a library for large products; ``None``: none.
+        experts: params whose experts do not all stay on the device.
+        keep_ids: keep the ids of the experts that a run has called.
     """
 
     shared: LoweringOptions = field(default_factory=LoweringOptions)
@@ -80,6 +90,21 @@ class CudaLowering:
     exchange: bool = True
     split_reductions: bool = True
     library: LibrarySettings | None = None
+    experts: ExpertStore | None = None
+    keep_ids: bool = False
+
+
+@dataclass(eq=False)
+class CudaGraph(Program):
+    """A program of the device's kernels.
+
+    Attributes:
+        called: the layers that choose among experts, in order.
+        resident: the nodes whose experts do not all stay on the device.
+    """
+
+    called: list[CalledExperts] = field(default_factory=list)
+    resident: list[ResidentLayer] = field(default_factory=list)
 
 
 def lower_for_cuda(
@@ -87,7 +112,7 @@ def lower_for_cuda(
     settings: CudaLowering,
     variables: Sequence[Symbol] | None = None,
     facts: Sequence[Fact] | None = None,
-) -> tuple[Program, list[Refusal]]:
+) -> tuple[CudaGraph, list[Refusal]]:
     """The kernels of ``graph`` on a GPU, and the fusions that were refused.
 
     Args:
@@ -96,11 +121,14 @@ def lower_for_cuda(
         variables, facts: see :func:`~ostinato.lower.lowering.lower`.
 
     Raises:
+        InputError: params in a file of experts are used for more than that, or do not fit a budget.
         UnsupportedOpError: nodes for which no kernel exists, every one listed.
     """
-    rules = _RULES
-    if settings.templates:
-        rules = rules | {**weight_rules.weight_rules(splits=settings.split_reductions)}
+    columns = column_order.ColumnOrder() if settings.templates else None
+    layers = _ExpertLayers(graph, settings, columns)
+    rules = {**_RULES, "expert_mlp": layers.expert_mlp, "grouped_matmul": layers.grouped_matmul}
+    if columns is not None:
+        rules |= weight_rules.weight_rules(columns, splits=settings.split_reductions)
     gains = LayoutGains(_convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
     table = RuleTable(_DEVICE, rules, layout_gains=gains if settings.templates else None)
     if settings.library is not None:
@@ -108,12 +136,79 @@ def lower_for_cuda(
     program, refused = lower(graph, table, settings.shared, variables, facts)
     calls = [done for call in program.calls for done in _finalised(call, settings, Role.TEMP)]
     prepare = [c for call in program.prepare for c in _finalised(call, settings, Role.PREPARED)]
+    called = _with_origins(layers.called, replace(program, calls=calls))
     if settings.segments:
         leaves = (program.outputs, program.states, program.next_states, program.live_sizes)
         kept = program.kept.union(*(found.values() for found in leaves))
         found = segments.SegmentSettings(settings.stream_weights, settings.exchange)
         calls = segments.form_segments(calls, kept, found)
-    return replace(program, calls=calls, prepare=prepare), refused
+    return (
+        CudaGraph(
+            calls,
+            prepare,
+            program.inputs,
+            program.params,
+            program.states,
+            program.outputs,
+            program.next_states,
+            program.variables,
+            program.kept,
+            program.live_sizes,
+            called,
+            layers.resident,
+        ),
+        refused,
+    )
+
+
+def _with_origins(called: Sequence[CalledExperts], program: Program) -> list[CalledExperts]:
+    """The layers, with the numbers of rows of the inputs that their ids come from."""
+    if not called:
+        return []
+    leading = {b.type.shape[0] for b in program.inputs.values() if b.type.shape}
+    sizes = sorted(size for size in leading if isinstance(size, int))
+    behind = {size: buffers_behind(program, size) for size in sizes}
+    return [
+        replace(layer, padded=tuple(size for size in sizes if layer.ids in behind[size]))
+        for layer in called
+    ]
+
+
+class _ExpertLayers:
+    """The rules of experts, which are loaded by the first graph that has some."""
+
+    def __init__(
+        self, graph: BaseGraph, settings: CudaLowering, columns: column_order.ColumnOrder | None
+    ) -> None:
+        self._given = graph, settings, columns
+        self._used = False
+        if settings.experts is not None:
+            _ = self._rules  # refuses wrong uses of params before anything is lowered
+
+    @cached_property
+    def _rules(self) -> expert_rules.ExpertRules:
+        self._used = True
+        graph, settings, columns = self._given
+        nodes, keep = live_nodes(graph), settings.keep_ids
+        return expert_rules.ExpertRules(graph, nodes, settings.experts, columns, keep=keep)
+
+    def expert_mlp(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        """Lower a region around the networks of experts."""
+        self._rules.expert_mlp(lowering, region, root)
+
+    def grouped_matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        """Lower a region around a matmul whose rows choose their matrices."""
+        self._rules.grouped_matmul(lowering, region, root)
+
+    @property
+    def called(self) -> list[CalledExperts]:
+        """See :class:`CudaGraph`."""
+        return [*self._rules.called.values()] if self._used else []
+
+    @property
+    def resident(self) -> list[ResidentLayer]:
+        """See :class:`CudaGraph`."""
+        return [*self._rules.resident.values()] if self._used else []
 
 
 def _convolution_gains(node: Node) -> tuple[float, float]:
@@ -179,14 +274,6 @@ def _recurrent(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     recurrent.lower_recurrent(lowering, region, root)
 
 
-def _grouped_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-    sums_of_products.lower_grouped_matmul(lowering, region, root)
-
-
-def _expert_mlp(lowering: ProgramBuilder, region: Region, root: Node) -> None:
-    experts.lower_expert_mlp(lowering, region, root)
-
-
 def _blockwise_matmul(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     sums_of_products.lower_blockwise_matmul(lowering, region, root)
 
@@ -209,10 +296,10 @@ _RULES: dict[str, Rule] = {
     "flat_nonzero": _flat_nonzero,
     "non_max_suppression": _suppression,
     "recurrent_scan": _recurrent,
-    "expert_mlp": _expert_mlp,
-    "grouped_matmul": _grouped_matmul,
     "blockwise_matmul": _blockwise_matmul,
 }
 
+_EXPERT_OPS = ("expert_mlp", "grouped_matmul")
+
 #: Ops with rules of their own.
-LOWERED_OPS = frozenset({*SHARED_RULES, *_RULES, *CONTROL_OPS})
+LOWERED_OPS = frozenset({*SHARED_RULES, *_RULES, *_EXPERT_OPS, *CONTROL_OPS})

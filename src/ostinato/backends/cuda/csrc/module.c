@@ -1,0 +1,66 @@
+/* The extension module ostinato.backends.cuda._graph_calls: calls that are one launch each.
+ *
+ * It links nothing of CUDA: the driver's entry points are addresses that it is given. */
+#include "graph_call.h"
+#include "graph_run.h"
+
+static int import_order(void) {
+    PyObject *module = PyImport_ImportModule("ostinato.plan._order");
+    PyObject *capsule = module == NULL ? NULL : PyObject_GetAttrString(module, "api");
+    if (capsule != NULL) {
+        order = PyCapsule_GetPointer(capsule, ORDER_CAPSULE);
+    }
+    Py_XDECREF(capsule);
+    Py_XDECREF(module);
+    return order == NULL ? -1 : 0;
+}
+
+static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
+    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *type == NULL ? -1 : PyModule_AddType(module, *type);
+}
+
+static int graph_calls_exec(PyObject *module) {
+    graph_calls_state *state = PyModule_GetState(module);
+    if (import_order() < 0 || add_type(module, &epoch_spec, &state->epoch_type) < 0 ||
+        add_type(module, &graph_run_spec, &state->run_type) < 0) {
+        return -1;
+    }
+    return add_type(module, &graph_call_spec, &state->call_type);
+}
+
+static int graph_calls_traverse(PyObject *module, visitproc visit, void *arg) {
+    graph_calls_state *state = PyModule_GetState(module);
+    Py_VISIT(state->epoch_type);
+    Py_VISIT(state->run_type);
+    Py_VISIT(state->call_type);
+    return 0;
+}
+
+static int graph_calls_clear(PyObject *module) {
+    graph_calls_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->epoch_type);
+    Py_CLEAR(state->run_type);
+    Py_CLEAR(state->call_type);
+    return 0;
+}
+
+static void graph_calls_free(void *module) { (void)graph_calls_clear(module); }
+
+static PyModuleDef_Slot graph_calls_slots[] = {
+    {Py_mod_exec, graph_calls_exec},
+    {0, NULL},
+};
+
+static PyModuleDef graph_calls_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "ostinato.backends.cuda._graph_calls",
+    .m_doc = "Calls that are one launch of a CUDA graph each.",
+    .m_size = sizeof(graph_calls_state),
+    .m_slots = graph_calls_slots,
+    .m_traverse = graph_calls_traverse,
+    .m_clear = graph_calls_clear,
+    .m_free = graph_calls_free,
+};
+
+PyMODINIT_FUNC PyInit__graph_calls(void) { return PyModuleDef_Init(&graph_calls_module); }

@@ -1,0 +1,192 @@
+"""Small parts of a segment whose results attention reads share by share.
+
+A block of a decode step's attention has one head of keys, and the queries of a few heads. What it
+needs of the parts that every block runs for itself (rope, the rows that are appended to states) and
+of the values that it receives is a share: the same part of each array, one behind the other. So it
+computes, writes and receives that alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato.backends.cuda.kernel import CudaLoopNest
+from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
+from ostinato.backends.cuda.rules.segment_values import Way
+from ostinato.lower.loopir.dependences import reached, roots
+from ostinato.lower.loopir.nodes import Guard, IndexValue, Load, Stage, Store, extent_of, max_extent
+from ostinato.lower.loopir.rewrite import Rewriter
+from ostinato.records import dataclass, replace
+from ostinato.variables import axis, bounds, coefficient, substitute, symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ostinato.backends.cuda.rules.segment_values import Ways
+    from ostinato.lower.program import Call, LoweredBuffer
+    from ostinato.variables import Dim, Symbol
+
+__all__ = ["Share", "Shares"]
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """A call that is run for one share at a time.
+
+    Attributes:
+        reader: the call of attention whose points are the shares.
+        kernel: computes the first share.
+        strides: by argument, elements from one share to the next.
+    """
+
+    reader: Call
+    kernel: CudaLoopNest
+    strides: tuple[int, ...]
+
+
+class Shares:
+    """The calls of a segment that blocks run for shares.
+
+    Args:
+        calls: of the segment, in order.
+        ways: of their values.
+
+    Attributes:
+        of: by call, its share.
+        received: by value that is received by shares, the call of attention and its elements of a
+            share.
+    """
+
+    def __init__(self, calls: Sequence[Call], ways: Ways) -> None:
+        self.of: dict[Call, Share] = {}
+        self.received: dict[LoweredBuffer, tuple[Call, int]] = {}
+        for position, call in enumerate(calls):
+            if isinstance(call.kernel, AttentionKernel):
+                self._divide(calls[:position], call, call.kernel, ways)
+
+    def _divide(
+        self, before: Sequence[Call], reader: Call, attention: AttentionKernel, ways: Ways
+    ) -> None:
+        """Divide what a call of attention reads."""
+        count = attention.points
+        wide = [symbol for symbol in attention.spec.batch if max_extent(symbol) > 1]
+        if not isinstance(count, int) or len(wide) != 1:
+            return
+        loads = [s for s in reached(attention.spec.operands) if isinstance(s, Load)]
+        sizes: dict[LoweredBuffer, int] = {}
+        for number, buffer in enumerate(reader.buffers):
+            indices = [load.index for load in loads if load.buffer == number]
+            if indices:
+                _limit(sizes, buffer, _share_size(indices, wide[0], 1))
+        own: dict[Call, Share] = {}
+        for call in reversed(before):
+            if call not in ways.everywhere or not all(
+                sizes.get(buffer) and all(r is reader or r in own for r in ways.readers(buffer))
+                for buffer in call.writes()
+            ):
+                continue
+            share = _share(reader, call, count, sizes)
+            if share is None:
+                continue
+            own[call] = share
+        self.of |= own
+        for buffer, size in sizes.items():
+            alone = all(r is reader or r in own for r in ways.readers(buffer))
+            if size and alone and ways.way(buffer) is Way.PACKETS:
+                self.received[buffer] = reader, size
+
+
+def _limit(sizes: dict[LoweredBuffer, int], buffer: LoweredBuffer, size: int) -> None:
+    """Note the size of a buffer's share for one more reader: 0 if there is no one size."""
+    sizes[buffer] = size if sizes.get(buffer, size) == size else 0
+
+
+def _share_size(indices: Sequence[Dim], symbol: Symbol, values: int) -> int:
+    """The elements between shares of ``values`` values of a symbol, if these are apart; or 0."""
+    found = {_step(index, symbol) for index in indices}
+    if len(found) != 1:
+        return 0
+    (step,) = found
+    for index in indices:
+        low, high = bounds(substitute(index, {symbol: 0}))
+        if step is None or low < 0 or high + step * (values - 1) >= step * values:
+            return 0
+    return 0 if step is None else step * values
+
+
+def _step(index: Dim, symbol: Symbol) -> int | None:
+    """The elements that an index moves with each value of a symbol; ``None``: it depends."""
+    found = coefficient(index, symbol)
+    return found[0] if found is not None and isinstance(found[0], int) else None
+
+
+def _share(reader: Call, call: Call, count: int, sizes: dict[LoweredBuffer, int]) -> Share | None:
+    """A call divided along an outer axis, if it writes the shares of ``sizes``.
+
+    What it reads is added to these.
+    """
+    nest = call.kernel
+    assert isinstance(nest, CudaLoopNest)
+    if nest.temps or any(stage.axes for stage in nest.stages):
+        return None
+    every = [s for stage in nest.stages for s in stage.statements]
+    statements = [s for s in every if isinstance(s, Store)]
+    if len(statements) < len(every):
+        return None
+    for symbol in nest.axes:
+        extent = extent_of(symbol)
+        if not isinstance(extent, int) or extent % count or extent == 0:
+            continue
+        values = extent // count
+        accesses: dict[int, list[Dim]] = {}
+        for number, index in _accesses(statements):
+            accesses.setdefault(number, []).append(index)
+        steps = {n: {_step(i, symbol) for i in indices} for n, indices in accesses.items()}
+        if any(len(found) != 1 or None in found for found in steps.values()):
+            continue
+        if any(symbol in symbols(dim) for dim in _others(statements)):
+            continue
+        shares = {n: _share_size(indices, symbol, values) for n, indices in accesses.items()}
+        written = [n for n, arg in enumerate(nest.args) if arg.writes]
+        if any(shares.get(n) != sizes[call.buffers[n]] for n in written):
+            continue
+        for number, buffer in enumerate(call.buffers):
+            if number in shares and number not in written:
+                _limit(sizes, buffer, shares[number])
+        strides = [next(iter(steps.get(n, {0}))) or 0 for n in range(len(nest.args))]
+        kernel = _first_share(nest, symbol, values)
+        return Share(reader, kernel, tuple(values * stride for stride in strides))
+    return None
+
+
+def _accesses(statements: Sequence[Store]) -> Iterator[tuple[int, Dim]]:
+    """The buffer numbers and the indices of all that statements read and write."""
+    for store in statements:
+        yield store.buffer, store.index
+    for scalar in reached([root for store in statements for root in roots(store)]):
+        if isinstance(scalar, Load):
+            yield scalar.buffer, scalar.index
+
+
+def _others(statements: Sequence[Store]) -> Iterator[Dim]:
+    """The other index expressions of statements."""
+    for store in statements:
+        yield from store.conditions
+    for scalar in reached([root for store in statements for root in roots(store)]):
+        if isinstance(scalar, IndexValue):
+            yield scalar.index
+        elif isinstance(scalar, Guard):
+            yield from scalar.conditions
+
+
+def _first_share(nest: CudaLoopNest, symbol: Symbol, values: int) -> CudaLoopNest:
+    """A nest at the first values of an outer axis."""
+    part = axis(symbol.name, values) if values > 1 else 0
+    rewriter = Rewriter(index=lambda dim: substitute(dim, {symbol: part}))
+    stages = tuple(
+        Stage(stage.axes, tuple(map(rewriter.statement, stage.statements))) for stage in nest.stages
+    )
+    axes: list[Symbol] = []
+    for own in nest.axes:
+        axes += symbols(part) if own == symbol else [own]
+    return replace(nest, axes=tuple(axes), stages=stages)
