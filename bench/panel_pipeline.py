@@ -30,6 +30,7 @@ from bench.compare.worker import Clock, clock_named
 from bench.compare.workloads import Workload
 
 import ostinato as ost
+from ostinato.ops.packed.formats import FORMATS as BLOCKS
 
 Array = np.ndarray[Any, Any]
 Call = Callable[[], None]
@@ -38,7 +39,15 @@ ROWS = (1, 4, 8, 16, 32, 64, 128)
 DEPTH = 4096
 #: Columns of the weight that stays in a cache and of the one that does not.
 COLUMNS = {"cache": 96, "memory": 8192}
-FORMATS = {"f32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
+#: Packed weights, by their names without the prefix.
+PACKED = {name.removeprefix("gguf:"): form for name, form in BLOCKS.items() if form.computed}
+FORMATS = {
+    "f32": 4.0,
+    "bf16": 2.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    **{name: form.nbytes / form.size for name, form in PACKED.items()},
+}
 #: Positions of ``k`` that share a scale, in matmuls of 4-bit codes.
 GROUP = 32
 #: Short calls are timed in bunches of about this many seconds.
@@ -112,7 +121,9 @@ class _Side:
 def _bound(session: ost.Session, kind: str, rows: int, columns: int, *, on: bool) -> Call:
     g = ost.Graph("matmul")
     random = np.random.default_rng(0)
-    if kind in ("int8", "int4"):
+    if kind in PACKED:
+        inputs, y = _packed(g, kind, rows, columns)
+    elif kind in ("int8", "int4"):
         x = random.integers(-40, 40, (rows, DEPTH)).astype(np.int8)
         inputs = {"x": x}
         a = g.input("x", x.shape, x.dtype)
@@ -145,6 +156,25 @@ def _bound(session: ost.Session, kind: str, rows: int, columns: int, *, on: bool
     g.set_outputs([y])
     compiled = session.compile(g, options=ost.CompileOptions(prefetch=on))
     return compiled.bind(inputs, [np.empty((rows, columns), y.dtype.numpy)])
+
+
+def _packed(g: ost.Graph, kind: str, rows: int, columns: int) -> tuple[dict[str, Array], Any]:
+    """The matmul of bytes with packed weights, and its inputs."""
+    form, random = PACKED[kind], np.random.default_rng(0)
+    blocks = random.integers(0, 256, (columns * DEPTH // form.size, form.nbytes), np.uint8)
+    for scale in (form.scale, form.minimum):
+        if scale is not None and scale.kind == "f16":
+            blocks[:, scale.byte : scale.byte + 2] = np.array([0.01], "<f2").view(np.uint8)
+    q = random.integers(-127, 128, (rows, DEPTH), np.int8)
+    inputs = {
+        "q": q,
+        "scales": random.random((rows, DEPTH // form.size), np.float32),
+        "sums": q.reshape(rows, -1, form.group).sum(-1, dtype=np.int32),
+    }
+    left = [g.input(name, array.shape, array.dtype) for name, array in inputs.items()]
+    weight = blocks.reshape(columns, -1)
+    w = g.param("w", weight.shape, weight.dtype, value=weight)
+    return inputs, g.packed_block_matmul(*left, w, form.name)
 
 
 def _measured(

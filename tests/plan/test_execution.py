@@ -175,6 +175,7 @@ def test_a_dropped_plan_goes_at_once(session: ost.Session) -> None:
 # -- profiles --------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("lowers")
 def test_profiles_are_of_each_kernel_in_order_and_change_nothing(session: ost.Session) -> None:
     net = layers()
     plan = session.prepare(net.graph, net.params, options=SINGLE)
@@ -397,6 +398,7 @@ def test_outputs_by_position(session: ost.Session) -> None:
         assert plan.output_buffer_at(beyond) is None
 
 
+@pytest.mark.needs("lowers")
 def test_intermediates_of_their_own(session: ost.Session) -> None:
     net, x = layers(), numbers(8, 16)
     plan = session.prepare(net.graph, net.params, options=APART)
@@ -413,6 +415,7 @@ def test_intermediates_of_their_own(session: ost.Session) -> None:
     assert seen >= 4, "at most one of the three may live in a kernel"
 
 
+@pytest.mark.needs("lowers")
 def test_every_node_unfused_has_its_value(session: ost.Session) -> None:
     graph = ost.Graph("chain")
     x = graph.input("x", (4, 6))
@@ -563,6 +566,7 @@ def test_ops_that_conflict_are_ordered_by_dependencies(
                 assert earlier.id in before[later.id]
 
 
+@pytest.mark.needs("lowers")
 def test_independent_ops_wait_for_nothing(session: ost.Session) -> None:
     graph = ost.Graph("fork")
     x = graph.input("x", (32, 32))
@@ -575,6 +579,7 @@ def test_independent_ops_wait_for_nothing(session: ost.Session) -> None:
 # -- memory given back -----------------------------------------------------------------------------
 
 
+@pytest.mark.needs("lowers")
 def test_intermediates_are_given_back_and_taken_again(session: ost.Session) -> None:
     net, x = layers(), numbers(8, 16)
     compiled = session.compile(net.graph, net.params, options=APART)

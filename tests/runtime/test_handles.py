@@ -448,6 +448,7 @@ def row_graph(op: str, rows: int, width: int) -> ost.Graph:
     return g
 
 
+@pytest.mark.needs("in_place_states")
 @pytest.mark.parametrize("op", ["dynamic_update_slice", "scatter", "scatter_nd"])
 def test_an_append_does_not_copy_the_cache(session, op):
     """No kernel moves as many bytes as the cache has, and the arena is small.

@@ -208,7 +208,7 @@ class RecurrentScan(Recurrent):
         rows: dict[int, Any] = {}
         steps = range(xproj.shape[0])
         for t in reversed(steps) if attrs["reverse"] else steps:
-            new = _step(xp, xproj[t], state, named, attrs)
+            new = scan_step(xp, xproj[t], state, named, attrs)
             if lens is None:
                 state, rows[t] = new, new[0]
             else:
@@ -235,10 +235,10 @@ def _split(x: Any, count: int) -> list[Any]:
     return [x[..., i * size : (i + 1) * size] for i in range(count)]
 
 
-def _step(
+def scan_step(
     xp: Any, x: Any, state: tuple[Any, ...], named: Mapping[str, Any], attrs: dict[str, Attr]
 ) -> tuple[Any, ...]:
-    """The state after one step, of the inputs' share ``x`` of all gates."""
+    """The state after one step of a ``recurrent_scan``, of the inputs' share ``x`` of all gates."""
     h, gates = state[0], GATES[attrs["kind"]]
     of_x, of_r = _split(x, gates), _split(_transposed(xp, named["r"]), gates)
     if resets_first(attrs):

@@ -664,6 +664,17 @@ def test_sizes_of_results_may_depend_on_data() -> None:
             assert not result.numel() or result.stride() == wanted.stride()
 
 
+@pytest.mark.parametrize("value", [True, 3.5, 4])
+def test_numbers_of_tensors(value: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return x.item(), x + 1
+
+    x = torch.tensor(value)
+    fast = ost.torch.compile(function, (x,), threads=1)
+    for given in (x, x, torch.zeros_like(x)):
+        agree(fast(given), function(given))
+
+
 @pytest.mark.parametrize(
     ("module", "shape"),
     [(torch.nn.Linear(4, 2), (2, 4)), (torch.nn.Conv2d(1, 1, 2), (1, 1, 3, 3))],

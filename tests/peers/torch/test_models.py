@@ -30,6 +30,7 @@ from tests.peers.torch.models.one import main
 def test_results_are_those_of_eager(kind: str, name: str) -> None:
     line = main(kind, name)
     assert line[0].isdigit(), line
+    assert kind != "compiled" or " 0 eager nodes" in line
 
 
 def test_results_of_all_models() -> None:
@@ -38,5 +39,7 @@ def test_results_of_all_models() -> None:
     assert results.keys() <= set(models())
     assert not [case for case, line in results.items() if line.startswith("wrong")]
     passed = [case for case, line in results.items() if line[0].isdigit()]
-    for kind, least in (("hand-written", 86), ("dynamic", 30)):
+    compiled = [line for (kind, _), line in results.items() if kind == "compiled"]
+    assert all(" 0 eager nodes" in line for line in compiled)
+    for kind, least in (("hand-written", 86), ("dynamic", 30), ("small", 126), ("vision", 22)):
         assert sum(found == kind for found, _ in passed) >= least

@@ -9,6 +9,7 @@ from ostinato.ir.leaves import LEAVES
 from ostinato.ir.op import Op
 from ostinato.ops import OPS
 from ostinato.ops.elementwise import ELEMENTWISE
+from ostinato.ops.recurrent import RECURRENT_SCAN
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,15 +22,16 @@ __all__ = ["capabilities"]
 def capabilities(dtypes: Collection[DType]) -> Capabilities:
     """The capabilities of a framework.
 
-    It takes elementwise ops, and all that are not made of simpler ones, by their rules. The others
-    are decomposed: the framework fuses what they are made of.
+    It takes elementwise ops, and all that are not made of simpler ones, by their rules, and so it
+    takes recurrent ones, which are made of simpler ones for known lengths alone. The others are
+    decomposed: the framework fuses what they are made of.
 
     Args:
         dtypes: that it computes with.
     """
     simple = {name for name, op in OPS.items() if type(op).decompose is Op.decompose}
     return Capabilities(
-        ops=frozenset({*simple, *ELEMENTWISE, *LEAVES}),
+        ops=frozenset({*simple, *ELEMENTWISE, *LEAVES, RECURRENT_SCAN.name}),
         dtypes=frozenset(dtypes),
         in_place_states=False,  # not always: XLA may fold an update into a reader of its result
         single_ops=True,

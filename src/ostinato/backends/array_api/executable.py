@@ -173,6 +173,7 @@ class ArrayExecutable(Executable):
 
     def _write(self, params: Mapping[str, Array], stale: Sequence[ProgramPreparation[Any]]) -> None:
         """Make arrays of params; those of clones stay what they are."""
+        self.memory.check_open()
         block = self.memory.weights.block
         program = self._lowered.program
         with block.guard, self._framework.scope():

@@ -110,11 +110,33 @@ class ArrayNamespace(ABC):
 
     def floor_divide(self, x: Any, y: Any) -> Any:
         """The quotient rounded down; 0 for an integer divided by zero."""
+        x, y = self.asarray(x), self.asarray(y)
+        if self.dtype_of(y).is_float:
+            return self._floor_of_quotient(x, y, self.fmod(x, y))
         return self._by_nonzero(self._module.floor_divide, x, y)
+
+    def _floor_of_quotient(self, x: Any, y: Any, rest: Any) -> Any:
+        """The quotient of floats, rounded down, as NumPy has it."""
+        quotient = (x - rest) / y
+        below = self.logical_and(rest != 0, (rest < 0) != (y < 0))
+        quotient = self.where(below, quotient - 1.0, quotient)
+        whole = self.floor(quotient)
+        whole = self.where(quotient - whole > 0.5, whole + 1.0, whole)
+        whole = self.where(quotient == 0, self.copysign(0.0, x / y), whole)
+        return self.where(y == 0, x / y, whole)
 
     def remainder(self, x: Any, y: Any) -> Any:
         """The remainder with the sign of ``y``; 0 for an integer by zero."""
+        x, y = self.asarray(x), self.asarray(y)
+        if self.dtype_of(y).is_float:
+            return self._float_remainder(x, y)
         return self._by_nonzero(self._module.remainder, x, y)
+
+    def _float_remainder(self, x: Any, y: Any) -> Any:
+        rest = self.fmod(x, y)
+        other = self.logical_and(rest != 0, (rest < 0) != (y < 0))
+        rest = self.where(other, rest + y, rest)
+        return self.where(rest == 0, self.copysign(self.asarray(0, self.dtype_of(y)), y), rest)
 
     def _by_nonzero(self, function: Any, x: Any, y: Any) -> Any:
         """A function of integers that is 0 where the second one is."""
@@ -201,7 +223,7 @@ class ArrayNamespace(ABC):
             return getattr(self._module, name)(x, axis=axes, keepdims=keepdims)
         dtype = self.dtype_of(x)
         neutral = dtype.lowest if name == "max" else dtype.highest
-        return self.full(reduced(x.shape, axes, keepdims), neutral, dtype)
+        return self.broadcast_to(self.asarray(neutral, dtype), reduced(x.shape, axes, keepdims))
 
     def any(self, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
         return self._module.any(self.cast(x, BOOL), axis=axis, keepdims=keepdims)

@@ -22,7 +22,7 @@ also if other threads write those at the same time.
 
 **Offsets**: argument ``i`` begins at element ``offsets[i / 4][i % 4]`` of its buffer, counted in
 elements of its dtype, but for 64-bit ones in words of 32 bits. Most offsets are multiples of 64
-bytes; those of single ops may be any whole element.
+bytes; those of single ops may be any whole element. One more word follows, which is 0.
 
 **Variables** are int64, two words each, in the order of :attr:`Kernel.variables`: number ``j`` is
 the words ``2 * (j % 2)`` and ``2 * (j % 2) + 1`` of ``variables[j / 2]``. A Variable whose bounds

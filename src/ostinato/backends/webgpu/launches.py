@@ -54,7 +54,7 @@ class Launches:
         self._groups: dict[tuple[Any, ...], Any] = {}
         driver = gpu.driver
         found = [step for step in steps if isinstance(step, LaunchStep)]
-        window = _VECTOR * max([1, *(-(-len(step.arguments) // 4) for step in found)])
+        window = _VECTOR * max([1, *(len(step.arguments) // 4 + 1 for step in found)])
         stride = -(-window // gpu.offset_alignment) * gpu.offset_alignment
         table = np.zeros((max(len(found), 1), stride // 4), np.uint32)
         for row, step in zip(table, found, strict=False):

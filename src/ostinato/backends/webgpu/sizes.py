@@ -44,12 +44,16 @@ class StoredSizes:
             name = f"{_STORED}{number}"
             self._known[name] = Expr({(Symbol(name, 0, ENDLESS),): 1}, 0)
         self.names = tuple(self._known)
+        self._read: dict[str, Dim] = {}
 
     def read(self, text: str) -> Dim:
-        """The size that a text is of."""
-        if text.removeprefix("-").isdigit():
-            return int(text)
-        return Cursor(text, self._known).dim()
+        """The size that a text is of, read once."""
+        found = self._read.get(text)
+        if found is None:
+            whole = text.removeprefix("-").isdigit()
+            found = int(text) if whole else Cursor(text, self._known).dim()
+            self._read[text] = found
+        return found
 
     def value(self, size: Dim, values: Sequence[int]) -> int:
         """A size at these values of all Variables."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from mmap import ACCESS_READ, mmap
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ class GGUFTensor(StoredTensor):
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return self._count // self.type.size * self.type.nbytes
+        return prod(self.sizes) // self.type.size * self.type.nbytes
 
     def widened(self) -> GGUFTensor:
         """The tensor as a source of its elements, packed or not."""
@@ -124,10 +125,3 @@ class GGUFTensor(StoredTensor):
     @property
     def _row_bytes(self) -> int:
         return self.sizes[-1] // self.type.size * self.type.nbytes
-
-    @property
-    def _count(self) -> int:
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count

@@ -215,7 +215,8 @@ def checked(graph: Graph, value: Value, facts: list[Fact]) -> Value:
             margin = fact.size - fact.least
             if isinstance(margin, Expr) and data_symbols(margin):
                 # A size that nothing but its check mentioned would not be bound.
-                value = graph.where(graph.greater_equal(graph.dim_value(margin), 0), value, 0)
+                holds = graph.greater_equal(graph.dim_value(margin), 0)
+                value = graph.where(holds, value, graph.zeros((), value.dtype))
     return value
 
 

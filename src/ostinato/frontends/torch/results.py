@@ -54,6 +54,21 @@ class _Number:
 
 
 @dataclass(frozen=True)
+class _Element:
+    """A number that the run computes.
+
+    Attributes:
+        position: among the outputs of the graph.
+    """
+
+    position: int
+
+    def at(self, values: Mapping[str, int]) -> Finish:
+        position = self.position
+        return lambda made, given: made[position].item()
+
+
+@dataclass(frozen=True)
 class _New:
     """A new tensor.
 
@@ -114,7 +129,7 @@ class _View:
         return finish
 
 
-_Result: TypeAlias = "_Constant | _Number | _New | _View"
+_Result: TypeAlias = "_Constant | _Number | _Element | _New | _View"
 
 
 @dataclass(frozen=True)
@@ -212,6 +227,8 @@ class _Planner:
 
     def _result(self, result: Any, owners: Mapping[int, str], shared: set[int]) -> _Result:
         if isinstance(result, Tensor):
+            if result.meta is None:  # PyTorch's type of it is that of a number
+                return _Element(self._output(result, OutputStrides()))
             owner = owners.get(id(result.root))
             if owner is not None:
                 position = self._tensors.setdefault(owner, len(self._tensors))

@@ -174,7 +174,7 @@ def _ue4m3() -> Array:
     codes = np.arange(256)
     exponent, fraction = codes >> 3 & 15, codes & 7
     normal = np.ldexp(1 + fraction / 8, exponent - 7)
-    value = np.where(exponent == 0, np.ldexp(fraction / 1.0, -9), normal) / 2
+    value = np.where(exponent == 0, np.ldexp(fraction, -9), normal) / 2
     return np.where((codes == 0) | (codes == 0x7F), 0, value).astype(np.float32)
 
 

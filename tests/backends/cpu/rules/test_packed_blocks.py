@@ -100,3 +100,25 @@ def test_the_bits_of_a_row(level: str, name: str) -> None:
     for first, count in ((0, 1), (18, 1), (1, 2), (2, 7), (0, 8), (3, 9), (5, 13)):
         (some,) = compiled.run({"x": data[first : first + count]})
         np.testing.assert_array_equal(some, whole[first : first + count])
+
+
+@pytest.mark.parametrize("name", ["gguf:q4_k", "gguf:q6_k", "gguf:q8_0"])
+def test_prefetching_changes_no_bit(name: str) -> None:
+    """Of weights that no cache holds; a few rows do without where the hardware does it."""
+    depth = 2048
+    blocks = depth // FORMATS[name].size
+    x = np.random.default_rng(2).standard_normal((9, depth)).astype(np.float32)
+    for rows in (1, 9):
+        arrays = operands(name, rows, blocks, 520)
+        g = ost.Graph("prefetch")
+        w = g.param("w", arrays["w"].shape, "uint8", value=arrays["w"])
+        g.set_outputs([g.packed_matmul(g.input("x", (rows, depth)), w, name)])
+        found = []
+        for on in (True, False):
+            options = ost.CompileOptions(prefetch=on)
+            compiled = ost.Session("cpu", threads=1).compile(g, options=options)
+            (kernel,) = (k for k in compiled.plan.kernels if "packed" in k.name)
+            wanted = on and (rows == 9 or name != "gguf:q8_0")
+            assert ("prefetch" in kernel.loops) == wanted
+            found.append(compiled.run({"x": x[:rows]})[0])
+        np.testing.assert_array_equal(*found)

@@ -86,4 +86,5 @@ def test_zero_is_no_shortcut(session: ost.Session) -> None:
         session.compile(graph).run(given), ost.reference.evaluate(graph, given), strict=True
     ):
         np.testing.assert_array_equal(mine, truth)
-        np.testing.assert_array_equal(np.signbit(mine)[2:], np.signbit(truth)[2:])
+        numbers = ~np.isnan(truth)
+        np.testing.assert_array_equal(np.signbit(mine[numbers]), np.signbit(truth[numbers]))

@@ -222,3 +222,17 @@ def test_launches_on_the_same_memory_are_made_once(session: ost.Session) -> None
     for _ in range(3):
         compiled.run({"x": X})
     assert program._launches == made
+
+
+def test_a_fused_chain_rounds_every_op(session: ost.Session) -> None:
+    """Drivers would simplify (x - w) + w, and contract products and sums, where they see both."""
+    rng = np.random.default_rng(5)
+    x, w = (rng.standard_normal((6, 33)).astype(np.float32) for _ in range(2))
+    g = ost.Graph("rounded")
+    a, b = g.input("x", (6, 33)), g.input("w", (6, 33))
+    g.set_outputs([((a * b + b) - b) + b, (a - b) * (a - b) + b, (a + 3.0) - 3.0])
+    found = session.compile(g).run({"x": x, "w": w})
+    three = np.float32(3)
+    expected = [((x * w + w) - w) + w, (x - w) * (x - w) + w, (x + three) - three]
+    for result, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(result, wanted)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.backends.array_api.namespace import ArrayNamespace
-from ostinato.dtypes import BOOL, FLOAT32, INT64, UINT8, DType
+from ostinato.dtypes import BOOL, FLOAT32, FLOAT64, INT64, UINT8, DType
 
 __all__ = ["MlxNamespace"]
 
@@ -45,6 +45,7 @@ class MlxNamespace(ArrayNamespace):
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
         """A copy of an array of NumPy's."""
         mx, dtype = self._module, DType.parse(array.dtype)
+        array = np.ascontiguousarray(array).reshape(array.shape)
         if dtype.name == "bfloat16":  # NumPy's buffer has no format for it
             return mx.array(array.view(np.uint16)).view(mx.bfloat16)
         return mx.array(array, self.native(dtype))
@@ -109,16 +110,55 @@ class MlxNamespace(ArrayNamespace):
         size = self._module.abs(x)
         return self.where(self.signbit(y), -size, size)
 
+    def exp(self, x: Any) -> Any:
+        """MLX's is 0 where results are subnormal: these are products of two."""
+        mx = self._module
+        low = x < -80.0
+        near = mx.exp(self.where(low, x + 40.0, x))
+        return self.where(low, near * math.exp(-40.0), near)
+
+    def sin(self, x: Any) -> Any:
+        """MLX's has no sign at zero, near which this is a line."""
+        return self.where(self._module.abs(x) < 1e-5, x, self._module.sin(x))
+
+    def log(self, x: Any) -> Any:
+        """MLX's takes a float64 for a float32, which may be too small for that."""
+        mx = self._module
+        if self.dtype_of(x) != FLOAT64:
+            return mx.log(x)
+        small = mx.logical_and(x > 0, x < 1e-30)
+        found = mx.log(self.where(small, x * 2.0**100, x))
+        return self.where(small, found - 100 * math.log(2.0), found)
+
+    def erf(self, x: Any) -> Any:
+        """MLX's is 0 near zero, where this is a line."""
+        slope = 2.0 / math.sqrt(math.pi)
+        return self.where(self._module.abs(x) < 1e-4, x * slope, self._module.erf(x))
+
     def floor_divide(self, x: Any, y: Any) -> Any:
-        y = self.asarray(y)
+        x, y = self._alike(x, y)
+        rest = self.fmod(x, y)
         if self.dtype_of(y).is_float:
-            return self._module.floor(x / y)
-        rest = self.remainder(x, y)
-        return self._by_nonzero(self._module.floor_divide, x - rest, y)
+            return self._floor_of_quotient(x, y, rest)
+        exact = self._by_nonzero(self._module.floor_divide, x - rest, self._beside_minus_one(y))
+        if not self._is_signed(y):
+            return exact
+        exact = self.where(y == -1, -x, exact)
+        below = self.logical_and(rest != 0, (rest < 0) != (y < 0))
+        return self.where(below, exact - 1, exact)
+
+    def _is_signed(self, x: Any) -> bool:
+        return self.dtype_of(x).is_signed
+
+    def _beside_minus_one(self, y: Any) -> Any:
+        """Divisors with 1 for -1, by which the least integer cannot be divided: it would trap."""
+        return self.where(y == -1, 1, y) if self._is_signed(y) else y
 
     def remainder(self, x: Any, y: Any) -> Any:
         """The remainder with the sign of ``y``; 0 for an integer by zero."""
         x, y = self._alike(x, y)
+        if self.dtype_of(y).is_float:
+            return self._float_remainder(x, y)
         rest = self.fmod(x, y)
         other = self.logical_and(rest != 0, (rest < 0) != (y < 0))
         return self.where(other, rest + y, rest)
@@ -134,9 +174,13 @@ class MlxNamespace(ArrayNamespace):
     def _whole_fmod(self, x: Any, y: Any) -> Any:
         if not self.dtype_of(y).is_signed:
             return self._module.remainder(x, y)
-        rest = self._module.remainder(x, self._module.abs(y))
+        least = int(self.dtype_of(y).lowest)
+        greatest = y == least  # of all magnitudes: it has no positive counterpart
+        size = self.where(greatest, 1, self._module.abs(y))
+        rest = self._module.remainder(x, size)
         # MLX's has the sign of the divisor, which is positive.
-        return self.where(self.logical_and(x < 0, rest != 0), rest - self._module.abs(y), rest)
+        rest = self.where(self.logical_and(x < 0, rest != 0), rest - size, rest)
+        return self.where(greatest, self.where(x == least, 0, x), rest)
 
     def _float_fmod(self, x: Any, y: Any) -> Any:
         size = self._module.abs(y)

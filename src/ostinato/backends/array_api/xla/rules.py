@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.array_api.xla.control import cond, loop
 from ostinato.dtypes import INT32, INT64
+from ostinato.ops.recurrent import RecurrentScan, scan_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +27,29 @@ def _matmul(
 
     x, y = operands
     sums = node.outputs[0].dtype.accumulator
-    precision = evaluator.xp.precision
-    return jnp.matmul(x, y, precision=precision, preferred_element_type=sums.numpy)
+    settings = {
+        "precision": evaluator.xp.precision,
+        "preferred_element_type": sums.numpy,
+    }
+    lead = x.shape[:-2]
+    if x.ndim < 4 or lead != y.shape[:-2]:
+        return jnp.matmul(x, y, **settings)
+    # One axis for all matrices: with several, XLA's CPU copies an operand that is transposed.
+    count = math.prod(lead)
+    rows, columns = x.reshape((count, *x.shape[-2:])), y.reshape((count, *y.shape[-2:]))
+    return jnp.matmul(rows, columns, **settings).reshape((*lead, x.shape[-2], y.shape[-1]))
+
+
+def _permute_dims(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    """Without axes of one element, so that a product can take the transposition as its own."""
+    (x,) = operands
+    axes = attrs["axes"]
+    kept = [axis for axis, size in enumerate(x.shape) if size != 1]
+    order = [kept.index(axis) for axis in axes if axis in kept]
+    moved = x.reshape([x.shape[axis] for axis in kept]).transpose(order)
+    return moved.reshape([x.shape[axis] for axis in axes])
 
 
 def _conv(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
@@ -101,9 +124,36 @@ def _scatter_nd(
     return xp.scatter_rows(wide[0], points, wide[1], attrs["mode"])
 
 
+def _recurrent_scan(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    """A loop of XLA's: the code of one step serves all."""
+    import jax
+
+    xp = evaluator.xp
+    assert isinstance(node.op, RecurrentScan)
+    named = node.op.named([xp.widened(operand) for operand in operands], attrs)
+    xproj, lens = named["xproj"], named.get("sequence_lens")
+
+    def step(state: Any, given: Any) -> Any:
+        t, x = given
+        new = scan_step(xp, x, state, named, attrs)
+        if lens is None:
+            return new, new[0]
+        live = xp.reshape(lens > t, (-1, 1))
+        kept = tuple(xp.where(live, n, s) for n, s in zip(new, state, strict=True))
+        return kept, xp.where(live, new[0], 0.0)
+
+    first = (named["h0"], named["c0"]) if attrs["kind"] == "lstm" else (named["h0"],)
+    line = xp.iota((xproj.shape[0],), 0, INT64)
+    last, rows = jax.lax.scan(step, first, (line, xproj), reverse=attrs["reverse"])
+    return (rows, *last)
+
+
 RULES: Mapping[str, NativeRule] = MappingProxyType(
     {
         "matmul": _matmul,
+        "permute_dims": _permute_dims,
         "conv": _conv,
         "integer_conv": _integer_conv,
         "dynamic_slice": _dynamic_slice,
@@ -111,5 +161,6 @@ RULES: Mapping[str, NativeRule] = MappingProxyType(
         "scatter_nd": _scatter_nd,
         "cond": cond,
         "loop": loop,
+        "recurrent_scan": _recurrent_scan,
     }
 )

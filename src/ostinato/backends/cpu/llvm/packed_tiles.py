@@ -15,7 +15,7 @@ from llvmlite import ir
 from ostinato.backends.cpu.llvm.byte_dots import add_products
 from ostinato.backends.cpu.llvm.kernel import counted_loop, stack_slot
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, intrinsic
-from ostinato.backends.cpu.llvm.memory import address, load, store
+from ostinato.backends.cpu.llvm.memory import address, load, prefetch, store
 from ostinato.backends.cpu.llvm.microkernel import row_pointers, tile_dims
 from ostinato.backends.cpu.llvm.types import (
     BYTE_POINTER,
@@ -53,21 +53,25 @@ _LOOK_UP = {
 def define_packed_tile(
     module: ir.Module, name: str, gemm: Gemm, rows: int, target: TargetSpec
 ) -> ir.Function:
-    """Adds ``void name(a, offsets, b, out, dims..., scales, sums)`` to ``module``.
+    """Adds ``void name(a, offsets, b, out, dims..., scales, sums, ahead)`` to ``module``.
 
     The first ones are those of :func:`~ostinato.backends.cpu.llvm.microkernel.define_tile`. The
-    last ones are those of the first row (:attr:`Gemm.block_rows`).
+    scales and sums are those of the first row (:attr:`Gemm.block_rows`). ``ahead`` is the address
+    from which to prefetch; it is there with :attr:`Gemm.fetch`.
     """
     dims = tile_dims(gemm)
-    arguments = [*[BYTE_POINTER] * 4, *[I64] * len(dims), *[BYTE_POINTER] * 2]
+    pointers = 2 if gemm.fetch is None else 3
+    arguments = [*[BYTE_POINTER] * 4, *[I64] * len(dims), *[BYTE_POINTER] * pointers]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     target.decorate(function)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    a, offsets, b, out, *_, scales, sums = function.args
+    a, offsets, b, out, *rest = function.args
+    scales, sums, *more = rest[len(dims) :]
     left = row_pointers(builder, gemm, rows, a, offsets)
-    _PackedTile(builder, gemm, target, left, b, scales, sums).run(out)
+    ahead = more[0] if more and gemm.fetches(rows) else None
+    _PackedTile(builder, gemm, target, left, b, (scales, sums), ahead).run(out)
     builder.ret_void()
     return function
 
@@ -78,7 +82,8 @@ class _PackedTile:
     Args:
         left: pointers to the rows of ``a``.
         panel: the panel.
-        scales, sums: those of the first row.
+        rows: the scales and the sums of the first row.
+        ahead: the address from which to prefetch, if the tile does.
     """
 
     def __init__(
@@ -88,14 +93,15 @@ class _PackedTile:
         target: TargetSpec,
         left: Sequence[ir.Value],
         panel: ir.Value,
-        scales: ir.Value,
-        sums: ir.Value,
+        rows: tuple[ir.Value, ir.Value],
+        ahead: ir.Value | None,
     ) -> None:
         assert isinstance(gemm.b_format, BlockPanels)
         assert gemm.block_rows is not None
         self.builder, self.gemm, self.target = builder, gemm, target
         self.left, self.panel = left, panel
-        self.scales, self.sums = scales, sums
+        self.scales, self.sums = rows
+        self.ahead = ahead
         self.rows, self.layout = gemm.block_rows, gemm.b_format
         self.form, self.steps = gemm.b_format.form, gemm.b_format.steps
         self.lanes = target.lanes(INT32.itemsize)
@@ -160,6 +166,7 @@ class _PackedTile:
             scales, minima: of the block's columns.
         """
         b, form = self.builder, self.form
+        self._prefetch(at)
         dots = form.group // self.steps
         groups = _CHUNK // form.group
         first = b.mul(at, I64(_CHUNK))
@@ -183,6 +190,16 @@ class _PackedTile:
                         self._multiply(row * self.vectors + vector, repeated, column)
             inside = b.add(b.mul(place, I64(groups)), I64(group))
             self._add_group(start, inside, sums, scales, minima)
+
+    def _prefetch(self, at: ir.Value) -> None:
+        """Prefetches as many bytes of the panel as a chunk takes: in order, whatever they are."""
+        if self.ahead is None:
+            return
+        b, line = self.builder, self.gemm.caches.line
+        nbytes = self.layout.column_bytes * self.gemm.panel * _CHUNK // self.form.size
+        first = b.mul(at, I64(nbytes))
+        for start in range(0, nbytes, line):
+            prefetch(b, self.ahead, b.add(first, I64(start)))
 
     @property
     def _zero(self) -> int:

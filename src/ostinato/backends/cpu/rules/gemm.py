@@ -20,7 +20,7 @@ from ostinato.errors import OstinatoError
 from ostinato.lower.loopir.dependences import accesses_of_statements
 from ostinato.lower.loopir.kernel import Access
 from ostinato.lower.loopir.nodes import Arg, Store, extent_of, max_extent
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass, field, replace
 from ostinato.variables import (
     Dim,
     Symbol,
@@ -302,11 +302,18 @@ class Gemm(CpuKernel):
         """:attr:`prefetch` where it pays: panels come from memory and not by the hardware alone."""
         fetch = self.prefetch
         rows = max_extent(self.m)
-        if fetch is None or self.amx or rows < fetch.least_rows:
+        if fetch is None or self.amx:
             return None
-        if rows > _REUSING_ROWS and not self.streams_rows:
+        if self.block_rows is not None and self.block_rows.size > self.block_rows.group:
+            # The hardware does not follow the parts of a block, however few rows there are.
+            fetch = replace(fetch, least_rows=1)
+        if rows < fetch.least_rows:
             return None
-        if self.scales is not None or self.block_rows is not None:
+        # A symbolic number of rows is few in the runs that packed weights are there for.
+        few = self.block_rows is not None and not isinstance(extent_of(self.m), int)
+        if rows > _REUSING_ROWS and not self.streams_rows and not few:
+            return None
+        if self.scales is not None:
             return None  # half bytes take so long to compute that the hardware keeps up
         return None if fits_cache(self.panels_bytes, self.caches) else fetch
 

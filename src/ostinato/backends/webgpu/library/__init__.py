@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["declarations", "needed"]
 
-_DECLARATION = re.compile(r"^(?:fn|const|struct) (\w+)", re.MULTILINE)
+_DECLARATION = re.compile(r"^(?:fn|const|struct|var<private>) (\w+)", re.MULTILINE)
 _WORD = re.compile(r"\b[A-Za-z_]\w*\b")
 
 #: Polynomials by the name that functions call them by.

@@ -9,7 +9,7 @@ fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7FFFFFFFu) > 0x7F800000u
 fn quotient(x: f32, y: f32) -> f32 {
     let size = bitcast<u32>(y) & 0x7FFFFFFFu;
     let undefined = (bitcast<u32>(x) & 0x7FFFFFFFu) == 0u && (size == 0u || size > 0x7F800000u);
-    return select(x / y, float_of(0x7FC00000u), undefined);
+    return select(kept(x) / y, float_of(0x7FC00000u), undefined);
 }
 
 fn times_zero(x: f32, zero: f32) -> f32 {
@@ -174,3 +174,10 @@ fn float8_e8m0fnu_bits(x: f32) -> u32 {
     let rounded = select((bits + 0x400000u) >> 23u, 0u, bits < 0x600000u);
     return select(0xFFu, rounded, bits != 0u && bits < 0x7F800000u && rounded < 0xFFu);
 }
+
+// Zero, but only at run time.
+var<private> kept_zero: u32;
+
+// The number itself, which a compiler does not know: it keeps sums and products of the graph as they
+// were rounded.
+fn kept(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) | kept_zero); }

@@ -12,8 +12,6 @@ fn product_of_words(x: u32, y: u32) -> vec2<u32> {
     return vec2<u32>(across << 16u | (low & 0xFFFFu), x_high * y_high + (middle >> 16u) + (across >> 16u));
 }
 
-fn opaque_u64(x: vec2<u32>) -> vec2<u32> { return x; }
-
 fn add_u64(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
     let low = x.x + y.x;
     return vec2<u32>(low, x.y + y.y + select(0u, 1u, low < x.x));

@@ -11,7 +11,7 @@ from ostinato.backends.common.clike.scopes import Index, Scope
 from ostinato.backends.common.clike.statements import evaluated, interleaves
 from ostinato.backends.common.clike.values import Code, CValue
 from ostinato.backends.common.clike.writer import Writer
-from ostinato.backends.webgpu.kernel import ENTRY_POINT, F16, Shader
+from ostinato.backends.webgpu.kernel import ENTRY_POINT, Shader
 from ostinato.backends.webgpu.library import needed
 from ostinato.backends.webgpu.render.arrays import KernelArrays
 from ostinato.backends.webgpu.render.dialect import WgslDialect
@@ -21,7 +21,7 @@ from ostinato.lower.loopir.views import unravel
 from ostinato.variables import Dim, Expr, Symbol, axis, prod, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ostinato.backends.webgpu.kernel import Bindings
     from ostinato.backends.webgpu.target import WebGpuTarget
@@ -40,6 +40,10 @@ _BUILT_INS = (
     ("grid", "num_workgroups", "vec3<u32>"),
     ("thread", "local_invocation_index", "u32"),
 )
+
+
+#: The variable of the library that is zero at run time.
+_ZERO = "kept_zero"
 
 
 class KernelCode:
@@ -90,21 +94,23 @@ class KernelCode:
         self._shared[name] = f"var<workgroup> {name}: array<{type_}, {max(size, 1)}>;"
         return name
 
-    def shader(self, threads: int, groups: Dim, features: Collection[str] = ()) -> Shader:
+    def shader(self, threads: int, groups: Dim) -> Shader:
         """The whole module.
 
         Args:
             threads: of a workgroup.
             groups: the number of workgroups.
-            features: those of the device that the statements need.
         """
         body = self.writer.text
-        parts = ["enable f16;"] * (F16 in features)
         accesses = _reachable(body, self.arrays.functions())
         text = "\n".join((*accesses, body))
-        parts.append(self.arrays.declarations())
-        if "offsets[" in text:
-            blocks = -(-len(self.kernel.args) // 4)
+        parts = [self.arrays.declarations()]
+        functions = needed(text)
+        if _ZERO in functions:
+            last = f"offsets[{len(self.kernel.args) // 4}].{'xyzw'[len(self.kernel.args) % 4]}"
+            body = f"    {_ZERO} = {last};\n{body}"
+        if "offsets[" in text or _ZERO in functions:
+            blocks = len(self.kernel.args) // 4 + 1
             parts.append(f"@group(1) @binding(0) var<uniform> offsets: array<vec4<u32>, {blocks}>;")
         if "variables[" in text:
             blocks = -(-len(self.kernel.variables) // 2)
@@ -112,13 +118,13 @@ class KernelCode:
                 f"@group(1) @binding(1) var<uniform> variables: array<vec4<u32>, {blocks}>;"
             )
         parts += self._shared.values()
-        parts += [needed(text), *accesses]
+        parts += [functions, *accesses]
         arguments = ", ".join(
             f"@builtin({kind}) {name}: {type_}" for name, kind, type_ in _BUILT_INS
         )
         parts.append(f"@compute @workgroup_size({threads})\nfn {ENTRY_POINT}({arguments}) {{")
         parts.append(f"    let group = at.x + at.y * grid.x;\n{body}}}\n")
-        return Shader("\n".join(parts), threads, groups, frozenset(features))
+        return Shader("\n".join(parts), threads, groups)
 
     # -- points -----------------------------------------------------------------------------
 

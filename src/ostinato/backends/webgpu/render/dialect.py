@@ -142,7 +142,9 @@ class WgslDialect(Dialect):
                     return f"times_zero({x}, {zero})"
         if function in _OPERATORS:
             left, right = _not_both_literal(operands, kind)
-            return wrapped(f"{left} {_OPERATORS[function]} {right}", dtype)
+            text = f"{left} {_OPERATORS[function]} {right}"
+            # Drivers contract and reassociate what they can look through.
+            return f"kept({text})" if kind == FLOAT32 else wrapped(text, dtype)
         if kind.is_integer:
             return self._on_integers(function, dtype, kind, operands)
         return f"{function}_{_SUFFIXES[kind]}({', '.join(operands)})"

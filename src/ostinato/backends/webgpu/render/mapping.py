@@ -44,7 +44,7 @@ _POINTS_PER_THREAD = 4
 _SHORT = 8
 
 #: Workgroup memory for temps, which every device has, beside that of reductions.
-_MOST_SHARED = 12 << 10
+_MOST_SHARED = 10 << 10
 
 #: Workgroups, and bytes of their temps, where temps are not in workgroup memory.
 _MOST_GROUPS = 256

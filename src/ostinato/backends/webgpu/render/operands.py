@@ -60,8 +60,9 @@ def four_along(
             lanes.append(code.value(scalar, dtype, inside))
     else:
         whole = remainder(extent_of(axis), LANES) == 0
+        start = code.declare("e", f"min({first}, {stop} - {LANES})") if whole else first
         for lane in range(LANES):
-            at = f"{first} + {lane}"
+            at = f"{start} + {lane}"
             number = code.declare("e", at if whole else f"min({at}, {stop} - 1)")
             lanes.append(code.value(scalar, dtype, code.at({axis: number}, scope)))
     type_ = f"vec4<{element_type(dtype)}>"

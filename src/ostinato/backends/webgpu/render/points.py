@@ -12,7 +12,7 @@ from ostinato.backends.webgpu.render.parts import Parts, parts_of
 from ostinato.backends.webgpu.render.reductions import RunningReduction
 from ostinato.lower.loopir.dependences import roots, written_buffers
 from ostinato.lower.loopir.nodes import Reduce, Scan, Store, extent_of
-from ostinato.variables import ceil_div, prod, provably_less
+from ostinato.variables import ceil_div, maximum, prod, provably_less
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,15 +60,15 @@ def _thread_per_word(code: NestCode, parts: Parts) -> Dim:
 
 def every_stage(code: NestCode) -> Dim:
     """A thread runs each stage's statements at one of its points, stages in any order."""
-    largest: Dim = 0
+    groups: Dim = 0
     for stage in code.nest.stages:
         axes = (*code.nest.outer_axes, *stage.axes)
         with threads_over(code, axes) as scope:
             for statement in stage.statements:
                 assert isinstance(statement, Store)
                 code.store(statement, scope)
-        largest = largest + ceil_div(prod(map(extent_of, axes)), THREADS)
-    return largest
+        groups = maximum(groups, ceil_div(prod(map(extent_of, axes)), THREADS))
+    return groups
 
 
 @contextmanager

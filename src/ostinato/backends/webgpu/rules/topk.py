@@ -2,7 +2,7 @@
 
 Elements are compared as sort keys: unsigned integers in the order of the elements, NaN above all,
 the zeros equal. Few elements of long rows are chosen one after the other by a workgroup per row. In
-other rows every element counts the better ones, which is its rank.
+short rows every element counts the better ones, which is its rank; other rows are sorted.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.webgpu.kernel import WebGpuKernel
 from ostinato.backends.webgpu.render.code import KernelCode
-from ostinato.backends.webgpu.render.dialect import held
 from ostinato.backends.webgpu.render.mapping import THREADS
-from ostinato.dtypes import FLOAT32, INT32, INT64, UINT32, UINT64
+from ostinato.backends.webgpu.render.sort_keys import above, is_wide, key_of, same
+from ostinato.backends.webgpu.rules.sort import CHUNK, lower_sort
 from ostinato.lower.rules.whole_operands import lower_whole
 from ostinato.records import dataclass
 from ostinato.variables import bounds, ceil_div, prod
@@ -22,7 +22,6 @@ from ostinato.variables import bounds, ceil_div, prod
 if TYPE_CHECKING:
     from ostinato.backends.webgpu.kernel import Bindings, Shader
     from ostinato.backends.webgpu.target import WebGpuTarget
-    from ostinato.dtypes import DType
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.nodes import Arg
@@ -158,6 +157,9 @@ def lower_topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     axis: int = root.attrs["axis"]
     inner = prod(x.shape[axis + 1 :])
     rows, n, k = prod(x.shape[:axis]) * inner, x.shape[axis], root.attrs["k"]
+    if bounds(k)[1] > _FEW and bounds(n)[1] > CHUNK:
+        lower_sort(lowering, region, root, (rows, inner, n, k))
+        return
 
     def make(places: Places) -> TopK:
         (source,), (values, positions) = places.operands, places.results
@@ -170,7 +172,7 @@ def lower_topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
 def _shader(topk: TopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
     code = KernelCode(topk, (), target, bindings)
     dtype = topk.args[topk.x].dtype
-    wide = held(dtype) in (INT64, UINT64)
+    wide = is_wide(dtype)
     names = {
         name: code.declare("n", code.size(dim, code.outermost))
         for name, dim in (
@@ -184,12 +186,12 @@ def _shader(topk: TopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
         "x": str(topk.x),
         "put_values": code.arrays.putting(topk.values),
         "put_positions": code.arrays.putting(topk.positions),
-        "key": _key(dtype, largest=topk.largest),
+        "key": key_of(dtype, largest=topk.largest),
     }
     one_by_one = bounds(topk.k)[1] <= _FEW and bounds(topk.n)[1] >= _LONG_ROW
     if not one_by_one:
-        better = _above("other", "mine", wide)
-        equal = _same("other", "mine", wide)
+        better = above("other", "mine", wide)
+        equal = same("other", "mine", wide)
         text = _COUNT.substitute(
             names, threads=THREADS, better=f"{better} || ({equal} && i < place)"
         )
@@ -197,7 +199,7 @@ def _shader(topk: TopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
         return code.shader(THREADS, ceil_div(topk.rows * topk.n, THREADS))
     threads = min(_CHOOSERS, target.threads)
     word = "vec2<u32>" if wide else "u32"
-    below, same = _above("last", "candidate", wide), _same("last", "candidate", wide)
+    below, equal = above("last", "candidate", wide), same("last", "candidate", wide)
     text = _CHOOSE.substitute(
         names,
         threads=threads,
@@ -205,23 +207,9 @@ def _shader(topk: TopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
         word=word,
         keys=code.shared(word, threads),
         places=code.shared("i32", threads),
-        after_last=f"{below} || ({same} && i > last_place)",
-        above_best=_above("candidate", "best", wide),
-        same=_same("candidate", "best", wide),
+        after_last=f"{below} || ({equal} && i > last_place)",
+        above_best=above("candidate", "best", wide),
+        same=same("candidate", "best", wide),
     )
     code.writer.line(text.strip())
     return code.shader(threads, topk.rows)
-
-
-def _above(left: str, right: str, wide: bool) -> str:
-    return f"less_u64({right}, {left})" if wide else f"{left} > {right}"
-
-
-def _same(left: str, right: str, wide: bool) -> str:
-    return f"equal_u64({left}, {right})" if wide else f"{left} == {right}"
-
-
-def _key(dtype: DType, *, largest: bool) -> str:
-    """The function of the library that gives an element's sort key."""
-    kinds = {FLOAT32: "f32", INT32: "i32", UINT32: "u32", INT64: "i64", UINT64: "u64"}
-    return f"{'greatest' if largest else 'least'}_key_{kinds[held(dtype)]}"
