@@ -8,13 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.abi import Launch, is_guarded
-from ostinato.dtypes import UINT8
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.kernel import Kernel
-from ostinato.lower.loopir.nest import LoopNest
-from ostinato.lower.loopir.nodes import Arg, Stage
-from ostinato.lower.loopir.rewrite import Rewriter
 from ostinato.lower.loopir.text import digest
+from ostinato.lower.rules.gpu_nest import GpuLoopNest
 from ostinato.lower.rules.sizes import SizeStep
 from ostinato.records import dataclass
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.render import mapping, nests, sizes
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.target import CudaTarget
-    from ostinato.lower.loopir.text import KernelText
+    from ostinato.lower.loopir.nest import LoopNest
 else:
     mapping = LazyModule("ostinato.backends.cuda.render.mapping")
     nests = LazyModule("ostinato.backends.cuda.render.nests")
@@ -69,47 +66,19 @@ class CudaKernel(Kernel):
 
 
 @dataclass(frozen=True, eq=False)
-class CudaLoopNest(LoopNest, CudaKernel):
-    """A loop nest, its points mapped to the threads of a grid.
-
-    Attributes:
-        scratch_groups: the groups of threads that have memory for their temps in the last
-            argument; 0: temps are in shared memory, and the arguments are the nest's alone.
-    """
-
-    scratch_groups: int = 0
+class CudaLoopNest(GpuLoopNest, CudaKernel):
+    """A loop nest, its points mapped to the threads of a grid."""
 
     prefix: ClassVar[str] = "loops"
 
     @staticmethod
     def of(nest: LoopNest) -> CudaLoopNest:
         """``nest`` as a GPU runs it."""
-        args, stages = nest.args, nest.stages
-        groups = mapping.scratch_groups(nest)
-        if groups:
-            stages = tuple(_renumbered(stage, len(args)) for stage in stages)
-            args = (*args, Arg(UINT8, reads=True, writes=True))
-        return CudaLoopNest(
-            args,
-            nest.axes,
-            stages,
-            nest.temps,
-            nest.inner_axis,
-            nest.block,
-            nest.variables,
-            nest.parallel,
-            groups,
-        )
+        return CudaLoopNest.with_groups(nest, mapping.scratch_groups(nest))
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of the last argument; 0 if it is no memory for temps."""
         return self.scratch_groups * mapping.temp_bytes(self.temps)
-
-    def describe(self, text: KernelText) -> None:
-        super().describe(text)
-        if self.scratch_groups:
-            text.line(1, f"temps of {self.scratch_groups} groups in b{len(self.args) - 1}")
 
     def launch(self, target: CudaTarget) -> Launch:
         return nests.launch(self, target, self.scratch_groups)
@@ -119,12 +88,6 @@ class CudaLoopNest(LoopNest, CudaKernel):
 
     def body(self, target: CudaTarget) -> Body:
         return nests.body(self, target, self.scratch_groups)
-
-
-def _renumbered(stage: Stage, first: int) -> Stage:
-    """A stage whose temps are numbered after one more argument."""
-    rewriter = Rewriter(buffer=lambda number: number + (number >= first))
-    return Stage(stage.axes, tuple(map(rewriter.statement, stage.statements)))
 
 
 @dataclass(frozen=True, eq=False)

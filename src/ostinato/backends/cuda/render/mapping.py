@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import Launch
@@ -11,12 +10,14 @@ from ostinato.backends.cuda.render.packs import widest_pack
 from ostinato.backends.cuda.render.transposes import TILE, TILE_THREADS, tile_axis
 from ostinato.backends.cuda.target import WARP
 from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.independence import have_any_order, is_concurrent
+from ostinato.lower.loopir.independence import have_any_order
 from ostinato.lower.loopir.nodes import Scan, max_extent
+from ostinato.lower.rules import gpu_nest
+from ostinato.lower.rules.gpu_nest import most_points, power_below, shares_points
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.lower.loopir.nest import LoopNest
@@ -42,10 +43,6 @@ _SHORT = 8
 
 #: Shared memory of a block for temps, which all GPUs have.
 _MOST_SHARED = 64 << 10
-
-#: Groups of threads, and bytes of their temps, where temps are not in shared memory.
-_MOST_GROUPS = 256
-_MOST_SCRATCH = 64 << 20
 
 #: Shared memory for temps that leaves room for a second block on the multiprocessor.
 _MODERATE_SHARED = 48 << 10
@@ -91,10 +88,10 @@ def mapping_of(nest: LoopNest, target: CudaTarget, groups: int = 0) -> Mapping:
         groups: those of threads that have memory for their temps outside of shared memory; 0:
             temps are in shared memory.
     """
-    points = _points(nest.outer_axes)
+    points = most_points(nest.outer_axes)
     if not nest.parallel:
         return _ordered(target)
-    longest = max((_points(stage.axes) for stage in nest.stages), default=1)
+    longest = max((most_points(stage.axes) for stage in nest.stages), default=1)
     if longest > 1 and have_any_order(nest.stages):
         return Mapping(Shape.STAGES, _launch(target, points * longest, _BLOCK))
     members = _members(nest, target, points, longest)
@@ -119,14 +116,7 @@ def scratch_groups(nest: LoopNest) -> int:
 
     Every GPU has as much shared memory for a block as is asked for here.
     """
-    row = temp_bytes(nest.temps)
-    if row <= _MOST_SHARED:
-        return 0
-    return max(1, min(_points(nest.outer_axes), _MOST_GROUPS, _MOST_SCRATCH // row))
-
-
-def _points(axes: Iterable[Symbol]) -> int:
-    return math.prod(map(max_extent, axes))
+    return gpu_nest.scratch_groups(nest, temp_bytes(nest.temps), _MOST_SHARED)
 
 
 def _point_lanes(nest: LoopNest, target: CudaTarget, points: int) -> int:
@@ -155,12 +145,12 @@ def _stage_lanes(nest: LoopNest, target: CudaTarget) -> tuple[int, ...]:
 
 def _members(nest: LoopNest, target: CudaTarget, points: int, longest: int) -> int:
     """The threads that share an outer point: a power of two."""
-    if longest <= _SHORT or not _shares_points(nest):
+    if longest <= _SHORT or not shares_points(nest):
         return 1
     resident = target.multiprocessors * target.threads_per_multiprocessor
     if nest.inner_axis is not None and not nest.temps:
         wanted = min(resident // 2 // max(points, 1), longest // 2, WARP * WARP)
-        return _power_below(max(wanted, 1))
+        return power_below(max(wanted, 1))
     lanes = max(_stage_lanes(nest, target))
     wanted = longest // max(_POINTS_PER_THREAD, lanes)
     if points * wanted < resident // 2:
@@ -169,25 +159,7 @@ def _members(nest: LoopNest, target: CudaTarget, points: int, longest: int) -> i
     limit = target.block or limit
     if any(isinstance(s, Scan) for stage in nest.stages for s in stage.statements):
         limit = WARP
-    return _power_below(max(min(wanted, limit), 1))
-
-
-def _shares_points(nest: LoopNest) -> bool:
-    """Whether threads may share the points of every stage."""
-    dependences = Dependences(nest.stages)
-    for stage in nest.stages:
-        scans = [isinstance(s, Scan) for s in stage.statements]
-        alone = all(scans) and len(stage.axes) == 1 and nest.inner_axis is None
-        if any(scans) and not alone:
-            return False
-        if not is_concurrent(stage, dependences):
-            return False
-    return True
-
-
-def _power_below(number: int) -> int:
-    """The greatest power of two that is not above ``number``."""
-    return 1 << (number.bit_length() - 1)
+    return power_below(max(min(wanted, limit), 1))
 
 
 def _launch(target: CudaTarget, threads: int, block: int) -> Launch:
@@ -207,7 +179,7 @@ def _tile_launch(nest: LoopNest, target: CudaTarget, other: Symbol) -> Launch:
     """A block for each tile."""
     last = nest.outer_axes[-1]
     tiles = -(-max_extent(last) // TILE) * -(-max_extent(other) // TILE)
-    tiles *= _points(axis for axis in nest.outer_axes if axis not in (last, other))
+    tiles *= most_points(axis for axis in nest.outer_axes if axis not in (last, other))
     return _launch(target, tiles * TILE_THREADS, TILE_THREADS)
 
 

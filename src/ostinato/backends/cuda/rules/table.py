@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest, CudaSizeStep
 from ostinato.backends.cuda.rules.split_reductions import split_reduction
-from ostinato.dtypes import UINT8
-from ostinato.ir.types import TensorType
 from ostinato.lazy import LazyModule
 from ostinato.lower.control import CONTROL_OPS
 from ostinato.lower.extent import buffers_behind
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.lowering import LoweringOptions, live_nodes, lower
 from ostinato.lower.memory.layouts import LayoutGains
-from ostinato.lower.program import LoweredBuffer, Program, Role
+from ostinato.lower.program import Program, Role
+from ostinato.lower.rules.gpu_nest import with_scratch
 from ostinato.lower.rules.sizes import SizeStep
 from ostinato.lower.rules.table import SHARED_RULES, RuleTable
 from ostinato.records import dataclass, field, replace
@@ -248,11 +247,7 @@ def _finalised(call: Call, settings: CudaLowering, helper: Role) -> list[Call]:
 def _on_gpu(call: Call, scratch: Role) -> Call:
     """The call of a loop nest, with memory for temps that are too long for shared memory."""
     assert isinstance(call.kernel, LoopNest)
-    kernel, buffers = CudaLoopNest.of(call.kernel), call.buffers
-    if kernel.scratch_bytes:
-        type_ = TensorType(UINT8, (kernel.scratch_bytes,))
-        buffers = (*buffers, LoweredBuffer(type_, scratch, f"temps of {call.title}"))
-    return replace(call, kernel=kernel, buffers=buffers)
+    return with_scratch(call, CudaLoopNest.of(call.kernel), scratch)
 
 
 # -- the rules, whose modules are loaded by the first graph that needs them ------------------------

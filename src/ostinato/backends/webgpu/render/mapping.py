@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import enum
-import math
 from typing import TYPE_CHECKING
 
 from ostinato.backends.webgpu.render.dialect import held
-from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.independence import have_any_order, is_concurrent
-from ostinato.lower.loopir.nodes import Scan, max_extent
+from ostinato.lower.loopir.independence import have_any_order
+from ostinato.lower.rules import gpu_nest
+from ostinato.lower.rules.gpu_nest import most_points, power_below, shares_points
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ostinato.backends.webgpu.target import WebGpuTarget
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.nest import LoopNest
     from ostinato.lower.loopir.nodes import Temp
-    from ostinato.variables import Symbol
 
 __all__ = [
     "THREADS",
@@ -45,10 +43,6 @@ _SHORT = 8
 
 #: Workgroup memory for temps, which every device has, beside that of reductions.
 _MOST_SHARED = 10 << 10
-
-#: Workgroups, and bytes of their temps, where temps are not in workgroup memory.
-_MOST_GROUPS = 256
-_MOST_SCRATCH = 64 << 20
 
 
 class Shape(enum.Enum):
@@ -93,8 +87,8 @@ def mapping_of(nest: LoopNest, target: WebGpuTarget, groups: int = 0) -> Mapping
     """
     if not nest.parallel:
         return Mapping(Shape.ORDERED)
-    points = _points(nest.outer_axes)
-    longest = max((_points(stage.axes) for stage in nest.stages), default=1)
+    points = most_points(nest.outer_axes)
+    longest = max((most_points(stage.axes) for stage in nest.stages), default=1)
     if longest > 1 and have_any_order(nest.stages):
         return Mapping(Shape.STAGES)
     members = _members(nest, target, points, longest)
@@ -121,19 +115,12 @@ def temp_words(temps: Sequence[Temp]) -> int:
 
 def scratch_groups(nest: LoopNest) -> int:
     """The workgroups that run at once where temps are too large for workgroup memory; else 0."""
-    row = 4 * temp_words(nest.temps)
-    if row <= _MOST_SHARED:
-        return 0
-    return max(1, min(_points(nest.outer_axes), _MOST_GROUPS, _MOST_SCRATCH // row))
-
-
-def _points(axes: Iterable[Symbol]) -> int:
-    return math.prod(map(max_extent, axes))
+    return gpu_nest.scratch_groups(nest, 4 * temp_words(nest.temps), _MOST_SHARED)
 
 
 def _members(nest: LoopNest, target: WebGpuTarget, points: int, longest: int) -> int:
     """The threads that share an outer point: a power of two."""
-    if longest <= _SHORT or not _shares_points(nest):
+    if longest <= _SHORT or not shares_points(nest):
         return 1
     if nest.inner_axis is not None and not nest.temps:
         wanted = min(_MANY_THREADS // max(points, 1), longest // 2)
@@ -141,22 +128,4 @@ def _members(nest: LoopNest, target: WebGpuTarget, points: int, longest: int) ->
         wanted = longest // _POINTS_PER_THREAD
         if points * wanted < _MANY_THREADS:
             wanted = longest
-    return _power_below(max(min(wanted, 256, target.threads), 1))
-
-
-def _shares_points(nest: LoopNest) -> bool:
-    """Whether threads may share the points of every stage."""
-    dependences = Dependences(nest.stages)
-    for stage in nest.stages:
-        scans = [isinstance(s, Scan) for s in stage.statements]
-        alone = all(scans) and len(stage.axes) == 1 and nest.inner_axis is None
-        if any(scans) and not alone:
-            return False
-        if not is_concurrent(stage, dependences):
-            return False
-    return True
-
-
-def _power_below(number: int) -> int:
-    """The greatest power of two that is not above ``number``."""
-    return 1 << (number.bit_length() - 1)
+    return power_below(max(min(wanted, 256, target.threads), 1))

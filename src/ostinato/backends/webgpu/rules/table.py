@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.webgpu.rules.nest import WebGpuLoopNest
-from ostinato.dtypes import FLOAT64, UINT8
-from ostinato.ir.types import TensorType
+from ostinato.dtypes import FLOAT64
 from ostinato.lazy import LazyModule
 from ostinato.lower.control import CONTROL_OPS
 from ostinato.lower.loopir.nest import LoopNest
 from ostinato.lower.lowering import LoweringOptions, lower
-from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.program import Role
+from ostinato.lower.rules.gpu_nest import with_scratch
 from ostinato.lower.rules.table import SHARED_RULES, RuleTable
 from ostinato.records import dataclass, field, replace
 
@@ -88,11 +88,7 @@ def _finalised(call: Call, scratch: Role) -> Call:
     """The call of a loop nest, with memory for temps that are too long for workgroup memory."""
     if not isinstance(call.kernel, LoopNest):
         return call
-    kernel, buffers = WebGpuLoopNest.of(call.kernel), call.buffers
-    if kernel.scratch_bytes:
-        type_ = TensorType(UINT8, (kernel.scratch_bytes,))
-        buffers = (*buffers, LoweredBuffer(type_, scratch, f"temps of {call.title}"))
-    return replace(call, kernel=kernel, buffers=buffers)
+    return with_scratch(call, WebGpuLoopNest.of(call.kernel), scratch)
 
 
 # -- the rules, whose modules are loaded by the first graph that needs them ------------------------
