@@ -11,6 +11,8 @@ from ostinato.backends.cuda.render.frame import function
 from ostinato.dtypes import UINT8
 from ostinato.ir.types import TensorType
 from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.rules import flat_nonzero
+from ostinato.lower.rules.flat_nonzero import FlatNonzero
 from ostinato.lower.rules.whole_operands import lower_whole
 from ostinato.records import dataclass
 from ostinato.variables import bounds
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from ostinato.lower.rules.whole_operands import Places
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["FlatNonzero", "Suppress", "lower_flat_nonzero", "lower_suppression"]
+__all__ = ["CudaFlatNonzero", "Suppress", "lower_flat_nonzero", "lower_suppression"]
 
 # -- positions of true elements --------------------------------------------------------------------
 
@@ -61,34 +63,10 @@ _NONZERO = Template("""\
 """)
 
 
-@dataclass(frozen=True, eq=False)
-class FlatNonzero(CudaKernel):
-    """Writes the positions of the true elements of a vector, in order, then zeros.
-
-    Attributes:
-        args: the mask and the positions.
-        mask, found: their places among the arguments.
-        length: elements of the mask.
-        size: positions that are wanted.
-        variables: the graph's Variables in the order of ``vars``.
-    """
-
-    args: tuple[Arg, ...]
-    mask: int
-    found: int
-    length: Dim
-    size: Dim
-    variables: tuple[Symbol, ...] = ()
+class CudaFlatNonzero(FlatNonzero, CudaKernel):
+    """The positions of true elements, found by one block in rounds."""
 
     prefix: ClassVar[str] = "flat_nonzero"
-
-    def describe(self, text: KernelText) -> None:
-        text.line(0, f"positions of the true of b{self.mask} to b{self.found}")
-        text.head(self.args)
-        text.line(1, f"length {text.dim(self.length)}, size {text.dim(self.size)}")
-
-    def variable_free(self) -> bool:
-        return isinstance(self.length, int) and isinstance(self.size, int)
 
     def launch(self, target: CudaTarget) -> Launch:
         return Launch(1, _SCAN_THREADS)
@@ -106,13 +84,7 @@ class FlatNonzero(CudaKernel):
 
 def lower_flat_nonzero(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     """Lower a ``flat_nonzero`` node."""
-    (length,), (size,) = root.inputs[0].shape, root.outputs[0].shape
-
-    def make(places: Places) -> FlatNonzero:
-        (mask,), (found,) = places.operands, places.results
-        return FlatNonzero(places.args, mask, found, length, size, lowering.variables)
-
-    lower_whole(lowering, region, root, make)
+    flat_nonzero.lower_flat_nonzero(lowering, region, root, CudaFlatNonzero)
 
 
 # -- boxes -----------------------------------------------------------------------------------------

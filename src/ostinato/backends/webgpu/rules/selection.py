@@ -7,21 +7,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.webgpu.kernel import WebGpuKernel
 from ostinato.backends.webgpu.render.code import KernelCode
-from ostinato.lower.rules.whole_operands import lower_whole
-from ostinato.records import dataclass
+from ostinato.lower.rules import flat_nonzero
+from ostinato.lower.rules.flat_nonzero import FlatNonzero
 
 if TYPE_CHECKING:
     from ostinato.backends.webgpu.kernel import Bindings, Shader
     from ostinato.backends.webgpu.target import WebGpuTarget
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
-    from ostinato.lower.loopir.nodes import Arg
-    from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
-    from ostinato.lower.rules.whole_operands import Places
-    from ostinato.variables import Dim, Symbol
 
-__all__ = ["FlatNonzero", "lower_flat_nonzero"]
+__all__ = ["WebGpuFlatNonzero", "lower_flat_nonzero"]
 
 #: Threads of the workgroup, and elements that each of them looks at in one round.
 _THREADS, _ELEMENTS = 256, 8
@@ -60,34 +56,10 @@ _NONZERO = Template("""\
 """)
 
 
-@dataclass(frozen=True, eq=False)
-class FlatNonzero(WebGpuKernel):
-    """Writes the positions of the true elements of a vector, in order, then zeros.
-
-    Attributes:
-        args: the mask and the positions.
-        mask, found: their places among the arguments.
-        length: elements of the mask.
-        size: positions that are wanted.
-        variables: the graph's Variables in the order of ``vars``.
-    """
-
-    args: tuple[Arg, ...]
-    mask: int
-    found: int
-    length: Dim
-    size: Dim
-    variables: tuple[Symbol, ...] = ()
+class WebGpuFlatNonzero(FlatNonzero, WebGpuKernel):
+    """The positions of true elements, found by one workgroup in rounds."""
 
     prefix: ClassVar[str] = "flat_nonzero"
-
-    def describe(self, text: KernelText) -> None:
-        text.line(0, f"positions of the true of b{self.mask} to b{self.found}")
-        text.head(self.args)
-        text.line(1, f"length {text.dim(self.length)}, size {text.dim(self.size)}")
-
-    def variable_free(self) -> bool:
-        return isinstance(self.length, int) and isinstance(self.size, int)
 
     def shader(self, target: WebGpuTarget, bindings: Bindings) -> Shader:
         code = KernelCode(self, (), target, bindings)
@@ -108,10 +80,4 @@ class FlatNonzero(WebGpuKernel):
 
 def lower_flat_nonzero(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     """Lower a ``flat_nonzero`` node."""
-    (length,), (size,) = root.inputs[0].shape, root.outputs[0].shape
-
-    def make(places: Places) -> FlatNonzero:
-        (mask,), (found,) = places.operands, places.results
-        return FlatNonzero(places.args, mask, found, length, size, lowering.variables)
-
-    lower_whole(lowering, region, root, make)
+    flat_nonzero.lower_flat_nonzero(lowering, region, root, WebGpuFlatNonzero)
