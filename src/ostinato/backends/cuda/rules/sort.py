@@ -9,7 +9,7 @@ place by a binary search in each of the other runs. So all elements move at the 
 from __future__ import annotations
 
 from string import Template
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.kernel import CudaKernel
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules.topk import Rows
     from ostinato.lower.rules.whole_operands import Places
-    from ostinato.variables import Dim, Symbol
+    from ostinato.variables import Symbol
 
-__all__ = ["MergeRuns", "Rows", "SortTiles", "lower_sort"]
+__all__ = ["MergeRuns", "SortTiles", "lower_sort"]
 
 #: Threads of a block, and elements of a tile.
 _THREADS = 256
@@ -105,34 +106,10 @@ _STORE_RESULT = Template("""\
         }""")
 
 
-class Rows(NamedTuple):
-    """The rows of an operand ``[outer, n, inner]`` in C order, of which ``k`` elements are wanted.
-
-    Attributes:
-        rows: their number, ``outer * inner``.
-        inner: elements from one of a row to the next.
-        n: elements of a row.
-        k: elements of a result's row.
-    """
-
-    rows: Dim
-    inner: Dim
-    n: Dim
-    k: Dim
-
-    def describe(self, text: KernelText) -> None:
-        """Add a line to a kernel's text."""
-        text.line(1, f"rows, inner, n, k = {', '.join(map(text.dim, self))}")
-
-    def launch(self, target: CudaTarget) -> Launch:
-        """A thread for each element, as far as there are."""
-        elements = bounds(self.rows)[1] * bounds(self.n)[1]
-        return Launch(grid_of(-(-elements // _THREADS), target), _THREADS)
-
-    @property
-    def fixed(self) -> bool:
-        """Whether no size is symbolic."""
-        return all(isinstance(dim, int) for dim in self)
+def _launch(rows: Rows, target: CudaTarget) -> Launch:
+    """A thread for each element, as far as there are."""
+    elements = bounds(rows.rows)[1] * bounds(rows.n)[1]
+    return Launch(grid_of(-(-elements // _THREADS), target), _THREADS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +144,7 @@ class SortTiles(CudaKernel):
         return self.rows.fixed
 
     def launch(self, target: CudaTarget) -> Launch:
-        return self.rows.launch(target)
+        return _launch(self.rows, target)
 
     def source(self, target: CudaTarget) -> str:
         dtype = self.args[self.x].dtype
@@ -220,7 +197,7 @@ class MergeRuns(CudaKernel):
         return self.rows.fixed
 
     def launch(self, target: CudaTarget) -> Launch:
-        return self.rows.launch(target)
+        return _launch(self.rows, target)
 
     def source(self, target: CudaTarget) -> str:
         first, second = (f"b{position}" for position in self.target)

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, ClassVar
 from ostinato.backends.cuda.abi import Launch
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.render.frame import function
-from ostinato.backends.cuda.rules.sort import Rows, lower_sort
+from ostinato.backends.cuda.rules.sort import lower_sort
 from ostinato.backends.cuda.rules.sort_keys import bits_of, key_function, word_of
 from ostinato.dtypes import INT64
 from ostinato.ir.types import TensorType
 from ostinato.lower.program import LoweredBuffer, Role
+from ostinato.lower.rules.topk import TopK, rows_of
 from ostinato.lower.rules.whole_operands import lower_whole, whole
 from ostinato.records import dataclass
-from ostinato.variables import bounds, prod
+from ostinato.variables import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,13 +30,12 @@ if TYPE_CHECKING:
     from ostinato.backends.cuda.target import CudaTarget
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
-    from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules.topk import Rows
     from ostinato.lower.rules.whole_operands import Places
-    from ostinato.variables import Dim, Symbol
 
-__all__ = ["TopK", "lower_topk"]
+__all__ = ["CudaTopK", "lower_topk"]
 
 #: Elements up to which they are chosen one after the other.
 _FEW = 64
@@ -145,59 +145,31 @@ _COUNT = Template("""\
 
 
 @dataclass(frozen=True, eq=False)
-class TopK(CudaKernel):
-    """Chooses elements of every row by rank.
-
-    NaN ranks as the greatest; of equal elements the one at the lower position comes first. The
-    operand is ``[outer, n, inner]``, the results are ``[outer, k, inner]``, all in C order.
+class CudaTopK(TopK, CudaKernel):
+    """Chooses elements of every row by rank, or of slices of it.
 
     Attributes:
-        args: the operand, the values and the positions.
-        x, values, positions: their places among the arguments.
-        rows: rows there are, ``outer * inner``.
-        inner: elements from one of a row to the next.
-        n: elements of a row.
-        k: elements chosen of each.
-        largest: whether the greatest element is the best.
         slices: parts of a row that are chosen from apart: positions are candidates then, ``k`` for
             each slice, -1 where there are no more; 1: the row is whole.
         candidates: the place of such candidates among the arguments, and the slices that they are
             from; ``None``: elements are chosen from the row, or from slices of it.
-        variables: the graph's Variables in the order of ``vars``.
     """
 
-    args: tuple[Arg, ...]
-    x: int
-    values: int
-    positions: int
-    rows: Dim
-    inner: Dim
-    n: Dim
-    k: Dim
-    largest: bool
     slices: int = 1
     candidates: tuple[int, int] | None = None
-    variables: tuple[Symbol, ...] = ()
 
     prefix: ClassVar[str] = "topk"
 
     def describe(self, text: KernelText) -> None:
-        text.line(0, f"topk, {'greatest' if self.largest else 'least'} first")
-        text.head(self.args)
-        sizes = (self.rows, self.inner, self.n, self.k)
-        text.line(1, f"rows, inner, n, k = {', '.join(map(text.dim, sizes))}")
-        text.line(1, f"of b{self.x} to b{self.values} and b{self.positions}")
+        super().describe(text)
         text.line(1, f"slices {self.slices}, candidates {self.candidates}")
-
-    def variable_free(self) -> bool:
-        return all(isinstance(dim, int) for dim in (self.rows, self.inner, self.n, self.k))
 
     @property
     def _one_by_one(self) -> bool:
-        return bounds(self.k)[1] <= _FEW and bounds(self.n)[1] >= _LONG_ROW
+        return bounds(self.rows.k)[1] <= _FEW and bounds(self.rows.n)[1] >= _LONG_ROW
 
     def launch(self, target: CudaTarget) -> Launch:
-        rows, n = bounds(self.rows)[1], bounds(self.n)[1]
+        rows, n = bounds(self.rows.rows)[1], bounds(self.rows.n)[1]
         blocks = rows * self.slices if self._one_by_one else -(-rows * n // _THREADS)
         most = target.multiprocessors * target.threads_per_multiprocessor // _THREADS
         return Launch(max(1, min(blocks, most)), _THREADS)
@@ -215,11 +187,10 @@ class TopK(CudaKernel):
         }
         key = key_function(self.name, dtype, largest=self.largest)
         body = self._choose(names) if self._one_by_one else _COUNT.substitute(names)
-        sizes = {"rows": self.rows, "inner": self.inner, "n": self.n, "k": self.k}
         types = {self.x: names["element"]}
         if self.slices == 1:
             types[self.values] = names["element"]
-        return function(self, body, sizes, _THREADS, types, key)
+        return function(self, body, self.rows._asdict(), _THREADS, types, key)
 
     def _choose(self, names: Mapping[str, str]) -> str:
         """Statements that choose elements one after the other."""
@@ -235,37 +206,33 @@ class TopK(CudaKernel):
 def lower_topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     """Lower a region around a ``topk`` node."""
     (x,) = root.inputs
-    axis: int = root.attrs["axis"]
-    inner = prod(x.shape[axis + 1 :])
-    rows, n, k = prod(x.shape[:axis]) * inner, x.shape[axis], root.attrs["k"]
-    if bounds(k)[1] > _FEW and bounds(n)[1] > _LONGEST_COUNTED:
-        lower_sort(lowering, region, root, Rows(rows, inner, n, k))
+    rows = rows_of(root)
+    if bounds(rows.k)[1] > _FEW and bounds(rows.n)[1] > _LONGEST_COUNTED:
+        lower_sort(lowering, region, root, rows)
         return
-    slices, largest, variables = _slices(rows, n, k), root.attrs["largest"], lowering.variables
+    slices, largest, variables = _slices(rows), root.attrs["largest"], lowering.variables
     scratch: list[LoweredBuffer] = []
     if slices > 1:
-        type_ = TensorType(INT64, (rows, slices, k))
+        type_ = TensorType(INT64, (rows.rows, slices, rows.k))
         scratch = [LoweredBuffer(type_, Role.TEMP, f"{root.label}.candidates")]
         build = lowering.helper_builder()
         source = build.argument(whole(lowering, x), reads=True)
         found = build.argument(scratch[0], writes=True)
-        sizes = (rows, inner, n, k)
-        chosen = TopK(build.args, source, found, found, *sizes, largest, slices, None, variables)
+        chosen = CudaTopK(build.args, source, found, found, rows, largest, variables, slices)
         lowering.helper_call(root, "topk of slices", build, chosen)
 
-    def make(places: Places) -> TopK:
+    def make(places: Places) -> CudaTopK:
         (source,), (values, positions) = places.operands, places.results
         candidates = (places.scratch[0], slices) if slices > 1 else None
-        sizes = (rows, inner, n, k)
-        return TopK(
-            places.args, source, values, positions, *sizes, largest, 1, candidates, variables
+        return CudaTopK(
+            places.args, source, values, positions, rows, largest, variables, 1, candidates
         )
 
     lower_whole(lowering, region, root, make, scratch)
 
 
-def _slices(rows: Dim, n: Dim, k: Dim) -> int:
+def _slices(rows: Rows) -> int:
     """The slices of a row that are chosen from apart, where rows are few and long."""
-    if bounds(rows)[1] > _FEW_ROWS or not 0 < bounds(k)[1] <= _FEW:
+    if bounds(rows.rows)[1] > _FEW_ROWS or not 0 < bounds(rows.k)[1] <= _FEW:
         return 1
-    return max(1, min(_MOST_SLICES, bounds(n)[1] // _SLICE_LENGTH))
+    return max(1, min(_MOST_SLICES, bounds(rows.n)[1] // _SLICE_LENGTH))

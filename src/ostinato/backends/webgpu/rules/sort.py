@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Arg
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
+    from ostinato.lower.rules.topk import Rows
     from ostinato.lower.rules.whole_operands import Places
-    from ostinato.variables import Dim, Symbol
+    from ostinato.variables import Symbol
 
 __all__ = ["CHUNK", "lower_sort"]
 
@@ -95,7 +96,7 @@ class SortStep(WebGpuKernel):
         x: the place of the operand among the arguments.
         before: that of positions in order of their runs; ``None``: nothing is sorted yet.
         to: that of positions after the step; or those of values and positions that are taken.
-        sizes: rows, elements from one of a row to the next, elements of a row, and those taken.
+        rows: the rows.
         length: of a run before the step.
         largest: whether the greatest element is the best.
         variables: the graph's Variables in the order of ``vars``.
@@ -105,7 +106,7 @@ class SortStep(WebGpuKernel):
     x: int
     before: int | None
     to: tuple[int, ...]
-    sizes: tuple[Dim, Dim, Dim, Dim]
+    rows: Rows
     length: int
     largest: bool
     variables: tuple[Symbol, ...] = ()
@@ -115,19 +116,19 @@ class SortStep(WebGpuKernel):
     def describe(self, text: KernelText) -> None:
         text.line(0, f"sort, {'greatest' if self.largest else 'least'} first")
         text.head(self.args)
-        text.line(1, f"rows, inner, n, k = {', '.join(map(text.dim, self.sizes))}")
+        self.rows.describe(text)
         text.line(1, f"of b{self.x}, from {self.before} to {self.to}, runs of {self.length}")
 
     def variable_free(self) -> bool:
-        return all(isinstance(dim, int) for dim in self.sizes)
+        return self.rows.fixed
 
     def shader(self, target: WebGpuTarget, bindings: Bindings) -> Shader:
         code = KernelCode(self, (), target, bindings)
         dtype = self.args[self.x].dtype
         wide = is_wide(dtype)
-        sizes = dict(zip(("rows", "inner", "n", "k"), self.sizes, strict=True))
         names = {
-            name: code.declare("n", code.size(dim, code.outermost)) for name, dim in sizes.items()
+            name: code.declare("n", code.size(dim, code.outermost))
+            for name, dim in self.rows._asdict().items()
         }
         names |= {
             "x": str(self.x),
@@ -148,24 +149,13 @@ class SortStep(WebGpuKernel):
             body = (_COUNT if self.before is None else _MERGE).substitute(names)
         code.writer.line(_START.substitute(names).strip())
         code.writer.line(body.strip())
-        rows, _, n, _ = self.sizes
-        return code.shader(THREADS, ceil_div(rows * n, THREADS))
+        return code.shader(THREADS, ceil_div(self.rows.rows * self.rows.n, THREADS))
 
 
-def lower_sort(
-    lowering: ProgramBuilder, region: Region, root: Node, sizes: tuple[Dim, Dim, Dim, Dim]
-) -> None:
-    """Lower a region around a ``topk`` node of long rows.
-
-    Args:
-        lowering: takes the kernels.
-        region: the nodes.
-        root: the node.
-        sizes: see :class:`SortStep`.
-    """
-    rows, _, n, _ = sizes
+def lower_sort(lowering: ProgramBuilder, region: Region, root: Node, rows: Rows) -> None:
+    """Lower a region around a ``topk`` node of long rows."""
     largest, variables = root.attrs["largest"], lowering.variables
-    type_ = TensorType(INT32, (rows, n))
+    type_ = TensorType(INT32, (rows.rows, rows.n))
     before: LoweredBuffer | None = None
     length = CHUNK
     while True:
@@ -174,15 +164,15 @@ def lower_sort(
         x = build.argument(whole(lowering, root.inputs[0]), reads=True)
         read = None if before is None else build.argument(before, reads=True)
         to = build.argument(after, writes=True)
-        step = SortStep(build.args, x, read, (to,), sizes, length // 2, largest, variables)
+        step = SortStep(build.args, x, read, (to,), rows, length // 2, largest, variables)
         lowering.helper_call(root, "sort", build, step)
         before = after
-        if length >= bounds(n)[1]:
+        if length >= bounds(rows.n)[1]:
             break
         length *= 2
 
     def make(places: Places) -> SortStep:
         (x,), (runs,) = places.operands, places.scratch
-        return SortStep(places.args, x, runs, places.results, sizes, length, largest, variables)
+        return SortStep(places.args, x, runs, places.results, rows, length, largest, variables)
 
     lower_whole(lowering, region, root, make, [before])

@@ -15,23 +15,19 @@ from ostinato.backends.webgpu.render.code import KernelCode
 from ostinato.backends.webgpu.render.mapping import THREADS
 from ostinato.backends.webgpu.render.sort_keys import above, is_wide, key_of, same
 from ostinato.backends.webgpu.rules.sort import CHUNK, lower_sort
+from ostinato.lower.rules.topk import TopK, rows_of
 from ostinato.lower.rules.whole_operands import lower_whole
-from ostinato.records import dataclass
-from ostinato.variables import bounds, ceil_div, prod
+from ostinato.variables import bounds, ceil_div
 
 if TYPE_CHECKING:
     from ostinato.backends.webgpu.kernel import Bindings, Shader
     from ostinato.backends.webgpu.target import WebGpuTarget
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
-    from ostinato.lower.loopir.nodes import Arg
-    from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.lower.rules.whole_operands import Places
-    from ostinato.variables import Dim, Symbol
 
-__all__ = ["TopK", "lower_topk"]
-
+__all__ = ["WebGpuTopK", "lower_topk"]
 
 #: Elements up to which they are chosen one after the other, from rows of at least a length.
 _FEW, _LONG_ROW = 64, 256
@@ -106,46 +102,10 @@ _CHOOSE = Template("""\
 """)
 
 
-@dataclass(frozen=True, eq=False)
-class TopK(WebGpuKernel):
-    """Chooses elements of every row by rank.
-
-    NaN ranks as the greatest; of equal elements the one at the lower position comes first. The
-    operand is ``[outer, n, inner]``, the results are ``[outer, k, inner]``, all in C order.
-
-    Attributes:
-        args: the operand, the values and the positions.
-        x, values, positions: their places among the arguments.
-        rows: rows there are, ``outer * inner``.
-        inner: elements from one of a row to the next.
-        n: elements of a row.
-        k: elements chosen of each.
-        largest: whether the greatest element is the best.
-        variables: the graph's Variables in the order of ``vars``.
-    """
-
-    args: tuple[Arg, ...]
-    x: int
-    values: int
-    positions: int
-    rows: Dim
-    inner: Dim
-    n: Dim
-    k: Dim
-    largest: bool
-    variables: tuple[Symbol, ...] = ()
+class WebGpuTopK(TopK, WebGpuKernel):
+    """Chooses elements of every row by rank."""
 
     prefix: ClassVar[str] = "topk"
-
-    def describe(self, text: KernelText) -> None:
-        text.line(0, f"topk, {'greatest' if self.largest else 'least'} first")
-        text.head(self.args)
-        sizes = (self.rows, self.inner, self.n, self.k)
-        text.line(1, f"rows, inner, n, k = {', '.join(map(text.dim, sizes))}")
-        text.line(1, f"of b{self.x} to b{self.values} and b{self.positions}")
-
-    def variable_free(self) -> bool:
-        return all(isinstance(dim, int) for dim in (self.rows, self.inner, self.n, self.k))
 
     def shader(self, target: WebGpuTarget, bindings: Bindings) -> Shader:
         return _shader(self, target, bindings)
@@ -153,34 +113,26 @@ class TopK(WebGpuKernel):
 
 def lower_topk(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     """Lower a region around a ``topk`` node."""
-    (x,) = root.inputs
-    axis: int = root.attrs["axis"]
-    inner = prod(x.shape[axis + 1 :])
-    rows, n, k = prod(x.shape[:axis]) * inner, x.shape[axis], root.attrs["k"]
-    if bounds(k)[1] > _FEW and bounds(n)[1] > CHUNK:
-        lower_sort(lowering, region, root, (rows, inner, n, k))
+    rows = rows_of(root)
+    if bounds(rows.k)[1] > _FEW and bounds(rows.n)[1] > CHUNK:
+        lower_sort(lowering, region, root, rows)
         return
 
-    def make(places: Places) -> TopK:
+    def make(places: Places) -> WebGpuTopK:
         (source,), (values, positions) = places.operands, places.results
         largest, variables = root.attrs["largest"], lowering.variables
-        return TopK(places.args, source, values, positions, rows, inner, n, k, largest, variables)
+        return WebGpuTopK(places.args, source, values, positions, rows, largest, variables)
 
     lower_whole(lowering, region, root, make)
 
 
-def _shader(topk: TopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
+def _shader(topk: WebGpuTopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
     code = KernelCode(topk, (), target, bindings)
     dtype = topk.args[topk.x].dtype
     wide = is_wide(dtype)
     names = {
         name: code.declare("n", code.size(dim, code.outermost))
-        for name, dim in (
-            ("rows", topk.rows),
-            ("inner", topk.inner),
-            ("n", topk.n),
-            ("k", topk.k),
-        )
+        for name, dim in topk.rows._asdict().items()
     }
     names |= {
         "x": str(topk.x),
@@ -188,7 +140,7 @@ def _shader(topk: TopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
         "put_positions": code.arrays.putting(topk.positions),
         "key": key_of(dtype, largest=topk.largest),
     }
-    one_by_one = bounds(topk.k)[1] <= _FEW and bounds(topk.n)[1] >= _LONG_ROW
+    one_by_one = bounds(topk.rows.k)[1] <= _FEW and bounds(topk.rows.n)[1] >= _LONG_ROW
     if not one_by_one:
         better = above("other", "mine", wide)
         equal = same("other", "mine", wide)
@@ -196,7 +148,7 @@ def _shader(topk: TopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
             names, threads=THREADS, better=f"{better} || ({equal} && i < place)"
         )
         code.writer.line(text.strip())
-        return code.shader(THREADS, ceil_div(topk.rows * topk.n, THREADS))
+        return code.shader(THREADS, ceil_div(topk.rows.rows * topk.rows.n, THREADS))
     threads = min(_CHOOSERS, target.threads)
     word = "vec2<u32>" if wide else "u32"
     below, equal = above("last", "candidate", wide), same("last", "candidate", wide)
@@ -212,4 +164,4 @@ def _shader(topk: TopK, target: WebGpuTarget, bindings: Bindings) -> Shader:
         same=same("candidate", "best", wide),
     )
     code.writer.line(text.strip())
-    return code.shader(threads, topk.rows)
+    return code.shader(threads, topk.rows.rows)
