@@ -1,4 +1,4 @@
-"""All steps of one direction of a recurrent layer, as kernels of GPUs have them."""
+"""All steps of one direction of a recurrent layer: expressions of any kernel, and GPUs' kernels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Node
     from ostinato.ir.op import Attr
     from ostinato.lower.fusion.regions import Region
+    from ostinato.lower.loopir.builder import KernelBuilder, Outputs
     from ostinato.lower.loopir.nodes import Arg, Scalar
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
     from ostinato.variables import Symbol
 
-__all__ = ["Recurrence", "lower_recurrence", "parts_of"]
+__all__ = ["Recurrence", "ScanOperands", "lower_recurrence", "parts_of"]
 
 
 def parts_of(attrs: Mapping[str, Attr], gates: int) -> tuple[str, ...]:
@@ -120,50 +121,94 @@ class Recurrence(Kernel):
         return parts_of(self.rule, len(self.x))
 
 
+class ScanOperands:
+    """The operands and results of a ``recurrent_scan`` node, as expressions of a kernel.
+
+    The initial state is apart: a kernel may have other arguments before it.
+
+    Args:
+        build: the kernel, which gets their buffers as arguments.
+        node: the node.
+        outputs: the results that are wanted.
+
+    Attributes:
+        named: the operands by name.
+        step: the axis of time.
+        row: the axis of sequences.
+        column: the axis of hidden units.
+        attrs: the attributes that the op's rules of a step need.
+        x: the inputs' share of each gate.
+        weights: the parts of the op's optional weights, by name.
+        length: the number of steps of a sequence, an int64; ``None`` for all of them.
+        stores: by result, its store, in which ``Accumulator`` is the new state; ``None``: unwanted.
+        acc: the dtype of sums and of the state.
+    """
+
+    def __init__(self, build: KernelBuilder, node: Node, outputs: Outputs) -> None:
+        self.named = named = RECURRENT_SCAN.named(node.inputs, node.attrs)
+        xproj, hidden = named["xproj"], named["r"].shape[1]
+        self.acc = xproj.dtype.accumulator
+        self.step, self.row = axis("step", xproj.shape[0]), axis("row", xproj.shape[1])
+        self.column = axis("n", hidden)
+        self.attrs = tuple(sorted((n, value) for n, value in node.attrs.items() if n != "given"))
+        step, row, column = self.step, self.row, self.column
+        weights = {
+            name: tuple(build.at(named[name], (part * hidden + column,)) for part in range(parts))
+            for name, parts in WEIGHT_PARTS.items()
+            if name in named
+        }
+        self.weights = tuple(weights.items())
+        self.length = None
+        if "sequence_lens" in named:
+            self.length = cast(build.at(named["sequence_lens"], (row,)), INT64)
+        self.stores: list[Store | None] = [None] * len(node.outputs)
+        for result, buffer in outputs:
+            at = (step, row, column)[-result.ndim :]
+            target = build.argument(buffer, writes=True)
+            value = Accumulator(self.acc)
+            self.stores[result.index] = Store(target, linear_index(result.shape, at), value)
+        self.x = tuple(
+            build.at(xproj, (step, row, gate * hidden + column))
+            for gate in range(GATES[node.attrs["kind"]])
+        )
+
+    def initial(self, build: KernelBuilder) -> tuple[Scalar, ...]:
+        """The state before the first step, ``h`` and (LSTM) ``c``."""
+        states = [self.named[name] for name in ("h0", "c0") if name in self.named]
+        return tuple(build.at(state, (self.row, self.column)) for state in states)
+
+
 def lower_recurrence(
     lowering: ProgramBuilder, region: Region, root: Node, kind: type[Recurrence]
 ) -> None:
     """Lower a region around a ``recurrent_scan`` node, as a kernel of the class given."""
     build, outputs = lowering.builder(region), lowering.region_outputs(region)
-    named = RECURRENT_SCAN.named(root.inputs, root.attrs)
-    xproj, r = named["xproj"], named["r"]
-    gates, hidden, acc = GATES[root.attrs["kind"]], r.shape[1], xproj.dtype.accumulator
-    step, row = axis("step", xproj.shape[0]), axis("row", xproj.shape[1])
-    column, inner = axis("n", hidden), axis("k", hidden)
-    weights = {
-        name: tuple(build.at(named[name], (part * hidden + column,)) for part in range(parts))
-        for name, parts in WEIGHT_PARTS.items()
-        if name in named
-    }
-    length = None
-    if "sequence_lens" in named:
-        length = cast(build.at(named["sequence_lens"], (row,)), INT64)
-    stores: list[Store | None] = [None] * len(root.outputs)
-    for result, buffer in outputs:
-        at = (step, row, column)[-result.ndim :]
-        target = build.argument(buffer, writes=True)
-        stores[result.index] = Store(target, linear_index(result.shape, at), Accumulator(acc))
-    x = tuple(build.at(xproj, (step, row, gate * hidden + column)) for gate in range(gates))
-    matrices = tuple(build.at(r, (gate * hidden + column, inner)) for gate in range(gates))
-    initial = tuple(build.at(named[s], (row, column)) for s in ("h0", "c0") if s in named)
-    shape = (xproj.shape[1], len(parts_of(root.attrs, gates)) * hidden)
+    scan = ScanOperands(build, root, outputs)
+    r, acc = scan.named["r"], scan.acc
+    gates, hidden, inner = len(scan.x), r.shape[1], axis("k", r.shape[1])
+    matrices = tuple(build.at(r, (gate * hidden + scan.column, inner)) for gate in range(gates))
+    initial = scan.initial(build)
+    rows = scan.named["xproj"].shape[1]
+    shape = (rows, len(parts_of(root.attrs, gates)) * hidden)
     scratch = LoweredBuffer(TensorType(acc, shape), Role.TEMP, f"{root.label}.state")
     position = build.argument(scratch, reads=True, writes=True)
-    step_symbol, row_symbol, column_symbol, inner_symbol = symbols_of((step, row, column, inner))
+    step_symbol, row_symbol, column_symbol, inner_symbol = symbols_of(
+        (scan.step, scan.row, scan.column, inner)
+    )
     kernel = kind(
         build.args,
         step_symbol,
         row_symbol,
         column_symbol,
         inner_symbol,
-        tuple(sorted((name, value) for name, value in root.attrs.items() if name != "given")),
-        x,
+        scan.attrs,
+        scan.x,
         matrices,
         initial,
-        tuple(weights.items()),
-        length,
-        stores[0],
-        tuple(stores[1:]),
+        scan.weights,
+        scan.length,
+        scan.stores[0],
+        tuple(scan.stores[1:]),
         position,
         acc,
         lowering.variables,

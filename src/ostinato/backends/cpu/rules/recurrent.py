@@ -9,18 +9,18 @@ from ostinato.backends.cpu.rules.gemm import Gemm
 from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.backends.cpu.rules.packed_matmul import PackedMatmul, pack
 from ostinato.backends.cpu.rules.tiles import RegisterFile, tile_for
-from ostinato.dtypes import INT64, DType
-from ostinato.lower.loopir.builder import Outputs, cast, symbols_of
-from ostinato.lower.loopir.nodes import Accumulator, Scalar, Store, extent_of, max_extent
-from ostinato.lower.loopir.views import linear_index
+from ostinato.lower.loopir.builder import Outputs, symbols_of
+from ostinato.lower.loopir.nodes import Scalar, Store, extent_of, max_extent
 from ostinato.lower.rules.matmul_spec import MatmulSpec
-from ostinato.ops.recurrent import GATES, RECURRENT_SCAN, WEIGHT_PARTS, resets_first
+from ostinato.lower.rules.recurrence import ScanOperands
+from ostinato.ops.recurrent import GATES, resets_first
 from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ostinato.dtypes import DType
     from ostinato.ir.graph import Node
     from ostinato.ir.op import Attr
     from ostinato.lower.fusion.regions import Region
@@ -233,47 +233,26 @@ def _kernel(
     Args:
         packed: the weights as :func:`_matmul` packs them, in panels of the tile's width.
     """
-    named = RECURRENT_SCAN.named(node.inputs, node.attrs)
-    xproj, hidden = named["xproj"], named["r"].shape[1]
-    acc = xproj.dtype.accumulator
-    step, row, column = axis("step", xproj.shape[0]), axis("row", xproj.shape[1]), axis("n", hidden)
-    states = [named[name] for name in ("h0", "c0") if name in named]
-    weights = {
-        name: tuple(build.at(named[name], (part * hidden + column,)) for part in range(parts))
-        for name, parts in WEIGHT_PARTS.items()
-        if name in named
-    }
-    length = None
-    if "sequence_lens" in named:
-        length = cast(build.at(named["sequence_lens"], (row,)), INT64)
-    stores: list[Store | None] = [None] * len(node.outputs)
-    for result, buffer in outputs:
-        at = (step, row, column)[-result.ndim :]
-        target = build.argument(buffer, writes=True)
-        stores[result.index] = Store(target, linear_index(result.shape, at), Accumulator(acc))
-    x = tuple(
-        build.at(xproj, (step, row, gate * hidden + column))
-        for gate in range(GATES[node.attrs["kind"]])
-    )
-    initial = tuple(build.at(state, (row, column)) for state in states)
+    scan = ScanOperands(build, node, outputs)
+    initial = scan.initial(build)
     position = build.argument(packed, reads=True)
-    step_symbol, row_symbol, column_symbol = symbols_of((step, row, column))
+    step_symbol, row_symbol, column_symbol = symbols_of((scan.step, scan.row, scan.column))
     return RecurrentKernel(
         build.args,
         step_symbol,
         row_symbol,
         column_symbol,
-        tuple(sorted((name, value) for name, value in node.attrs.items() if name != "given")),
-        x,
+        scan.attrs,
+        scan.x,
         initial,
-        tuple(weights.items()),
-        length,
-        stores[0],
-        tuple(stores[1:]),
+        scan.weights,
+        scan.length,
+        scan.stores[0],
+        tuple(scan.stores[1:]),
         position,
         tile[1],
         tile[0],
-        acc,
+        scan.acc,
         variables,
     )
 
