@@ -102,7 +102,7 @@ class Commands:
     Attributes:
         block: the values of ``token``, ``position`` and ``kv_len``.
         from_block: whether calls read these from the block.
-        number: the number of the recording in progress, or 0.
+        recording_number: the number of the recording in progress, or 0.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Commands:
         self._calls: list[tuple[Call, bool]] = []
         self.block = (0, 0, 1)
         self.from_block = False
-        self.number = 0
+        self.recording_number = 0
 
     @property
     def accesses(self) -> Accesses:
@@ -123,7 +123,7 @@ class Commands:
     @property
     def recording(self) -> bool:
         """Whether bound calls of the calling thread are recorded."""
-        return self.number != 0 and _order.is_recording(self.number)
+        return self.recording_number != 0 and _order.is_recording(self.recording_number)
 
     @property
     def n_calls(self) -> int:
@@ -133,7 +133,7 @@ class Commands:
     def begin(self, exclusive: bool) -> None:
         """Record the calling thread's bound calls."""
         self._calls = []
-        self.number = _order.begin_recording(self._label, exclusive)
+        self.recording_number = _order.begin_recording(self._label, exclusive)
 
     def end(self) -> Recording:
         """Stop recording, and return the recording.
@@ -154,7 +154,7 @@ class Commands:
 
     def _taken(self) -> tuple[list[tuple[Call, bool]], str | None]:
         calls, self._calls = self._calls, []
-        number, self.number = self.number, 0
+        number, self.recording_number = self.recording_number, 0
         return calls, _order.end_recording(number)
 
     def uses(self, memory: object) -> bool:
@@ -173,7 +173,7 @@ class Commands:
             call.check()
             self._calls.append((call, call.reads_block()))
             return True
-        _order.refuse_elsewhere(self.number, self._label, CaptureError)
+        _order.refuse_elsewhere(self.recording_number, self._label, CaptureError)
         return False
 
 

@@ -6,7 +6,8 @@ import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ostinato.backends.common.context import DECODE_VARIABLES, Context
+from ostinato.backends.common.command_context import CommandContext
+from ostinato.backends.common.context import DECODE_VARIABLES
 from ostinato.backends.common.encoded import Encoded
 from ostinato.backends.common.program_runner import RELEASED, host_block
 from ostinato.backends.cpu import _core
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from ostinato.backends.common import op_encoding
     from ostinato.backends.common.compiled_op import CompiledOp
-    from ostinato.backends.common.encoded import Recording
     from ostinato.backends.common.op_signature import OpSignature
     from ostinato.backends.device import Device
     from ostinato.lower.rules import sizes
@@ -37,7 +37,7 @@ else:
 __all__ = ["CpuContext"]
 
 
-class CpuContext(Context):
+class CpuContext(CommandContext):
     """See :class:`~ostinato.backends.common.context.Context`. A recording is one native program.
 
     Args:
@@ -49,34 +49,13 @@ class CpuContext(Context):
         commands: records the bound calls of programs, and holds the variable block.
     """
 
+    commands: _core.CommandQueue
+
     def __init__(self, device: Device, pool: _core.ThreadPool) -> None:
         super().__init__(device)
         self.pool = pool
         self.commands = _core.CommandQueue(CaptureError, VariableError, self.label)
         self._encoded: weakref.WeakSet[CpuEncoded] = weakref.WeakSet()
-
-    # -- recording ---------------------------------------------------------------------------------
-
-    @property
-    def capturing(self) -> bool:
-        return self.commands.recording
-
-    @property
-    def capturing_number(self) -> int:
-        return self.commands.recording_number
-
-    @property
-    def captured_calls(self) -> int:
-        return self.commands.n_calls
-
-    def _begin(self, exclusive: bool) -> None:
-        self.commands.begin(exclusive)
-
-    def _end(self) -> Recording:
-        return self.commands.end()
-
-    def _cancel(self) -> None:
-        self.commands.cancel()
 
     def _capture_uses(self, memory: object) -> bool:
         return self.commands.uses(_core_object(memory))
@@ -95,19 +74,6 @@ class CpuContext(Context):
     @cached_property
     def _block_accesses(self) -> Accesses:
         return self.commands.accesses
-
-    @property
-    def dev_state_mode(self) -> bool:
-        return self.commands.from_block
-
-    def _set_mode(self, enable: bool) -> None:
-        self.commands.from_block = enable
-
-    def _write_state(self, values: tuple[int, int, int]) -> None:
-        self.commands.block = values
-
-    def _read_state(self) -> tuple[int, int, int]:
-        return self.commands.block
 
     # -- programs ----------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ __all__ = ["FlatNonzero", "lower_flat_nonzero"]
 
 @dataclass(frozen=True, eq=False)
 class FlatNonzero(Kernel):
-    """Writes the positions of the true elements of a vector, in order, then zeros.
+    """Writes the positions of the true elements of a mask, in order, then zeros.
 
     Attributes:
         args: the mask and the positions.

@@ -1,7 +1,7 @@
-"""Loop nests as GPUs have them: a group of threads shares each outer point, and its temps.
+"""Loop nests as GPUs have them: the members of a group share each outer point, and its temps.
 
-Temps are in memory that the threads of a group share. Where they are too large for it, they are in
-global memory, in one more argument of the kernel, and a limited number of groups run at once.
+Temps are in memory that only a group sees. Where they are too large for it, they are in global
+memory, in one more argument of the kernel, and a limited number of groups run at once.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ __all__ = [
     "with_scratch",
 ]
 
-#: Groups of threads, and bytes of their temps, where temps are in global memory.
+#: Groups that run at once, and bytes of their temps, where temps are in global memory.
 _MOST_GROUPS = 256
 _MOST_SCRATCH = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class GpuLoopNest(LoopNest):
-    """A loop nest, its points mapped to threads.
+    """A loop nest, its outer points mapped to groups.
 
     Attributes:
-        scratch_groups: the groups of threads that have memory for their temps in the last
-            argument; 0: temps are in shared memory, and the arguments are the nest's alone.
+        scratch_groups: the groups that have memory for their temps in the last argument; 0: temps
+            are in shared memory, and the arguments are the nest's alone.
     """
 
     scratch_groups: int = 0
@@ -121,7 +121,7 @@ def scratch_groups(nest: LoopNest, row: int, most_shared: int) -> int:
 
 
 def shares_points(nest: LoopNest) -> bool:
-    """Whether threads may share the points of every stage."""
+    """Whether the members of a group may share the points of every stage."""
     dependences = Dependences(nest.stages)
     for stage in nest.stages:
         scans = [isinstance(s, Scan) for s in stage.statements]
