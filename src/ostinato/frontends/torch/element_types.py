@@ -5,19 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ostinato.dtypes import (
-    BFLOAT16,
+    ALL_DTYPES,
     BOOL,
     FLOAT16,
     FLOAT32,
     FLOAT64,
-    INT8,
-    INT16,
-    INT32,
     INT64,
-    UINT8,
-    UINT16,
-    UINT32,
-    UINT64,
     DType,
     promote,
 )
@@ -28,24 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPLEX", "ELEMENT_TYPES", "result_type"]
 
-_TYPES = (
-    BFLOAT16,
-    BOOL,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    UINT8,
-    UINT16,
-    UINT32,
-    UINT64,
-)
-
 #: By PyTorch's name, the dtype.
-ELEMENT_TYPES: dict[str, DType] = {dtype.name: dtype for dtype in _TYPES}
+ELEMENT_TYPES: dict[str, DType] = {dtype.name: dtype for dtype in ALL_DTYPES}
 
 #: By PyTorch's name of a complex type, the dtype of its parts.
 COMPLEX: dict[str, DType] = {"complex32": FLOAT16, "complex64": FLOAT32, "complex128": FLOAT64}
