@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ostinato.lower.loopir.dependences import Dependences
+    from ostinato.lower.loopir.nest import LoopNest
     from ostinato.lower.loopir.nodes import Stage, Statement
 
-__all__ = ["distinct_axes", "have_any_order", "is_concurrent", "reads_its_writes"]
+__all__ = ["distinct_axes", "have_any_order", "is_concurrent", "only_store", "reads_its_writes"]
 
 
 def distinct_axes(
@@ -53,6 +54,19 @@ def distinct_axes(
             return frozenset()
         reach = reach + weight * greatest
     return frozenset(symbol for _, _, symbol in digits if symbol in axes)
+
+
+def only_store(nest: LoopNest) -> Store | None:
+    """The one store of a nest whose points touch nothing but their own elements."""
+    if nest.temps or len(nest.stages) != 1:
+        return None
+    (stage,) = nest.stages
+    if stage.axes or len(stage.statements) != 1:
+        return None
+    (statement,) = stage.statements
+    if not isinstance(statement, Store) or reads_its_writes([statement]):
+        return None
+    return statement
 
 
 def is_concurrent(stage: Stage, dependences: Dependences) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.lower.loopir.dependences import Dependences
-from ostinato.lower.loopir.independence import distinct_axes, reads_its_writes
+from ostinato.lower.loopir.independence import distinct_axes, only_store
 from ostinato.lower.loopir.nest import LoopNest
-from ostinato.lower.loopir.nodes import Stage, Store
+from ostinato.lower.loopir.nodes import Stage
 from ostinato.lower.rules.loops import BLOCK
 from ostinato.variables import Symbol, coefficient
 
@@ -27,7 +27,7 @@ _ALONE = Symbol("alone", 0, 0)
 
 def distinct_points_in_parallel(nest: LoopNest) -> LoopNest:
     """``nest``, or one that keeps its points in order only where they touch one element."""
-    store = _only_store(nest)
+    store = None if nest.parallel or nest.inner_axis is not None else only_store(nest)
     if store is None:
         return nest
     dependences = Dependences(nest.stages)
@@ -53,16 +53,3 @@ def _parallel(
         block=BLOCK,
         variables=nest.variables,
     )
-
-
-def _only_store(nest: LoopNest) -> Store | None:
-    """The one statement of an in-order nest that writes nothing but its points' elements."""
-    if nest.parallel or nest.inner_axis is not None or nest.temps or len(nest.stages) != 1:
-        return None
-    (stage,) = nest.stages
-    if stage.axes or len(stage.statements) != 1:
-        return None
-    (statement,) = stage.statements
-    if not isinstance(statement, Store) or reads_its_writes([statement]):
-        return None
-    return statement

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.cuda.render.points import grid_loop, run_in_order
-from ostinato.lower.loopir.independence import distinct_axes, reads_its_writes
+from ostinato.lower.loopir.independence import distinct_axes, only_store
 from ostinato.lower.loopir.nodes import Store, extent_of, max_extent
 from ostinato.variables import (
     axis,
@@ -34,7 +34,7 @@ __all__ = ["in_order"]
 
 def in_order(code: NestCode) -> None:
     """The points of a nest, in order where that can be seen."""
-    store = _only_store(code)
+    store = only_store(code.nest)
     if store is None:
         _one_thread(code)
         return
@@ -57,17 +57,6 @@ def _number_of_element(index: Dim, shared: Sequence[Symbol]) -> Dim:
     if isinstance(rest, int):
         return 0
     return floor_div(rest - rest.const, math.gcd(*(factor for _, factor in rest.terms)))
-
-
-def _only_store(code: NestCode) -> Store | None:
-    """The one store of a nest whose points touch nothing but their own elements."""
-    stages = code.nest.stages
-    if len(stages) != 1 or stages[0].axes or len(stages[0].statements) != 1 or code.nest.temps:
-        return None
-    (statement,) = stages[0].statements
-    if not isinstance(statement, Store) or reads_its_writes([statement]):
-        return None
-    return statement
 
 
 def _one_thread(code: NestCode) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.webgpu.render.arrays import word
 from ostinato.backends.webgpu.render.mapping import THREADS
 from ostinato.backends.webgpu.render.points import loops_around, run_in_order, threads_over
-from ostinato.lower.loopir.independence import distinct_axes, reads_its_writes
+from ostinato.lower.loopir.independence import distinct_axes, only_store
 from ostinato.lower.loopir.nodes import Store, extent_of, max_extent
 from ostinato.variables import (
     axis,
@@ -42,7 +42,7 @@ _UNROLLED = 4
 
 def in_order(code: NestCode) -> Dim:
     """The points of a nest, in order where that can be seen; returns the number of workgroups."""
-    store = _only_store(code)
+    store = only_store(code.nest)
     if store is None:
         _one_thread(code)
         return 1
@@ -69,17 +69,6 @@ def _step_of_elements(index: Dim, shared: Sequence[Symbol]) -> int:
     values: dict[Symbol, Dim] = dict.fromkeys(shared, 0)
     rest = substitute(index, values)
     return 1 if isinstance(rest, int) else math.gcd(*(factor for _, factor in rest.terms))
-
-
-def _only_store(code: NestCode) -> Store | None:
-    """The one store of a nest whose points touch nothing but their own elements."""
-    stages = code.nest.stages
-    if len(stages) != 1 or stages[0].axes or len(stages[0].statements) != 1 or code.nest.temps:
-        return None
-    (statement,) = stages[0].statements
-    if not isinstance(statement, Store) or reads_its_writes([statement]):
-        return None
-    return statement
 
 
 def _one_thread(code: NestCode) -> None:
