@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.arrays import NamedArrays
 from ostinato.backends.common.clike.indices import is_wide
 from ostinato.backends.common.clike.namespace import CNamespace
+from ostinato.backends.common.clike.points import PointCode
 from ostinato.backends.common.clike.scalars import Scalars
 from ostinato.backends.common.clike.scopes import Index, Scope
-from ostinato.backends.common.clike.statements import evaluated, interleaves
 from ostinato.backends.common.clike.values import Code
 from ostinato.backends.common.clike.writer import Writer
 from ostinato.backends.cuda.abi import FAILED, is_guarded
@@ -22,19 +23,19 @@ from ostinato.lower.loopir.views import unravel
 from ostinato.variables import Dim, Expr, Symbol, axis, bounds, prod, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ostinato.backends.cuda.abi import Launch
     from ostinato.backends.cuda.render.body import SharedArray
+    from ostinato.dtypes import DType
     from ostinato.lower.loopir.nest import LoopNest
-    from ostinato.lower.loopir.nodes import Statement
 
 __all__ = ["NestCode"]
 
 _INT32_MAX = (1 << 31) - 1
 
 
-class NestCode:
+class NestCode(PointCode):
     """The function of one nest.
 
     Args:
@@ -47,9 +48,10 @@ class NestCode:
         repeats: whether a few blocks have all points: a thread has several of them.
         dynamic: the name of the dynamic shared memory, if there is any.
         scalars: writes expressions and accesses.
-        dtypes: the element types of the arguments, then of the temps.
         outermost: the scope of the body, which has the Variables.
     """
+
+    dialect: CudaDialect
 
     def __init__(self, nest: LoopNest, launch: Launch) -> None:
         self.nest = nest
@@ -58,8 +60,8 @@ class NestCode:
         self.writer = Writer(1)
         self.code = Code(self.writer, self.dialect)
         self.dependences = Dependences(nest.stages)
-        self.dtypes = [arg.dtype for arg in nest.args] + [temp.dtype for temp in nest.temps]
-        names = [f"b{number}" for number in range(len(self.dtypes))]
+        self._dtypes = [arg.dtype for arg in nest.args] + [temp.dtype for temp in nest.temps]
+        names = [f"b{number}" for number in range(len(self._dtypes))]
         arrays = NamedArrays(self.dialect, names)
         self.scalars = Scalars(self.code, CNamespace(), arrays, self.dependences)
         self.outermost = Scope()
@@ -123,11 +125,19 @@ class NestCode:
             inside.symbols[symbol] = index
         return inside
 
-    # -- statements -------------------------------------------------------------------------
+    @contextmanager
+    def loop(self, axis: Symbol, scope: Scope) -> Iterator[Scope]:
+        stop = self.size(extent_of(axis), scope, 1)
+        type_, name = self.dialect.index_type(stop.wide), self.writer.fresh("i")
+        with self.writer.block(f"for ({type_} {name} = 0; {name} < {stop.text}; ++{name})"):
+            yield scope.child({axis: Index(name, stop.wide)})
 
-    def evaluate(self, statements: Sequence[Statement], scope: Scope) -> None:
-        """Everything that the statements read, if none reads what one before it writes."""
-        if not interleaves(statements):
-            for statement in statements:
-                for root in evaluated(statement):
-                    self.scalars.value(root, scope)
+    # -- values -----------------------------------------------------------------------------
+
+    def dtype(self, number: int) -> DType:
+        return self._dtypes[number]
+
+    def variable(self, letter: str, value: str, type_: str) -> str:
+        name = self.writer.fresh(letter)
+        self.writer.line(f"{type_} {name} = {value};")
+        return name

@@ -218,7 +218,7 @@ class _Groups:
 
     def _effect(self, statement: Statement, scope: Scope) -> None:
         assert isinstance(statement, Store)
-        self.scalars.store(statement, self.code.dtypes[statement.buffer], scope)
+        self.scalars.store(statement, self.code.dtype(statement.buffer), scope)
 
     # -- exchange ---------------------------------------------------------------------------
 
@@ -290,6 +290,6 @@ class _Groups:
         written = combine(total, CValue(code.code, shifted, scan.dtype))
         guard = f"{index.text} < {stop.text}" + (" && active" if self.partial else "")
         with writer.block(f"if ({guard})"):
-            dtype = code.dtypes[scan.buffer]
+            dtype = code.dtype(scan.buffer)
             self.scalars.put(scan.buffer, dtype, scan.index, written, scope.child())
         writer.line(f"{carry} = {combine(total, last).text};")

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.clike.scopes import Index
 from ostinato.backends.cuda.render.points import grid_loop, run_in_order
 from ostinato.lower.loopir.independence import distinct_axes, only_store
-from ostinato.lower.loopir.nodes import Store, extent_of, max_extent
+from ostinato.lower.loopir.nodes import Store, max_extent
 from ostinato.variables import (
     axis,
     floor_div,
@@ -76,10 +75,8 @@ def _loops(
     if not axes:
         body(scope)
         return
-    stop = code.size(extent_of(axes[0]), scope, 1)
-    type_, name = code.dialect.index_type(stop.wide), code.writer.fresh("i")
-    with code.writer.block(f"for ({type_} {name} = 0; {name} < {stop.text}; ++{name})"):
-        _loops(code, axes[1:], scope.child({axes[0]: Index(name, stop.wide)}), body)
+    with code.loop(axes[0], scope) as inside:
+        _loops(code, axes[1:], inside, body)
 
 
 def _take_own(code: NestCode, store: Store, scope: Scope, key: Dim, owner: Dim) -> None:
@@ -91,4 +88,4 @@ def _take_own(code: NestCode, store: Store, scope: Scope, key: Dim, owner: Dim) 
         inside = scope.child()
         mine = f"{indices.value(key, inside).text} == {indices.value(owner, inside).text}"
         with code.writer.block(f"if ({mine})" if key != 0 else ""):
-            code.scalars.store(store, code.dtypes[store.buffer], inside.child())
+            code.scalars.store(store, code.dtype(store.buffer), inside.child())

@@ -116,7 +116,7 @@ def packed_body(
             if isinstance(statement, Reduce):
                 running[statement].add(inside)
                 continue
-            dtype = code.dtypes[statement.buffer]
+            dtype = code.dtype(statement.buffer)
             value = scalars.value(statement.value, inside).astype(dtype)
             stored = code.dialect.to_memory(value.text, dtype)
             writer.line(f"{next(names)}.at[{lane}] = {stored};")
@@ -128,4 +128,4 @@ def packed_body(
 
 
 def _type(code: NestCode, buffer: int, lanes: int) -> str:
-    return f"ost::pack<{code.dialect.memory_type(code.dtypes[buffer])}, {lanes}>"
+    return f"ost::pack<{code.dialect.memory_type(code.dtype(buffer))}, {lanes}>"

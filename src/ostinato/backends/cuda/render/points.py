@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.clike.namespace import CNamespace
+from ostinato.backends.common.clike import points
 from ostinato.backends.common.clike.scopes import Index
-from ostinato.backends.common.clike.values import CValue
 from ostinato.backends.cuda.render.packs import packed_body
 from ostinato.backends.cuda.render.reductions import RunningReduction
-from ostinato.lower.loopir.dependences import roots, written_buffers
-from ostinato.lower.loopir.nodes import Reduce, Scan, Store, extent_of
-from ostinato.variables import axis, floor_div, prod, provably_less, symbols
+from ostinato.lower.loopir.nodes import Store, extent_of
+from ostinato.variables import axis, floor_div, prod, symbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 _UNROLLED = 4
 
 __all__ = ["every_stage", "grid_loop", "run_in_order", "thread_per_point"]
-
-_NAMESPACE = CNamespace()
 
 
 def thread_per_point(code: NestCode, lanes: int) -> None:
@@ -60,7 +57,7 @@ def every_stage(code: NestCode) -> None:
         with grid_loop(code, (*code.nest.outer_axes, *stage.axes)) as scope:
             for statement in stage.statements:
                 assert isinstance(statement, Store)
-                code.scalars.store(statement, code.dtypes[statement.buffer], scope)
+                code.scalars.store(statement, code.dtype(statement.buffer), scope)
 
 
 @contextmanager
@@ -81,68 +78,4 @@ def grid_loop(code: NestCode, axes: Sequence[Symbol]) -> Iterator[Scope]:
 
 def run_in_order(code: NestCode, stage: Stage, scope: Scope) -> None:
     """One thread runs a stage at a point; its reductions become refs of ``scope``."""
-    running = {
-        s: RunningReduction.start(code, s) for s in stage.statements if isinstance(s, Reduce)
-    }
-    _loops(code, stage, stage.axes, scope, running, {})
-    for reduction in running.values():
-        reduction.result(scope)
-
-
-def _loops(
-    code: NestCode,
-    stage: Stage,
-    axes: Sequence[Symbol],
-    scope: Scope,
-    running: dict[Reduce, RunningReduction],
-    sums: dict[Scan, str],
-) -> None:
-    if len(axes) == min(len(stage.axes), 1):  # in front of the loop that they run along
-        sums = {s: _start_scan(code, s) for s in stage.statements if isinstance(s, Scan)}
-    if not axes:
-        _body(code, stage, scope if not stage.axes else scope.child(), running, sums)
-        return
-    axis = axes[0]
-    if provably_less(0, prod(map(extent_of, axes))):
-        starts = [root for s in stage.statements for root in roots(s)]
-        code.scalars.hoist(starts, scope, frozenset(axes) | written_buffers(stage))
-    stop = code.size(extent_of(axis), scope, 1)
-    type_, name = code.dialect.index_type(stop.wide), code.writer.fresh("i")
-    with code.writer.block(f"for ({type_} {name} = 0; {name} < {stop.text}; ++{name})"):
-        inside = scope.child({axis: Index(name, stop.wide)})
-        _loops(code, stage, axes[1:], inside, running, sums)
-
-
-def _body(
-    code: NestCode,
-    stage: Stage,
-    scope: Scope,
-    running: dict[Reduce, RunningReduction],
-    sums: dict[Scan, str],
-) -> None:
-    code.evaluate(stage.statements, scope)
-    for statement in stage.statements:
-        match statement:
-            case Reduce():
-                running[statement].add(scope)
-            case Store():
-                code.scalars.store(statement, code.dtypes[statement.buffer], scope)
-            case Scan():
-                _scan(code, statement, sums[statement], scope)
-
-
-def _start_scan(code: NestCode, scan: Scan) -> str:
-    name = code.writer.fresh("s")
-    type_ = code.dialect.register_type(scan.dtype)
-    neutral = code.dialect.literal(scan.dtype, scan.neutral)
-    code.writer.line(f"{type_} {name} = {neutral};")
-    return name
-
-
-def _scan(code: NestCode, scan: Scan, name: str, scope: Scope) -> None:
-    before = CValue(code.code, name, scan.dtype)
-    value = code.scalars.value(scan.value, scope)
-    after = getattr(_NAMESPACE, scan.combine)(before, value)
-    written = before if scan.exclusive else after
-    code.scalars.put(scan.buffer, code.dtypes[scan.buffer], scan.index, written, scope)
-    code.writer.line(f"{name} = {after.text};")
+    points.run_in_order(code, stage, scope, partial(RunningReduction.start, code))

@@ -119,7 +119,7 @@ class _Tiles:
                 code.evaluate(statements, inside)
                 for statement in statements:
                     assert isinstance(statement, Store)
-                    code.scalars.store(statement, code.dtypes[statement.buffer], inside)
+                    code.scalars.store(statement, code.dtype(statement.buffer), inside)
             writer.line("OST_SYNC();")
 
     @contextmanager

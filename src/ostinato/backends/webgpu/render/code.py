@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.indices import is_wide
 from ostinato.backends.common.clike.namespace import CNamespace
+from ostinato.backends.common.clike.points import PointCode
 from ostinato.backends.common.clike.scalars import Scalars
 from ostinato.backends.common.clike.scopes import Index, Scope
-from ostinato.backends.common.clike.statements import evaluated, interleaves
 from ostinato.backends.common.clike.values import Code, CValue
 from ostinato.backends.common.clike.writer import Writer
 from ostinato.backends.webgpu.kernel import ENTRY_POINT, Shader
@@ -21,14 +22,14 @@ from ostinato.lower.loopir.views import unravel
 from ostinato.variables import Dim, Expr, Symbol, axis, prod, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ostinato.backends.webgpu.kernel import Bindings
     from ostinato.backends.webgpu.target import WebGpuTarget
     from ostinato.dtypes import DType
     from ostinato.lower.loopir.kernel import Kernel
     from ostinato.lower.loopir.nest import LoopNest
-    from ostinato.lower.loopir.nodes import Scalar, Stage, Statement, Store
+    from ostinato.lower.loopir.nodes import Scalar, Stage, Store
 
 __all__ = ["NAMESPACE", "KernelCode", "NestCode"]
 
@@ -46,7 +47,7 @@ _BUILT_INS = (
 _ZERO = "kept_zero"
 
 
-class KernelCode:
+class KernelCode(PointCode):
     """The entry point of one kernel.
 
     Args:
@@ -62,6 +63,8 @@ class KernelCode:
         outermost: the scope of the entry point, which has the Variables.
         thread: the number of the thread in its workgroup, and ``group`` that of its workgroup.
     """
+
+    dialect: WgslDialect
 
     def __init__(
         self,
@@ -143,7 +146,6 @@ class KernelCode:
         return name
 
     def variable(self, letter: str, value: str, type_: str) -> str:
-        """A new local variable that may be assigned to."""
         name = self.writer.fresh(letter)
         self.writer.line(f"var {name}: {type_} = {value};")
         return name
@@ -161,14 +163,13 @@ class KernelCode:
             inside.symbols[symbol] = self.scalars.indices.value(position, inside)
         return inside
 
-    # -- statements -------------------------------------------------------------------------
+    @contextmanager
+    def loop(self, axis: Symbol, scope: Scope) -> Iterator[Scope]:
+        stop, name = self.size(extent_of(axis), scope), self.writer.fresh("e")
+        with self.writer.block(f"for (var {name} = 0i; {name} < {stop}; {name}++)"):
+            yield self.at({axis: name}, scope)
 
-    def evaluate(self, statements: Sequence[Statement], scope: Scope) -> None:
-        """Everything that the statements read, if none reads what one before it writes."""
-        if not interleaves(statements):
-            for statement in statements:
-                for root in evaluated(statement):
-                    self.scalars.value(root, scope)
+    # -- statements -------------------------------------------------------------------------
 
     def accumulate(self, stores: Iterable[Store], scope: Scope, *totals: CValue) -> None:
         """Gives ``Accumulator`` a meaning in some stores: the totals, by number."""
@@ -188,7 +189,6 @@ class KernelCode:
         return self.scalars.value(scalar, scope).astype(dtype).text
 
     def dtype(self, number: int) -> DType:
-        """The element type of an argument."""
         return self.kernel.args[number].dtype
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.webgpu.render.arrays import word
 from ostinato.backends.webgpu.render.mapping import THREADS
-from ostinato.backends.webgpu.render.points import loops_around, run_in_order, threads_over
+from ostinato.backends.webgpu.render.points import run_in_order, threads_over
 from ostinato.lower.loopir.independence import distinct_axes, only_store
 from ostinato.lower.loopir.nodes import Store, extent_of, max_extent
 from ostinato.variables import (
@@ -93,7 +93,7 @@ def _loops(
         body(scope)
         return
     if len(axes) > 1 or unrolled == 1:
-        with loops_around(code, axes[0], scope) as inside:
+        with code.loop(axes[0], scope) as inside:
             _loops(code, axes[1:], inside, body, unrolled)
         return
     stop, name = code.size(extent_of(axes[0]), scope), code.writer.fresh("e")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.clike.values import CValue
-from ostinato.backends.webgpu.render.code import NAMESPACE
+from ostinato.backends.common.clike import points
 from ostinato.backends.webgpu.render.mapping import THREADS
 from ostinato.backends.webgpu.render.parts import Parts, parts_of
 from ostinato.backends.webgpu.render.reductions import RunningReduction
-from ostinato.lower.loopir.dependences import roots, written_buffers
-from ostinato.lower.loopir.nodes import Reduce, Scan, Store, extent_of
-from ostinato.variables import ceil_div, maximum, prod, provably_less
+from ostinato.lower.loopir.nodes import Store, extent_of
+from ostinato.variables import ceil_div, maximum, prod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.nodes import Stage
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["every_stage", "loops_around", "run_in_order", "thread_per_point", "threads_over"]
+__all__ = ["every_stage", "run_in_order", "thread_per_point", "threads_over"]
 
 
 def thread_per_point(code: NestCode) -> Dim:
@@ -82,70 +81,4 @@ def threads_over(code: NestCode, axes: Sequence[Symbol]) -> Iterator[Scope]:
 
 def run_in_order(code: NestCode, stage: Stage, scope: Scope) -> None:
     """One thread runs a stage at a point; its reductions become refs of ``scope``."""
-    running = {
-        s: RunningReduction.start(code, s) for s in stage.statements if isinstance(s, Reduce)
-    }
-    _loops(code, stage, stage.axes, scope, running, {})
-    for reduction in running.values():
-        reduction.result(scope)
-
-
-@contextmanager
-def loops_around(code: NestCode, axis: Symbol, scope: Scope) -> Iterator[Scope]:
-    """A loop of one thread over the points of an axis."""
-    stop, name = code.size(extent_of(axis), scope), code.writer.fresh("e")
-    with code.writer.block(f"for (var {name} = 0i; {name} < {stop}; {name}++)"):
-        yield code.at({axis: name}, scope)
-
-
-def _loops(
-    code: NestCode,
-    stage: Stage,
-    axes: Sequence[Symbol],
-    scope: Scope,
-    running: dict[Reduce, RunningReduction],
-    sums: dict[Scan, str],
-) -> None:
-    if len(axes) == min(len(stage.axes), 1):  # in front of the loop that they run along
-        sums = {s: _start_scan(code, s) for s in stage.statements if isinstance(s, Scan)}
-    if not axes:
-        _body(code, stage, scope if not stage.axes else scope.child(), running, sums)
-        return
-    if provably_less(0, prod(map(extent_of, axes))):
-        starts = [root for s in stage.statements for root in roots(s)]
-        code.scalars.hoist(starts, scope, frozenset(axes) | written_buffers(stage))
-    with loops_around(code, axes[0], scope) as inside:
-        _loops(code, stage, axes[1:], inside, running, sums)
-
-
-def _body(
-    code: NestCode,
-    stage: Stage,
-    scope: Scope,
-    running: dict[Reduce, RunningReduction],
-    sums: dict[Scan, str],
-) -> None:
-    code.evaluate(stage.statements, scope)
-    for statement in stage.statements:
-        match statement:
-            case Reduce():
-                running[statement].add(scope)
-            case Store():
-                code.store(statement, scope)
-            case Scan():
-                _scan(code, statement, sums[statement], scope)
-
-
-def _start_scan(code: NestCode, scan: Scan) -> str:
-    neutral = code.dialect.literal(scan.dtype, scan.neutral)
-    return code.variable("s", neutral, code.dialect.register_type(scan.dtype))
-
-
-def _scan(code: NestCode, scan: Scan, name: str, scope: Scope) -> None:
-    before = CValue(code.code, name, scan.dtype)
-    value = code.scalars.value(scan.value, scope)
-    after = getattr(NAMESPACE, scan.combine)(before, value)
-    # The element is written from a copy where it is the sum so far, which is a variable.
-    written = before if scan.exclusive else after
-    code.scalars.put(scan.buffer, code.dtype(scan.buffer), scan.index, written, scope)
-    code.writer.line(f"{name} = {after.text};")
+    points.run_in_order(code, stage, scope, partial(RunningReduction.start, code))
