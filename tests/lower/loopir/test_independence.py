@@ -10,9 +10,11 @@ from ostinato.lower.loopir.independence import (
     distinct_axes,
     have_any_order,
     is_concurrent,
+    only_store,
     reads_its_writes,
 )
-from ostinato.lower.loopir.nodes import Apply, Binding, Load, Number, Stage, Store
+from ostinato.lower.loopir.nest import LoopNest
+from ostinato.lower.loopir.nodes import Apply, Arg, Binding, Load, Number, Stage, Store, Temp
 from ostinato.variables import Dim, Expr, Symbol, axis, symbols
 
 
@@ -90,3 +92,14 @@ def test_stages_of_one_constant_have_any_order() -> None:
     assert not have_any_order([first, Stage((), (Store(0, 1, ONE, update="add"),))])
     twice = Apply("add", (ONE, ONE), FLOAT32)
     assert not have_any_order([Stage((), (Store(0, 1, twice),))])
+
+
+def test_an_only_store_is_of_own_elements_in_a_nest_without_temps() -> None:
+    args = (Arg(FLOAT32), Arg(FLOAT32, reads=False, writes=True))
+    (outer,), (inner,) = symbols(ROW), symbols(COLUMN)
+    copy, moved = (Store(1, ROW, Load(source, ROW + source, FLOAT32)) for source in (0, 1))
+    alone = (Stage((), (copy,)),)
+    assert only_store(LoopNest(args, (outer,), alone)) is copy
+    assert only_store(LoopNest(args, (outer,), alone, (Temp(FLOAT32, 1),))) is None
+    for stages in ((Stage((), (moved,)),), (Stage((inner,), (copy,)),), alone * 2):
+        assert only_store(LoopNest(args, (outer,), stages)) is None
