@@ -191,6 +191,8 @@ def aligned_bytes(nbytes: int) -> np.ndarray[Any, Any]:
 def host_view(block: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The array at the start of host memory: of an array, or of what else exports bytes."""
     if isinstance(block, np.ndarray):
+        if block.shape == shape and block.dtype == dtype.numpy:
+            return block
         flat = block.reshape(-1)
         if flat.dtype == dtype.numpy:
             return flat[: _elements(shape)].reshape(shape)
