@@ -122,14 +122,14 @@ class ArrayProgram:
             return
         sizes = self._sizes(variables) if variables else _NO_SIZES
         outputs = blocks[self.inputs :]
-        with self._framework.scope():
+        with self._framework.launching():
             given = [
                 self._given(value, block, sizes)
                 for value, block in zip(self._leaves, blocks, strict=False)
             ]
             results = self._single.run(self._fixed(), given, outputs, sizes, consumed)
-            for block, result in zip(outputs, results, strict=True):
-                self._store(block, result)
+        for block, result in zip(outputs, results, strict=True):
+            self._store(block, result)
 
     def _perform(
         self,

@@ -60,6 +60,10 @@ class XlaFramework(Framework):
     def scope(self) -> AbstractContextManager[object]:
         return _Settings(self._jax.enable_x64(True), self._jax.default_device(self._device))
 
+    def launching(self) -> AbstractContextManager[object]:
+        found: AbstractContextManager[object] = self._jax.enable_x64(True)
+        return found
+
     def from_host(self, array: np.ndarray[Any, Any], *, copy: bool) -> Any:
         if not copy:
             return array  # compiled functions take it as it is, without a copy where it is aligned
