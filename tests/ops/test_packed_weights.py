@@ -184,7 +184,7 @@ def test_elements_and_rows_of_a_table(name: str) -> None:
 def test_the_oracle_decodes_float64_by_way_of_float32(op: str) -> None:
     """As every device does: a wider sum of scale and minimum would be another number."""
     name = "gguf:q2_k"
-    w = packed(name, 3, 2)
+    w = np.random.default_rng(0).integers(0, 100, (3, 168), np.uint8)  # scales are finite
     g = ost.Graph("wide")
     x = g.input("w", w.shape, "uint8")
     g.set_outputs([

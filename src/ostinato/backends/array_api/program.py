@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.common.program_image import External
     from ostinato.ir.graph import Value
+    from ostinato.variables import Dim
 
 __all__ = ["ArrayProgram", "true_or_false"]
 
@@ -74,6 +75,7 @@ class ArrayProgram:
         graph = program.graph
         self._leaves = [*graph.inputs.values()]
         self._outputs = [*graph.outputs.values()]
+        self._exact = [_exact_type(value) for value in self._leaves]
         places = {value: lowered.place(buffer) for value, buffer in program.values.items()}
         roles = {value: buffer.role for value, buffer in program.values.items()}
         self._kept = {
@@ -121,12 +123,17 @@ class ArrayProgram:
             self._perform(blocks, variables, consumed)
             return
         sizes = self._sizes(variables) if variables else _NO_SIZES
-        outputs = blocks[self.inputs :]
+        from_host = self._framework.from_host
+        given = []
         with self._framework.launching():
-            given = [
-                self._given(value, block, sizes)
-                for value, block in zip(self._leaves, blocks, strict=False)
-            ]
+            for value, block, (shape, dtype) in zip(
+                self._leaves, blocks, self._exact, strict=False
+            ):
+                if type(block) is np.ndarray and block.dtype is dtype and block.shape == shape:
+                    given.append(from_host(block, copy=False))
+                else:
+                    given.append(self._given(value, block, sizes))
+            outputs = blocks[self.inputs :]
             results = self._single.run(self._fixed(), given, outputs, sizes, consumed)
         for block, result in zip(outputs, results, strict=True):
             self._store(block, result)
@@ -204,6 +211,12 @@ class ArrayProgram:
         octets = block.reshape(-1).view(np.uint8) if isinstance(block, np.ndarray) else block
         whole = np.frombuffer(octets, np.uint8) if octets is block else octets
         whole[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _exact_type(value: Value) -> tuple[tuple[Dim, ...], np.dtype[Any] | None]:
+    """The shape and dtype of arrays that are inputs as they are; no dtype if there are none."""
+    plain = not value.dtype.is_bool and all(isinstance(dim, int) for dim in value.shape)
+    return value.shape, value.dtype.numpy if plain else None
 
 
 def true_or_false(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
