@@ -119,6 +119,7 @@ class ArrayProgram:
     def _run(
         self, blocks: Sequence[Any], variables: Sequence[int], consumed: Collection[Value] = ()
     ) -> None:
+        """A run by the shortest way."""
         if self._single is None:
             self._perform(blocks, variables, consumed)
             return
@@ -135,8 +136,8 @@ class ArrayProgram:
                     given.append(self._given(value, block, sizes))
             outputs = blocks[self.inputs :]
             results = self._single.run(self._fixed(), given, outputs, sizes, consumed)
-        for block, result in zip(outputs, results, strict=True):
-            self._store(block, result)
+            for block, result in zip(outputs, results, strict=True):
+                self._store(block, result)
 
     def _perform(
         self,
@@ -195,7 +196,7 @@ class ArrayProgram:
     def _given(self, value: Value, block: Any, sizes: Mapping[str, int]) -> Any:
         if isinstance(block, ResidentArray):
             return block.memory.array
-        shape = tuple([evaluate(dim, sizes) for dim in value.shape]) if sizes else value.shape
+        shape = tuple([evaluate(dim, sizes) for dim in value.shape])
         return self._framework.from_host(
             true_or_false(host_view(block, value.dtype, shape)), copy=False
         )
