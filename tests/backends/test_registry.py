@@ -271,9 +271,9 @@ def test_a_backend_of_another_package(installed):
 
 
 def test_a_known_kind_from_another_package(installed):
-    installed(ROCM=AbacusBackend)
-    assert ost.is_available("rocm:1")
-    assert isinstance(open_backend("rocm"), AbacusBackend)
+    installed(REFERENCE=AbacusBackend)
+    assert ost.is_available("reference:1")
+    assert isinstance(open_backend("reference"), AbacusBackend)
 
 
 def test_devices_of_this_package_are_not_replaced(installed):

@@ -32,6 +32,8 @@ _BUILT_IN = {
     "CUDA": ("ostinato.backends.cuda.backend", "CudaBackend"),
     "MLX": ("ostinato.backends.array_api.mlx.backend", "MlxBackend"),
     "XLA": ("ostinato.backends.array_api.xla.backend", "XlaBackend"),
+    "TPU": ("ostinato.backends.array_api.xla.backend", "TpuBackend"),
+    "ROCM": ("ostinato.backends.array_api.xla.backend", "RocmBackend"),
     "WEBGPU": ("ostinato.backends.webgpu.backend", "WebGpuBackend"),
     "VULKAN": ("ostinato.backends.webgpu.backend", "VulkanBackend"),
     "METAL": ("ostinato.backends.webgpu.backend", "MetalBackend"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.backends.array_api.xla.backend import TpuBackend
 
 pytest.importorskip("jax")
 
@@ -248,3 +249,18 @@ def test_listing_devices_imports_no_framework() -> None:
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(ost.DeviceUnavailableError, match="XLA:7 is not present"):
         ost.Session("xla:7")
+
+
+@pytest.mark.parametrize("device", ["tpu", "rocm"])
+def test_platforms_that_jax_does_not_have_are_not_available(device: str) -> None:
+    assert not ost.is_available(device)
+    with pytest.raises(ost.DeviceUnavailableError, match="is not installed; install jax"):
+        ost.Session(device)
+
+
+def test_a_backend_may_name_its_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TpuBackend, "platform", "cpu")
+    monkeypatch.setattr(TpuBackend, "package", "jax")
+    compiled = ost.Session("tpu").compile(counter())
+    assert compiled.device == ost.Device("TPU", 0)
+    assert compiled.run({"x": np.ones(4, np.float32)})[0].tolist() == [1] * 4
