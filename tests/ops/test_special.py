@@ -119,6 +119,12 @@ def test_limits_of_incomplete_gamma_functions():
     np.testing.assert_allclose(many, 1.7278684156604985e-06, rtol=1e-10)
 
 
+@pytest.mark.parametrize(("n", "pole"), [(1, np.inf), (2, -np.inf), (3, np.inf), (4, -np.inf)])
+def test_poles_of_polygamma_have_the_sign_of_its_factor(n, pole):
+    x = np.array([0.0, -0.0, -1.0, -7.0], np.float32)
+    np.testing.assert_array_equal(applied("polygamma", x, n=n), pole)
+
+
 def test_integers_give_float32():
     x = np.array([1, 2, 5], np.int64)
     assert applied("lgamma", x).dtype == np.float32

@@ -153,8 +153,8 @@ class Zeta(SpecialFunction):
 class Polygamma(SpecialFunction):
     """The ``n``-th derivative of digamma, for ``n >= 1``.
 
-    ``(-1)**(n + 1) n! zeta(n + 1, x)``; negative numbers are reflected. Infinite at 0 and negative
-    whole numbers where the sign is the same from both sides, else NaN.
+    ``(-1)**(n + 1) n! zeta(n + 1, x)``; negative numbers are reflected. At 0 and negative whole
+    numbers it is infinite, with the sign of the factor before ``zeta``, as in SciPy and PyTorch.
     """
 
     name = "polygamma"
@@ -179,7 +179,7 @@ class Polygamma(SpecialFunction):
         cotangent = 1.0 / xp.tan(rest * math.pi)
         derivative = horner(cotangent, _cotangent_derivative(n)) * math.pi ** (n + 1)
         reflected = -sign * result - derivative
-        pole = math.inf if n % 2 else math.nan
+        pole = sign * math.inf
         reflected = xp.where(rest == 0.0, pole, reflected)
         result = xp.where(negative, reflected, result)
         return xp.where(x == 0.0, pole, result)
