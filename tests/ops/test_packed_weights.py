@@ -180,6 +180,23 @@ def test_elements_and_rows_of_a_table(name: str) -> None:
                 )
 
 
+@pytest.mark.parametrize("op", ["dequantize_packed", "packed_embedding"])
+def test_the_oracle_decodes_float64_by_way_of_float32(op: str) -> None:
+    """As every device does: a wider sum of scale and minimum would be another number."""
+    name = "gguf:q2_k"
+    w = np.random.default_rng(0).integers(0, 100, (3, 168), np.uint8)  # scales are finite
+    g = ost.Graph("wide")
+    x = g.input("w", w.shape, "uint8")
+    g.set_outputs([
+        g.dequantize_packed(x, name, (3, 512), "float64")
+        if op == "dequantize_packed"
+        else g.packed_embedding(g.iota((3,), 0, "int64"), x, name, "float64")
+    ])  # fmt: skip
+    (truth,) = ost.reference.evaluate(g, {"w": w})
+    np.testing.assert_array_equal(truth, decode(w, name).astype(np.float64))
+    np.testing.assert_array_equal(compiled(g).run({"w": w})[0], truth)
+
+
 def test_a_written_param_is_packed_again() -> None:
     name = "gguf:q4_k"
     x = np.random.default_rng(6).standard_normal((2, 256)).astype(np.float32)

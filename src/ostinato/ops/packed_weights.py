@@ -69,7 +69,8 @@ class DequantizePacked(Op):
         return (TensorType(dtype, shape),)
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
-        return xp.cast(self._rule(xp, partial(_bits_of, xp), *operands, **attrs), attrs["dtype"])
+        decoded = self._rule(xp, partial(_bits_of, xp), *operands, **attrs)
+        return xp.cast(xp.cast(decoded, FLOAT32), attrs["dtype"])  # the oracle's is wider
 
     def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
         return g.cast(self._rule(g, partial(_bitcast, g), *operands, **attrs), attrs["dtype"])
@@ -101,7 +102,8 @@ class PackedEmbedding(Op):
         return (TensorType(dtype, (*ids.shape, depth)),)
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
-        return xp.cast(self._rule(xp, partial(_bits_of, xp), *operands, **attrs), attrs["dtype"])
+        decoded = self._rule(xp, partial(_bits_of, xp), *operands, **attrs)
+        return xp.cast(xp.cast(decoded, FLOAT32), attrs["dtype"])  # the oracle's is wider
 
     def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
         return g.cast(self._rule(g, partial(_bitcast, g), *operands, **attrs), attrs["dtype"])

@@ -54,6 +54,55 @@ def test_states_are_updated_in_place(session: ost.Session) -> None:
     assert compiled.run({"x": ones})[0].tolist() == [4] * 4
 
 
+def test_one_value_for_two_states_and_two_outputs(session: ost.Session) -> None:
+    """Each state is donated to the next run, each handle to its own: none may share an array."""
+    g = ost.Graph("shared")
+    x = g.input("x", (3,))
+    a, b, kept = g.state("a", (3,)), g.state("b", (3,)), g.state("kept", (3,))
+    following = a + b + x
+    for state, value in ((a, following), (b, following), (kept, x)):
+        g.assign(state, value)
+    g.set_outputs([following, following, kept * 1.0, x])
+    runs = session.compile(g)
+    fed = session.compile(g)
+    fed.bind_handle("x", np.ones(3, np.float32))
+    fed.set_handle_feed("x", 1)
+    total, last, given = 0, 0, 1
+    for _ in range(4):
+        total = 2 * total + 1
+        found = runs.run({"x": np.ones(3, np.float32)})
+        assert [array.tolist() for array in found[:2]] == [[total] * 3] * 2
+    total = 0
+    for _ in range(4):
+        total = 2 * total + given
+        found = fed.run({})
+        expected = [[total] * 3, [total] * 3, [last] * 3, [given] * 3]
+        assert [array.tolist() for array in found] == expected
+        last, given = given, total
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float32"])
+def test_a_profiled_run_gives_the_results_of_a_run(session: ost.Session, dtype: str) -> None:
+    """Two ways to the same arrays: by positions, and by a table of values."""
+    g = ost.Graph("both")
+    n = ost.Variable("n", 1, 5)
+    x = g.input("x", (n, 3), dtype)
+    g.set_outputs([g.where(g.cast(x, "bool"), 1.0, g.param("w", (3,))), x])
+    compiled = session.compile(g, {"w": np.arange(3, dtype=np.float32)})
+    plan = compiled.plan
+    (given,) = [plan.buffer(value) for value in g.inputs.values()]
+    assert given is not None
+    for rows in (1, 4, 5):
+        array = np.eye(rows, 3).astype(dtype)
+        whole = np.zeros((5, 3), dtype)
+        whole[:rows] = array
+        given.copyin(whole)
+        plan.execute_with_vars_profiled({"n": rows})
+        for number, result in enumerate(compiled.run({"x": array})):
+            held = plan.outputs[f"output_{number}"].copyout().reshape(-1)
+            np.testing.assert_array_equal(result.reshape(-1), held[: result.size])
+
+
 def test_handles_are_updated_in_place(session: ost.Session) -> None:
     g = ost.Graph("cache")
     cache, row, at = g.input("cache", (8, 4)), g.input("row", (1, 4)), g.input("at", (), "int64")

@@ -67,22 +67,25 @@ class BlockMemory:
     """A block as bytes, for plans; see :class:`~ostinato.plan.buffer.Memory`.
 
     What no array holds reads as zeros.
+
+    Attributes:
+        block: the block.
     """
 
     def __init__(self, framework: Framework, block: ArrayBlock) -> None:
         self._framework = framework
-        self._block = block
+        self.block = block
 
     @property
     def address(self) -> int:
         """A number that stands for the block: it has no address of its own."""
-        return id(self._block)
+        return id(self.block)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, BlockMemory) and other._block is self._block
+        return isinstance(other, BlockMemory) and other.block is self.block
 
     def __hash__(self) -> int:
-        return id(self._block)
+        return id(self.block)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Replace the array that the bytes are within, or begin one of bytes."""
@@ -92,9 +95,9 @@ class BlockMemory:
                 found = np.frombuffer(data, np.uint8).copy()
                 start = offset
             else:
-                found = np.array(self._framework.to_host(self._block.arrays[start]))
+                found = np.array(self._framework.to_host(self.block.arrays[start]))
                 bytes_of(found)[offset - start : offset - start + len(data)] = data
-            self._block.arrays[start] = self._framework.from_host(found, copy=True)
+            self.block.arrays[start] = self._framework.from_host(found, copy=True)
 
     def read(self, offset: int, data: memoryview) -> None:
         start = self._start(offset)
@@ -103,7 +106,7 @@ class BlockMemory:
             return
         with self._framework.scope():
             found = bytes_of(
-                np.ascontiguousarray(self._framework.to_host(self._block.arrays[start]))
+                np.ascontiguousarray(self._framework.to_host(self.block.arrays[start]))
             )
             part = found[offset - start : offset - start + len(data)]
             data[: len(part)] = part
@@ -111,12 +114,12 @@ class BlockMemory:
 
     def _start(self, offset: int) -> int | None:
         """The offset of the array that has this byte."""
-        starts = [start for start in self._block.arrays if start <= offset]
+        starts = [start for start in self.block.arrays if start <= offset]
         if not starts:
             return None
         start = max(starts)
         return (
-            start if offset == start or offset < start + _size(self._block.arrays[start]) else None
+            start if offset == start or offset < start + _size(self.block.arrays[start]) else None
         )
 
 
@@ -191,6 +194,8 @@ def aligned_bytes(nbytes: int) -> np.ndarray[Any, Any]:
 def host_view(block: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The array at the start of host memory: of an array, or of what else exports bytes."""
     if isinstance(block, np.ndarray):
+        if block.shape == shape and block.dtype == dtype.numpy:
+            return block
         flat = block.reshape(-1)
         if flat.dtype == dtype.numpy:
             return flat[: _elements(shape)].reshape(shape)

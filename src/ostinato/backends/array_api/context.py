@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from ostinato.backends.array_api.arrays import aligned_bytes
+from ostinato.backends.array_api.arrays import BlockMemory, aligned_bytes
 from ostinato.backends.common.commands import ProgramCall, Resident
 from ostinato.backends.common.encoded import Encoded
 from ostinato.backends.common.live_sizes import LiveSizes
@@ -19,6 +19,7 @@ from ostinato.plan.order import ORDER, Accesses
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.backends.array_api.arrays import ArrayBlock
     from ostinato.backends.array_api.framework import Framework
     from ostinato.backends.common import op_encoding
     from ostinato.backends.common.compiled_op import CompiledOp
@@ -80,7 +81,10 @@ class ArrayEncoded(Encoded):
 
         self._memory = op_encoding.OpMemory.of(ops, variables, context.device)
         self._closed = False
-        self._known: weakref.WeakSet[Memory] = weakref.WeakSet(self._blocks())
+        # The blocks of plans: what stands for one as memory is made anew at each look.
+        self._known: weakref.WeakSet[Memory | ArrayBlock] = weakref.WeakSet(
+            memory.block if isinstance(memory, BlockMemory) else memory for memory in self._blocks()
+        )
         resident = Resident(
             context.commands, LiveSizes([(v.name, v.min, v.max) for v in variables])
         )

@@ -273,15 +273,7 @@ class ArrayExecutable(Executable):
     ) -> bool:
         self._context.refuse_while_capturing("run reads its results back")
         arrays = [*inputs, *outputs]
-        if not all(array.flags.c_contiguous for array in arrays):
-            raise ValueError("an array is not C-contiguous")
-        spans = [(_address(array), array.nbytes) for array in arrays]
-        _check_spans(spans, len(inputs))
-        touched = [
-            (start, nbytes, number >= len(inputs))
-            for number, (start, nbytes) in enumerate(spans)
-            if nbytes
-        ]
+        touched = _touched(arrays, len(inputs))
         with Submission(self.program.accesses, Accesses(touched) if touched else NOTHING):
             if not self.direct:
                 return False
@@ -350,17 +342,24 @@ def _check_apart(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
                 raise ValueError(f"output {position} overlaps another array in memory")
 
 
-def _address(array: Any) -> int:
-    if isinstance(array, DeviceArray):
-        return array.address
-    found: int = array.__array_interface__["data"][0]
-    return found
+def _touched(arrays: Sequence[Any], inputs: int) -> list[tuple[int, int, bool]]:
+    """The memory of contiguous arrays, inputs first, as a submission accesses it.
 
-
-def _check_spans(spans: Sequence[tuple[int, int]], inputs: int) -> None:
-    """Check the same of contiguous arrays, given as addresses and sizes, inputs first."""
-    for position in range(inputs, len(spans)):
-        start, nbytes = spans[position]
-        for number, (other, size) in enumerate(spans[:position]):
-            if nbytes and size and start < other + size and other < start + nbytes:
-                raise ValueError(f"output {position - inputs} overlaps array {number} in memory")
+    Raises:
+        ValueError: an array is not contiguous, or an output overlaps another array.
+    """
+    spans: list[tuple[int, int, bool]] = []
+    for number, array in enumerate(arrays):
+        if not array.flags.c_contiguous:
+            raise ValueError("an array is not C-contiguous")
+        if not (nbytes := array.nbytes):
+            continue
+        resident = isinstance(array, DeviceArray)
+        start = array.address if resident else array.__array_interface__["data"][0]
+        written = number >= inputs
+        if written:
+            for other, size, _ in spans:
+                if start < other + size and other < start + nbytes:
+                    raise ValueError(f"output {number - inputs} overlaps another array in memory")
+        spans.append((start, nbytes, written))
+    return spans

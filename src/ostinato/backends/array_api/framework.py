@@ -83,6 +83,10 @@ class Framework(ABC):
         Nothing of the process outside changes.
         """
 
+    def launching(self) -> AbstractContextManager[object]:
+        """The settings under which compiled functions run: less than :meth:`scope`, if possible."""
+        return self.scope()
+
     @abstractmethod
     def from_host(self, array: np.ndarray[Any, Any], *, copy: bool) -> Any:
         """A framework's array of the elements of a C-contiguous array.

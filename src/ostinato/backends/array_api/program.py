@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.backends.array_api.arrays import ResidentArray, host_view
 from ostinato.backends.array_api.run import Run
+from ostinato.backends.array_api.single_stage import SingleStage
+from ostinato.backends.array_api.stages import Stage
 from ostinato.lower.program import Role
 from ostinato.plan.order import Accesses
 from ostinato.variables import evaluate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ostinato.backends.array_api.arrays import ArrayBlock
     from ostinato.backends.array_api.functions import StageFunctions
@@ -21,8 +24,12 @@ if TYPE_CHECKING:
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.common.program_image import External
     from ostinato.ir.graph import Value
+    from ostinato.variables import Dim
 
 __all__ = ["ArrayProgram", "true_or_false"]
+
+#: The values of no Variables.
+_NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
 
 class ArrayProgram:
@@ -68,26 +75,32 @@ class ArrayProgram:
         graph = program.graph
         self._leaves = [*graph.inputs.values()]
         self._outputs = [*graph.outputs.values()]
+        self._exact = [_exact_type(value) for value in self._leaves]
         places = {value: lowered.place(buffer) for value, buffer in program.values.items()}
         roles = {value: buffer.role for value, buffer in program.values.items()}
-        self._kept = [
-            (value, place)
+        self._kept = {
+            value: place
             for value, place in places.items()
             if roles[value] in (Role.PARAM, Role.STATE, Role.CONSTANT) and place[0] >= 0
-        ]
+        }
         self._between = [(v, place) for v, place in places.items() if roles[v] is Role.TEMP]
         self._assigned = [
             (graph.assignments[name], places[graph.states[name]]) for name in graph.assignments
         ]
+        self._single: SingleStage | None = None
+        if len(self._parts) == 1 and isinstance(stage := self._parts[0], Stage):
+            self._single = SingleStage(
+                functions, stage, self._kept, self._leaves, self._outputs, self._assigned
+            )
 
     def run(self, blocks: Sequence[Any], variables: Sequence[int]) -> None:
-        self._perform(blocks, variables)
+        self._run(blocks, variables)
 
     def run_consuming(
         self, blocks: Sequence[Any], variables: Sequence[int], consumed: Collection[int]
     ) -> None:
         """As :meth:`run`; results may take the memory of inputs at positions ``consumed``."""
-        self._perform(blocks, variables, [self._leaves[number] for number in consumed])
+        self._run(blocks, variables, [self._leaves[number] for number in consumed])
 
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
         return self._perform(blocks, variables, timed=True)
@@ -103,6 +116,29 @@ class ArrayProgram:
         pairs = zip(self._names, variables, strict=True)
         return {name: value for name, value in pairs if name not in self._bound}
 
+    def _run(
+        self, blocks: Sequence[Any], variables: Sequence[int], consumed: Collection[Value] = ()
+    ) -> None:
+        """A run by the shortest way."""
+        if self._single is None:
+            self._perform(blocks, variables, consumed)
+            return
+        sizes = self._sizes(variables) if variables else _NO_SIZES
+        from_host = self._framework.from_host
+        given = []
+        with self._framework.launching():
+            for value, block, (shape, dtype) in zip(
+                self._leaves, blocks, self._exact, strict=False
+            ):
+                if type(block) is np.ndarray and block.dtype is dtype and block.shape == shape:
+                    given.append(from_host(block, copy=False))
+                else:
+                    given.append(self._given(value, block, sizes))
+            outputs = blocks[self.inputs :]
+            results = self._single.run(self._fixed(), given, outputs, sizes, consumed)
+            for block, result in zip(outputs, results, strict=True):
+                self._store(block, result)
+
     def _perform(
         self,
         blocks: Sequence[Any],
@@ -115,7 +151,7 @@ class ArrayProgram:
         run = Run(self._functions, self._sizes(variables), self._program.facts, consumed)
         with framework.scope():
             values: dict[Value, Any] = {
-                value: fixed[slot].arrays[offset] for value, (slot, offset) in self._kept
+                value: fixed[slot].arrays[offset] for value, (slot, offset) in self._kept.items()
             }
             for value, block in zip(self._leaves, blocks, strict=False):
                 values[value] = self._given(value, block, run.sizes)
@@ -157,7 +193,7 @@ class ArrayProgram:
             seen.add(id(array))
         return found
 
-    def _given(self, value: Value, block: Any, sizes: dict[str, int]) -> Any:
+    def _given(self, value: Value, block: Any, sizes: Mapping[str, int]) -> Any:
         if isinstance(block, ResidentArray):
             return block.memory.array
         shape = tuple([evaluate(dim, sizes) for dim in value.shape])
@@ -176,6 +212,12 @@ class ArrayProgram:
         octets = block.reshape(-1).view(np.uint8) if isinstance(block, np.ndarray) else block
         whole = np.frombuffer(octets, np.uint8) if octets is block else octets
         whole[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _exact_type(value: Value) -> tuple[tuple[Dim, ...], np.dtype[Any] | None]:
+    """The shape and dtype of arrays that are inputs as they are; no dtype if there are none."""
+    plain = not value.dtype.is_bool and all(isinstance(dim, int) for dim in value.shape)
+    return value.shape, value.dtype.numpy if plain else None
 
 
 def true_or_false(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -14,14 +14,21 @@ from ostinato.ops.control import ControlFlow
 from ostinato.variables import Expr, evaluate, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from ostinato.backends.array_api.framework import Framework
     from ostinato.backends.array_api.functions import StageFunctions
     from ostinato.backends.array_api.stages import Part, StagedGraph
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node, Value
 
-__all__ = ["Run"]
+__all__ = ["Run", "dim_number"]
+
+
+def dim_number(framework: Framework, value: Value, sizes: Mapping[str, int]) -> Any:
+    """The value of a node ``dim_value``, as an array."""
+    number = evaluate(value.node.attrs["dim"], sizes)
+    return framework.from_host(np.array(number, np.int64), copy=True)
 
 
 class Run:
@@ -76,15 +83,10 @@ class Run:
 
     def _stage(self, stage: Stage, values: dict[Value, Any]) -> None:
         operands = [values[value] for value in stage.operands]
-        operands += [self._number(value) for value in stage.numbers]
+        operands += [dim_number(self._framework, value, self.sizes) for value in stage.numbers]
         consumed = self._consumed if stage.last else ()
         function = self._functions.get(stage, self.sizes, consumed)
         values.update(zip(stage.results, function(operands), strict=True))
-
-    def _number(self, value: Value) -> Any:
-        """The value of a symbolic dim, as an array."""
-        number = evaluate(value.node.attrs["dim"], self.sizes)
-        return self._framework.from_host(np.array(number, np.int64), copy=True)
 
     def _host_step(self, step: HostStep, values: dict[Value, Any]) -> None:
         node = step.node

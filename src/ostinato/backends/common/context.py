@@ -227,12 +227,13 @@ class Context(CompiledOpCache):
             CaptureError: the calling thread records, and continues; or it makes an exclusive
                 recording of another context, which has failed.
         """
-        if self.capturing:
+        number = self.capturing_number
+        if number and self.capturing:
             raise CaptureError(
                 f"{what}, which a recording can not hold; call it before begin_graph_capture or "
                 "after end_graph_capture"
             )
-        _order.refuse_elsewhere(self.capturing_number, self.label, CaptureError)
+        _order.refuse_elsewhere(number, self.label, CaptureError)
 
     def memory_changed(self, memory: object, *, replaced: bool) -> None:
         """Drop every recording that uses this memory; see :meth:`MemoryOrder.memory_changes`."""

@@ -89,9 +89,10 @@ class Logaddexp2(SpecialFunction):
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         x, y = operands
-        # Equal infinities have no difference: their distance counts as 0.
-        distance = xp.where(xp.equal(x, y), 0.0, xp.abs(x - y))
-        return xp.maximum(x, y) + xp.log1p(xp.exp2(-distance)) * (1 / math.log(2.0))
+        # Of equal operands the sum is one more than either. Computed, it could be off where the
+        # result is 0 and a compiler fuses the product with the sum, or NaN for infinities.
+        rest = xp.log1p(xp.exp2(-xp.abs(x - y))) * (1 / math.log(2.0))
+        return xp.maximum(x, y) + xp.where(xp.equal(x, y), 1.0, rest)
 
 
 class Hypot(Binary):
