@@ -175,7 +175,8 @@ class Suites:
             command += ["-p", "tests.devices.selection", "-p", "tests.conformance.outcomes"]
             if chosen:
                 command += ["--devices", settings.device, "--sample", str(settings.sample)]
-            environment = {**os.environ, "PYTEST_ADDOPTS": f"--outcomes={report}"}
+            inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+            environment = {**inherited, "PYTEST_ADDOPTS": f"--outcomes={report}"}
             try:
                 ran = subprocess.run(
                     command,

@@ -55,19 +55,19 @@ def form_segments(
         kept: buffers that outlive a run's last call.
         settings: the optimisations that are on.
     """
-    runs = _runs(calls)
+    runs = _runs(calls, settings)
     users = Counter(buffer for run in runs for buffer in {b for call in run for b in call.buffers})
     shared = kept | {buffer for buffer, count in users.items() if count > 1}
     return [call for run in runs for call in _segment(run, shared, settings)]
 
 
-def _runs(calls: Sequence[Call]) -> list[list[Call]]:
+def _runs(calls: Sequence[Call], settings: SegmentSettings) -> list[list[Call]]:
     """The calls, those that may become one segment together."""
     runs: list[list[Call]] = []
     buffers: set[LoweredBuffer] = set()
     grows = False
     for call in calls:
-        fits = _is_small(call)
+        fits = _is_small(call) and (settings.experts or not _chooses(call))
         together = buffers | {*call.buffers}
         room = len(together) < _MOST_ARGUMENTS
         if grows and fits and room and len(runs[-1]) < _MOST_PARTS:
@@ -118,15 +118,14 @@ def _size(axes: Sequence[Symbol]) -> int:
 def _segment(
     calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
 ) -> list[Call]:
-    """A run of calls as one; a single one stays as it is, and so do those around experts.
+    """A run of calls as one; a single one stays as it is.
 
     Args:
         calls: the run.
         others: buffers that are used elsewhere.
         settings: the optimisations that are on.
     """
-    chooses = not settings.experts and any(map(_chooses, calls))
-    if len(calls) < 2 or chooses:
+    if len(calls) < 2:
         return list(calls)
     kernel, buffers = Assembly(calls, others, settings).segment()
     if kernel.block_bytes > _MOST_BLOCK_BYTES:
