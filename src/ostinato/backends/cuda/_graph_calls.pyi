@@ -58,8 +58,8 @@ class GraphCall:
 
     Args:
         slowly: makes the call with all checks; returns the run that later calls are, or ``None``.
-        commands: its attribute ``number`` is the number of the recording that is made for the
-            context of the call, or 0.
+        commands: its attribute ``recording_number`` is the number of the recording that is made
+            for the context of the call, or 0.
     """
 
     def __new__(cls, slowly: Callable[[], GraphRun | None], commands: object) -> GraphCall: ...

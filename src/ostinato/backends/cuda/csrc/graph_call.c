@@ -8,7 +8,7 @@
 typedef struct {
     PyObject_HEAD
     PyObject *slowly;   /* makes the call with all checks; returns the GraphRun of later ones */
-    PyObject *commands; /* their `number` is that of the context's recording in progress */
+    PyObject *commands; /* their `recording_number` is that of the context's recording in progress */
     GraphRunObject *run;
 } GraphCallObject;
 
@@ -20,7 +20,7 @@ static int may_record(const GraphCallObject *self, const order_thread *thread) {
     if (thread->exclusive != 0) {
         return 1;
     }
-    PyObject *number = PyObject_GetAttrString(self->commands, "number");
+    PyObject *number = PyObject_GetAttrString(self->commands, "recording_number");
     if (number == NULL) {
         return -1;
     }
