@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.dtypes import FLOAT32, UINT8
-from ostinato.errors import ModelFormatError
+from ostinato.errors import InputError, ModelFormatError
 from ostinato.ir.stored import StoredTensor
 from ostinato.ops.packed.decoding import decode, packed_format
 from ostinato.records import dataclass
@@ -110,6 +110,28 @@ class GGUFTensor(StoredTensor):
         """The tensor as a source of its elements, packed or not."""
         named = (self.name, self.sizes, self.type, self.offset, self.mapped)
         return GGUFTensor(*named, widen=True)
+
+    def rows(self, begin: int, end: int) -> GGUFTensor:
+        """Rows ``begin`` to ``end`` of a tensor that has an axis, as a matrix of all its rows.
+
+        Raises:
+            InputError: there are not as many.
+        """
+        count = prod(self.sizes[:-1])
+        if not self.sizes or not 0 <= begin <= end <= count:
+            raise InputError(f"{self.name!r} has {count} rows, not those from {begin} to {end}")
+        sizes = (end - begin, self.sizes[-1])
+        offset = self.offset + begin * self._row_bytes
+        return GGUFTensor(self.name, sizes, self.type, offset, self.mapped, self.widen)
+
+    @property
+    def stored(self) -> Array:
+        """The bytes in the file, not to be written.
+
+        Raises:
+            ModelFormatError: the file was written since it was opened.
+        """
+        return self.mapped.array(UINT8, self.nbytes, self.offset, self.name)
 
     def read(self) -> Array:
         form, stored = self._packed, self.type.dtype
