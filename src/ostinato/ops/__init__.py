@@ -32,6 +32,7 @@ _FAMILIES = (
     "pooling",
     "normalization",
     "attention",
+    "paged_attention",
     "recurrent",
     "quant",
     "packed_weights",
