@@ -350,6 +350,20 @@ def _moe(d: Draw, dtype: str) -> Value:
     return d.g.moe(x, d.of((features, experts), dtype, -0.5, 0.5), gate, up, down, **options)
 
 
+def _sample(d: Draw, dtype: str) -> Value:
+    rows, vocabulary = d.integer(1, 4), d.choice((*SIZES, 130, 1000))
+    real = d.choice(("float32", "float64"))
+    cold = d.of((rows,), real, -0.5, 2) if d.chance() else d.of((rows,), real, 0.2, 2)
+    return d.g.sample(
+        d.of((rows, vocabulary), dtype, -9, 9),
+        d.of((rows,), real, 0, 1),
+        cold,
+        d.of((rows,), d.choice(("int32", "int64")), -2, vocabulary + 2),
+        d.of((rows,), real, 0, 1.2),
+        d.of((rows,), real, -0.1, 0.2),
+    )
+
+
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 
 
@@ -418,6 +432,7 @@ LAYERS: dict[str, tuple[Recipe, Sequence[str]]] = {
     "sink_attention": (_sink_attention, FLOATS),
     "paged_attention": (_paged_attention, FLOATS),
     "rope": (_rope, FLOATS),
+    "sample": (_sample, FLOATS),
     "grouped_matmul": (_grouped_matmul, NUMBERS),
     "expert_mlp": (_expert_mlp, FLOATS),
     "moe": (_moe, FLOATS),

@@ -25,6 +25,7 @@ _FAMILIES = (
     "strided",
     "indexing",
     "order",
+    "tokens",
     "sizes",
     "reduction",
     "linalg",
