@@ -33,6 +33,7 @@ _FAMILIES = (
     "normalization",
     "attention",
     "recurrent",
+    "sequence_states",
     "quant",
     "packed_weights",
     "affine",
