@@ -26,6 +26,10 @@ class BlockKind(Protocol[M]):
     def allocate(self, nbytes: int, /) -> M:
         """A new block, zeroed."""
 
+    def arena(self, nbytes: int, /) -> M:
+        """A new block, zeroed, for what lives within a run."""
+        return self.allocate(nbytes)
+
     def duplicate(self, block: M, /) -> M:
         """A copy of a block."""
 
@@ -126,7 +130,7 @@ class ProgramMemory(Generic[M, S]):
         """New blocks for the slots that no two executables share."""
         allocate, sizes = self._kind.allocate, self._sizes
         try:
-            arena = allocate(sizes[Slot.ARENA])
+            arena = self._kind.arena(sizes[Slot.ARENA])
         except MemoryError:
             raise MemoryError(
                 f"a run takes up to {sizes[Slot.ARENA]:,} bytes, beyond all addresses; "
