@@ -262,6 +262,43 @@ def _attention(d: Draw, dtype: str) -> Value:
     return d.g.attention(q, k, v, **options)
 
 
+def _sink_attention(d: Draw, dtype: str) -> Value:
+    batch, kv_heads, group = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3)
+    lq, lk, size = d.choice(SIZES), d.choice(SIZES), d.choice((1, 4, 7, 8, 16))
+    q = d.of((batch, kv_heads * group, lq, size), dtype)
+    k, v = (d.of((batch, kv_heads, lk, size), dtype) for _ in range(2))
+    options: dict[str, Any] = {"causal": d.chance() and lk >= lq}
+    if d.chance():
+        options["mask"] = d.of((batch, 1, lq, lk), "bool")
+    return d.g.attention(q, k, v, sinks=d.of((kv_heads * group,), dtype), **options)
+
+
+def _paged_attention(d: Draw, dtype: str) -> Value:
+    kv_heads, group, sequences = d.integer(1, 2), d.integer(1, 3), d.integer(1, 4)
+    blocks, per_block, wide = d.integer(1, 9), d.choice((1, 3, 16, 64)), d.integer(1, 4)
+    rows, depth, features = d.size(), d.choice((1, 4, 7, 16, 64)), d.choice((1, 5, 8, 16))
+    pools = d.choice((dtype, *FLOATS[:3]))
+    options: dict[str, Any] = {}
+    if d.chance(0.3):
+        options["window"] = d.integer(1, 2 * per_block)
+    if d.chance(0.3):
+        options["softcap"] = 5.0
+    if d.chance(0.3):
+        options["scale"] = 0.3
+    if d.chance(0.3):
+        options["sinks"] = d.of((kv_heads * group,), d.choice((dtype, "float32")))
+    position = d.rng.integers(-1, wide * per_block + 2, rows).astype(np.int32)
+    return d.g.paged_attention(
+        d.of((rows, kv_heads * group, depth), dtype),
+        d.of((blocks, per_block, kv_heads, depth), pools),
+        d.of((blocks, per_block, kv_heads, features), pools),
+        d.ids((sequences, wide), blocks),
+        d.ids((rows,), sequences),
+        d.holding(position),
+        **options,
+    )
+
+
 def _rope(d: Draw, dtype: str) -> Value:
     length, half = d.integer(1, 9), d.integer(1, 8)
     x = d.of((d.integer(1, 2), d.integer(1, 3), length, 2 * half), dtype)
@@ -311,6 +348,20 @@ def _moe(d: Draw, dtype: str) -> Value:
         if d.chance():
             options["shared_router"] = d.of((features, 1), dtype, -0.5, 0.5)
     return d.g.moe(x, d.of((features, experts), dtype, -0.5, 0.5), gate, up, down, **options)
+
+
+def _sample(d: Draw, dtype: str) -> Value:
+    rows, vocabulary = d.integer(1, 4), d.choice((*SIZES, 130, 1000))
+    real = d.choice(("float32", "float64"))
+    cold = d.of((rows,), real, -0.5, 2) if d.chance() else d.of((rows,), real, 0.2, 2)
+    return d.g.sample(
+        d.of((rows, vocabulary), dtype, -9, 9),
+        d.of((rows,), real, 0, 1),
+        cold,
+        d.of((rows,), d.choice(("int32", "int64")), -2, vocabulary + 2),
+        d.of((rows,), real, 0, 1.2),
+        d.of((rows,), real, -0.1, 0.2),
+    )
 
 
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
@@ -416,7 +467,10 @@ LAYERS: dict[str, tuple[Recipe, Sequence[str]]] = {
     "local_response_norm": (_local_response_norm, FLOATS),
     "l2_normalize": (_l2_normalize, FLOATS),
     "attention": (_attention, FLOATS),
+    "sink_attention": (_sink_attention, FLOATS),
+    "paged_attention": (_paged_attention, FLOATS),
     "rope": (_rope, FLOATS),
+    "sample": (_sample, FLOATS),
     "grouped_matmul": (_grouped_matmul, NUMBERS),
     "expert_mlp": (_expert_mlp, FLOATS),
     "moe": (_moe, FLOATS),

@@ -26,6 +26,7 @@ from ostinato.ops.vocabulary.shape import ShapeVocabulary
 from ostinato.ops.vocabulary.special import SpecialVocabulary
 from ostinato.ops.vocabulary.spectral import SpectralVocabulary
 from ostinato.ops.vocabulary.strided import StridedVocabulary
+from ostinato.ops.vocabulary.tokens import TokenVocabulary
 from ostinato.ops.vocabulary.updates import UpdateVocabulary
 from ostinato.ops.vocabulary.windows import WindowVocabulary
 
@@ -52,6 +53,7 @@ class Vocabulary(
     BinningVocabulary[T],
     DistanceVocabulary[T],
     OrderVocabulary[T],
+    TokenVocabulary[T],
     UpdateVocabulary[T],
     StridedVocabulary[T],
     ReductionVocabulary[T],
