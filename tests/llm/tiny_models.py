@@ -1,17 +1,16 @@
-"""Tiny models of each family with random weights, and the results that are expected of them.
+"""Tiny language models with random weights: folders as Hugging Face has them, made of NumPy alone.
 
-``expected/FAMILY.json`` has the model's ``config.json``, the shapes of its tensors, and for each
-case a seed, a prompt, and the tokens that follow; ``FAMILY.npz`` has logits or embeddings of the
-cases. ``tests/peers/llm/make_expected.py`` writes them. Weights follow from the seed alone.
+``tests/peers/llm/make_expected.py`` stores in ``expected/FAMILY.npz`` the ``config.json`` of each
+model, the shapes of its tensors, and the tokens and logits that transformers computes with the very
+weights that :func:`write_folder` writes.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,104 +18,82 @@ import numpy as np
 
 from ostinato.moe.safetensors import write_safetensors
 
-__all__ = ["EXPECTED", "SEEDS", "Case", "Expected", "expected", "random_tensors", "write_folder"]
-
-Array = np.ndarray[Any, Any]
-
 EXPECTED = Path(__file__).parent / "expected"
+
+#: Lengths of prompts, and tokens that follow each.
+LENGTHS = (1, 17, 300)
+ANSWER = 64
+
 SEEDS = range(5)
 
-#: Parts of names of norms whose weights are stored less one.
-_LESS_ONE = ("gemma", "qwen3_next")
+#: Tokens of an answer whose logits are stored.
+STORED_LOGITS = (0, 1, 31, 63)
 
-
-@dataclass(frozen=True)
-class Case:
-    """A prompt, and what follows it.
-
-    Attributes:
-        seed: of the weights.
-        prompt: token ids.
-        tokens: the greedy continuation; empty of encoders.
-        margins: by how much the logit of each was the greatest.
-        results: logits of the first and of the last of them, ``[2, vocabulary]``; of encoders, the
-            first and the last row after the last layer, and the mean of all, ``[3, width]``.
-    """
-
-    seed: int
-    prompt: list[int]
-    tokens: list[int]
-    margins: list[float]
-    results: Array
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The model of a family, and its cases.
+    """Results of transformers for one family.
 
     Attributes:
-        family: the name.
-        config: of ``config.json``.
-        shapes: of the tensors in its file.
-        dtypes: of those that are not float32.
-        cases: of all seeds.
+        config: ``config.json``.
+        shapes: of the tensors, by name.
+        tokens: greedy, ``[seeds, lengths, 64]``.
+        margins: between the best two logits, of the same shape.
+        logits: those of :data:`STORED_LOGITS`, ``[seeds, lengths, 4, vocabulary]``.
     """
 
-    family: str
     config: dict[str, Any]
     shapes: dict[str, list[int]]
-    dtypes: dict[str, str]
-    cases: list[Case]
+    tokens: Array
+    margins: Array
+    logits: Array
 
 
-@cache
-def expected(family: str) -> Expected:
+def stored_families() -> list[str]:
+    """The families with stored results."""
+    return sorted(path.stem for path in EXPECTED.glob("*.npz"))
+
+
+def load_expected(family: str) -> Expected:
     """The stored results of a family."""
-    stored = json.loads((EXPECTED / f"{family}.json").read_text("utf-8"))
-    with np.load(EXPECTED / f"{family}.npz") as file:
-        results = [file[str(number)] for number in range(len(stored["cases"]))]
-    cases = [Case(**case, results=r) for case, r in zip(stored["cases"], results, strict=True)]
-    return Expected(family, stored["config"], stored["shapes"], stored["dtypes"], cases)
+    with np.load(EXPECTED / f"{family}.npz") as stored:
+        texts = {name: json.loads(str(stored[name])) for name in ("config", "shapes")}
+        arrays = {name: stored[name] for name in ("tokens", "margins", "logits")}
+    return Expected(**texts, **arrays)
 
 
-def random_tensors(
-    family: str, shapes: dict[str, list[int]], dtypes: dict[str, str], seed: int
-) -> dict[str, Array]:
-    """The weights of a model, each from the seed and its name."""
-    return {name: _tensor(family, name, shape, dtypes.get(name), seed) for name, shape in shapes.items()}
+def random_tensors(shapes: Mapping[str, list[int]], seed: int) -> dict[str, Array]:
+    """Weights that depend on their names and the seed alone."""
+    found: dict[str, Array] = {}
+    for name, shape in shapes.items():
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        if name.endswith(("_blocks", "_scales")):
+            low, high = (0, 256) if name.endswith("_blocks") else (120, 126)
+            found[name] = rng.integers(low, high, shape, np.uint8)
+            continue
+        values = rng.standard_normal(shape, np.float32)
+        if len(shape) > 1:
+            values *= np.float32(1.2 / np.sqrt(shape[-1]))
+        elif name.endswith("bias"):
+            values *= np.float32(0.1)
+        else:
+            values = 1 + values * np.float32(0.2)
+        found[name] = values
+    return found
 
 
-def _tensor(family: str, name: str, shape: list[int], dtype: str | None, seed: int) -> Array:
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    if dtype == "uint8":
-        low, high = (118, 124) if name.endswith("_scales") else (0, 256)
-        return rng.integers(low, high, shape, np.uint8)
-    values = rng.standard_normal(shape)
-    last = name.rpartition(".")[2]
-    if last == "A_log":
-        values = np.log(rng.uniform(0.5, 4, shape))
-    elif len(shape) > 1 and not name.endswith("bias"):
-        values *= 1.2 / math.sqrt(_inputs(family, name, shape))
-        if "embed" in name or name.rpartition(".")[0].endswith(("wte", "wpe")):
-            values *= math.sqrt(shape[-1])
-    elif "norm" in name.lower() or ".ln_" in name or last == "dt_bias":
-        centre = 0.0 if family.startswith(_LESS_ONE) and "linear_attn" not in name else 1.0
-        values = (0.0 if last == "bias" else centre) + 0.1 * values
-    elif last != "sinks":
-        values *= 0.1
-    return values.astype(dtype or "float32")
+def write_folder(
+    path: Path, config: Mapping[str, Any], shapes: Mapping[str, list[int]], seed: int
+) -> None:
+    """Write a model with random weights."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    write_safetensors(path / "model.safetensors", random_tensors(shapes, seed))
 
 
-def _inputs(family: str, name: str, shape: list[int]) -> int:
-    """The elements that an output of a matmul sums over."""
-    transposed = family.startswith("gpt2") or (family == "gpt_oss" and "experts" in name)
-    return shape[-2] if transposed else math.prod(shape[1:]) if "conv" in name else shape[-1]
-
-
-def write_folder(model: Expected, seed: int, folder: Path) -> Path:
-    """Write ``config.json`` and ``model.safetensors`` of a seed; the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(model.config), "utf-8")
-    tensors = random_tensors(model.family, model.shapes, model.dtypes, seed)
-    write_safetensors(folder / "model.safetensors", tensors)
-    return folder
+def prompt(vocabulary: int, length: int, seed: int) -> list[int]:
+    """A random prompt."""
+    rng = np.random.default_rng([seed, length])
+    return [int(token) for token in rng.integers(3, vocabulary, length)]
