@@ -34,6 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("moe", "runtime"),
     ("frontends",),
     ("torch",),
+    ("llm",),
     ("ostinato",),  # the package itself, with its public names
     ("tools",),
 )
