@@ -1,0 +1,1 @@
+"""Language models: from a folder or a GGUF file to tokens."""
