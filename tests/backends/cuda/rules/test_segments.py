@@ -17,6 +17,7 @@ from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_assembly import Segment
 from ostinato.backends.cuda.rules.segment_kernel import SpaceKind
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
+from ostinato.dtypes import DType
 from ostinato.plan.prepared import KernelCall
 from ostinato.records import replace
 from tests.conformance.compare import check_against_oracle
@@ -193,6 +194,55 @@ def test_streamed_weights(
         assert any(part.streams for part in segment.parts) is streams
         assert ("ring.fetch" in segment.source(CudaTarget.of_arch("sm_90"))) is streams
         assert "ring.fetch" not in segment.source(CudaTarget.of_arch("sm_80"))
+
+
+def check_streams(session: ost.Session, d: Draw) -> None:
+    """Compare products with and without the ring with the oracle; all of them can stream."""
+    plain = ost.CompileOptions(stream_weights=False)
+    check_against_oracle(d.g, d.arrays, [(session, ost.CompileOptions()), (session, plain)])
+    for options, streams in ((ost.CompileOptions(), True), (plain, False)):
+        (segment,) = segments_of(session.compile(d.g, options=options))
+        products = [part for part in segment.parts if isinstance(part.kernel, Matmul)]
+        assert len(products) == 2
+        assert all(part.streams is streams for part in products)
+
+
+@pytest.mark.parametrize("left", ["int8", "uint8"])
+@pytest.mark.parametrize("right", ["int8", "uint8"])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize(("depth", "columns"), [(32, 7), (544, 50), (2080, 9)])
+def test_streamed_bytes(
+    session: ost.Session, left: str, right: str, rows: int, depth: int, columns: int
+) -> None:
+    """Tiles of which a stage has all of a column, those of several stages, and their last ones."""
+    d = Draw(ost.Graph("bytes"), np.random.default_rng(rows + depth))
+    low = {"int8": -128, "uint8": 0}
+    x = d.of((rows, depth), left, low[left], low[left] + 255)
+    products = []
+    for n in (columns, columns + 13):
+        weight = d.rng.integers(low[right], low[right] + 256, (depth, n)).astype(right)
+        products.append(d.g.integer_matmul(x, d.g.constant(weight)))
+    d.g.set_outputs([products[0], d.g.cast(products[1], "float32") * 0.5])
+    check_streams(session, d)
+
+
+@pytest.mark.parametrize("scale", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize(("blocks", "columns"), [(8, 7), (24, 33), (72, 9)])
+def test_streamed_codes(
+    session: ost.Session, scale: str, group: int, rows: int, blocks: int, columns: int
+) -> None:
+    depth = blocks * group
+    d = Draw(ost.Graph("codes"), np.random.default_rng(rows + depth))
+    x, numpy_dtype = d.of((rows, depth), "float32"), DType.parse(scale).numpy
+    products = []
+    for n in (columns, columns + 13):
+        codes = d.g.constant(d.rng.integers(0, 256, (depth // 2, n)).astype("uint8"))
+        scales = d.g.constant(d.rng.uniform(0, 0.1, (blocks, n)).astype(numpy_dtype))
+        products.append(d.g.int4_matmul(x, codes, scales, group=group))
+    d.g.set_outputs([products[0], d.g.silu(products[1])])
+    check_streams(session, d)
 
 
 def test_a_ring_for_few_of_the_weights_is_not_worth_a_block(session: ost.Session) -> None:

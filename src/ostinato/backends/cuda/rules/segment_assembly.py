@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.rules.derived_values import without_derived
-from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
@@ -232,7 +231,7 @@ def _weight_bytes(kernel: CudaKernel) -> int:
     if not isinstance(kernel, Matmul):
         return 0
     columns = bounds(kernel.points)[1] * max_extent(kernel.n)
-    return columns * bounds(kernel.depth)[1] * kernel.b.dtype.itemsize
+    return columns * bounds(kernel.depth)[1] * kernel.weight_bits // 8
 
 
 def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
@@ -242,10 +241,10 @@ def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
         kernel: a part of a segment.
         written: by argument, whether some part writes it.
     """
-    if not isinstance(kernel, FewRowsMatmul):
+    if not isinstance(kernel, Matmul):
         return False
     found = streamed_rows.stream_of(kernel)
-    return found is not None and not written[found.argument]
+    return found is not None and not any(written[argument] for argument in found.arguments)
 
 
 def _levels(calls: Sequence[Call], ways: Ways) -> dict[Call, int]:
