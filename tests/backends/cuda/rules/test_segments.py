@@ -171,7 +171,7 @@ def test_parts_of_a_level_have_nothing_in_common(session: ost.Session, monkeypat
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("rows", [1, 3, 16])
-@pytest.mark.parametrize(("depth", "columns"), [(16, 7), (528, 50), (1040, 33)])
+@pytest.mark.parametrize(("depth", "columns"), [(16, 7), (528, 50), (1040, 33), (2576, 9)])
 def test_streamed_weights(
     session: ost.Session, dtype: str, rows: int, depth: int, columns: int
 ) -> None:

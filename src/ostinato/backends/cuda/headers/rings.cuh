@@ -221,7 +221,7 @@ constexpr int stage_elements = ring::piece / (int)sizeof(T);
 
 // The left operand's fragments of two steps of 16 elements, for eight rows: rows that are not there
 // are the last one again, and what is made of them is not used. `row` is the lane's own of
-// `load_matrices`, in shared memory.
+// `load_matrices`.
 inline void load_left(unsigned (&a)[2][4], int half, const unsigned short* row) {
     unsigned found[4];
     load_matrices(found, row);
@@ -239,37 +239,72 @@ inline int stages_of(int columns, int depth, int piece) {
     return Wide ? (columns + ring::rows - 1) / ring::rows : (depth + piece - 1) / piece;
 }
 
+// The left operand's part of a stage that a warp has, on its way from global memory: it is loaded a
+// stage ahead, and written to shared memory, where rows are a vector further apart than they are long.
+template <int Rows>
+struct left_part {
+    static constexpr int own = stage_elements<unsigned short> / ring::sharing, pitch = own + 8;
+
+    vector<unsigned, 4> rows[Rows];
+
+    // Elements beyond `depths` are not read.
+    void load(const unsigned short* left, long long pitch, int rows_there, int depths) {
+        const int k = threadIdx.x % 32 * 8;
+#pragma unroll
+        for (int row = 0; row < Rows; row++)
+            if (row < rows_there && k < depths)
+                rows[row] = *(const vector<unsigned, 4>*)(left + row * pitch + k);
+    }
+    void store(unsigned short* staged) const {
+        __syncwarp();
+#pragma unroll
+        for (int row = 0; row < Rows; row++)
+            *(vector<unsigned, 4>*)(staged + row * pitch + threadIdx.x % 32 * 8) = rows[row];
+        __syncwarp();
+    }
+};
+
 // The products of a tile: the next stages of the ring by the rows of the left operand, in pairs of
 // bytes or in elements of 16 bits. `parts` gets, by warp, row and column, the sums of the elements
-// that the warp has. Whole: stages are full. Shared: the left operand is in shared memory. Wide: all
-// of a column is in one stage, and each group of warps has columns of its own.
+// that the warp has. Whole: stages are full. Shared: the left operand is in shared memory; if not,
+// `staged` has room for the `left_part` of each warp. Wide: all of a column is in one stage, and each
+// group of warps has columns of its own.
 template <class Format, int Rows, bool Whole, bool Shared, bool Wide>
 static OST_APART void multiply_tile(
     ring& shared_ring, const unsigned short* left, long long pitch, int rows, int depth, int there,
-    typename Format::sum (*parts)[Rows][tile_columns<Wide> + 1]
+    typename Format::sum (*parts)[Rows][tile_columns<Wide> + 1], unsigned short* staged = nullptr
 ) {
     __syncwarp();
+    using part = left_part<Shared ? 1 : Rows>;
     constexpr int all = stage_elements<unsigned short>, own = all / ring::sharing;
     constexpr int steps = own / 16, halves = Rows > 8 ? 2 : 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int member = warp % ring::sharing, group = warp / ring::sharing, column = lane % 8;
     const int tile_there = there;
     if (Wide) there -= group * ring::rows;
-    const int place = (column < there ? column : 0) * ring::pitch +
-                      member * own * 2 + lane / 8 * 16;
+    const int place = (column < there ? column : 0) * ring::pitch + member * own * 2 + lane / 8 * 16;
     ring from = shared_ring;
     from.advance(group);
     typename Format::sum sums[4][4] = {};  // of every fourth step: neighbours do not wait for each other
     const unsigned short* at[halves];
+    left += (Wide ? member : warp) * own;
+    if (!Shared) staged += warp * Rows * part::pitch;
 #pragma unroll
     for (int half = 0; half < halves; half++) {
-        const int row = 8 * half + (Shared ? lane % 8 : g);
-        const int first = (Wide ? member : warp) * own + (Shared ? lane / 8 * 8 : 2 * t);
-        at[half] = left + (row < rows ? row : rows - 1) * pitch + first;
+        const int row = min(8 * half + lane % 8, rows - 1);
+        at[half] = (Shared ? left + row * pitch : staged + row * part::pitch) + lane / 8 * 8;
     }
     const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
+    part next = {};
+    if (!Shared && begin < end) next.load(left, pitch, rows, depth - begin - member * own);
     for (int start = begin; start < end; start += ring::groups * all) {
         const int depths = depth - start - member * own;
+        left += ring::groups * all;
+        if (!Shared) {
+            next.store(staged);
+            const int following = depths - ring::groups * all;
+            if (start + ring::groups * all < end) next.load(left, pitch, rows, following);
+        }
         const unsigned char* const stage = from.await() + place;
 #pragma unroll 2
         for (int step = 0; step < steps; step += 4) {
@@ -282,18 +317,7 @@ static OST_APART void multiply_tile(
                 unsigned a[2][4] = {}, b[4];
                 load_matrices(b, (const unsigned short*)stage + from_k);
 #pragma unroll
-                for (int half = 0; half < halves; half++) {
-                    if (Shared) {
-                        load_left(a, half, at[half] + from_k);
-                    } else {
-#pragma unroll
-                        for (int j = 0; j < 2; j++) {
-                            if (!Whole && k + j * 16 >= depths) break;
-                            a[j][half] = *(const unsigned*)(at[half] + k + j * 16);
-                            a[j][half + 2] = *(const unsigned*)(at[half] + k + j * 16 + 8);
-                        }
-                    }
-                }
+                for (int half = 0; half < halves; half++) load_left(a, half, at[half] + from_k);
                 multiply_tiles(sums[i], a[0], b[0], b[1], Format());
                 if (Whole || k + 16 < depths)
                     multiply_tiles(sums[i + 1], a[1], b[2], b[3], Format());
@@ -301,8 +325,10 @@ static OST_APART void multiply_tile(
         }
         from.release();
         from.advance(ring::groups);
+        if (Shared) {
 #pragma unroll
-        for (int half = 0; half < halves; half++) at[half] += ring::groups * all;
+            for (int half = 0; half < halves; half++) at[half] += ring::groups * all;
+        }
     }
 #pragma unroll
     for (int e = 0; e < 4; e++) {

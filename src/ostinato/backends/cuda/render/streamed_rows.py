@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Rows", "Stream", "body", "stream_of", "tiles"]
 
+_WARPS = SEGMENT_BLOCK // WARP
+
+#: Groups of warps, which read a stage each: those of ``ost::ring``.
+_GROUPS = 2
+
 #: Rows of memory of a stage: columns of the matmul.
 _COLUMNS = 8
 
@@ -42,13 +47,13 @@ _PIECE, _PITCH = 2048, 2064
 #: The same of a column of codes, without its scales; that of ``ost::stage_codes``.
 _CODE_PIECE = 1024
 
+#: Elements of 16 bits from row to row of what a warp has of the left operand in a stage: those of
+#: ``ost::left_part``.
+_PART_PITCH = _PIECE // 2 * _GROUPS // _WARPS + 8
+
 #: Codes with a scale of their own, at most: a warp takes so many at a time.
 _MOST_BLOCK = 128
 
-_WARPS = SEGMENT_BLOCK // WARP
-
-#: Groups of warps, which read a stage each: those of ``ost::ring``.
-_GROUPS = 2
 
 #: Columns are multiples of these bytes: tensor cores take 16 elements of 16 bits at a time.
 _GRAIN = 32
@@ -71,7 +76,7 @@ $left
     for (long long tile = own.x; tile * $width < columns; tile += all.x) {
         const long long rest = columns - tile * $width;
         const int there = rest < $width ? (int)rest : $width;
-        $multiply, (int)rows, (int)depth$halved, there, parts[turn]);
+        $multiply, (int)rows, (int)depth$halved, there, parts[turn]$staged);
         OST_SYNC();
         for (int i = threadIdx.x; i < $rows * $width; i += $threads) {
             const long long m = i / $width, n = tile * $width + i % $width;
@@ -274,6 +279,7 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
         left=f"{before}{left.text(frame)}",
         multiply=_multiply(matmul, left, wide),
         halved=" / 2" if left.in_bytes and not stream.scales else "",
+        staged=", staged[0][0]" if left.passes else "",
         width=stream.width,
         rows=rows,
         threads=SEGMENT_BLOCK,
@@ -352,8 +358,17 @@ class _Left:
         return CudaDialect().memory_type(self.scalar.dtype)
 
     @property
+    def passes(self) -> bool:
+        """Whether warps bring it into shared memory stage by stage."""
+        whole = self.shared or isinstance(self.matmul, BlockwiseProduct)
+        return not whole and self.matmul.a.dtype != FLOAT32
+
+    @property
     def arrays(self) -> tuple[SharedArray, ...]:
-        """The copy."""
+        """The copy, or those of the parts that warps have of a stage."""
+        if self.passes:
+            sizes = (_WARPS, max(1, max_extent(self.matmul.m)), _PART_PITCH)
+            return (SharedArray("unsigned short", 2, "staged", sizes),)
         if not self.staged:
             return ()
         itemsize = self.scalar.dtype.itemsize
