@@ -33,7 +33,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("eager",),
     ("moe", "runtime"),
     ("frontends",),
+    ("llm",),
     ("torch",),
+    ("llm",),
     ("ostinato",),  # the package itself, with its public names
     ("tools",),
 )

@@ -393,6 +393,44 @@ def _recurrent(name: str) -> Recipe:
     return recipe
 
 
+def _rows_of_sequences(d: Draw, slots: int) -> tuple[int, Value, Value]:
+    """The number of rows, their slots and their positions; some sequences are begun by others."""
+    rows = d.integer(0, 9)
+    slot = np.sort(d.rng.integers(0, slots, rows)) - d.choice((0, slots))
+    start = d.rng.choice((0, 0, 1, 5), slots)[slot]
+    position = start + np.arange(rows) - np.searchsorted(slot, slot)
+    dtype = d.choice((np.int32, np.int64))
+    return rows, d.holding(slot.astype(dtype)), d.holding(position.astype(dtype))
+
+
+def _linear_attention(d: Draw, dtype: str) -> Sequence[Value]:
+    slots, heads, depth, features = d.integer(1, 3), d.integer(1, 3), d.choice(SIZES), d.size()
+    queries = heads * d.integer(1, 3)
+    rows, *places = _rows_of_sequences(d, slots)
+    q, k = (d.of((rows, count, depth), dtype, -0.5, 0.5) for count in (queries, heads))
+    v = d.of((rows, heads, features), dtype)
+    state = d.of((slots, heads, depth, features), DType.parse(dtype).accumulator.name)
+    rule = d.choice(("linear", "gated", "delta", "gated_delta"))
+    options: dict[str, Any] = {"update_rule": rule}
+    if "gated" in rule:
+        options["decay"] = d.of(d.choice(((rows, heads), (rows, heads, depth))), dtype, -2, 0)
+    if "delta" in rule:
+        options["beta"] = d.of((rows, heads), dtype, 0, 0.2)
+    if d.chance(0.3):
+        options["scale"] = 0.3
+    return d.g.linear_attention(q, k, v, state, *places, **options)
+
+
+def _causal_conv_with_state(d: Draw, dtype: str) -> Sequence[Value]:
+    slots, channels, taps = d.integer(1, 3), d.size(), d.integer(1, 5)
+    rows, *places = _rows_of_sequences(d, slots)
+    x, weight = d.of((rows, channels), dtype), d.of((channels, taps), dtype, -0.5, 0.5)
+    bias = d.of((channels,), dtype) if d.chance() else None
+    state = d.of((slots, channels, taps - 1), dtype)
+    activation = d.choice(("none", "silu"))
+    return d.g.causal_conv_with_state(x, weight, state, *places, bias, activation=activation)
+
+
 def _l2_normalize(d: Draw, dtype: str) -> Value:
     x = d.tensor(dtype, 1, 3, nonempty=True)
     return d.g.l2_normalize(x, d.axis(x))
@@ -439,4 +477,6 @@ LAYERS: dict[str, tuple[Recipe, Sequence[str]]] = {
     **{name: (_recurrent(name), FLOATS) for name in _GATES},
     # The scan is what lstm, gru and rnn become; it has no method of its own.
     "recurrent_scan": (_recurrent("lstm"), FLOATS),
+    "linear_attention": (_linear_attention, FLOATS),
+    "causal_conv_with_state": (_causal_conv_with_state, FLOATS),
 }

@@ -35,6 +35,7 @@ _FAMILIES = (
     "attention",
     "paged_attention",
     "recurrent",
+    "sequence_states",
     "quant",
     "packed_weights",
     "affine",

@@ -21,6 +21,7 @@ from ostinato.ops.vocabulary.pooling import PoolingVocabulary
 from ostinato.ops.vocabulary.quant import QuantVocabulary
 from ostinato.ops.vocabulary.recurrent import RecurrentVocabulary
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
+from ostinato.ops.vocabulary.sequence_states import SequenceStateVocabulary
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
 from ostinato.ops.vocabulary.special import SpecialVocabulary
 from ostinato.ops.vocabulary.spectral import SpectralVocabulary
@@ -44,6 +45,7 @@ class Vocabulary(
     WindowVocabulary[T],
     NormalizationVocabulary[T],
     RecurrentVocabulary[T],
+    SequenceStateVocabulary[T],
     QuantVocabulary[T],
     PackedWeightsVocabulary[T],
     SpectralVocabulary[T],

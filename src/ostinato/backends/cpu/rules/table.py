@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         paged_attention,
         recurrent,
         selection,
+        sequence_states,
         streaming,
         topk,
         winograd,
@@ -56,6 +57,7 @@ else:
     paged_attention = LazyModule("ostinato.backends.cpu.rules.paged_attention")
     recurrent = LazyModule("ostinato.backends.cpu.rules.recurrent")
     selection = LazyModule("ostinato.backends.cpu.rules.selection")
+    sequence_states = LazyModule("ostinato.backends.cpu.rules.sequence_states")
     streaming = LazyModule("ostinato.backends.cpu.rules.streaming")
     topk = LazyModule("ostinato.backends.cpu.rules.topk")
     winograd = LazyModule("ostinato.backends.cpu.rules.winograd")
@@ -67,7 +69,8 @@ _MATMULS = ("matmul", "integer_matmul", "blockwise_matmul", "packed_block_matmul
 _CONVOLUTIONS = ("conv", "integer_conv")
 _SELECTIONS = ("flat_nonzero", "non_max_suppression")
 _ATTENTION = ("attention", "sink_attention")
-_OTHERS = ("paged_attention", "topk", "recurrent_scan")
+_SEQUENCE_STATES = ("linear_attention", "causal_conv_with_state")
+_OTHERS = ("paged_attention", "topk", "recurrent_scan", *_SEQUENCE_STATES)
 _TEMPLATES = (*_MATMULS, *_CONVOLUTIONS, *_ATTENTION, *_OTHERS, *_SELECTIONS)
 _EXPERT_OPS = ("grouped_matmul", "expert_mlp")
 
@@ -169,6 +172,8 @@ class _CpuRules:
             "flat_nonzero": self._flat_nonzero,
             "non_max_suppression": self._suppression,
             "recurrent_scan": self._recurrent,
+            "linear_attention": self._linear_attention,
+            "causal_conv_with_state": self._causal_convolution,
             "grouped_matmul": self._grouped_matmul,
             "expert_mlp": self._expert_mlp,
         }
@@ -242,6 +247,12 @@ class _CpuRules:
 
     def _recurrent(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         recurrent.lower_recurrent(lowering, region, root, self.settings.registers)
+
+    def _linear_attention(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        sequence_states.lower_linear_attention(lowering, region, root, self.settings.registers)
+
+    def _causal_convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        sequence_states.lower_causal_convolution(lowering, region, root, self.settings.registers)
 
     # -- experts -------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Language models: checkpoints, tokens and text, one step graph per model, and its engine."""
