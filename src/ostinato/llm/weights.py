@@ -6,6 +6,7 @@ a file calls them; and one orientation: a matrix is ``[outputs, inputs]``.
 
 from __future__ import annotations
 
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
 
-__all__ = ["FileTensor", "Stored", "Weight", "WeightFormat", "converted", "located"]
+__all__ = ["FileTensor", "RowOrder", "Stored", "Weight", "WeightFormat", "converted", "located"]
 
 Array = np.ndarray[Any, Any]
 
@@ -63,6 +64,32 @@ class FileTensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowOrder:
+    """Rows of a tensor in another order.
+
+    Attributes:
+        shape: in which the tensor's rows are counted.
+        axes: the order of those axes that rows are taken in.
+        part: the position along the first of them that is taken; ``None``: all.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    part: int | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of rows that are taken."""
+        total = prod(self.shape)
+        return total if self.part is None else total // self.shape[self.axes[0]]
+
+    def indices(self) -> Array:
+        """The rows that are taken, in order."""
+        numbers = np.arange(prod(self.shape)).reshape(self.shape).transpose(self.axes)
+        return (numbers if self.part is None else numbers[self.part]).reshape(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stored:
     """The position of a weight in a file.
 
@@ -75,7 +102,7 @@ class Stored:
     """
 
     names: tuple[str, ...]
-    rows: slice | tuple[int, ...] | None = None
+    rows: slice | RowOrder | None = None
     total: int = 0
     transposed: bool = False
     offset: float = 0.0
@@ -183,7 +210,7 @@ def _part_shape(tensor: FileTensor, place: Stored) -> tuple[int, ...]:
         case slice():
             return (len(range(*place.rows.indices(shape[0]))), *shape[1:])
         case rows:
-            return (len(rows), *shape[1:])
+            return (rows.count, *shape[1:])
 
 
 def _stacked(parts: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
@@ -245,7 +272,7 @@ class _Part(StoredTensor):
         if self._place.transposed:
             found = found.T
         if (rows := self._place.rows) is not None:
-            found = found[rows if isinstance(rows, slice) else list(rows)]
+            found = found[rows if isinstance(rows, slice) else rows.indices()]
         if self._place.offset:
             found = convert(found, FLOAT32) + np.float32(self._place.offset)
         return np.ascontiguousarray(found)
