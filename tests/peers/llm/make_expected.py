@@ -190,7 +190,7 @@ def in_blocks(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
     """Shapes of tensors with the experts of a gpt-oss as blocks of 32 elements and their scales."""
     found: dict[str, list[int]] = {}
     for name, shape in shapes.items():
-        if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             experts, inputs, outputs = shape
             found[f"{name}_blocks"] = [experts, outputs, inputs // 32, 16]
             found[f"{name}_scales"] = [experts, outputs, inputs // 32]
