@@ -35,6 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("frontends",),
     ("llm",),
     ("torch",),
+    ("llm",),
     ("ostinato",),  # the package itself, with its public names
     ("tools",),
 )

@@ -164,9 +164,7 @@ def step_graph(
     token = _chosen(g, logits, given)
     own_token = g.reshape(token, (picks, 1))
     logprob = g.take_along_axis(g.log_softmax(logits, axis=1), own_token, axis=1)
-    g.set_outputs(
-        {"token": g.cast(token, INT32), "logprob": g.reshape(logprob, (picks,)), "logits": logits}
-    )
+    g.set_outputs({"token": token, "logprob": g.reshape(logprob, (picks,)), "logits": logits})
     return g, builder.states
 
 
@@ -177,7 +175,9 @@ def _chosen(g: Graph, logits: Value, given: Mapping[str, Value]) -> Value:
     factor = given["adjust_repetition"]
     found = g.where(found > 0, found / factor, found * factor) - given["adjust_penalty"]
     adjusted = g.scatter_nd(logits, at, found)
-    return g.argmax(adjusted, axis=1)
+    allowed = g.mask_tokens(adjusted, given["allowed"])
+    parameters = ("uniform", "temperature", "top_k", "top_p", "min_p")
+    return g.sample(allowed, *(given[name] for name in parameters))
 
 
 def _types(

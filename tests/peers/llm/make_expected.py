@@ -150,7 +150,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3_long": (
         "Phi3Config",
-        {**_SIZES, "original_max_position_embeddings": 64, "rope_parameters": _LONGROPE},
+        {**_SIZES, "original_max_position_embeddings": 128, "rope_parameters": _LONGROPE},
     ),
     "gpt2": ("GPT2Config", _GPT2),
     "gpt_neox": ("GPTNeoXConfig", _SIZES),

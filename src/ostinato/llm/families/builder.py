@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ostinato.dtypes import FLOAT32, INT32, DType
+from ostinato.dtypes import FLOAT32, DType
 from ostinato.errors import InputError
 from ostinato.llm.families.rope import frequencies, magnitude
 from ostinato.records import dataclass
@@ -266,49 +266,15 @@ class Block:
             sinks: a score of each head that takes weight and adds nothing, float32 ``[heads]``.
         """
         config, rows = self.config, self.rows
-        options = {
-            "scale": config.attention_scale,
-            "softcap": config.attention_softcap,
-            "window": self.layer.window,
-        }
-        return paged_attention(self.g, rows, q, keys, values, sinks, options)
-
-
-def paged_attention(
-    g: Graph,
-    rows: Rows,
-    q: Value,
-    keys: Value,
-    values: Value,
-    sinks: Value | None,
-    options: Mapping[str, Any],
-) -> Value:
-    """Attention through the tables of blocks; see :meth:`Block.attend`."""
-    if sinks is not None:
-        raise InputError("attention with sinks needs the op paged_attention")
-    blocks = rows.table.shape[1]
-    assert isinstance(blocks, int)
-    length = blocks * BLOCK_TOKENS
-    own = g.take(rows.table, rows.sequence, axis=0)  # [N, P]
-
-    def gathered(pool: Value) -> Value:
-        taken = g.cast(g.take(pool, own, axis=0), FLOAT32)  # [N, P, 64, heads, features]
-        flat = g.reshape(taken, (rows.count, length, *pool.shape[2:]))
-        return g.permute_dims(flat, (0, 2, 1, 3))
-
-    at = g.reshape(rows.position, (rows.count, 1, 1, 1))
-    key = g.reshape(g.iota((length,), dtype=INT32), (1, 1, 1, length))
-    seen = key <= at
-    window = options["window"]
-    if window is not None:
-        seen = g.logical_and(seen, key > at - window)
-    apart = g.reshape(q, (rows.count, q.shape[1], 1, q.shape[2]))
-    mixed = g.attention(
-        apart,
-        gathered(keys),
-        gathered(values),
-        mask=seen,
-        scale=options["scale"],
-        softcap=options["softcap"],
-    )
-    return g.reshape(mixed, (rows.count, q.shape[1], values.shape[3]))
+        return self.g.paged_attention(
+            q,
+            keys,
+            values,
+            rows.table,
+            rows.sequence,
+            rows.position,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
+            window=self.layer.window,
+            sinks=sinks,
+        )

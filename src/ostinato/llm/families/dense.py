@@ -228,7 +228,8 @@ def gemma2(fields: Fields, architecture: str) -> ModelConfig:
 def gemma3(fields: Fields, architecture: str) -> ModelConfig:
     """Gemma 3: as Gemma 2, with a rotary embedding of their own for layers with windows."""
     count, window = layer_count(fields), fields.size("sliding_window", 4096)
-    every = fields.size("sliding_window_pattern", 6)
+    every = fields.size("_sliding_window_pattern", 6)
+    every = fields.size("sliding_window_pattern", every)
     windows = layer_windows(fields, count, window, [(i + 1) % every != 0 for i in range(count)])
     sizes = attention_sizes(fields, head_dim=256)
     features, context = sizes["head_dim"], sizes["context"]
@@ -298,6 +299,7 @@ def gpt2(fields: Fields, architecture: str) -> ModelConfig:
 def gpt_neox(fields: Fields, architecture: str) -> ModelConfig:
     """GPT-NeoX: layer norms, partial rotary embeddings, mixer and feed-forward side by side."""
     sizes = attention_sizes(fields)
+    sizes["kv_heads"] = sizes["heads"]  # whatever the file says
     turned = rope(
         fields,
         sizes["head_dim"],
@@ -306,7 +308,7 @@ def gpt_neox(fields: Fields, architecture: str) -> ModelConfig:
         base_name="rotary_emb_base",
         partial_name="rotary_pct",
     )
-    fields.skip("rope_theta", "partial_rotary_factor")
+    fields.skip("rope_theta", "partial_rotary_factor", "num_key_value_heads")
     bias = fields.flag("attention_bias", True)
     return ModelConfig(
         family="gpt_neox",

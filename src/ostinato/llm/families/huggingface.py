@@ -119,6 +119,7 @@ def rope(
     found = rope_parameters(fields) if parameters is None else parameters
     base = fields.number(base_name, base, above=1)
     partial = fields.number(partial_name, partial, above=0)
+    fields.skip("original_max_position_embeddings")
     if found is None:
         return Rope(base=base, features=_rotated(fields, features, partial))
     base = found.number("rope_theta", base, above=1)
