@@ -54,6 +54,6 @@ def _build(block: Block, x: Value) -> Value:
     return block.linear(rows, "o", bias=config.output_bias)
 
 
-#: ``q``, ``k``, ``v`` and ``o``; with ``q_norm``, ``k_norm``, ``sinks`` and ``query_gate`` where models
-#: have them.
+#: ``q``, ``k``, ``v`` and ``o``; with ``q_norm``, ``k_norm``, ``sinks`` and ``query_gate`` where
+#: models have them.
 ATTENTION = Part(weights=_weights, build=_build)

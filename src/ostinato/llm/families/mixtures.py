@@ -127,6 +127,8 @@ def gpt_oss(fields: Fields, architecture: str) -> ModelConfig:
     turned = rope(fields, sizes["head_dim"], sizes["context"], base=150000.0)
     fields.skip("hidden_act", "initial_context_length", "experts_per_token")
     fields.expect("swiglu_alpha", 1.702)
+    if (packing := fields.part("quantization_config")) is not None:
+        packing.expect("quant_method", "mxfp4")
     bias = fields.flag("attention_bias", True)
     limit = fields.number("swiglu_limit", 7.0, above=0)
     return ModelConfig(
