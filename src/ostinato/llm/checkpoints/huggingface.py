@@ -9,6 +9,7 @@ from ostinato.errors import ModelFormatError
 from ostinato.frontends.gguf.sources import MappedFile
 from ostinato.ir.stored import StoredTensor
 from ostinato.llm.checkpoints.checkpoint import Checkpoint
+from ostinato.llm.checkpoints.mxfp4 import joined_blocks
 from ostinato.llm.families.registry import family_of
 from ostinato.llm.fields import Fields
 from ostinato.llm.weights import FileTensor, located
@@ -192,7 +193,7 @@ def _json(path: Path, most: int = _LARGEST) -> dict[str, Any]:
 
 
 def _weights(path: Path, family: Family, config: ModelConfig) -> dict[str, Weight]:
-    tensors = _renamed(_tensors(path), family)
+    tensors = joined_blocks(_renamed(_tensors(path), family), path.name)
     spare = ("lm_head.weight", "embed_out.weight") if config.tied else ()
 
     def unused(name: str) -> bool:
