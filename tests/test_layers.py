@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("eager",),
     ("moe", "runtime"),
     ("frontends",),
+    ("llm",),
     ("torch",),
     ("llm",),
     ("ostinato",),  # the package itself, with its public names

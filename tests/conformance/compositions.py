@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ostinato.ir.graph import Value
 
-from .draw import FLOATS, Draw, Recipe
+from .draw import FLOATS, SIZES, Draw, Recipe
 
 #: The name of a composition, its recipe, and its dtypes.
 COMPOSITIONS: dict[str, tuple[Recipe, Sequence[str]]] = {}
@@ -170,6 +172,14 @@ def _attention_gradients(d: Draw, dtype: str) -> Any:
     causal = d.chance()
     results = g.attention(q, k, v, causal=causal, return_logsumexp=True)
     return [*results, *g.attention_backward(grad, q, k, v, *results, causal=causal)]
+
+
+@composition(*FLOATS)
+def _masked_tokens(d: Draw, dtype: str) -> Any:
+    rows, vocabulary = d.size(), d.choice((*SIZES, 64, 130))
+    logits = d.of((rows, vocabulary), dtype)
+    bits = d.rng.integers(0, 2**32, (rows, -(-vocabulary // 32)), dtype=np.uint32)
+    return d.g.mask_tokens(logits, d.holding(bits))
 
 
 @composition("float32", "bfloat16")

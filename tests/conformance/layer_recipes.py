@@ -262,6 +262,43 @@ def _attention(d: Draw, dtype: str) -> Value:
     return d.g.attention(q, k, v, **options)
 
 
+def _sink_attention(d: Draw, dtype: str) -> Value:
+    batch, kv_heads, group = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3)
+    lq, lk, size = d.choice(SIZES), d.choice(SIZES), d.choice((1, 4, 7, 8, 16))
+    q = d.of((batch, kv_heads * group, lq, size), dtype)
+    k, v = (d.of((batch, kv_heads, lk, size), dtype) for _ in range(2))
+    options: dict[str, Any] = {"causal": d.chance() and lk >= lq}
+    if d.chance():
+        options["mask"] = d.of((batch, 1, lq, lk), "bool")
+    return d.g.attention(q, k, v, sinks=d.of((kv_heads * group,), dtype), **options)
+
+
+def _paged_attention(d: Draw, dtype: str) -> Value:
+    kv_heads, group, sequences = d.integer(1, 2), d.integer(1, 3), d.integer(1, 4)
+    blocks, per_block, wide = d.integer(1, 9), d.choice((1, 3, 16, 64)), d.integer(1, 4)
+    rows, depth, features = d.size(), d.choice((1, 4, 7, 16, 64)), d.choice((1, 5, 8, 16))
+    pools = d.choice((dtype, *FLOATS[:3]))
+    options: dict[str, Any] = {}
+    if d.chance(0.3):
+        options["window"] = d.integer(1, 2 * per_block)
+    if d.chance(0.3):
+        options["softcap"] = 5.0
+    if d.chance(0.3):
+        options["scale"] = 0.3
+    if d.chance(0.3):
+        options["sinks"] = d.of((kv_heads * group,), d.choice((dtype, "float32")))
+    position = d.rng.integers(-1, wide * per_block + 2, rows).astype(np.int32)
+    return d.g.paged_attention(
+        d.of((rows, kv_heads * group, depth), dtype),
+        d.of((blocks, per_block, kv_heads, depth), pools),
+        d.of((blocks, per_block, kv_heads, features), pools),
+        d.ids((sequences, wide), blocks),
+        d.ids((rows,), sequences),
+        d.holding(position),
+        **options,
+    )
+
+
 def _rope(d: Draw, dtype: str) -> Value:
     length, half = d.integer(1, 9), d.integer(1, 8)
     x = d.of((d.integer(1, 2), d.integer(1, 3), length, 2 * half), dtype)
@@ -313,6 +350,20 @@ def _moe(d: Draw, dtype: str) -> Value:
     return d.g.moe(x, d.of((features, experts), dtype, -0.5, 0.5), gate, up, down, **options)
 
 
+def _sample(d: Draw, dtype: str) -> Value:
+    rows, vocabulary = d.integer(1, 4), d.choice((*SIZES, 130, 1000))
+    real = d.choice(("float32", "float64"))
+    cold = d.of((rows,), real, -0.5, 2) if d.chance() else d.of((rows,), real, 0.2, 2)
+    return d.g.sample(
+        d.of((rows, vocabulary), dtype, -9, 9),
+        d.of((rows,), real, 0, 1),
+        cold,
+        d.of((rows,), d.choice(("int32", "int64")), -2, vocabulary + 2),
+        d.of((rows,), real, 0, 1.2),
+        d.of((rows,), real, -0.1, 0.2),
+    )
+
+
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 
 
@@ -340,6 +391,44 @@ def _recurrent(name: str) -> Recipe:
         return getattr(d.g, name)(x, w, r, **options)
 
     return recipe
+
+
+def _rows_of_sequences(d: Draw, slots: int) -> tuple[int, Value, Value]:
+    """The number of rows, their slots and their positions; some sequences are begun by others."""
+    rows = d.integer(0, 9)
+    slot = np.sort(d.rng.integers(0, slots, rows)) - d.choice((0, slots))
+    start = d.rng.choice((0, 0, 1, 5), slots)[slot]
+    position = start + np.arange(rows) - np.searchsorted(slot, slot)
+    dtype = d.choice((np.int32, np.int64))
+    return rows, d.holding(slot.astype(dtype)), d.holding(position.astype(dtype))
+
+
+def _linear_attention(d: Draw, dtype: str) -> Sequence[Value]:
+    slots, heads, depth, features = d.integer(1, 3), d.integer(1, 3), d.choice(SIZES), d.size()
+    queries = heads * d.integer(1, 3)
+    rows, *places = _rows_of_sequences(d, slots)
+    q, k = (d.of((rows, count, depth), dtype, -0.5, 0.5) for count in (queries, heads))
+    v = d.of((rows, heads, features), dtype)
+    state = d.of((slots, heads, depth, features), DType.parse(dtype).accumulator.name)
+    rule = d.choice(("linear", "gated", "delta", "gated_delta"))
+    options: dict[str, Any] = {"update_rule": rule}
+    if "gated" in rule:
+        options["decay"] = d.of(d.choice(((rows, heads), (rows, heads, depth))), dtype, -2, 0)
+    if "delta" in rule:
+        options["beta"] = d.of((rows, heads), dtype, 0, 0.2)
+    if d.chance(0.3):
+        options["scale"] = 0.3
+    return d.g.linear_attention(q, k, v, state, *places, **options)
+
+
+def _causal_conv_with_state(d: Draw, dtype: str) -> Sequence[Value]:
+    slots, channels, taps = d.integer(1, 3), d.size(), d.integer(1, 5)
+    rows, *places = _rows_of_sequences(d, slots)
+    x, weight = d.of((rows, channels), dtype), d.of((channels, taps), dtype, -0.5, 0.5)
+    bias = d.of((channels,), dtype) if d.chance() else None
+    state = d.of((slots, channels, taps - 1), dtype)
+    activation = d.choice(("none", "silu"))
+    return d.g.causal_conv_with_state(x, weight, state, *places, bias, activation=activation)
 
 
 def _l2_normalize(d: Draw, dtype: str) -> Value:
@@ -378,11 +467,16 @@ LAYERS: dict[str, tuple[Recipe, Sequence[str]]] = {
     "local_response_norm": (_local_response_norm, FLOATS),
     "l2_normalize": (_l2_normalize, FLOATS),
     "attention": (_attention, FLOATS),
+    "sink_attention": (_sink_attention, FLOATS),
+    "paged_attention": (_paged_attention, FLOATS),
     "rope": (_rope, FLOATS),
+    "sample": (_sample, FLOATS),
     "grouped_matmul": (_grouped_matmul, NUMBERS),
     "expert_mlp": (_expert_mlp, FLOATS),
     "moe": (_moe, FLOATS),
     **{name: (_recurrent(name), FLOATS) for name in _GATES},
     # The scan is what lstm, gru and rnn become; it has no method of its own.
     "recurrent_scan": (_recurrent("lstm"), FLOATS),
+    "linear_attention": (_linear_attention, FLOATS),
+    "causal_conv_with_state": (_causal_conv_with_state, FLOATS),
 }

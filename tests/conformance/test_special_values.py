@@ -31,8 +31,9 @@ _ABSOLUTE = frozenset({"gelu"})
 #: Quotients of exponentials, one of which overflows where the result is subnormal.
 _UNDERFLOWS = frozenset({"sigmoid", "silu", "mish"})
 
-#: Sums with a term that is subnormal next to results that are not: devices may take it for zero.
-_SUBNORMAL_TERMS = frozenset({"logaddexp"})
+#: Functions with a term that may be subnormal next to results that are not, and its factor at most:
+#: devices may take it for zero.
+_SUBNORMAL_TERMS = {"logaddexp": 1.0, "celu": 1.0, "mish": 1000.0}
 
 #: The sign of a zero is accident here: the larger of 0 and -0, or what underflows.
 _ANY_ZERO = frozenset(
@@ -100,8 +101,9 @@ def mismatches(
         return
     mine, truth = actual.astype(np.float64), expected.astype(np.float64)
     info = (ml_dtypes.finfo if dtype == "bfloat16" else np.finfo)(dtype)
-    coarse = name in _UNDERFLOWS or (not subnormals and name in _SUBNORMAL_TERMS)
-    least = float(info.tiny if coarse else info.smallest_subnormal)
+    least = float(info.tiny if name in _UNDERFLOWS else info.smallest_subnormal)
+    if not subnormals:
+        least = max(least, _SUBNORMAL_TERMS.get(name, 0.0) * float(info.tiny))
     with np.errstate(invalid="ignore"):
         same = (mine == truth) | (np.isnan(mine) & np.isnan(truth))
         zeros = (mine == 0) & (truth == 0)

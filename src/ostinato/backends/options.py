@@ -58,6 +58,8 @@ class CompileOptions:
             as without tuning, and measured by a later compile.
         stored_programs: load the stored program of an equal graph, compiled before by any process
             with the same cache. Never with ``tune`` or with experts in a file.
+        stored_weights: keep the prepacked weights of a large model on disk where they come from
+            files such as GGUF ones, and map them instead of packing again.
         specialize: for a model of open sizes. ``"auto"``: compile for the sizes that a run brings
             where they have to be numbers, or are beyond the bounds so far; ``"always"``: compile
             for the sizes of each run, also a graph whose inputs have Variables for sizes;
@@ -95,6 +97,7 @@ class CompileOptions:
     tune: bool = False
     tune_seconds: float = 20.0
     stored_programs: bool = True
+    stored_weights: bool = True
     specialize: Literal["auto", "always", "never"] = "auto"
     max_specializations: int = 16
     launch_graphs: bool = True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ABOVE_CODE", "INSTALLED", "InstalledPackage", "entry_key", "log", "object_key"]
 
 #: Folders that no generator of code imports: a change there leaves all kernels as they are.
-ABOVE_CODE = ("eager", "frontends", "moe", "runtime", "tools")
+ABOVE_CODE = ("eager", "frontends", "llm", "moe", "runtime", "tools")
 
 #: Seconds for which sources are taken to be unchanged where no module was imported meanwhile: the
 #: modules in memory are then those of the last check, but for one whose import had just begun.

@@ -30,6 +30,7 @@ class OpenFile:
     def __init__(self, path: Path) -> None:
         self.name = path.name
         self.reads = 0
+        self._digest: str | None = None
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         weakref.finalize(self, os.close, self._descriptor)
         self._state = self._current_state()
@@ -47,6 +48,21 @@ class OpenFile:
     def unchanged(self) -> bool:
         """Whether the file is as it was when it was opened."""
         return self._current_state() == self._state
+
+    @property
+    def digest(self) -> str | None:
+        """The SHA-256 of the contents; ``None``: the file was written since it was opened.
+
+        A large file takes seconds once: the digest is stored under the file's identity (device,
+        inode, size, and the times of writing and of change), unless it was written just now.
+        """
+        if self._digest is None and self.unchanged:
+            # Imported here: most files are not asked for it.
+            from ostinato.cache.file_digests import digest_of
+
+            found = digest_of(self._descriptor)
+            self._digest = found if self.unchanged else None
+        return self._digest
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read bytes of the file; fewer at its end."""

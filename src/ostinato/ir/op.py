@@ -34,7 +34,7 @@ class Op(ABC):
         writes_subviews: whether a kernel can store the result within a larger one.
         reads_once: whether a kernel reads each element of its operands about once, in whatever
             order, so that it may as well compute them.
-        updates_operand: whether the result is the first operand with some elements changed.
+        updates_operand: whether the first result is the first operand with some elements changed.
         reduces: whether the result is made of all elements along the axes ``axis``.
         binds_size: whether it gives the data-dependent Variable ``size``, an attribute, its value.
         takes_narrow: whether operands may be of narrow dtypes: the op moves or converts elements.

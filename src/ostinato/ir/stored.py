@@ -40,6 +40,18 @@ class StoredTensor(ABC):
             ModelFormatError: they are no longer where they were.
         """
 
+    @property
+    def content_key(self) -> str | None:
+        """Text that differs for different elements, found without reading them each time.
+
+        Weights whose sources all have one are stored in their prepacked form, from which another
+        process starts. ``None``: they are packed by each process.
+        """
+        return None
+
+    def release(self) -> None:  # noqa: B027  # most have nothing to give back
+        """Give back memory that :meth:`read` has taken and that can be read again."""
+
 
 @dataclass(frozen=True, eq=False)
 class ExpertTensor(StoredTensor):

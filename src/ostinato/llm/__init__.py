@@ -1,1 +1,1 @@
-"""Language models: checkpoints, tokens and text, one step graph per model, and its engine."""
+"""Language models: from a folder or a GGUF file to tokens."""

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from ostinato.ir.op import Attr, Op
     from ostinato.variables import Dim
 
-__all__ = ["ATTENTION", "FAMILY", "ROPE", "Attention", "Rope"]
+__all__ = [
+    "ATTENTION",
+    "FAMILY",
+    "ROPE",
+    "SINK_ATTENTION",
+    "Attention",
+    "Rope",
+    "SinkAttention",
+    "expect_options",
+    "expect_sinks",
+]
 
 
 class Attention(Composite):
@@ -41,6 +51,12 @@ class Attention(Composite):
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 3, 4)
+        return self._result(operands, attrs)
+
+    def _result(
+        self, operands: Sequence[TensorType], attrs: dict[str, Attr]
+    ) -> tuple[TensorType, ...]:
+        """The type of the result, after checking queries, keys, values and the mask, if any."""
         q, k, v = operands[:3]
         for name, t in zip("qkv", operands, strict=False):
             self.expect(t.ndim == 4, f"{name} is [batch, heads, length, head_dim], got {t}")
@@ -61,7 +77,7 @@ class Attention(Composite):
         )
         if len(operands) == 4:
             self._check_mask(operands[3], (batch, heads, length, k.shape[2]))
-        self._check_attrs(attrs)
+        expect_options(self, attrs)
         return (TensorType(q.dtype, (*q.shape[:3], v.shape[3])),)
 
     def _check_mask(self, mask: TensorType, scores: tuple[Dim, ...]) -> None:
@@ -72,37 +88,75 @@ class Attention(Composite):
             f"the mask {mask} does not broadcast to [{','.join(map(str, scores))}]",
         )
 
-    def _check_attrs(self, attrs: dict[str, Attr]) -> None:
-        for key in ("scale", "softcap"):
-            value = attrs[key]
-            fits = value is None or (isinstance(value, int | float) and math.isfinite(value))
-            self.expect(fits, f"{key} is a finite number or None, got {value!r}")
-        self.expect(attrs["softcap"] is None or attrs["softcap"] > 0, "softcap must be positive")
-        window = attrs["window"]
-        fits = window is None or (isinstance(window, int) and window >= 1)
-        self.expect(fits, f"window is an int >= 1 or None, got {window!r}")
-
     def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
         q, k, v, *mask = operands
-        batch, heads, length, depth = q.shape
-        groups, keys = k.shape[1:3]
-        if keys == 0:
-            return xp.full((*q.shape[:3], v.shape[3]), 0.0, DType.parse(q.dtype))
-        # Query heads that share a key head stand one below the other: one matmul for all of them.
-        stacked = (batch, groups, heads // groups * length)
-        scale = 1.0 / math.sqrt(depth) if attrs["scale"] is None else float(attrs["scale"])
-        products = xp.matmul(xp.reshape(q, (*stacked, depth)), xp.permute_dims(k, (0, 1, 3, 2)))
-        scores = xp.reshape(products, (batch, heads, length, keys)) * scale
-        if attrs["softcap"] is not None:
-            scores = xp.tanh(scores / float(attrs["softcap"])) * float(attrs["softcap"])
-        weights = _weights(xp, _masked(xp, scores, mask, attrs))
-        result = xp.matmul(xp.reshape(weights, (*stacked, keys)), v)
-        return xp.reshape(result, (batch, heads, length, v.shape[3]))
+        return _attend(xp, q, k, v, mask, None, attrs)
 
     def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
         q, k, v = operands[:3]
         scores = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
         return scores * (2 * q.shape[3] + 2 * v.shape[3] + 5)
+
+
+class SinkAttention(Attention):
+    """``attention`` whose softmax counts one more score for each head, which has no value.
+
+    Operands: those of ``attention`` with ``sinks [H]``, floats, after the values. The score
+    ``sinks[h]`` is neither scaled, nor limited, nor masked. (ONNX Runtime's ``head_sink``.)
+    """
+
+    name = "sink_attention"
+
+    def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
+        self.expect_count(operands, 4, 5)
+        q, k, v, sinks, *mask = operands
+        result = self._result((q, k, v, *mask), attrs)
+        expect_sinks(self, sinks, q.shape[1])
+        return result
+
+    def rule(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
+        q, k, v, sinks, *mask = operands
+        return _attend(xp, q, k, v, mask, sinks, attrs)
+
+
+def expect_sinks(op: Op, sinks: TensorType, heads: Dim) -> None:
+    """Refuse operands that are not a score for each of ``heads`` heads."""
+    op.expect(
+        sinks.dtype.is_float and sinks.shape == (heads,),
+        f"sinks are floats [{heads}], one for each query head, got {sinks}",
+    )
+
+
+def expect_options(op: Op, attrs: dict[str, Attr]) -> None:
+    """Refuse a ``scale``, ``softcap`` or ``window`` that makes no sense."""
+    for key in ("scale", "softcap"):
+        value = attrs[key]
+        fits = value is None or (isinstance(value, int | float) and math.isfinite(value))
+        op.expect(fits, f"{key} is a finite number or None, got {value!r}")
+    op.expect(attrs["softcap"] is None or attrs["softcap"] > 0, "softcap must be positive")
+    window = attrs["window"]
+    fits = window is None or (isinstance(window, int) and window >= 1)
+    op.expect(fits, f"window is an int >= 1 or None, got {window!r}")
+
+
+def _attend(
+    xp: Any, q: Any, k: Any, v: Any, mask: Sequence[Any], sinks: Any, attrs: dict[str, Attr]
+) -> Any:
+    """The rule of attention, with or without ``sinks``."""
+    batch, heads, length, depth = q.shape
+    groups, keys = k.shape[1:3]
+    if keys == 0:
+        return xp.full((*q.shape[:3], v.shape[3]), 0.0, DType.parse(q.dtype))
+    # Query heads that share a key head stand one below the other: one matmul for all of them.
+    stacked = (batch, groups, heads // groups * length)
+    scale = 1.0 / math.sqrt(depth) if attrs["scale"] is None else float(attrs["scale"])
+    products = xp.matmul(xp.reshape(q, (*stacked, depth)), xp.permute_dims(k, (0, 1, 3, 2)))
+    scores = xp.reshape(products, (batch, heads, length, keys)) * scale
+    if attrs["softcap"] is not None:
+        scores = xp.tanh(scores / float(attrs["softcap"])) * float(attrs["softcap"])
+    weights = _weights(xp, _masked(xp, scores, mask, attrs), sinks)
+    result = xp.matmul(xp.reshape(weights, (*stacked, keys)), v)
+    return xp.reshape(result, (batch, heads, length, v.shape[3]))
 
 
 def _masked(xp: Any, scores: Any, mask: Sequence[Any], attrs: dict[str, Attr]) -> Any:
@@ -127,12 +181,17 @@ def _is_bool(mask: Any) -> bool:
     return str(mask.dtype) == "bool"
 
 
-def _weights(xp: Any, scores: Any) -> Any:
-    """Softmax over the keys; rows of nothing but minus infinity give zeros."""
+def _weights(xp: Any, scores: Any, sinks: Any) -> Any:
+    """Softmax over the keys and the sink; rows of nothing but minus infinity give zeros."""
     greatest = xp.max(scores, axis=3, keepdims=True)
+    if sinks is not None:
+        sinks = xp.reshape(sinks, (1, sinks.shape[0], 1, 1))
+        greatest = xp.maximum(greatest, sinks)
     shift = xp.where(xp.equal(greatest, -math.inf), 0.0, greatest)
     exponential = xp.exp(scores - shift)
     total = xp.sum(exponential, axis=3, keepdims=True)
+    if sinks is not None:
+        total = total + xp.exp(sinks - shift)
     return exponential / xp.where(xp.equal(total, 0.0), 1.0, total)
 
 
@@ -186,5 +245,5 @@ def _rotate(first: Any, second: Any, cos: Any, sin: Any) -> list[Any]:
     return [first * cos - second * sin, second * cos + first * sin]
 
 
-ATTENTION, ROPE = Attention(), Rope()
-FAMILY: tuple[Op, ...] = (ATTENTION, ROPE)
+ATTENTION, SINK_ATTENTION, ROPE = Attention(), SinkAttention(), Rope()
+FAMILY: tuple[Op, ...] = (ATTENTION, SINK_ATTENTION, ROPE)

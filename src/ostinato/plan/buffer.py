@@ -146,6 +146,11 @@ class Storage:
                 self.allocations += 1
             return self._memory
 
+    @property
+    def taken(self) -> bool:
+        """Whether it has its block at present."""
+        return self._memory is not None
+
     def span(self, offset: int, nbytes: int, *, written: bool) -> tuple[int, int, bool]:
         """The access of a submission to these bytes; see :class:`Accesses`."""
         return self.memory.address + offset, nbytes, written

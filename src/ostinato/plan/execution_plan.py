@@ -39,6 +39,10 @@ class Runner(Protocol):
     def accesses(self) -> Accesses:
         """The memory that a run touches."""
 
+    @property
+    def held(self) -> Accesses:
+        """The same, of what has been taken by now."""
+
     def check(self) -> None:
         """Check that the ops can run.
 
@@ -197,7 +201,8 @@ class ExecutionPlan:
     def _perform(self, variables: VariableValues, run: Callable[[Sequence[int]], Any]) -> Any:
         with self._lock:
             self._check_open()
-            with self._in_order("execute waits for its run"):
+            self._refuse_while_capturing("execute waits for its run")
+            with Submission(self._runner.accesses):
                 resident = self._resident_values()
                 values = self._checked(variables, resident)
                 missing = [name for name in self._variables if name not in values]
@@ -331,7 +336,7 @@ class ExecutionPlan:
             what = "release_intermediate_buffers frees memory"
             self._refuse_while_capturing(what)
             if not self._closed:
-                with self._in_order(what):
+                with Submission(self._runner.held):
                     self._runner.discard()
 
     def release_all_buffers(self) -> None:
@@ -347,7 +352,7 @@ class ExecutionPlan:
             what = "release_all_buffers frees memory"
             self._refuse_while_capturing(what)
             if not self._closed:
-                with self._in_order(what):
+                with Submission(self._runner.held):
                     self._closed = True
                     self._runner.close()
                     for buffer in self._buffers:
@@ -356,15 +361,6 @@ class ExecutionPlan:
     def _refuse_while_capturing(self, what: str) -> None:
         if self._queue is not None:
             self._queue.refuse_while_capturing(what)
-
-    def _in_order(self, what: str) -> Submission:
-        """The calling thread's position in the order, for ``what`` it does to the plan's memory.
-
-        Raises:
-            CaptureError: inside a recording.
-        """
-        self._refuse_while_capturing(what)
-        return Submission(self._runner.accesses)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -14,7 +14,7 @@ from ostinato.backends.common.program_image import (
     ProgramPreparation,
     Slot,
 )
-from ostinato.backends.common.program_memory import ProgramMemory
+from ostinato.backends.common.program_memory import BlockKind, ProgramMemory
 from ostinato.errors import PlanError
 from ostinato.plan.buffer import HostMemory
 
@@ -24,7 +24,7 @@ Step = tuple[str]
 ONE = np.ones(2, np.float32)
 
 
-class Blocks:
+class Blocks(BlockKind[Any]):
     """Bytearrays."""
 
     def allocate(self, nbytes: int) -> bytearray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import mmap
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,12 @@ __all__ = ["HostDriver", "HostFunction", "Span"]
 
 #: Behind and before every allocation: accesses beyond it hit no other.
 _APART = 4096
+
+#: Linux: no memory is set aside; the module ``mmap`` has no name for it before Python 3.13.
+_NO_RESERVE = 0x4000
+
+#: The size of a page of device memory.
+_PAGE = mmap.PAGESIZE
 
 _FREED = 0xDB
 
@@ -84,6 +91,7 @@ class HostDriver:
         self._memory: dict[int, tuple[Span, object]] = {}
         self._host: dict[int, tuple[Span, object]] = {}
         self._starts: list[int] = []
+        self._reserved: dict[int, mmap.mmap] = {}
         self._streams: dict[int, list[Work]] = {}
         self._capturing: set[int] = set()
         self._graphs: dict[int, list[Work]] = {}
@@ -176,6 +184,45 @@ class HostDriver:
 
     def memory_info(self) -> tuple[int, int]:
         return self._free, self._total
+
+    def page_bytes(self, index: int) -> int:
+        self._enter("page_bytes", index)
+        return _PAGE
+
+    def reserve(self, nbytes: int) -> int:
+        self._enter("reserve", nbytes)
+        room = mmap.mmap(-1, nbytes + _APART, mmap.MAP_PRIVATE | _NO_RESERVE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        with self._lock:
+            self._reserved[address] = room
+        return address
+
+    def map_pages(self, index: int, address: int, nbytes: int) -> None:
+        self._enter("map_pages", nbytes)
+        assert address % _PAGE == nbytes % _PAGE == 0
+        with self._lock:
+            if nbytes > self._free:
+                raise DriverFailure("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+            self._free -= nbytes
+            # Kernels see pages that follow one another as one allocation.
+            start, end = address, address + nbytes
+            for at in [*self._starts]:
+                span, room = self._memory[at]
+                if room is None and (span.end == start or span.start == end):
+                    start, end = min(start, span.start), max(end, span.end)
+                    del self._memory[at]
+                    self._starts.remove(at)
+            self._memory[start] = Span(start, end - start), None
+            self._starts.insert(bisect_right(self._starts, start), start)
+        ctypes.memset(address, 0xA5, nbytes)
+
+    def release_pages(self, address: int, nbytes: int, mapped: Sequence[tuple[int, int]]) -> None:
+        self._enter("release_pages", address)
+        with self._lock:
+            for at in [at for at in self._starts if address <= at < address + nbytes]:
+                self._free += self._memory.pop(at)[0].nbytes
+                self._starts.remove(at)
+            del self._reserved[address]
 
     def allocate_host(self, nbytes: int) -> int:
         self._enter("allocate_host", nbytes)

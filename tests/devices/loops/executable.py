@@ -14,7 +14,7 @@ from ostinato.backends.common.context import Context
 from ostinato.backends.common.lowered_graph import LoweredGraph
 from ostinato.backends.common.plan_maker import lent_storages, make_plan
 from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation, Slot
-from ostinato.backends.common.program_memory import ProgramMemory
+from ostinato.backends.common.program_memory import BlockKind, ProgramMemory
 from ostinato.ir.facts import Fact
 from ostinato.ir.stored import ParamSource
 from ostinato.lower.program import Program
@@ -166,7 +166,7 @@ class LoopsExecutable(Executable):
         return make_plan(self, self._lowered, LoopsCode, lent, self._context, facts)
 
 
-class Blocks:
+class Blocks(BlockKind[Array]):
     """See :class:`~ostinato.backends.common.program_memory.BlockKind`: arrays of bytes."""
 
     def allocate(self, nbytes: int) -> Array:

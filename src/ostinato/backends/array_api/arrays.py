@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ostinato.backends.common.program_memory import BlockKind
 from ostinato.plan.buffer import bytes_of
 from ostinato.plan.device_array import DeviceArray
 
@@ -41,7 +42,7 @@ class ArrayBlock:
         self.arrays: dict[int, Any] = {}
 
 
-class ArrayBlocks:
+class ArrayBlocks(BlockKind[ArrayBlock]):
     """See :class:`~ostinato.backends.common.program_memory.BlockKind`.
 
     Args:

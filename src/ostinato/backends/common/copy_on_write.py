@@ -62,6 +62,10 @@ class CopyOnWriteBlock(Generic[M]):
         left.sharers.discard(self)
         return True
 
+    def exchange(self, memory: M) -> None:
+        """Take another block with the same contents, which is not shared yet."""
+        self._enter(_Block(memory))
+
     def _enter(self, block: _Block[M]) -> None:
         self._block = block
         block.sharers.add(self)

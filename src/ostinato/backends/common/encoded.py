@@ -71,6 +71,11 @@ class Encoded(ABC):
     def accesses(self) -> Accesses:
         """The memory that a run touches."""
 
+    @property
+    def held(self) -> Accesses:
+        """The same, of what has been taken by now: all of it is the caller's."""
+        return self.accesses
+
     @abstractmethod
     def launch(self) -> None:
         """Run all ops on the calling thread; while that records, record them instead."""

@@ -23,16 +23,21 @@ class LiveSizes:
     Args:
         variables: name and bounds of the Variables.
         externals: inputs, then outputs; those whose sizes follow from Variables have them as text.
+        extents: see :class:`~ostinato.backends.common.program_image.ProgramImage`.
 
     Attributes:
         variables: see above.
     """
 
     def __init__(
-        self, variables: Sequence[tuple[str, int, int]], externals: Sequence[External] = ()
+        self,
+        variables: Sequence[tuple[str, int, int]],
+        externals: Sequence[External] = (),
+        extents: Sequence[tuple[int, int | str]] = (),
     ) -> None:
         self.variables = tuple(variables)
         self._externals = tuple(externals)
+        self._extents = tuple(extents)
 
     @cached_property
     def _known(self) -> dict[str, Variable]:
@@ -58,6 +63,24 @@ class LiveSizes:
     def depends(self, number: int) -> bool:
         """Whether the size of an input or output follows from Variables."""
         return number in self._symbolic
+
+    @property
+    def partial(self) -> bool:
+        """Whether runs use parts of the arena, see :meth:`extents`."""
+        return bool(self._extents)
+
+    def extents(self, values: Sequence[int]) -> list[tuple[int, int]]:
+        """The offsets and sizes of what a run uses of the arena."""
+        named = {n: v for (n, _, _), v in zip(self.variables, values, strict=True)}
+        return [(offset, evaluate(size, named)) for offset, size in self._dims]
+
+    @cached_property
+    def _dims(self) -> list[tuple[int, Dim]]:
+        """Extents, with their sizes as dims."""
+        return [
+            (offset, Cursor(size, self._known).dim() if isinstance(size, str) else size)
+            for offset, size in self._extents
+        ]
 
     def nbytes(self, number: int, values: Sequence[int]) -> int:
         """The size of an input or output in a run, at most where it depends on data."""

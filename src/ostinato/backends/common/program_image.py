@@ -137,6 +137,8 @@ class ProgramImage(NamedTuple, Generic[S]):
         variables: name and bounds of the Variables, in the order of the kernels' ``vars``.
         routings: of the layers that choose experts, in order.
         live_sizes: by data-dependent Variable, where in the arena a run leaves its value.
+        extents: what a run uses of an arena that devices may take in parts: offsets and sizes, as
+            text where they depend on Variables. Empty: all of it.
     """
 
     objects: tuple[ObjectCode, ...]
@@ -152,6 +154,7 @@ class ProgramImage(NamedTuple, Generic[S]):
     variables: tuple[tuple[str, int, int], ...]
     routings: tuple[RoutingLocation, ...]
     live_sizes: dict[str, int]
+    extents: tuple[tuple[int, int | str], ...] = ()
 
     @classmethod
     def step_of(cls, entry: tuple[Any, ...]) -> S:

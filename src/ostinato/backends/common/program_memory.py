@@ -26,6 +26,10 @@ class BlockKind(Protocol[M]):
     def allocate(self, nbytes: int, /) -> M:
         """A new block, zeroed."""
 
+    def arena(self, nbytes: int, /) -> M:
+        """A new block, zeroed, for what lives within a run."""
+        return self.allocate(nbytes)
+
     def duplicate(self, block: M, /) -> M:
         """A copy of a block."""
 
@@ -41,13 +45,18 @@ class ProgramMemory(Generic[M, S]):
         kind: the device's blocks.
         shared: the weights, where another executable has them in the same form; by default, new
             ones.
+        block: memory for new weights; by default it is allocated.
 
     Attributes:
         weights: the params, and what is prepared from them.
     """
 
     def __init__(
-        self, image: ProgramImage[S], kind: BlockKind[M], shared: Weights[M, S] | None = None
+        self,
+        image: ProgramImage[S],
+        kind: BlockKind[M],
+        shared: Weights[M, S] | None = None,
+        block: M | None = None,
     ) -> None:
         self._kind = kind
         self._closed = False
@@ -55,9 +64,11 @@ class ProgramMemory(Generic[M, S]):
         self._constants = kind.allocate(image.sizes[Slot.CONSTANTS])
         for offset, data in image.constants:
             kind.memory(self._constants).write(offset, memoryview(data))
-        self.weights = shared or Weights(
-            image, kind.allocate(image.sizes[Slot.WEIGHTS]), kind.duplicate, self._shown
-        )
+        if shared is None:
+            if block is None:
+                block = kind.allocate(image.sizes[Slot.WEIGHTS])
+            shared = Weights(image, block, kind.duplicate, self._shown)
+        self.weights = shared
         self._own = self._fresh()
 
     def clone(self) -> ProgramMemory[M, S]:
@@ -126,7 +137,7 @@ class ProgramMemory(Generic[M, S]):
         """New blocks for the slots that no two executables share."""
         allocate, sizes = self._kind.allocate, self._sizes
         try:
-            arena = allocate(sizes[Slot.ARENA])
+            arena = self._kind.arena(sizes[Slot.ARENA])
         except MemoryError:
             raise MemoryError(
                 f"a run takes up to {sizes[Slot.ARENA]:,} bytes, beyond all addresses; "

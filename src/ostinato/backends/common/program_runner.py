@@ -9,7 +9,7 @@ from ostinato.plan.buffer import HostMemory
 from ostinato.plan.order import Accesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ostinato.plan.buffer import Storage
 
@@ -66,7 +66,14 @@ class ProgramRunner:
 
     @property
     def accesses(self) -> Accesses:
-        spans = [storage.span(0, storage.nbytes, written=True) for storage in self._storages]
+        return self._accesses(self._storages)
+
+    @property
+    def held(self) -> Accesses:
+        return self._accesses(storage for storage in self._storages if storage.taken)
+
+    def _accesses(self, storages: Iterable[Storage]) -> Accesses:
+        spans = [storage.span(0, storage.nbytes, written=True) for storage in storages]
         return Accesses([*self._program.accesses, *spans])
 
     def run(self, variables: Sequence[int]) -> None:

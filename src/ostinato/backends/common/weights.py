@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ostinato.backends.common.copy_on_write import CopyOnWriteBlock
 from ostinato.backends.common.unpacked_weights import UnpackedWeights, batches
-from ostinato.ir.stored import elements
+from ostinato.ir.stored import StoredTensor, elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,9 +99,18 @@ class Weights(Generic[M, S]):
             waiting = [p for p in waiting if not known.issuperset(p.params)]
             perform({name: elements(source) for name, source in batch.items()}, ready)
             self.unset.difference_update(batch)
-            for name in batch:
+            for name, source in batch.items():
                 if name in self.unpacked:
-                    self.unpacked.record(name, batch[name])
+                    self.unpacked.record(name, source)
+                if isinstance(source, StoredTensor):
+                    source.release()
+
+    def adopt(self, params: Mapping[str, ParamSource]) -> None:
+        """Take the block as it is: it has these params already, and what is prepared from them."""
+        self.unset.difference_update(params)
+        for name, source in params.items():
+            if name in self.unpacked:
+                self.unpacked.record(name, source)
 
     def record(self, sources: Mapping[str, ParamSource]) -> None:
         """Record params that the device reads from their sources itself, and that never change."""

@@ -159,6 +159,21 @@ class Arena:
     """
 
     def __new__(cls, nbytes: int, *, huge_pages: bool = True) -> Arena: ...
+    @classmethod
+    def map_file(cls, file: int, nbytes: int, *, shared: bool = False) -> Arena:
+        """Memory with the first bytes of a file as contents, which must never become shorter.
+
+        Processes that map the same file share its pages; a page that one of them writes becomes
+        its own. With ``shared``, what is written becomes the contents of the file instead.
+
+        Args:
+            file: a descriptor, which may be closed afterwards; open for writing too if ``shared``.
+            nbytes: how many, at most as the file has.
+
+        Raises:
+            ValueError: the file is shorter, or ``nbytes`` is negative.
+            OSError: the system can not map it.
+        """
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def seal(self) -> None:
         """Make the bytes code: to be run and read, and never written again.

@@ -92,7 +92,15 @@ class CpuBackend(Backend):
         if progress is not None:
             for done in range(len(image.objects)):
                 progress(done + 1, len(image.objects))
-        return CpuExecutable(image, code, self.context, params, stored.compilation, siblings=near)
+        return CpuExecutable(
+            image,
+            code,
+            self.context,
+            params,
+            stored.compilation,
+            siblings=near,
+            store_weights=options.stored_weights,
+        )
 
     def _compile(
         self,
@@ -150,6 +158,7 @@ class CpuBackend(Backend):
                 lambda: compiled,
                 experts,
                 siblings,
+                store_weights=options.stored_weights,
             )
 
 

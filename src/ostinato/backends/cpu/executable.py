@@ -17,6 +17,7 @@ from ostinato.backends.cpu.expert_layers import ExpertLayers
 from ostinato.backends.cpu.submission import Arenas, copy_step, discard_step
 from ostinato.errors import InputError, PlanError
 from ostinato.ir.stored import elements
+from ostinato.lazy import LazyModule
 from ostinato.plan.buffer import HostMemory, bytes_of
 from ostinato.plan.order import ORDER
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ostinato.backends.common.context import Context
     from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.weights import Weights
+    from ostinato.backends.cpu import stored_weights
     from ostinato.backends.cpu.compilation import Compilation
     from ostinato.backends.cpu.image import AnyStep, Image, Preparation
     from ostinato.backends.cpu.llvm.toolchain import LinkedCode
@@ -36,10 +38,15 @@ if TYPE_CHECKING:
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.order import Accesses
     from ostinato.plan.report import CompileReport
+else:
+    stored_weights = LazyModule("ostinato.backends.cpu.stored_weights")
 
 __all__ = ["CpuExecutable"]
 
 Array = np.ndarray[Any, Any]
+
+#: Smaller blocks of weights are packed by each process: that takes some milliseconds.
+_LEAST_STORED = 32 << 20
 
 
 class CpuExecutable(Executable):
@@ -57,6 +64,8 @@ class CpuExecutable(Executable):
         experts: further params, which stay in a file.
         siblings: executables of the same model at other sizes, to share weights with; ``None``:
             there will be none.
+        store_weights: whether large prepacked weights may stay on disk; see
+            :class:`~ostinato.backends.cpu.stored_weights.StoredWeights`.
     """
 
     def __init__(
@@ -68,6 +77,8 @@ class CpuExecutable(Executable):
         compilation: Callable[[], Compilation],
         experts: Mapping[str, ExpertTensor] | None = None,
         siblings: Sequence[CpuExecutable] | None = None,
+        *,
+        store_weights: bool = False,
     ) -> None:
         self._image = image._replace(constants=())
         self._prepacking = None if siblings is None else image.prepacking()
@@ -78,10 +89,16 @@ class CpuExecutable(Executable):
         self._compilation = compilation
         self._leading_rows: dict[int, LeadingRows] = {}
         shared = self._weights_of(siblings or (), params)
-        self._start(ProgramMemory(image, Arenas(), shared))
+        stored = None
+        if store_weights and shared is None and image.sizes[Slot.WEIGHTS] >= _LEAST_STORED:
+            stored = stored_weights.StoredWeights.of(image, params)
+        block = None if stored is None else stored.block
+        self._start(ProgramMemory(image, Arenas(), shared, block))
         for name in image.states:
             self.write_state(name, None)
-        if shared is None:
+        if stored is not None:
+            self._write_stored(params, stored)
+        elif shared is None:
             self.memory.weights.write_first(params, self._write)
         self.memory.weights.record(self._tensors)
         self._experts.begin()
@@ -200,6 +217,24 @@ class CpuExecutable(Executable):
         assert location is not None
         held = memoryview(weights.block.memory)[location[1] : location[1] + nbytes]
         return held == memoryview(bytes_of(np.ascontiguousarray(elements(source))))
+
+    def _write_stored(
+        self, params: Mapping[str, ParamSource], stored: stored_weights.StoredWeights
+    ) -> None:
+        """Write the initial params into a block that the store has, or is to have."""
+        weights = self.memory.weights
+        if stored.complete:
+            weights.adopt(params)
+            return
+        try:
+            weights.write_first(params, self._write)
+            if stored.block is not None:
+                # Memory of a file that is being written is shared with forked children.
+                block = stored.keep() or Arenas().duplicate(stored.block)
+                weights.block.exchange(block)
+                self.program.move_slot(Slot.WEIGHTS, block)
+        finally:
+            stored.close()
 
     def _write(self, params: Mapping[str, Array], stale: Sequence[Preparation]) -> None:
         """Copy arrays into params, then prepack; non-retained params are only prepacked.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.common.program_memory import BlockKind
 from ostinato.backends.cpu import _core
 from ostinato.plan.buffer import HostMemory
 
@@ -18,7 +19,7 @@ __all__ = ["Arenas", "allocate", "copy_step", "discard_step", "kernel_step"]
 _COPIED_AT_ONCE = 1 << 18
 
 
-class Arenas:
+class Arenas(BlockKind[_core.Arena]):
     """See :class:`~ostinato.backends.common.program_memory.BlockKind`."""
 
     def allocate(self, nbytes: int) -> _core.Arena:

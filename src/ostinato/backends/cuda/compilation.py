@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from ostinato.backends.common.image_builder import build_image
+from ostinato.backends.common.image_builder import build_image, external_bytes
 from ostinato.backends.common.lowered_graph import lower_graph
 from ostinato.backends.common.program_image import ObjectCode, RoutingLocation, Slot
 from ostinato.backends.common.report_notes import note_kernels
@@ -13,6 +13,7 @@ from ostinato.backends.cuda.capabilities import CAPABILITIES, lowering_options
 from ostinato.backends.cuda.code import CudaCode, KernelCode
 from ostinato.backends.cuda.image import Image, Step
 from ostinato.backends.cuda.kernel import CudaSizeStep
+from ostinato.backends.cuda.memory import LARGE
 from ostinato.backends.cuda.rules.library import LIBRARY, LibraryProduct, suits
 from ostinato.backends.cuda.rules.table import CudaGraph, lower_for_cuda
 from ostinato.backends.cuda.signal import Signal
@@ -74,8 +75,16 @@ class Compilation:
         sizes = list(image.sizes)
         sizes[Slot.ARENA] = arena
         return image._replace(
-            sizes=tuple(sizes), results=tuple(offset - arena for offset in image.results)
+            sizes=tuple(sizes),
+            results=tuple(offset - arena for offset in image.results),
+            extents=self._extents() if arena >= LARGE and image.variables else (),
         )
+
+    def _extents(self) -> tuple[tuple[int, int | str], ...]:
+        """The parts of the arena that runs use; see :class:`ProgramImage`."""
+        members = self.lowered.layout.members(Slot.ARENA)
+        sizes = ((offset, external_bytes(buffer)) for buffer, offset in members)
+        return tuple((at, size if isinstance(size, int) else str(size)) for at, size in sizes)
 
     def _routings(self) -> Iterator[RoutingLocation]:
         for layer in self.lowered.program.called:

@@ -134,6 +134,23 @@ class Driver(Protocol):
     def memory_info(self) -> tuple[int, int]:
         """The free and the total bytes of the device."""
 
+    def page_bytes(self, index: int) -> int:
+        """The size of a page of a GPU's memory; addresses and sizes of pages are multiples."""
+
+    def reserve(self, nbytes: int) -> int:
+        """The first of addresses that have no memory yet."""
+
+    def map_pages(self, index: int, address: int, nbytes: int) -> None:
+        """Give reserved addresses memory of a GPU."""
+
+    def release_pages(self, address: int, nbytes: int, mapped: Sequence[tuple[int, int]]) -> None:
+        """Give reserved addresses back, with the memory of those that have some.
+
+        Args:
+            address, nbytes: as reserved.
+            mapped: as given to :meth:`map_pages`.
+        """
+
     def allocate_host(self, nbytes: int) -> int:
         """The address of page-locked host memory, the same on the device."""
 
@@ -315,6 +332,42 @@ class NvidiaDriver:
     def memory_info(self) -> tuple[int, int]:
         free, total = self._call("cuMemGetInfo")
         return int(free), int(total)
+
+    def page_bytes(self, index: int) -> int:
+        kinds = self._api.CUmemAllocationGranularity_flags
+        least = kinds.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        return int(self._call("cuMemGetAllocationGranularity", self._page_kind(index), least))
+
+    def reserve(self, nbytes: int) -> int:
+        return int(self._call("cuMemAddressReserve", nbytes, 0, 0, 0))
+
+    def map_pages(self, index: int, address: int, nbytes: int) -> None:
+        kind = self._page_kind(index)
+        pages = self._call("cuMemCreate", nbytes, kind, 0)
+        try:
+            self._call("cuMemMap", address, nbytes, 0, pages, 0)
+        finally:  # the memory lives on while it is mapped
+            self._call("cuMemRelease", pages)
+        access = self._api.CUmemAccessDesc()
+        access.location = kind.location
+        access.flags = self._api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self._call("cuMemSetAccess", address, nbytes, [access], 1)
+
+    def release_pages(self, address: int, nbytes: int, mapped: Sequence[tuple[int, int]]) -> None:
+        for start, size in mapped:
+            self._call("cuMemUnmap", start, size)
+        self._call("cuMemAddressFree", address, nbytes)
+
+    def _page_kind(self, index: int) -> Any:
+        """The kind of memory that pages of a GPU have."""
+        api = self._api
+        kind = api.CUmemAllocationProp()
+        kind.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        location = api.CUmemLocation()
+        location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = index
+        kind.location = location
+        return kind
 
     def allocate_host(self, nbytes: int) -> int:
         flags = self._api.CU_MEMHOSTALLOC_PORTABLE | self._api.CU_MEMHOSTALLOC_DEVICEMAP

@@ -76,7 +76,11 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
         self._tensors = experts or {}
         self._host_experts: HostExperts | None = None
         super().__init__(
-            image, Blocks(context.gpu, "a compiled graph"), context, params, compilation
+            image,
+            Blocks(context.gpu, "a compiled graph", grows=bool(image.extents)),
+            context,
+            params,
+            compilation,
         )
         self.memory.weights.record(self._tensors)
         self._experts.begin()
@@ -95,7 +99,7 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
 
     def _new_program(self) -> CudaProgram:
         image = self._image
-        sizes = LiveSizes(image.variables, image.externals)
+        sizes = LiveSizes(image.variables, image.externals, image.extents)
         self._resident = Resident(self._context.commands, sizes)
         return CudaProgram(
             Stream(self._context.gpu),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.mutex import Mutex
 from ostinato.backends.cuda.driver import DriverFailure
@@ -14,7 +15,7 @@ from ostinato.errors import DeviceError, DeviceMemoryError
 from ostinato.plan.dlpack import LEGACY_STREAM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from ostinato.backends.cuda.driver import DeviceProperties, Driver
@@ -143,19 +144,53 @@ class Gpu:
         """
         stream = self.memory_stream.handle
         with self.current() as driver:
-            try:
+            with self._enough(driver, nbytes, purpose):
                 address = driver.allocate(max(nbytes, 1), stream)
-            except DriverFailure as error:
-                if not error.out_of_memory:
-                    raise
-                free, total = driver.memory_info()
-                raise DeviceMemoryError(
-                    f"{self.device} has no {nbytes:,} bytes for {purpose}: {free:,} of its "
-                    f"{total:,} bytes are free; close other graphs, or bound sizes more tightly"
-                ) from None
             driver.fill(address, 0, max(nbytes, 1), stream)
             driver.synchronize(stream)
         return address
+
+    @cached_property
+    def page_bytes(self) -> int:
+        """The size of a page of its memory."""
+        with self.current() as driver:
+            return driver.page_bytes(self.device.index)
+
+    def reserve(self, nbytes: int, purpose: str) -> int:
+        """The first of addresses for whole pages, which have no memory until :meth:`map_pages`.
+
+        Raises:
+            DeviceMemoryError: there are not as many addresses.
+        """
+        with self.current() as driver, self._enough(driver, nbytes, purpose):
+            return driver.reserve(nbytes)
+
+    def map_pages(self, address: int, nbytes: int, purpose: str) -> None:
+        """Give whole pages of reserved addresses memory, zeroed.
+
+        Raises:
+            DeviceMemoryError: there is not enough of it.
+        """
+        stream = self.memory_stream.handle
+        with self.current() as driver:
+            with self._enough(driver, nbytes, purpose):
+                driver.map_pages(self.device.index, address, nbytes)
+            driver.fill(address, 0, nbytes, stream)
+            driver.synchronize(stream)
+
+    @contextmanager
+    def _enough(self, driver: Driver, nbytes: int, purpose: str) -> Iterator[None]:
+        """Name the use of memory where there is not enough of it."""
+        try:
+            yield
+        except DriverFailure as error:
+            if not error.out_of_memory:
+                raise
+            free, total = driver.memory_info()
+            raise DeviceMemoryError(
+                f"{self.device} has no {nbytes:,} bytes for {purpose}: {free:,} of its "
+                f"{total:,} bytes are free; close other graphs, or bound sizes more tightly"
+            ) from None
 
     def wait_for_legacy_stream(self) -> None:
         """Wait for the legacy default stream, on which producers hand arrays over."""
@@ -172,7 +207,7 @@ class Gpu:
                 self._libraries[key] = found
             return found
 
-    def release(self, call: str, *arguments: int) -> None:
+    def release(self, call: str, *arguments: Any) -> None:
         """Call the driver to give something back; nothing is left to be done where that fails.
 
         Finalisers come here, on any thread, and as late as at the end of the process.

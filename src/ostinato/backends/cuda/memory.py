@@ -1,4 +1,4 @@
-"""Memory of the GPU and page-locked memory of the host."""
+"""Memory of the GPU, whole or page by page, and page-locked memory of the host."""
 
 from __future__ import annotations
 
@@ -8,17 +8,29 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ostinato.backends.common.mutex import Mutex
+from ostinato.backends.common.program_memory import BlockKind
 from ostinato.backends.common.regions import host_address
 from ostinato.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ostinato.backends.cuda.gpu import Gpu
     from ostinato.plan.buffer import Storage
 
-__all__ = ["Blocks", "DeviceBlock", "ForeignBlock", "HostBlock", "device_block"]
+__all__ = [
+    "LARGE",
+    "Blocks",
+    "DeviceBlock",
+    "ForeignBlock",
+    "HostBlock",
+    "PagedBlock",
+    "device_block",
+]
 
+
+#: From as many bytes on, memory whose use depends on Variables is taken page by page.
+LARGE = 1 << 26
 
 #: Bytes of the host that fill a larger part of a block.
 _PART = 1 << 20
@@ -64,6 +76,14 @@ class DeviceBlock:
         self._give_back = finalizer
         self._address = address
 
+    def ready(self, offset: int, nbytes: int) -> int:
+        """The address of some of its bytes, which have memory from now on.
+
+        Raises:
+            DeviceMemoryError: the device has not enough memory.
+        """
+        return self.address + offset
+
     def discard(self) -> None:
         """Give the memory back, until the next use; it is zero then. Nothing is using it."""
         with self._guard:
@@ -80,7 +100,7 @@ class DeviceBlock:
         nbytes = len(element) * count
         if not nbytes:
             return
-        start = self.address + offset
+        start = self.ready(offset, nbytes)
         if len({*element}) == 1:
             stream = self.gpu.memory_stream.handle
             with self.gpu.current() as driver:
@@ -98,7 +118,8 @@ class DeviceBlock:
     def copy_from(self, other: DeviceBlock) -> None:
         """Copy another block of the same device and size, and wait."""
         if self.nbytes:
-            self._copy(self.address, other.address, self.nbytes)
+            here, there = self.ready(0, self.nbytes), other.ready(0, self.nbytes)
+            self._copy(here, there, self.nbytes)
 
     def copy(self) -> DeviceBlock:
         """A copy of the block."""
@@ -109,7 +130,7 @@ class DeviceBlock:
     def _transfer(self, offset: int, data: memoryview, *, write: bool) -> None:
         if not data.nbytes:
             return
-        there, here = self.address + offset, host_address(data)
+        there, here = self.ready(offset, data.nbytes), host_address(data)
         target, source = (there, here) if write else (here, there)
         self._copy(target, source, data.nbytes)
 
@@ -118,6 +139,52 @@ class DeviceBlock:
         with self.gpu.current() as driver:
             driver.copy(target, source, nbytes, stream)
             driver.synchronize(stream)
+
+
+class PagedBlock(DeviceBlock):
+    """A block that has memory only where :meth:`ready` was called for it, by whole pages.
+
+    Its addresses stay the same while it grows.
+    """
+
+    _pages: list[tuple[int, int]]  #: what has memory: addresses and sizes, in no order
+
+    def _take(self) -> None:
+        gpu = self.gpu
+        mapped: list[tuple[int, int]] = []
+        nbytes = -(-max(self.nbytes, 1) // gpu.page_bytes) * gpu.page_bytes
+        address = gpu.reserve(nbytes, self._purpose)
+        finalizer = weakref.finalize(self, gpu.release, "release_pages", address, nbytes, mapped)
+        finalizer.atexit = False
+        self._give_back = finalizer
+        self._pages = mapped
+        self._address = address
+
+    def ready(self, offset: int, nbytes: int) -> int:
+        start = self.address + offset
+        if not nbytes:
+            return start
+        page = self.gpu.page_bytes
+        first, end = start // page * page, -(-(start + nbytes) // page) * page
+        with self._guard:
+            for low, high in _gaps(self._pages, first, end):
+                self.gpu.map_pages(low, high - low, self._purpose)
+                self._pages.append((low, high - low))
+        return start
+
+
+def _gaps(spans: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """The stretches from ``start`` to ``end`` that are in none of some spans."""
+    gaps = []
+    for low, size in sorted(spans):
+        if start >= end or low >= end:
+            break
+        if low > start:
+            gaps.append((start, low))
+        start = max(start, low + size)
+    if start < end:
+        gaps.append((start, end))
+    return gaps
 
 
 class ForeignBlock(DeviceBlock):
@@ -161,20 +228,26 @@ class HostBlock:
         self.view = memoryview(block).cast("B")
 
 
-class Blocks:
+class Blocks(BlockKind[DeviceBlock]):
     """See :class:`~ostinato.backends.common.program_memory.BlockKind`.
 
     Args:
         gpu: the GPU.
         purpose: their use, for messages.
+        grows: whether runs say what they use of the arena.
     """
 
-    def __init__(self, gpu: Gpu, purpose: str) -> None:
+    def __init__(self, gpu: Gpu, purpose: str, *, grows: bool = False) -> None:
         self._gpu = gpu
         self._purpose = purpose
+        self._grows = grows
 
     def allocate(self, nbytes: int) -> DeviceBlock:
         return DeviceBlock(self._gpu, nbytes, self._purpose)
+
+    def arena(self, nbytes: int) -> DeviceBlock:
+        kind = PagedBlock if self._grows else DeviceBlock
+        return kind(self._gpu, nbytes, self._purpose)
 
     def duplicate(self, block: DeviceBlock) -> DeviceBlock:
         twin = self.allocate(block.nbytes)

@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ostinato.backends.common.program_image import Slot
 from ostinato.backends.common.regions import host_address
 from ostinato.backends.cuda._graph_calls import Epoch, GraphRun
 from ostinato.backends.cuda.abi import SIGNAL, SIGNAL_LAUNCH
@@ -42,6 +43,9 @@ __all__ = ["CudaProgram"]
 
 #: Kernels take inputs and outputs to be aligned by this, so that they can load several elements.
 _ALIGNMENT = 256
+
+#: Values of Variables whose memory is known to be there.
+_MOST_VALUES = 1024
 
 #: Graphs of a program that are kept, for the addresses that it ran on last.
 _MOST_GRAPHS = 8
@@ -110,12 +114,14 @@ class CudaProgram:
         decisions = sum(step.control != 0 for step in steps)
         self._graphs = Graphs(stream, _MOST_GRAPHS * (1 + decisions)) if graphs else None
         self.epoch = Epoch()
+        self._taken: set[tuple[int, ...]] = set()
         self.on_run: Callable[[Sequence[int]], None] | None = None
 
     def begin_epoch(self) -> None:
         """Have all runs find their memory anew: some of it is exchanged or given back."""
         self.epoch.end()
         self.epoch = Epoch()
+        self._taken = set()
 
     def discard(self) -> None:
         """Give back the memory of its own, until the next run."""
@@ -272,15 +278,19 @@ class CudaProgram:
             staging: the memory of the run's copies; by default, the program's own.
         """
         staging = self._staging if staging is None else staging
+        self.take_memory(variables)
         fixed = self.fixed_addresses()
         places = Places(fixed, [*fixed], [], [], [], [])
         for number, (external, block) in enumerate(zip(self._externals, blocks, strict=True)):
+            if isinstance(block, DeviceBlock):
+                block.ready(0, block.nbytes)
             if isinstance(block, DeviceBlock | DeviceArray) and block.address % _ALIGNMENT == 0:
                 places.slots.append(block.address)
                 continue
-            inside = staging.address(number)
+            nbytes = self.sizes.nbytes(number, variables)
+            inside = staging.address(number, nbytes)
             places.slots.append(inside)
-            nbytes = min(byte_count(block), self.sizes.nbytes(number, variables))
+            nbytes = min(byte_count(block), nbytes)
             if nbytes == 0:
                 continue
             if isinstance(block, DeviceBlock | DeviceArray):
@@ -305,23 +315,41 @@ class CudaProgram:
         if self._staged is None:
             self._staged = self._staged_places()
         inside, transfers = self._staged
+        self.take_memory(variables)
         fixed = self.fixed_addresses()
         places = Places(fixed, fixed + inside, [], [], [], [])
         kinds = (places.before, places.after, places.copied_in, places.copied_out)
         for number, (kind, target, depends) in enumerate(transfers):
             outside, nbytes = spans[number]
             if depends:
-                nbytes = min(nbytes, self.sizes.nbytes(number, variables))
+                live = self.sizes.nbytes(number, variables)
+                self._staging.address(number, live)
+                nbytes = min(nbytes, live)
             if nbytes:
                 kinds[kind].append(Transfer(outside, target, nbytes))
         return places
+
+    def take_memory(self, variables: Sequence[int]) -> None:
+        """Have memory for what a run uses of the arena, where that is not all of it.
+
+        Raises:
+            DeviceMemoryError: the device has not enough memory.
+        """
+        if not self.sizes.partial or (values := tuple(variables)) in self._taken:
+            return
+        taken, arena = self._taken, self._fixed()[Slot.ARENA]
+        for offset, nbytes in self.sizes.extents(values):
+            arena.ready(offset, nbytes)
+        if len(taken) >= _MOST_VALUES:
+            taken.clear()
+        taken.add(values)
 
     def _staged_places(self) -> tuple[list[int], list[tuple[int, int, bool]]]:
         """The slots of staged arrays; by array, its list of transfers, its place and whether its
         size follows from Variables.
         """
         staging, transfers = self._staging, []
-        inside = [staging.address(number) for number in range(len(self._externals))]
+        inside = [staging.address(number, 0) for number in range(len(self._externals))]
         for number, external in enumerate(self._externals):
             staged = staging.host_address(number)
             kind = int(external.written) + (0 if staged else 2)

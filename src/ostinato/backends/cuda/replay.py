@@ -98,8 +98,10 @@ class MergedReplay:
         Args:
             variables: of each call, the values of its Variables.
         """
-        for offset, values in zip(self._variables, variables, strict=True):
+        for work, offset, values in zip(self._works, self._variables, variables, strict=True):
             self._write_variables(offset, values)
+            if work.program is not None:
+                work.program.take_memory(values)
         for region in self._regions.all:
             if region.read and region.offset >= 0:
                 ctypes.memmove(self._host.address + region.offset, region.start, region.nbytes)

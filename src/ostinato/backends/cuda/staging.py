@@ -12,7 +12,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import FAILED, FOUND, GOES_ON, HEADER_WORDS
-from ostinato.backends.cuda.memory import DeviceBlock, HostBlock
+from ostinato.backends.cuda.memory import LARGE, DeviceBlock, HostBlock, PagedBlock
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ class Staging:
         self._copies_in = bool(words) or resets or self._layout.inputs_end > first
         self._block = DeviceBlock(gpu, self._layout.end + _ALIGNMENT, "inputs and outputs of a run")
         self._own = {
-            number: DeviceBlock(gpu, external.nbytes, f"{_kind(external)} {number} of a run")
+            number: _block_of(external)(
+                gpu, external.nbytes, f"{_kind(external)} {number} of a run"
+            )
             for number, external in enumerate(externals)
             if self._layout.offsets[number] < 0
         }
@@ -132,12 +134,17 @@ class Staging:
         """
         return self.host.address + self._layout.host_end, self._block.address + self._layout.end
 
-    def address(self, number: int) -> int:
-        """The address of an input or output, as kernels use it."""
+    def address(self, number: int, nbytes: int) -> int:
+        """The address of an input or output, as kernels use it.
+
+        Args:
+            number: of the input or output.
+            nbytes: the bytes that are to have memory from now on.
+        """
         offset = self._layout.offsets[number]
         if number in self._mapped:
             return self.host.address + offset
-        return self._own[number].address if offset < 0 else self._block.address + offset
+        return self._own[number].ready(0, nbytes) if offset < 0 else self._block.address + offset
 
     def host_address(self, number: int) -> int:
         """The address of a small input or output in the page-locked memory; 0 for a large one."""
@@ -196,6 +203,11 @@ class Staging:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _block_of(external: External) -> type[DeviceBlock]:
+    """The kind of block for an input or output: paged, where it is large and of open size."""
+    return PagedBlock if external.size and external.nbytes >= LARGE else DeviceBlock
 
 
 def _kind(external: External) -> str:

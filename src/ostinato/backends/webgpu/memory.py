@@ -6,6 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.mutex import Mutex
+from ostinato.backends.common.program_memory import BlockKind
 from ostinato.backends.common.regions import host_address
 from ostinato.errors import PlanError
 
@@ -213,7 +214,7 @@ class DeviceBlock:
         return twin
 
 
-class Blocks:
+class Blocks(BlockKind[DeviceBlock]):
     """See :class:`~ostinato.backends.common.program_memory.BlockKind`.
 
     Args:

@@ -4,6 +4,7 @@
 - ``tensor_types``: the types of tensors, by their numbers in files.
 - ``file``: a whole file: header, metadata, tensors.
 - ``sources``: tensors of a file as params.
+- ``writer``: files that are written tensor by tensor.
 """
 
 from __future__ import annotations

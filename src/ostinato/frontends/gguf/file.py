@@ -66,14 +66,15 @@ class GGUFFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         file = OpenFile(Path(path))
         self.name = file.name
-        mapped = MappedFile(file)
+        self._mapped = mapped = MappedFile(file)
         with memoryview(mapped.data) as data:
             cursor = Cursor(data)
             try:
                 self.version = _version(cursor)
                 tensors = cursor.count(_LEAST_TENSOR, "tensors")
                 entries = cursor.count(_LEAST_ENTRY, "entries of metadata")
-                self.metadata: Mapping[str, Any] = MappingProxyType(_metadata(cursor, entries))
+                values, self._encoded = _metadata(cursor, entries)
+                self.metadata: Mapping[str, Any] = MappingProxyType(values)
                 found = [_tensor(cursor, mapped) for _ in range(tensors)]
                 alignment = _alignment(cursor, self.metadata)
                 self.tensors: Mapping[str, GGUFTensor] = MappingProxyType(
@@ -82,6 +83,19 @@ class GGUFFile:
             except Damaged as error:
                 message = f"{file.name!r} is no GGUF file that can be read: {error}"
                 raise ModelFormatError(message) from None
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file when it was opened."""
+        return self._mapped.file.size
+
+    def encoded_value(self, key: str) -> bytes:
+        """A value of the metadata as the file has it, after the number of its type.
+
+        Raises:
+            KeyError: there is none of this key.
+        """
+        return self._mapped.data[self._encoded[key]]
 
     def __repr__(self) -> str:
         return f"<GGUF file {self.name!r}, {len(self.tensors)} tensors>"
@@ -98,16 +112,20 @@ def _version(cursor: Cursor) -> int:
     raise cursor.damaged(f"it has version {version}; versions 2 and 3 are read")
 
 
-def _metadata(cursor: Cursor, count: int) -> dict[str, Any]:
+def _metadata(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str, slice]]:
+    """Values by key, and their bytes in the file."""
     found: dict[str, Any] = {}
+    encoded: dict[str, slice] = {}
     for _ in range(count):
         key = cursor.name("a key")
         if len(key) > _LONGEST_KEY:
             raise cursor.damaged(f"a key has {len(key):,} characters")
         if key in found:
             raise cursor.damaged(f"the key {key!r:.80} occurs twice")
+        start = cursor.position
         found[key] = read_value(cursor, f"{key!r:.80}")
-    return found
+        encoded[key] = slice(start, cursor.position)
+    return found, encoded
 
 
 def _alignment(cursor: Cursor, metadata: Mapping[str, Any]) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from math import prod
-from mmap import ACCESS_READ, mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.dtypes import FLOAT32, UINT8
-from ostinato.errors import ModelFormatError
+from ostinato.errors import InputError, ModelFormatError
 from ostinato.ir.stored import StoredTensor
 from ostinato.ops.packed.decoding import decode, packed_format
 from ostinato.records import dataclass
@@ -36,7 +36,7 @@ class MappedFile:
         self.file = file
         if file.size == 0:
             raise ModelFormatError(f"{file.name!r} is empty")
-        self.data = mmap(file.fileno(), file.size, access=ACCESS_READ)
+        self.data = mmap.mmap(file.fileno(), file.size, access=mmap.ACCESS_READ)
 
     def array(self, dtype: DType, count: int, offset: int, name: str) -> Array:
         """Elements of the file, not to be written; copied only where they are not aligned.
@@ -56,6 +56,12 @@ class MappedFile:
             found = found.copy()
             found.flags.writeable = False
         return found.view(dtype.numpy)
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Give back the pages of a range of the file, which are read again when they are used."""
+        begin = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if nbytes > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED, begin, offset + nbytes - begin)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +111,28 @@ class GGUFTensor(StoredTensor):
         named = (self.name, self.sizes, self.type, self.offset, self.mapped)
         return GGUFTensor(*named, widen=True)
 
+    def rows(self, begin: int, end: int) -> GGUFTensor:
+        """Rows ``begin`` to ``end`` of a tensor that has an axis, as a matrix of all its rows.
+
+        Raises:
+            InputError: there are not as many.
+        """
+        count = prod(self.sizes[:-1])
+        if not self.sizes or not 0 <= begin <= end <= count:
+            raise InputError(f"{self.name!r} has {count} rows, not those from {begin} to {end}")
+        sizes = (end - begin, self.sizes[-1])
+        offset = self.offset + begin * self._row_bytes
+        return GGUFTensor(self.name, sizes, self.type, offset, self.mapped, self.widen)
+
+    @property
+    def stored(self) -> Array:
+        """The bytes in the file, not to be written.
+
+        Raises:
+            ModelFormatError: the file was written since it was opened.
+        """
+        return self.mapped.array(UINT8, self.nbytes, self.offset, self.name)
+
     def read(self) -> Array:
         form, stored = self._packed, self.type.dtype
         count = self.nbytes // stored.itemsize
@@ -113,6 +141,15 @@ class GGUFTensor(StoredTensor):
             return found.reshape(self.shape)
         rows = found.reshape(*self.sizes[:-1], self._row_bytes)
         return decode(rows, form)
+
+    @property
+    def content_key(self) -> str | None:
+        digest = self.mapped.file.digest
+        form = "widened" if self.widen else "as stored"
+        return digest and f"{digest} {self.offset} {self.sizes} {self.type.name} {form}"
+
+    def release(self) -> None:
+        self.mapped.release(self.offset, self.nbytes)
 
     @property
     def _packed(self) -> str | None:

@@ -59,7 +59,7 @@ class Placement:
 
     def target(self, value: Value) -> LoweredBuffer:
         """The buffer that ``value`` is to be written to."""
-        if value.node in self._in_place:
+        if value.node in self._in_place and value.index == 0:
             return self._in_place[value.node]
         if value not in self._claimed:
             return self.subviews.buffer(value)
@@ -134,7 +134,7 @@ def _update_chain(value: Value, state: Value) -> list[Node]:
     """The updates that make ``value`` of ``state``, each of the one before; empty if others do."""
     chain: list[Node] = []
     while value is not state:
-        if not value.node.op.updates_operand:
+        if not value.node.op.updates_operand or value.index != 0:
             return []
         chain.append(value.node)
         value = value.node.inputs[0]

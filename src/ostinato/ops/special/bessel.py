@@ -24,6 +24,7 @@ __all__ = ["FAMILY"]
 _FAR = 8.0
 
 _EULER = 0.5772156649015329
+_LOG_2 = math.log(2.0)
 
 #: ``(x**2 / 4)**k`` in the series of order 0 and 1 of modified functions; all are positive.
 _SERIES = tuple(
@@ -106,7 +107,7 @@ class SecondKind(Wave):
         (x,) = operands
         limited = xp.minimum(x, _FAR)
         square = normalised(limited * limited, 0.0, _FAR * _FAR)
-        waves = xp.log(limited * 0.5) * self.near(limited)
+        waves = (xp.log(limited) - _LOG_2) * self.near(limited)
         if self.order == 0:
             near = (2 / math.pi) * waves + horner(square, table.BESSEL_Y0)
         else:
@@ -146,10 +147,10 @@ class ModifiedFirstKind(Modified):
         size = xp.abs(x)
         limited = xp.minimum(size, _FAR)
         near = _first_series(limited, self.order)
-        inverse = 1.0 / xp.maximum(size, _FAR)
-        t = normalised(inverse, 0.0, 1 / _FAR)
+        outside = xp.maximum(size, _FAR)
+        t = normalised(1.0 / outside, 0.0, 1 / _FAR)
         far = horner(t, table.BESSEL_I0 if self.order == 0 else table.BESSEL_I1)
-        far = far * xp.sqrt(inverse)
+        far = far / xp.sqrt(outside)
         if self.scaled:
             near = near * xp.exp(-limited)
         else:
@@ -201,14 +202,14 @@ class ModifiedSecondKind(Modified):
         (x,) = operands
         limited = xp.minimum(x, 1.0)
         square = limited * limited * 0.25
-        logarithm = xp.log(limited * 0.5) + _EULER
+        logarithm = xp.log(limited) + (_EULER - _LOG_2)
         near = logarithm * _first_series(limited, self.order)
         regular = horner(square, _SECOND[self.order])
         near = 1.0 / limited + near - limited * 0.5 * regular if self.order else regular - near
-        inverse = 1.0 / xp.maximum(x, 1.0)
-        t = normalised(inverse, 0.0, 1.0)
+        outside = xp.maximum(x, 1.0)
+        t = normalised(1.0 / outside, 0.0, 1.0)
         far = horner(t, table.BESSEL_K0 if self.order == 0 else table.BESSEL_K1)
-        far = far * xp.sqrt(inverse)
+        far = far / xp.sqrt(outside)
         if self.scaled:
             near = near * xp.exp(limited)
         else:

@@ -21,10 +21,12 @@ from ostinato.ops.vocabulary.pooling import PoolingVocabulary
 from ostinato.ops.vocabulary.quant import QuantVocabulary
 from ostinato.ops.vocabulary.recurrent import RecurrentVocabulary
 from ostinato.ops.vocabulary.reduction import ReductionVocabulary
+from ostinato.ops.vocabulary.sequence_states import SequenceStateVocabulary
 from ostinato.ops.vocabulary.shape import ShapeVocabulary
 from ostinato.ops.vocabulary.special import SpecialVocabulary
 from ostinato.ops.vocabulary.spectral import SpectralVocabulary
 from ostinato.ops.vocabulary.strided import StridedVocabulary
+from ostinato.ops.vocabulary.tokens import TokenVocabulary
 from ostinato.ops.vocabulary.updates import UpdateVocabulary
 from ostinato.ops.vocabulary.windows import WindowVocabulary
 
@@ -43,6 +45,7 @@ class Vocabulary(
     WindowVocabulary[T],
     NormalizationVocabulary[T],
     RecurrentVocabulary[T],
+    SequenceStateVocabulary[T],
     QuantVocabulary[T],
     PackedWeightsVocabulary[T],
     SpectralVocabulary[T],
@@ -50,6 +53,7 @@ class Vocabulary(
     BinningVocabulary[T],
     DistanceVocabulary[T],
     OrderVocabulary[T],
+    TokenVocabulary[T],
     UpdateVocabulary[T],
     StridedVocabulary[T],
     ReductionVocabulary[T],

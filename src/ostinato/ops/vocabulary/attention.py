@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from ostinato.errors import GraphError
 from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary.core import T
 from ostinato.ops.vocabulary.indexing import IndexingVocabulary
@@ -14,11 +15,12 @@ from ostinato.variables import floor_div
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
-    from ostinato.ops import attention, attention_rows
+    from ostinato.ops import attention, attention_rows, paged_attention
     from ostinato.ops.attention_rows import Scores
     from ostinato.variables import Dim
 else:
     attention = LazyModule("ostinato.ops.attention")
+    paged_attention = LazyModule("ostinato.ops.paged_attention")
     attention_rows = LazyModule("ostinato.ops.attention_rows")
 
 __all__ = ["AttentionVocabulary"]
@@ -35,6 +37,7 @@ class AttentionVocabulary(LinalgVocabulary[T], ReductionVocabulary[T], IndexingV
         v: Any,
         *,
         mask: Any = None,
+        sinks: Any = None,
         causal: bool = False,
         window: int | None = None,
         scale: float | None = None,
@@ -50,6 +53,7 @@ class AttentionVocabulary(LinalgVocabulary[T], ReductionVocabulary[T], IndexingV
         v: Any,
         *,
         mask: Any = None,
+        sinks: Any = None,
         causal: bool = False,
         window: int | None = None,
         scale: float | None = None,
@@ -64,6 +68,7 @@ class AttentionVocabulary(LinalgVocabulary[T], ReductionVocabulary[T], IndexingV
         v: Any,
         *,
         mask: Any = None,
+        sinks: Any = None,
         causal: bool = False,
         window: int | None = None,
         scale: float | None = None,
@@ -82,6 +87,8 @@ class AttentionVocabulary(LinalgVocabulary[T], ReductionVocabulary[T], IndexingV
             v: ``[batch, key_heads, keys, value_dim]``.
             mask: broadcasts to ``[batch, heads, queries, keys]``. Bool: true where a query attends
                 to a key. Float: added to the scores.
+            sinks: ``[heads]``: a score for each head that the softmax counts as one more, which has
+                no value. It is neither scaled nor masked. (gpt-oss; ONNX Runtime's ``head_sink``.)
             causal: no query attends to a later position.
             window: no query attends to a position ``window`` or more before its own; together
                 with ``causal``, the ``window`` most recent positions are left.
@@ -93,9 +100,11 @@ class AttentionVocabulary(LinalgVocabulary[T], ReductionVocabulary[T], IndexingV
         Returns:
             ``[batch, heads, queries, value_dim]`` in the dtype of ``q``.
         """
-        operands = [self._typed(x)[0] for x in (q, k, v, mask) if x is not None]
+        if sinks is not None and return_logsumexp:
+            raise GraphError("return_logsumexp with sinks is not supported; leave one out")
+        operands = [self._typed(x)[0] for x in (q, k, v, sinks, mask) if x is not None]
         result = self._one(
-            attention.ATTENTION,
+            attention.ATTENTION if sinks is None else attention.SINK_ATTENTION,
             *operands,
             causal=bool(causal),
             window=window,
@@ -141,6 +150,52 @@ class AttentionVocabulary(LinalgVocabulary[T], ReductionVocabulary[T], IndexingV
         kept = (found[0], *(self._for_shared_heads(part, shares) for part in found[1:]))
         first, second, third = (self.cast(part, type_.dtype) for part in kept)
         return first, second, third
+
+    def paged_attention(
+        self,
+        q: Any,
+        keys: Any,
+        values: Any,
+        table: Any,
+        sequence: Any,
+        position: Any,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: int | None = None,
+        sinks: Any = None,
+    ) -> T:
+        """Causal attention of rows of many sequences to keys and values in blocks of a pool.
+
+        Row ``n`` attends to the positions 0 to ``position[n]`` of its sequence, and no other
+        element of the pools matters. Its result does not depend on the other rows, to the bit.
+
+        Args:
+            q: ``[rows, heads, head_dim]``, the rows of all sequences one below the other. Rows of
+                one sequence that follow one another are computed together.
+            keys: ``[blocks, T, key_heads, head_dim]``, blocks of ``T`` positions; ``key_heads``
+                divides ``heads``.
+            values: ``[blocks, T, key_heads, value_dim]``.
+            table: integers ``[sequences, P]``: ``table[s, p]`` is the block with the positions from
+                ``p * T`` on of sequence ``s``. Only the blocks that rows need are looked up.
+            sequence: integers ``[rows]``.
+            position: integers ``[rows]``; a row at a negative one gives zeros.
+            scale: factor of the scores, ``1 / sqrt(head_dim)`` unless given.
+            softcap: scores become ``softcap * tanh(scores / softcap)``.
+            window: a row attends to the last so many positions alone, its own included.
+            sinks: see :meth:`attention`.
+
+        Returns:
+            ``[rows, heads, value_dim]`` in the dtype of ``q``; pools may have another float dtype.
+        """
+        given = (q, keys, values, table, sequence, position, sinks)
+        return self._one(
+            paged_attention.PAGED_ATTENTION,
+            *(self._typed(x)[0] for x in given if x is not None),
+            scale=None if scale is None else float(scale),
+            softcap=None if softcap is None else float(softcap),
+            window=window,
+        )
 
     def rope(self, x: Any, cos: Any, sin: Any, *, interleaved: bool = False) -> T:
         """Rotary position embedding: pairs of features turned by an angle of their position.

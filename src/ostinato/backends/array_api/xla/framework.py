@@ -10,6 +10,7 @@ import numpy as np
 
 from ostinato.backends.array_api.framework import ArrayFunction, Framework, FunctionMemory
 from ostinato.backends.array_api.xla.capabilities import CAPABILITIES
+from ostinato.backends.array_api.xla.cpu_namespace import CpuJaxNamespace
 from ostinato.backends.array_api.xla.namespace import JaxNamespace
 from ostinato.backends.array_api.xla.rules import RULES
 from ostinato.cache.fingerprint import object_key
@@ -52,7 +53,7 @@ class XlaFramework(Framework):
         self._sharding = jax.sharding.SingleDeviceSharding(device)
         self._is_cpu = device.platform == "cpu"
         self._options = {**_OPTIONS, **(_CPU_OPTIONS if self._is_cpu else {})}
-        self.xp: JaxNamespace = JaxNamespace(None if self._is_cpu else "highest")
+        self.xp: JaxNamespace = CpuJaxNamespace() if self._is_cpu else JaxNamespace()
 
     def on_host(self, node: Node) -> bool:
         return node.op.binds_size

@@ -20,8 +20,7 @@ class JaxNamespace(ArrayNamespace):
     """See :class:`ArrayNamespace`.
 
     Args:
-        precision: JAX's precision of products. A CPU computes float32 as such in any case, and has
-            its fastest code for the default, ``None``.
+        precision: JAX's precision of products.
 
     Attributes:
         precision: see above.
@@ -52,6 +51,11 @@ class JaxNamespace(ArrayNamespace):
     def erf(self, x: Any) -> Any:
         return self._lax.erf(x)
 
+    def sign(self, x: Any) -> Any:
+        """JAX's, with one zero for both."""
+        found = self._module.sign(x)
+        return self.where(x == 0, self.asarray(0, self.dtype_of(x)), found)
+
     def rsqrt(self, x: Any) -> Any:
         return 1.0 / self._module.sqrt(x)
 
@@ -62,6 +66,23 @@ class JaxNamespace(ArrayNamespace):
     def fmod(self, x: Any, y: Any) -> Any:
         """The remainder with the sign of ``x``; 0 for an integer by zero."""
         return self._by_nonzero(self._module.fmod, x, y)
+
+    def _integer_power(self, x: Any, y: Any) -> Any:
+        """By squares, as many as ``y`` has bits: XLA's looks at six bits alone."""
+        x, y = self._module.broadcast_arrays(x, y)
+        one = self._module.ones_like(x)
+
+        def step(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            power, square, left = state
+            odd = self.bitwise_and(left, one) == one
+            power = self.where(odd, power * square, power)
+            return power, square * square, left >> one
+
+        def more(state: tuple[Any, Any, Any]) -> Any:
+            return self._module.any(state[2] != 0)
+
+        power, _, _ = self._lax.while_loop(more, step, (one, x, y))
+        return power
 
     def logical_xor(self, x: Any, y: Any) -> Any:
         return self._module.logical_xor(x, y)

@@ -1,6 +1,8 @@
 /* Arena: a block of zeroed memory that Python code can view and kernels can be pointed into. */
 #include "arena.h"
 
+#include <sys/stat.h>
+
 #include "memory.h"
 
 typedef struct {
@@ -26,6 +28,43 @@ static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!memory_map(&self->block, (size_t)nbytes, huge_pages)) {
         Py_DECREF(self);
         return PyErr_Format(PyExc_MemoryError, "the system has no %zd bytes for an arena", nbytes);
+    }
+    return (PyObject *)self;
+}
+
+/* A file that is shorter than what is mapped would end the process at the first use of the rest. */
+static int check_length(int file, Py_ssize_t nbytes) {
+    struct stat status;
+    if (fstat(file, &status) != 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    if ((uintmax_t)status.st_size < (uintmax_t)nbytes) {
+        PyErr_Format(PyExc_ValueError, "the file has %lld bytes, but %zd are to be mapped",
+                     (long long)status.st_size, nbytes);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *arena_map_file(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"file", "nbytes", "shared", NULL};
+    int file, shared = 0;
+    Py_ssize_t nbytes;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|$p:map_file", names, &file, &nbytes,
+                                     &shared)) {
+        return NULL;
+    }
+    if (nbytes < 0) {
+        return PyErr_Format(PyExc_ValueError, "nbytes is %zd, but must not be negative", nbytes);
+    }
+    if (check_length(file, nbytes) < 0) {
+        return NULL;
+    }
+    ArenaObject *self = (ArenaObject *)PyType_GenericAlloc(type, 0);
+    if (self != NULL && !memory_map_file(&self->block, file, (size_t)nbytes, shared)) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        Py_CLEAR(self);
     }
     return (PyObject *)self;
 }
@@ -68,6 +107,10 @@ static PyObject *arena_repr(ArenaObject *self) {
 }
 
 static PyMethodDef arena_methods[] = {
+    {"map_file", (PyCFunction)(void (*)(void))arena_map_file,
+     METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+     "map_file($type, file, nbytes, *, shared=False)\n--\n\n"
+     "Memory with the first bytes of a file, by its descriptor, as contents."},
     {"seal", (PyCFunction)arena_seal, METH_NOARGS,
      "seal($self, /)\n--\n\nMakes the bytes code: to be run and read, and never written again."},
     {0},

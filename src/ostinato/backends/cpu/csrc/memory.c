@@ -57,6 +57,21 @@ bool memory_map(memory_block *block, size_t nbytes, bool huge_pages) {
     return true;
 }
 
+bool memory_map_file(memory_block *block, int file, size_t nbytes, bool shared) {
+    size_t reserved = nbytes > 0 ? round_up(nbytes, (size_t)sysconf(_SC_PAGESIZE)) : 0;
+    if (reserved == 0) {
+        return memory_map(block, 0, false); /* a file of no bytes can not be mapped */
+    }
+    /* Nothing is reserved: weights are hardly ever written. */
+    int flags = shared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE;
+    void *address = mmap(NULL, reserved, PROT_READ | PROT_WRITE, flags, file, 0);
+    if (address == MAP_FAILED) {
+        return false;
+    }
+    *block = (memory_block){.address = address, .nbytes = nbytes, .reserved = reserved};
+    return true;
+}
+
 void memory_discard(char *address, size_t nbytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t before = (page - (uintptr_t)address % page) % page;

@@ -15,6 +15,12 @@ typedef struct {
  * Zero bytes are allowed and still give a valid address. */
 bool memory_map(memory_block *block, size_t nbytes, bool huge_pages);
 
+/* Like memory_map, with the first bytes of a file as contents, which has at least as many. With
+ * `shared`, what is written becomes the file's, which is then open for writing too; else writes
+ * are this process's alone, and pages that are not written are shared by all that map the file.
+ * On failure errno is set. */
+bool memory_map_file(memory_block *block, int file, size_t nbytes, bool shared);
+
 /* Gives pages within [address, address + nbytes) back to the system; they read as zero again. */
 void memory_discard(char *address, size_t nbytes);
 

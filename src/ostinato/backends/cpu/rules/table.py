@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         expert_rules,
         recurrent,
         selection,
+        sequence_states,
         streaming,
         topk,
         winograd,
@@ -54,6 +55,7 @@ else:
     expert_rules = LazyModule("ostinato.backends.cpu.rules.expert_rules")
     recurrent = LazyModule("ostinato.backends.cpu.rules.recurrent")
     selection = LazyModule("ostinato.backends.cpu.rules.selection")
+    sequence_states = LazyModule("ostinato.backends.cpu.rules.sequence_states")
     streaming = LazyModule("ostinato.backends.cpu.rules.streaming")
     topk = LazyModule("ostinato.backends.cpu.rules.topk")
     winograd = LazyModule("ostinato.backends.cpu.rules.winograd")
@@ -64,7 +66,8 @@ __all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
 _MATMULS = ("matmul", "integer_matmul", "blockwise_matmul", "packed_block_matmul")
 _CONVOLUTIONS = ("conv", "integer_conv")
 _SELECTIONS = ("flat_nonzero", "non_max_suppression")
-_OTHERS = ("attention", "topk", "recurrent_scan")
+_SEQUENCE_STATES = ("linear_attention", "causal_conv_with_state")
+_OTHERS = ("attention", "topk", "recurrent_scan", *_SEQUENCE_STATES)
 _TEMPLATES = (*_MATMULS, *_CONVOLUTIONS, *_OTHERS, *_SELECTIONS)
 _EXPERT_OPS = ("grouped_matmul", "expert_mlp")
 
@@ -165,6 +168,8 @@ class _CpuRules:
             "flat_nonzero": self._flat_nonzero,
             "non_max_suppression": self._suppression,
             "recurrent_scan": self._recurrent,
+            "linear_attention": self._linear_attention,
+            "causal_conv_with_state": self._causal_convolution,
             "grouped_matmul": self._grouped_matmul,
             "expert_mlp": self._expert_mlp,
         }
@@ -234,6 +239,12 @@ class _CpuRules:
 
     def _recurrent(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         recurrent.lower_recurrent(lowering, region, root, self.settings.registers)
+
+    def _linear_attention(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        sequence_states.lower_linear_attention(lowering, region, root, self.settings.registers)
+
+    def _causal_convolution(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        sequence_states.lower_causal_convolution(lowering, region, root, self.settings.registers)
 
     # -- experts -------------------------------------------------------------------------------
 

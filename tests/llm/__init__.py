@@ -1,0 +1,1 @@
+"""Language models: files, graphs, text and generation."""
