@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ostinato.cache.fingerprint  # noqa: F401
 
 if TYPE_CHECKING:
-    from ostinato import moe, reference, torch
+    from ostinato import llm, moe, reference, torch
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.backends.registry import available_devices, is_available
@@ -161,6 +161,7 @@ __all__ = [
     "available_devices",
     "from_torch",
     "is_available",
+    "llm",
     "load_onnx",
     "load_pt2",
     "moe",
@@ -173,7 +174,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("moe", "reference", "torch"):
+    if name in ("llm", "moe", "reference", "torch"):
         return import_module(f"ostinato.{name}")
     home = _HOMES.get(name)
     if home is None:

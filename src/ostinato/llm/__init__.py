@@ -1,1 +1,1 @@
-"""Language models: from a folder or a GGUF file to text."""
+"""Language models: from a folder or a GGUF file to tokens."""
