@@ -83,6 +83,49 @@ _GRANITE = {
     "logits_scaling": 2.0,
 }
 
+_MOE = {"num_local_experts": 5, "num_experts_per_tok": 2, "num_hidden_layers": 3}
+
+_GPT_OSS = {**_SIZES, **_MOE, "head_dim": 16, "sliding_window": 12, "intermediate_size": 64}
+
+_QWEN3_MOE = {
+    "head_dim": 24,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
+
+_DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.707},
+}
+
+_QWEN3_NEXT = {
+    "head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 24,
+}
+
 #: The class of the configuration of each model, and its arguments.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", _SIZES),
@@ -114,6 +157,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", _SIZES),
     "granite": ("GraniteConfig", {**_SIZES, **_GRANITE}),
     "smollm3": ("SmolLM3Config", _SIZES),
+    "mixtral": ("MixtralConfig", {**_SIZES, **_MOE}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**_SIZES, **_QWEN3_MOE}),
+    "gpt_oss": ("GptOssConfig", _GPT_OSS),
+    "gpt_oss_mxfp4": ("GptOssConfig", _GPT_OSS),
+    "deepseek_v3": ("DeepseekV3Config", {**_SIZES, **_DEEPSEEK}),
+    "deepseek_v3_plain": (
+        "DeepseekV3Config",
+        {**_SIZES, **_DEEPSEEK, "q_lora_rank": None, "rope_interleave": False},
+    ),
+    "qwen3_next": ("Qwen3NextConfig", {**_SIZES, **_QWEN3_NEXT}),
 }
 
 
@@ -127,7 +180,23 @@ def described(family: str) -> tuple[dict[str, Any], dict[str, list[int]]]:
         settings = json.loads((Path(folder) / "config.json").read_text())
         with safe_open(Path(folder) / "model.safetensors", "np") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    if family.endswith("_mxfp4"):
+        settings["quantization_config"] = {"quant_method": "mxfp4"}
+        shapes = in_blocks(shapes)
     return settings, shapes
+
+
+def in_blocks(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Shapes of tensors with the experts of a gpt-oss as blocks of 32 elements and their scales."""
+    found: dict[str, list[int]] = {}
+    for name, shape in shapes.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, inputs, outputs = shape
+            found[f"{name}_blocks"] = [experts, outputs, inputs // 32, 16]
+            found[f"{name}_scales"] = [experts, outputs, inputs // 32]
+        else:
+            found[name] = shape
+    return found
 
 
 def answers(folder: Path, seed: int) -> tuple[list[Any], list[Any], list[Any]]:
