@@ -279,10 +279,33 @@ def _narrowed(weight: Weight, kept: WeightFormat) -> Weight:
 # -- sources ---------------------------------------------------------------------------------------
 
 
-class _Part(StoredTensor):
+class _Derived(StoredTensor):
+    """Elements that follow from those of other tensors.
+
+    Args:
+        parts: those tensors.
+        rule: the way in which they follow, as text that differs for different ways.
+    """
+
+    def __init__(self, parts: Sequence[StoredTensor], rule: str) -> None:
+        self._parts, self._rule = tuple(parts), rule
+
+    @property
+    def content_key(self) -> str | None:
+        keys = [part.content_key for part in self._parts]
+        known = [key for key in keys if key is not None]
+        return f"{self._rule} of {known}" if len(known) == len(keys) else None
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()
+
+
+class _Part(_Derived):
     """Some rows of a tensor, or of its transpose, with a number added."""
 
     def __init__(self, tensor: StoredTensor, place: Stored, shape: tuple[int, ...]) -> None:
+        super().__init__([tensor], f"rows {place.rows} {place.transposed} {place.offset!r}")
         self._tensor, self._place = tensor, place
         self.shape = shape
         self.dtype = FLOAT32 if place.offset else tensor.dtype
@@ -300,10 +323,11 @@ class _Part(StoredTensor):
         return np.ascontiguousarray(found)
 
 
-class _Converted(StoredTensor):
+class _Converted(_Derived):
     """The elements of a tensor in another dtype."""
 
     def __init__(self, tensor: StoredTensor, dtype: DType) -> None:
+        super().__init__([tensor], f"as {dtype}")
         self._tensor = tensor
         self.shape = tensor.shape
         self.dtype = dtype
@@ -312,10 +336,11 @@ class _Converted(StoredTensor):
         return convert(self._tensor.read(), self.dtype)
 
 
-class _Packed(StoredTensor):
+class _Packed(_Derived):
     """The rows of a matrix as blocks."""
 
     def __init__(self, tensor: StoredTensor, form: str, size: int, nbytes: int) -> None:
+        super().__init__([tensor], f"in {form}")
         self._tensor, self._form = tensor, form
         rows, columns = tensor.shape
         self.shape = (rows, columns // size * nbytes)
@@ -325,11 +350,11 @@ class _Packed(StoredTensor):
         return encode(convert(self._tensor.read(), FLOAT32), self._form)
 
 
-class _Stack(StoredTensor):
+class _Stack(_Derived):
     """Tensors of one type along a new first axis."""
 
     def __init__(self, parts: Sequence[StoredTensor]) -> None:
-        self._parts = parts
+        super().__init__(parts, "stack")
         self.shape = (len(parts), *parts[0].shape)
         self.dtype = parts[0].dtype
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.errors import ModelFormatError
@@ -273,11 +274,17 @@ class _SafeTensor(StoredTensor):
         self.shape, self.dtype = place.shape, place.dtype
 
     def read(self) -> Any:
-        count = 1
-        for size in self.shape:
-            count *= size
+        count = math.prod(self.shape)
         found = self._mapped.array(self.dtype, count, self._offset, self._name)
         return found.reshape(self.shape)
+
+    @property
+    def content_key(self) -> str | None:
+        digest = self._mapped.file.digest
+        return digest and f"{digest} {self._offset} {self.dtype} {self.shape}"
+
+    def release(self) -> None:
+        self._mapped.release(self._offset, math.prod(self.shape) * self.dtype.itemsize)
 
 
 # -- what belongs to a chat ------------------------------------------------------------------------
