@@ -38,11 +38,11 @@ BEGINNINGS = (
     "import numpy as np\n\nx = np.linspace(0, 1, 100)\ny = np.sin(2 * np.pi * x)\n",
     "My grandmother always told us the same story when it rained, about a cat that had",
     "The human heart beats about a hundred thousand times each day, and it moves more",
-    "When the train arrived at the station, nobody was there but an old man with a dog",
+    "When the train arrived at the station, no one was there but an old man with a dog",
     "A prime number is a number greater than one that has no divisors other than one",
     "She opened the door and saw that all of the furniture had been moved to the other",
     "There are three kinds of rocks: igneous, sedimentary and metamorphic. The first",
-    "The economy of the island depends on fishing and on the visitors who come in the",
+    "The economy of the island depends on fishing and on the visitors that come in the",
     "Question: What is the difference between a virus and a bacterium? Answer: A virus",
     "List of ten useful things to take with you on a long walk: 1. Water 2. A map 3. A",
 )
@@ -107,6 +107,7 @@ def main() -> None:
         if number in STORED:
             logits.append(last[:, :: STORED[number]].numpy())
         fed, past = last.argmax(1)[:, None], result.past_key_values
+        print(number, end=" ", flush=True)
     np.savez_compressed(
         Path(__file__).parents[2] / "llm" / "smollm2.npz",
         prompts=np.array(prompts, np.int32),
