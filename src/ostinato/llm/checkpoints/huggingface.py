@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.errors import ModelFormatError
 from ostinato.frontends.gguf.sources import MappedFile
 from ostinato.ir.stored import StoredTensor
 from ostinato.llm.checkpoints.checkpoint import Checkpoint
+from ostinato.llm.checkpoints.mxfp4 import joined_blocks
 from ostinato.llm.families.registry import family_of
 from ostinato.llm.fields import Fields
 from ostinato.llm.weights import FileTensor, located
@@ -192,7 +194,7 @@ def _json(path: Path, most: int = _LARGEST) -> dict[str, Any]:
 
 
 def _weights(path: Path, family: Family, config: ModelConfig) -> dict[str, Weight]:
-    tensors = _renamed(_tensors(path), family)
+    tensors = joined_blocks(_renamed(_tensors(path), family), path.name)
     spare = ("lm_head.weight", "embed_out.weight") if config.tied else ()
 
     def unused(name: str) -> bool:
@@ -272,11 +274,17 @@ class _SafeTensor(StoredTensor):
         self.shape, self.dtype = place.shape, place.dtype
 
     def read(self) -> Any:
-        count = 1
-        for size in self.shape:
-            count *= size
+        count = math.prod(self.shape)
         found = self._mapped.array(self.dtype, count, self._offset, self._name)
         return found.reshape(self.shape)
+
+    @property
+    def content_key(self) -> str | None:
+        digest = self._mapped.file.digest
+        return digest and f"{digest} {self._offset} {self.dtype} {self.shape}"
+
+    def release(self) -> None:
+        self._mapped.release(self._offset, math.prod(self.shape) * self.dtype.itemsize)
 
 
 # -- what belongs to a chat ------------------------------------------------------------------------
