@@ -12,9 +12,9 @@ _WORDS = re.findall(
     "one had by word but not what all were we when your can said there use an each which she do "
     "how their if will up other about out many then them these so some her would make like him "
     "into time has look two more write go see number no way could people my than first water been "
-    "call whale oil its now find long down day did get come made part Tokenization unbelievable "
-    "internationalisation don't it's I'll we've they're you'd I'm she'S HE'LL CamelCaseWord "
-    "snake_case_word SCREAMING_CASE mixedUPPERlower l'eau qu'il",
+    "call whale oil its now find long down day did get come made may part Tokenization "
+    "unbelievable internationalisation don't it's I'll we've they're you'd I'm she'S HE'LL "
+    "CamelCaseWord snake_case_word SCREAMING_CASE mixedUPPERlower l'eau qu'il",
 )
 
 _CODE = (

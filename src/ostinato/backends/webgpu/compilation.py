@@ -130,10 +130,13 @@ def compile_graph(
 
     Args:
         graph, options, progress: see :meth:`ostinato.backends.base.Backend.compile`.
-        target: the device that kernels are rendered for.
+        target: the device that kernels are rendered for; without optimisation, they leave its
+            subgroups unused.
         device: for the report.
         built: the user's graph, if that is another object than ``graph``.
     """
+    if not options.optimize:
+        target = replace(target, subgroups=False)
     lower = partial(lower_for_webgpu, settings=lowering_options(options))
     lowered = lower_graph(graph, options, device, CAPABILITIES, lower, built=built)
     report, program = lowered.report, lowered.program

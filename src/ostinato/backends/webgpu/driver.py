@@ -36,7 +36,7 @@ _INTERFACES = ("Metal", "D3D12", "Vulkan")
 _NATIVE_INTERFACES = ("Metal", "DX12", "Vulkan")
 
 #: Features that a device is opened with, where its adapter has them, by the library's names.
-_FEATURES = ("shader-f16", "subgroup", "timestamp-query")
+_FEATURES = ("subgroup", "timestamp-query")
 
 #: Usages of buffers, by the standard's numbers.
 _MAP_READ, _COPY_SRC, _COPY_DST, _UNIFORM, _STORAGE, _QUERY = 1, 4, 8, 64, 128, 512
@@ -168,17 +168,6 @@ class Adapter:
     def kind(self) -> str:
         """``"DiscreteGPU"``, ``"IntegratedGPU"``, ``"CPU"``, or ``"Unknown"``."""
         return str(self.info["adapter_type"])
-
-    @property
-    def subgroups(self) -> tuple[int, int]:
-        """The least and the largest number of threads of a subgroup; 0 where it does not say."""
-        native = _native()
-        info = native.ffi.new("WGPUAdapterInfo *")
-        with _failures("describing the adapter"):
-            native.lib.wgpuAdapterGetInfo(self._found._internal, info)
-            found = int(info.subgroupMinSize), int(info.subgroupMaxSize)
-            native.lib.wgpuAdapterInfoFreeMembers(info[0])
-        return found
 
     @property
     def name(self) -> str:

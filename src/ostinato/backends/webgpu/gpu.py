@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.common.mutex import Mutex
 from ostinato.backends.webgpu.driver import DriverFailure, adapters
-from ostinato.backends.webgpu.kernel import ENTRY_POINT, F16
+from ostinato.backends.webgpu.kernel import ENTRY_POINT
 from ostinato.backends.webgpu.target import WebGpuTarget
 from ostinato.errors import DeviceError, DeviceMemoryError
 
@@ -83,10 +83,8 @@ class Gpu:
         part = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
         if self._most_part_bytes is not None:
             part = min(part, self._most_part_bytes)
-        sizes = self._driver.adapter.subgroups if "subgroup" in features else (0, 0)
         return WebGpuTarget(
-            f16=F16 in features,
-            subgroups=sizes if sizes[0] else (0, 0),
+            subgroups="subgroup" in features,
             threads=limits["max-compute-invocations-per-workgroup"],
             shared_bytes=limits["max-compute-workgroup-storage-size"],
             bindings=limits["max-storage-buffers-per-shader-stage"],

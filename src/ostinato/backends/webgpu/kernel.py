@@ -47,14 +47,10 @@ if TYPE_CHECKING:
     from ostinato.backends.webgpu.target import WebGpuTarget
     from ostinato.variables import Dim
 
-__all__ = ["ENTRY_POINT", "F16", "SUBGROUPS", "Bindings", "Shader", "WebGpuKernel"]
+__all__ = ["ENTRY_POINT", "Bindings", "Shader", "WebGpuKernel"]
 
 #: The name of every entry point.
 ENTRY_POINT = "main"
-
-#: Features of a device that kernels may need, by the names of the standard.
-F16 = "shader-f16"
-SUBGROUPS = "subgroups"
 
 
 @dataclass(frozen=True)
@@ -94,13 +90,11 @@ class Shader:
         source: the module, as WGSL.
         threads: of a workgroup, along one line.
         groups: the number of workgroups at given values of the Variables.
-        features: the features of the device that it needs.
     """
 
     source: str
     threads: int
     groups: Dim
-    features: frozenset[str] = frozenset()
 
 
 class WebGpuKernel(Kernel):

@@ -14,9 +14,7 @@ class WebGpuTarget:
     """A WebGPU device as code generation sees it. The defaults are those of the standard.
 
     Attributes:
-        f16: whether kernels may compute with 16-bit floats (``enable f16``).
-        subgroups: the least and the largest number of threads of a subgroup; ``(0, 0)``: kernels
-            may not use subgroups.
+        subgroups: whether the threads of a subgroup may exchange values without workgroup memory.
         threads: the most threads of a workgroup.
         shared_bytes: the most bytes of workgroup memory.
         bindings: the most storage buffers of a kernel.
@@ -24,8 +22,7 @@ class WebGpuTarget:
             multiple of 256. See :class:`~ostinato.backends.webgpu.kernel.Bindings`.
     """
 
-    f16: bool = False
-    subgroups: tuple[int, int] = (0, 0)
+    subgroups: bool = False
     threads: int = 256
     shared_bytes: int = 16 << 10
     bindings: int = 8
@@ -35,6 +32,5 @@ class WebGpuTarget:
     def identity(self) -> str:
         """Everything that generated code depends on."""
         return (
-            f"{self.f16} {self.subgroups} {self.threads} {self.shared_bytes} {self.bindings} "
-            f"{self.part_bytes}"
+            f"{self.subgroups} {self.threads} {self.shared_bytes} {self.bindings} {self.part_bytes}"
         )

@@ -24,6 +24,6 @@ def validate(session: ost.Session) -> Callable[[str], None]:
     import wgpu
 
     adapter: Any = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
-    features = [name for name in ("shader-f16", "subgroup") if name in adapter.features]
+    features = [name for name in ("subgroup",) if name in adapter.features]
     device = adapter.request_device_sync(required_features=features)
     return lambda source: device.create_shader_module(code=source)

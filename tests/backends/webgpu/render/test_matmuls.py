@@ -127,3 +127,25 @@ def test_bytes_four_at_a_time(session: ost.Session, rows: int, depth: int) -> No
     (kernel,) = kernels_of(graph)
     source = kernel.shader(WebGpuTarget(), Bindings.apart(kernel)).source
     assert ("dot4I8Packed" in source) == (depth % 4 == 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
+@pytest.mark.parametrize("shape", [(1, 5000), (3, 1000), (700, 40), (65, 129)])
+def test_subgroups_reduce_as_workgroup_memory_does(
+    session: ost.Session, dtype: str, shape: tuple[int, int]
+) -> None:
+    """The results with the adapter's subgroups are those without, and the oracle's."""
+    x = drawn(dtype, *shape)
+    graph = ost.Graph("reductions")
+    value = graph.input("x", x.shape, dtype)
+    results = [graph.any(value, axis=1)]
+    if dtype != "bool":
+        results = [graph.max(value, axis=1), graph.argmax(value, axis=1), graph.sum(value, axis=1)]
+    graph.set_outputs(results)
+    truth = ost.reference.evaluate(graph, {"x": x})
+    for options in (ost.CompileOptions(), ost.CompileOptions(optimize=False)):
+        compiled = session.compile(graph, options=options)
+        used = any("subgroupShuffle" in kernel.source for kernel in compiled.plan.kernels)
+        assert used <= options.optimize
+        for mine, expected in zip(compiled.run({"x": x}), truth, strict=True):
+            assert_close(mine, expected, f"{shape} {dtype}")

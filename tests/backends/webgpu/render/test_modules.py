@@ -15,7 +15,7 @@ from .kernels import recipe_kernels
 #: Devices with the least that the standard promises, with everything, and with small workgroups.
 TARGETS = (
     WebGpuTarget(),
-    WebGpuTarget(f16=True, subgroups=(32, 32), threads=1024, shared_bytes=32 << 10),
+    WebGpuTarget(subgroups=True, threads=1024, shared_bytes=32 << 10),
     WebGpuTarget(threads=128, part_bytes=256),
 )
 

@@ -16,6 +16,7 @@ from ostinato.backends.webgpu.kernel import ENTRY_POINT, Shader
 from ostinato.backends.webgpu.library import needed
 from ostinato.backends.webgpu.render.arrays import KernelArrays
 from ostinato.backends.webgpu.render.dialect import WgslDialect
+from ostinato.backends.webgpu.render.mapping import SUBGROUP_THREADS
 from ostinato.lower.loopir.dependences import Dependences, reached, roots
 from ostinato.lower.loopir.nodes import Accumulator, extent_of
 from ostinato.lower.loopir.views import unravel
@@ -39,9 +40,19 @@ NAMESPACE = CNamespace()
 _BUILT_INS = (
     ("at", "workgroup_id", "vec3<u32>"),
     ("grid", "num_workgroups", "vec3<u32>"),
-    ("thread", "local_invocation_index", "u32"),
 )
 
+#: Those that number the threads of a workgroup, and of one whose subgroups exchange values: there,
+#: neighbours in a subgroup are neighbours in the workgroup, which the index does not promise.
+_THREAD = (("thread", "local_invocation_index", "u32"),)
+_LANES = (
+    ("lane", "subgroup_invocation_id", "u32"),
+    ("subgroup", "subgroup_id", "u32"),
+    ("lanes", "subgroup_size", "u32"),
+)
+
+#: The least number of threads of a subgroup, by the standard.
+_LEAST_LANES = 4
 
 #: The variable of the library that is zero at run time.
 _ZERO = "kept_zero"
@@ -83,6 +94,7 @@ class KernelCode(PointCode):
         self.scalars = Scalars(self.code, NAMESPACE, self.arrays, self.dependences)
         self.outermost = Scope()
         self._shared: dict[str, str] = {}
+        self._by_lanes = False
         for position, variable in enumerate(kernel.variables):
             words = f"variables[{position // 2}].{'zw' if position % 2 else 'xy'}"
             wide = is_wide(Expr({(variable,): 1}, 0))
@@ -96,6 +108,20 @@ class KernelCode(PointCode):
         name = f"shared{len(self._shared)}"
         self._shared[name] = f"var<workgroup> {name}: array<{type_}, {max(size, 1)}>;"
         return name
+
+    def shares_lanes(self, members: int, threads: int) -> bool:
+        """Whether threads that share something are, or begin with, threads of one subgroup.
+
+        If so, threads are numbered by subgroups from now on.
+
+        Args:
+            members: those that share it, which are neighbours: a power of two.
+            threads: of a workgroup: all subgroups have to be full.
+        """
+        if members < _LEAST_LANES or threads % SUBGROUP_THREADS or not self.target.subgroups:
+            return False
+        self._by_lanes = True
+        return True
 
     def shader(self, threads: int, groups: Dim) -> Shader:
         """The whole module.
@@ -122,9 +148,10 @@ class KernelCode(PointCode):
             )
         parts += self._shared.values()
         parts += [functions, *accesses]
-        arguments = ", ".join(
-            f"@builtin({kind}) {name}: {type_}" for name, kind, type_ in _BUILT_INS
-        )
+        built_in = _BUILT_INS + (_LANES if self._by_lanes else _THREAD)
+        arguments = ", ".join(f"@builtin({kind}) {name}: {type_}" for name, kind, type_ in built_in)
+        if self._by_lanes:
+            body = f"    let thread = subgroup * lanes + lane;\n{body}"
         parts.append(f"@compute @workgroup_size({threads})\nfn {ENTRY_POINT}({arguments}) {{")
         parts.append(f"    let group = at.x + at.y * grid.x;\n{body}}}\n")
         return Shader("\n".join(parts), threads, groups)

@@ -157,6 +157,9 @@ class _FewRows:
         writer = self.code.writer
         parts = self.code.shared(self.vector, _THREADS)
         stride = 1 if self.along_sum else _THREADS // _SHARERS
+        if self.along_sum and self.code.shares_lanes(_SHARERS, _THREADS):
+            self._add_up_lanes(parts)
+            return
         for row in range(self.rows):
             writer.line(f"{parts}[thread] = sum{row};")
             writer.line("workgroupBarrier();")
@@ -167,6 +170,22 @@ class _FewRows:
                     writer.line(f"{parts}[thread] = {parts}[thread] + {other};")
                 writer.line("workgroupBarrier();")
             writer.line(f"sum{row} = {parts}[thread];")
+            writer.line("workgroupBarrier();")
+
+    def _add_up_lanes(self, parts: str) -> None:
+        """Each subgroup exchanges its parts; then the first threads add up those of subgroups."""
+        writer = self.code.writer
+        width = self.code.declare("w", f"min(lanes, {_SHARERS}u)", "u32")
+        for row in range(self.rows):
+            step = writer.fresh("s")
+            with writer.block(f"for (var {step} = {width} >> 1u; {step} > 0u; {step} >>= 1u)"):
+                writer.line(f"sum{row} = sum{row} + subgroupShuffleXor(sum{row}, {step});")
+            writer.line(f"{parts}[thread] = sum{row};")
+            writer.line("workgroupBarrier();")
+            part = writer.fresh("s")
+            head = f"for (var {part} = {width}; {part} < {_SHARERS}u; {part} += {width})"
+            with writer.block("if (sharer == 0)"), writer.block(head):
+                writer.line(f"sum{row} = sum{row} + {parts}[thread + {part}];")
             writer.line("workgroupBarrier();")
 
     def _store(self, scope: Scope) -> None:

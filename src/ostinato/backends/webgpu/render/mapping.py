@@ -32,6 +32,9 @@ __all__ = [
 THREADS = 64
 """Threads of a workgroup where nothing asks for more: what all GPUs schedule well."""
 
+SUBGROUP_THREADS = 128
+"""The same where threads of a subgroup exchange values: any size of subgroups divides it."""
+
 #: Threads that keep a GPU busy.
 _MANY_THREADS = 1 << 14
 
@@ -96,7 +99,8 @@ def mapping_of(nest: LoopNest, target: WebGpuTarget, groups: int = 0) -> Mapping
         return Mapping(Shape.ROWS, members, members, groups)
     if not nest.temps and members == 1:
         return Mapping(Shape.POINTS)
-    threads = max(members, THREADS if members * points > THREADS else members)
+    least = SUBGROUP_THREADS if target.subgroups and members > 1 else THREADS
+    threads = max(members, least if members * points > least else members)
     row = 4 * temp_words(nest.temps)
     while threads > members and threads // members * row > _MOST_SHARED:
         threads //= 2

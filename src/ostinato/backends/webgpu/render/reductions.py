@@ -89,13 +89,47 @@ class RunningReduction:
         value = self._values[-1]
         scope.refs[self.reduction.name] = value if len(self.names) == 1 else value.astype(INT64)
 
-    def across(self, members: int, arrays: list[str]) -> None:
+    def across(self, members: int, threads: int, arrays: list[str]) -> None:
         """Give all threads that share a point the result of all.
 
         Args:
             members: the threads of a point, which are neighbours.
+            threads: of a workgroup.
             arrays: in workgroup memory, with an element for each thread.
         """
+        if self.code.shares_lanes(members, threads):
+            self._across_lanes(members, arrays)
+        else:
+            self._by_halves(members, arrays)
+
+    def _across_lanes(self, members: int, arrays: list[str]) -> None:
+        """Each subgroup exchanges its states, and then all of them what they have."""
+        code, writer = self.code, self.code.writer
+        width, step = code.declare("w", f"min(lanes, {members}u)", "u32"), writer.fresh("s")
+        with writer.block(f"for (var {step} = {width} >> 1u; {step} > 0u; {step} >>= 1u)"):
+            self._take([self._from_lane(value, step) for value in self._values])
+        with writer.block(f"if (thread % {width} == 0u)"):
+            for value, array in zip(self._values, arrays, strict=True):
+                kept = code.dialect.to_memory(value.text, value.dtype)
+                writer.line(f"{array}[thread / {width}] = {kept};")
+        writer.line("workgroupBarrier();")
+        first = code.declare("q", f"thread / {members}u * ({members}u / {width})", "u32")
+        for name, value in zip(self.names, self._read(arrays, first), strict=True):
+            writer.line(f"{name} = {value.text};")
+        part = writer.fresh("s")
+        with writer.block(f"for (var {part} = 1u; {part} < {members}u / {width}; {part}++)"):
+            self._take(self._read(arrays, f"{first} + {part}"))
+        writer.line("workgroupBarrier();")
+
+    def _from_lane(self, value: CValue, step: str) -> CValue:
+        """The value of the thread whose number in the subgroup differs in one bit."""
+        code = self.code
+        moved = code.dialect.to_memory(value.text, value.dtype)
+        text = code.dialect.from_memory(f"subgroupShuffleXor({moved}, {step})", value.dtype)
+        return code.code.keep(value.dtype, text)
+
+    def _by_halves(self, members: int, arrays: list[str]) -> None:
+        """Half of the threads take the states of the other half, again and again."""
         code, writer = self.code, self.code.writer
         kept = [array + "[thread]" for array in arrays]
         for value, place in zip(self._values, kept, strict=True):

@@ -140,7 +140,9 @@ class _Rows:
         for reduction in running.values():
             if stage.axes and self.members > 1:
                 reduction.across(
-                    self.members, [self._exchange(t, n) for n, t in enumerate(reduction.types)]
+                    self.members,
+                    self.mapping.threads,
+                    [self._exchange(t, n) for n, t in enumerate(reduction.types)],
                 )
             reduction.result(scope)
         return _Touched(touched.read | read, touched.written | written)

@@ -1,0 +1,136 @@
+"""The families of models that are known, those of other packages included."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ostinato.errors import InputError, ModelFormatError
+from ostinato.llm.families import decoder, dense, dense_gguf
+from ostinato.llm.families.family import Family
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["GROUP", "families", "family_of", "gguf_family_of"]
+
+#: The entry points of packages that add families: each is a :class:`Family`.
+GROUP = "ostinato.llm.families"
+
+_ROTARY = (".rotary_emb.inv_freq",)
+
+
+def _decoder(name: str, *architectures: str, **settings: object) -> Family:
+    """A family of decoders whose config is read by the function of its name."""
+    chosen: dict[str, object] = {
+        "config": getattr(dense, name),
+        "names": dense.llama_names,
+        "shapes": decoder.shapes,
+        "hidden": decoder.hidden,
+        "logits": decoder.logits,
+        "unused": _ROTARY,
+        "gguf": (name,),
+        "gguf_config": getattr(dense_gguf, name, None),
+        "gguf_names": dense_gguf.gguf_names,
+        "gguf_unused": ("rope_freqs.weight",),
+        **settings,
+    }
+    return Family(name=name, architectures=architectures, **chosen)  # type: ignore[arg-type]
+
+
+_BUILT_IN: tuple[Family, ...] = (
+    _decoder("llama", "LlamaForCausalLM", "llama", gguf_names=dense_gguf.paired_names),
+    _decoder("mistral", "MistralForCausalLM", "mistral", gguf=()),
+    _decoder("qwen2", "Qwen2ForCausalLM", "qwen2"),
+    _decoder("qwen3", "Qwen3ForCausalLM", "qwen3"),
+    _decoder("gemma2", "Gemma2ForCausalLM", "gemma2", names=dense.gemma_names),
+    _decoder("gemma3", "Gemma3ForCausalLM", "gemma3_text", names=dense.gemma_names),
+    _decoder(
+        "phi3",
+        "Phi3ForCausalLM",
+        "phi3",
+        names=dense.phi3_names,
+        gguf_names=dense_gguf.joint_names,
+        gguf_unused=("rope_factors_short.weight", "rope_factors_long.weight"),
+    ),
+    _decoder(
+        "gpt2",
+        "GPT2LMHeadModel",
+        "gpt2",
+        names=dense.gpt2_names,
+        prefix="transformer.",
+        embedding="wte.weight",
+        unused=(".attn.bias", ".attn.masked_bias"),
+        gguf_names=dense_gguf.neox_names,
+    ),
+    _decoder(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        names=dense.gpt_neox_names,
+        prefix="gpt_neox.",
+        embedding="embed_in.weight",
+        unused=(".attention.bias", ".attention.masked_bias", *_ROTARY),
+        gguf=("gptneox",),
+        gguf_names=dense_gguf.neox_names,
+    ),
+    _decoder("olmo2", "Olmo2ForCausalLM", "olmo2", names=dense.olmo2_names),
+    _decoder("granite", "GraniteForCausalLM", "granite", gguf_names=dense_gguf.paired_names),
+    _decoder("smollm3", "SmolLM3ForCausalLM", "smollm3", gguf_names=dense_gguf.paired_names),
+)
+
+
+def families() -> Mapping[str, Family]:
+    """All families by name; those of other packages come before ours of the same name.
+
+    Raises:
+        InputError: an entry point is no family.
+    """
+    found = {family.name: family for family in _BUILT_IN}
+    for point in entry_points(group=GROUP):
+        family = point.load()
+        if not isinstance(family, Family):
+            raise InputError(f"the entry point {point.value!r} of {GROUP} is no Family")
+        found[family.name] = family
+    return MappingProxyType(found)
+
+
+def family_of(architecture: str, source: str) -> Family:
+    """The family of an architecture, as ``config.json`` names it.
+
+    Args:
+        architecture: the name.
+        source: the file, for messages.
+
+    Raises:
+        ModelFormatError: it is not known.
+    """
+    for family in reversed([*families().values()]):
+        if architecture in family.architectures:
+            return family
+    known = ", ".join(sorted({f.architectures[0] for f in families().values()}))
+    raise ModelFormatError(
+        f"{source!r} has the architecture {architecture!r:.80}, which is not known; known are "
+        f"{known}"
+    )
+
+
+def gguf_family_of(architecture: str, source: str) -> Family:
+    """The family of an architecture, as ``general.architecture`` of a GGUF file names it.
+
+    Args:
+        architecture: the name.
+        source: the file, for messages.
+
+    Raises:
+        ModelFormatError: it is not known.
+    """
+    for family in reversed([*families().values()]):
+        if architecture in family.gguf:
+            return family
+    known = ", ".join(sorted({name for f in families().values() for name in f.gguf}))
+    raise ModelFormatError(
+        f"{source!r} has the architecture {architecture!r:.80}, which is not known; known are "
+        f"{known}"
+    )
