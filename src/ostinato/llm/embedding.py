@@ -142,7 +142,7 @@ def _prompts(folder: Path) -> dict[str, str]:
 
 
 def _json(path: Path, kind: type) -> Any:
-    """What a file holds; ``None`` if there is none."""
+    """The value of a file; ``None`` if there is none."""
     if not path.is_file():
         return None
     name = f"{path.parent.name}/{path.name}"
@@ -162,12 +162,9 @@ def _json(path: Path, kind: type) -> Any:
 
 def pooled(rows: Array, kind: str) -> Array:
     """One vector of the rows of a text, float64."""
-    match kind:
-        case "first":
-            return rows[0].astype(np.float64)
-        case "last":
-            return rows[-1].astype(np.float64)
-    return np.asarray(rows.mean(axis=0, dtype=np.float64))
+    if kind == "mean":
+        return np.asarray(rows.mean(axis=0, dtype=np.float64))
+    return np.asarray(rows[0 if kind == "first" else -1], np.float64)
 
 
 def finished(
