@@ -386,7 +386,7 @@ def paired_names(config: ModelConfig) -> dict[str, Stored]:
     layers = len(config.layers)
     for part, heads in (("q", config.heads), ("k", config.kv_heads)):
         rows = interleaved_rows(heads, config.head_dim)
-        changed(places, layers, (part,), partial(replace, rows=rows, total=len(rows)))
+        changed(places, layers, (part,), partial(replace, rows=rows, total=rows.count))
     return places
 
 
