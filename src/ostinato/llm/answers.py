@@ -1,20 +1,20 @@
-"""Text of answers: tokens become UTF-8, stop strings are found, and formats are parsed."""
+"""Text of answers: tokens become UTF-8, and stop strings end them."""
 
 from __future__ import annotations
 
-import codecs
 from typing import TYPE_CHECKING
 
+from ostinato.llm.text import Detokenizer, StopStrings
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ostinato.llm.generation import ToolCall
     from ostinato.llm.sampling import Sampling
     from ostinato.llm.tokenizers import Tokenizer
 
-__all__ = ["AnswerPart", "PlainAnswer", "answer_format"]
+__all__ = ["AnswerPart", "PlainAnswer", "plain_answers"]
 
 
 @dataclass(frozen=True)
@@ -35,56 +35,38 @@ class AnswerPart:
 class PlainAnswer:
     """Plain text of one answer.
 
-    Bytes of a character that is not whole are held back, and so is text that may be the beginning
-    of a stop string.
-
     Args:
-        tokenizer: makes bytes of tokens.
+        detokenizer: makes text of tokens.
         stops: texts that end the answer.
-
-    Attributes:
-        stopped: the stop string that was found.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, detokenizer: Detokenizer, stops: StopStrings) -> None:
+        self._detokenizer = detokenizer
         self._stops = stops
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
-        self.stopped: str | None = None
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.found
 
     def push(self, token: int, *, stops: bool) -> AnswerPart:
         """Text that ``token`` makes final; with ``stops``, stop strings are looked for."""
-        if token in self._tokenizer.special_tokens:
-            return AnswerPart()
-        text = self._held + self._decoder.decode(self._tokenizer.token_bytes(token))
-        self._held = ""
-        if not stops or not self._stops:
-            return AnswerPart(text)
-        found = [(text.find(stop), -len(stop), stop) for stop in self._stops if stop in text]
-        if found:
-            place, _, self.stopped = min(found)
-            return AnswerPart(text[:place])
-        keep = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - keep :]
-        return AnswerPart(text[: len(text) - keep])
+        text = self._detokenizer.add((token,))
+        return AnswerPart(self._stops.add(text) if stops else text)
 
     def finish(self) -> AnswerPart:
         """Text that was held back."""
         if self.stopped is not None:
             return AnswerPart()
-        text, self._held = self._held + self._decoder.decode(b"", final=True), ""
-        return AnswerPart(text)
+        rest = self._stops.add(self._detokenizer.finish())
+        return AnswerPart(rest if self.stopped is not None else rest + self._stops.finish())
 
 
-def answer_format(tokenizer: Tokenizer, sampling: Sampling) -> Callable[[], PlainAnswer]:
-    """Makes the plain text of each answer of a request."""
-    return lambda: PlainAnswer(tokenizer, sampling.stop)
+def plain_answers(tokenizer: Tokenizer, sampling: Sampling) -> Callable[[], PlainAnswer]:
+    """Make the plain text of each answer of a request.
 
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-size:]):
-            return size
-    return 0
+    Raises:
+        InputError: too many stop strings, or too long ones.
+    """
+    StopStrings(sampling.stop)  # refused here rather than on the engine's thread
+    return lambda: PlainAnswer(Detokenizer(tokenizer), StopStrings(sampling.stop))

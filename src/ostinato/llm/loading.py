@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
+    from ostinato.llm.templates import ChatTemplate
 
 __all__ = ["load"]
 
@@ -109,7 +110,10 @@ def load(
     )
     known = Limits(context, sequences, blocks, blocks * size, _weight_bytes(checkpoint))
     defaults = sampling_with(Sampling(), None, checkpoint.defaults)
-    return LLM(checkpoint, tokenizer, defaults, known, step, kv_dtype=kv_dtype, draft=draft)
+    template = _template_of(checkpoint, tokenizer)
+    return LLM(
+        checkpoint, tokenizer, template, defaults, known, step, kv_dtype=kv_dtype, draft=draft
+    )
 
 
 def _path_of(
@@ -141,6 +145,14 @@ def _tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     if checkpoint.vocabulary:
         return tokenizer_from_gguf(checkpoint.vocabulary)
     return tokenizer_from_folder(checkpoint.path)
+
+
+def _template_of(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
+    from ostinato.llm.templates import template_from_folder, template_from_gguf
+
+    if checkpoint.vocabulary:
+        return template_from_gguf(checkpoint.vocabulary, tokenizer)
+    return template_from_folder(checkpoint.path)
 
 
 def _weight_bytes(checkpoint: Checkpoint) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.errors import InputError, SessionStateError, UnsupportedOpError
-from ostinato.llm.answers import answer_format
+from ostinato.llm.answers import plain_answers
 from ostinato.llm.engine.engine import Engine, EngineSettings
 from ostinato.llm.engine.kv_cache import KVCache
 from ostinato.llm.engine.requests import PreparedRequest, Request
@@ -19,7 +20,7 @@ from ostinato.records import field_names, replace
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
     from typing import Unpack
 
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from ostinato.llm.generation import Generation, Stream
     from ostinato.llm.memory import Limits
     from ostinato.llm.step import StepGraph
+    from ostinato.llm.templates import ChatTemplate, Message, Tool
     from ostinato.llm.tokenizers import Tokenizer
     from ostinato.plan.execution_plan import ExecutionPlan
 
 __all__ = ["LLM"]
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class LLM:
@@ -45,6 +49,7 @@ class LLM:
     Attributes:
         config: family and sizes.
         tokenizer: text to tokens and back.
+        template: the chat template; ``None`` for models without one.
         defaults: the sampling parameters of requests without their own.
         limits: context, sequences and memory.
     """
@@ -53,6 +58,7 @@ class LLM:
         self,
         checkpoint: Checkpoint,
         tokenizer: Tokenizer,
+        template: ChatTemplate | None,
         defaults: Sampling,
         limits: Limits,
         step: StepGraph,
@@ -62,6 +68,7 @@ class LLM:
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.tokenizer = tokenizer
+        self.template = template
         self.defaults = defaults
         self.limits = limits
         self._checkpoint = checkpoint
@@ -130,6 +137,49 @@ class LLM:
         request = Request(prompt, sampling_with(self.defaults, sampling, overrides))
         return self.engine().open_stream(request)
 
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling | None = None,
+        /,
+        *,
+        tools: Sequence[Tool] = (),
+        template_arguments: Mapping[str, Any] = _NOTHING,
+        **overrides: Any,
+    ) -> Generation:
+        """Answer a conversation.
+
+        Args:
+            messages: each with a ``role`` and ``content``, as the model's template takes them.
+            sampling: parameters; by default :attr:`defaults`.
+            tools: descriptions of tools that the answer may call, as JSON schemas.
+            template_arguments: further variables of the template.
+            overrides: fields of ``sampling`` to change.
+
+        Raises:
+            InputError: the model has no template, or messages or parameters are wrong.
+            ContextError: prompt and answer exceed the context.
+            Overloaded: too many requests wait.
+        """
+        sampling = sampling_with(self.defaults, sampling, overrides)
+        request = self.chat_request(messages, sampling, tools, template_arguments)
+        return self.engine().submit(request).result()
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling | None = None,
+        /,
+        *,
+        tools: Sequence[Tool] = (),
+        template_arguments: Mapping[str, Any] = _NOTHING,
+        **overrides: Any,
+    ) -> Stream:
+        """Answer a conversation, and deliver the answer in parts; see :meth:`chat`."""
+        sampling = sampling_with(self.defaults, sampling, overrides)
+        request = self.chat_request(messages, sampling, tools, template_arguments)
+        return self.engine().open_stream(request)
+
     def generate_many(
         self,
         prompts: Sequence[str | Sequence[int]],
@@ -194,6 +244,23 @@ class LLM:
 
     # -- requests and the engine -----------------------------------------------------------------
 
+    def chat_request(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling | None = None,
+        tools: Sequence[Tool] = (),
+        template_arguments: Mapping[str, Any] = _NOTHING,
+    ) -> Request:
+        """The request of a conversation, for :meth:`Engine.submit`; see :meth:`chat`."""
+        if self.template is None:
+            raise InputError(
+                f"the model {self._checkpoint.name!r} has no chat template; use generate"
+            )
+        tokens = self.template.encode(
+            self.tokenizer, messages, tools=tools, arguments=template_arguments
+        )
+        return Request(tokens, sampling or self.defaults)
+
     def engine(self, **limits: Unpack[EngineLimits]) -> Engine:
         """The engine that runs all requests of this model.
 
@@ -239,7 +306,7 @@ class LLM:
         ends = frozenset(sampling.stop_tokens)
         if not sampling.ignore_eos:
             ends |= self._end_tokens
-        answer = request.answer or answer_format(self.tokenizer, sampling)
+        answer = request.answer or plain_answers(self.tokenizer, sampling)
         return PreparedRequest(tokens, ends, answer)
 
     def _tokens(
