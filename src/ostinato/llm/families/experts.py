@@ -119,7 +119,7 @@ def _within_groups(g: Graph, choice: Value, experts: Experts) -> Value:
 def _by_matmuls(block: Block, x: Value, ids: Value, weights: Value) -> Value:
     """Experts with biases, matmul by matmul."""
     g, config, experts = block.g, block.config, _sizes(block.config)
-    rows, width, chosen = block.rows.count, config.width, experts.chosen
+    rows, width, chosen = block.tokens.count, config.width, experts.chosen
     pairs = rows * chosen
     repeated = g.broadcast_to(g.reshape(x, (rows, 1, width)), (rows, chosen, width))
     flat, own = g.reshape(repeated, (pairs, width)), g.reshape(ids, (pairs,))

@@ -51,7 +51,7 @@ def _weights(config: ModelConfig, layer: Layer) -> dict[str, tuple[int, ...]]:
 
 def _build(block: Block, x: Value) -> Value:
     g, config, latent = block.g, block.config, _sizes(block.config)
-    rows, heads = block.rows.count, config.heads
+    rows, heads = block.tokens.count, config.heads
     bias = config.attention_bias
     if latent.query_rank:
         narrow = block.norm(block.linear(x, "q_down", bias=bias), "q_down_norm")
