@@ -24,7 +24,6 @@ from ostinato.llm.tokenizers import tokenizer_from_gguf
 from tests.llm.test_text import cuts
 from tests.llm.test_tokenizers import byte_level_metadata
 
-
 #: A seed for a text in one part.
 WHOLE = -1
 
