@@ -9,6 +9,7 @@ from ostinato.backends.options import CompileOptions
 from ostinato.backends.webgpu.capabilities import CAPABILITIES, lowering_options
 from ostinato.backends.webgpu.code import KernelCode, LoadedCode, WebGpuCode
 from ostinato.backends.webgpu.image import CopyStep
+from ostinato.backends.webgpu.kernel import Bindings
 from ostinato.backends.webgpu.rules.table import lower_for_webgpu
 from ostinato.dtypes import UINT8
 from ostinato.errors import PlanError
@@ -59,8 +60,8 @@ class _WebGpuCompiler:
 
     def code(self, program: Program) -> Callable[[Any], KernelCode]:
         kernels = [call.kernel for call in (*program.prepare, *program.calls)]
-        counts = {kernel: len(kernel.args) for kernel in kernels}
-        return WebGpuCode(counts, program.variables, self._target).code
+        bindings = {kernel: Bindings.apart(kernel) for kernel in kernels}
+        return WebGpuCode(bindings, program.variables, self._target).code
 
 
 def compile_op(
@@ -129,7 +130,7 @@ def _byte_copy(nbytes: int, target: WebGpuTarget) -> tuple[KernelCode, list[Tens
     graph = Graph("copy")
     graph.set_outputs([graph.input("bytes", (nbytes,), UINT8)])
     (call,) = lower_for_webgpu(graph, lowering_options(CompileOptions()))[0].calls
-    code = WebGpuCode({call.kernel: len(call.buffers)}, (), target).code(call.kernel)
+    code = WebGpuCode({call.kernel: Bindings.apart(call.kernel)}, (), target).code(call.kernel)
     return code, [buffer.type for buffer in call.buffers]
 
 
