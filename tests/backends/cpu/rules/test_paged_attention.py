@@ -166,6 +166,27 @@ def test_pools_are_read_in_place(lowered: Lowered) -> None:
     assert kernel.args[kernel.k.buffer].dtype == DType.parse("bfloat16")
 
 
+def test_rows_are_written_into_pools_in_place() -> None:
+    """Between the rows and the result there is no copy of a pool, nor memory for one."""
+    g = Graph()
+    rows = g.input("rows", (ROWS, 2, 64))
+    place = g.input("place", (ROWS, 2), "int64")
+    pools = []
+    for name in ("keys", "values"):
+        pool = g.state(name, (64, 64, 2, 64), "bfloat16")
+        pools.append(g.scatter_nd(pool, place, g.cast(rows, "bfloat16")))
+        g.assign(pool, pools[-1])
+    numbers = [g.input(name, shape, "int32") for name, shape in (("t", (1, 8)), ("s", (ROWS,)))]
+    g.set_outputs([g.paged_attention(rows, *pools, *numbers, g.input("p", (ROWS,), "int32"))])
+    compiled = ost.Session("cpu").compile(g)
+    names = [kernel.name for kernel in compiled.plan.kernels]
+    assert names.count("scatter_nd") == 2
+    assert names[-1] == "paged_attention"
+    assert not any("copy" in name for name in names)
+    assert compiled.plan.memory.arena_bytes < 64 * 64 * 2 * 64 * 2
+    assert compiled.plan.memory.state_bytes == 2 * 64 * 64 * 2 * 64 * 2
+
+
 def test_pools_across_memory_are_copied(lowered: Lowered) -> None:
     g = Graph()
     pools = [g.permute_dims(g.input(name, (2, 8, 4, 16)), (0, 3, 1, 2)) for name in ("k", "v")]

@@ -23,7 +23,7 @@ from ostinato.backends.cpu.llvm.kernel import (
 )
 from ostinato.backends.cpu.llvm.key_panels import first_lanes, pack_keys
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, where
-from ostinato.backends.cpu.llvm.memory import address, splat, store
+from ostinato.backends.cpu.llvm.memory import address, prefetch, splat, store
 from ostinato.backends.cpu.llvm.microkernel import tile_dims
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.online_softmax import OnlineSoftmax
@@ -33,7 +33,7 @@ from ostinato.backends.cpu.llvm.transpose import square_size
 from ostinato.backends.cpu.llvm.types import I1, I8, I64
 from ostinato.dtypes import BOOL, INT64
 from ostinato.lower.loopir.builder import symbols_of
-from ostinato.lower.loopir.nodes import Scalar, extent_of, max_extent
+from ostinato.lower.loopir.nodes import Load, Scalar, extent_of, max_extent
 from ostinato.records import dataclass
 from ostinato.variables import Symbol, axis
 
@@ -48,6 +48,12 @@ if TYPE_CHECKING:
 __all__ = ["render"]
 
 _XP = LaneNamespace()
+
+#: Bytes of a cache line.
+_LINE = 64
+
+#: Positions of a block from which the time that they take is enough for the next to arrive.
+_FEWEST_AHEAD = 32
 
 
 def render(attention: PagedAttentionKernel, name: str, target: TargetSpec) -> ir.Module:
@@ -308,13 +314,17 @@ class _Renderer:
 
         def square(within: ir.Value) -> None:
             start = b.add(begin, within)
-            page = None
+            page = following = None
             if positions % side == 0:
-                page = self._page(run, b.udiv(start, I64(positions)))
+                at = b.udiv(start, I64(positions))
+                page, following = self._page(run, at), self._following(run, at)
             keys = []
             for number in range(side):
                 key = self._least(b.add(start, I64(number)), last)
                 keys.append(self._key(run, key, page))
+                if following is not None:
+                    place = b.urem(b.add(start, I64(number)), I64(positions))
+                    self._prefetch(following, attention.k, attention.depth, place)
             panel = self.scratch["keys"], size, self.acc
             pack_keys(b, keys, attention.k.dtype, depth, panel, within)
 
@@ -341,6 +351,21 @@ class _Renderer:
         block = self._clamped(number, I64(max_extent(attention.block)))
         return run.scope.child(symbols={attention.block: block})
 
+    def _following(self, run: _Run, page: ir.Value) -> Scope | None:
+        """The scope of the next page, or of the last one, if it is worth to prefetch."""
+        positions = max_extent(self.attention.place)
+        if not self.attention.prefetches or positions < _FEWEST_AHEAD:
+            return None
+        last = self.builder.udiv(self._greatest(run.highest, I64(0)), I64(positions))
+        return self._page(run, self._least(self.builder.add(page, I64(1)), last))
+
+    def _prefetch(self, page: Scope, element: Load, features: Symbol, place: ir.Value) -> None:
+        """Prefetch the features of a key or value."""
+        scope = page.child(symbols={self.attention.place: place, features: I64(0)})
+        start = self.scalars.address(element.buffer, element.dtype, element.index, scope)
+        for distance in range(0, max_extent(features) * element.dtype.itemsize, _LINE):
+            prefetch(self.builder, start, I64(distance))
+
     # -- values -----------------------------------------------------------------------------
 
     def _pack_values(self, run: _Run, first: ir.Value, count: ir.Value, number: int) -> None:
@@ -362,12 +387,14 @@ class _Renderer:
 
         def page(at: ir.Value) -> None:
             base = b.mul(at, positions)
-            inside = self._page(run, at)
+            inside, following = self._page(run, at), self._following(run, at)
             start = self._greatest(seen, base)
             end = self._least(stop, b.add(base, positions))
 
             def value(key: ir.Value) -> None:
                 scope = inside.child(symbols={attention.place: b.sub(key, base)})
+                if following is not None and number == 0:
+                    self._prefetch(following, attention.v, attention.column, b.sub(key, base))
                 target = b.mul(b.sub(key, first), I64(panel))
                 vectors = dict(self._vectors(scope, attention.column, width))
                 for within in range(0, panel, width):

@@ -72,6 +72,7 @@ class PagedAttentionKernel(CpuKernel):
         scale, softcap, window: see the op ``attention``.
         store: over ``row``, ``shared``, ``member`` and ``column``; ``Accumulator`` is the result.
         tiles: the tile sizes of the two matmuls; ``block`` counts stacked rows.
+        prefetches: whether each block of a pool is prefetched while the one before it is used.
         variables: the graph's Variables in the order of ``vars``.
     """
 
@@ -97,6 +98,7 @@ class PagedAttentionKernel(CpuKernel):
     window: int | None
     store: Store
     tiles: AttentionTiles
+    prefetches: bool
     variables: tuple[Symbol, ...] = ()
 
     renderer: ClassVar[str] = "paged_attention"
@@ -110,7 +112,7 @@ class PagedAttentionKernel(CpuKernel):
             text.line(1, f"{name} {text.axis(getattr(self, name))}")
         for name in ("owner", "page"):
             text.line(1, f"{name} {text.axis(getattr(self, name))}")
-        text.line(1, f"{self.tiles}")
+        text.line(1, f"{self.tiles}, prefetches={self.prefetches}")
         for name in ("q", "k", "v", "table", "sequence", "position"):
             text.named(name, [getattr(self, name)])
         if self.sink is not None:
@@ -301,5 +303,6 @@ def _kernel(
         window=attrs["window"],
         store=Store(target, linear_index(result.shape, (row, head, column)), Accumulator(acc)),
         tiles=_tiles(node, registers),
+        prefetches=registers.prefetches,
         variables=variables,
     )
