@@ -318,20 +318,24 @@ class _Renderer:
             if positions % side == 0:
                 at = b.udiv(start, I64(positions))
                 page, following = self._page(run, at), self._following(run, at)
-            keys = []
+            keys, scales = [], []
             for number in range(side):
                 key = self._least(b.add(start, I64(number)), last)
-                keys.append(self._key(run, key, page))
+                scope = self._key(run, key, page)
+                k = attention.k
+                keys.append(self.scalars.address(k.buffer, k.dtype, k.index, scope))
+                if attention.k_scale is not None:
+                    scales.append(self.scalars.value(attention.k_scale, scope))
                 if following is not None:
                     place = b.urem(b.add(start, I64(number)), I64(positions))
                     self._prefetch(following, attention.k, attention.depth, place)
             panel = self.scratch["keys"], size, self.acc
-            pack_keys(b, keys, attention.k.dtype, depth, panel, within)
+            pack_keys(b, keys, attention.k.dtype, depth, panel, within, scales)
 
         counted_loop(b, I64(0), count, side, square, name="square")
 
-    def _key(self, run: _Run, key: ir.Value, page: Scope | None) -> ir.Value:
-        """The address of a key.
+    def _key(self, run: _Run, key: ir.Value, page: Scope | None) -> Scope:
+        """A scope that knows where a key is, and its first feature.
 
         Args:
             page: of its block, if that is known.
@@ -340,8 +344,7 @@ class _Renderer:
         positions = I64(max_extent(attention.place))
         inside = page or self._page(run, b.udiv(key, positions))
         symbols = {attention.place: b.urem(key, positions), attention.depth: I64(0)}
-        k, scope = attention.k, inside.child(symbols=symbols)
-        return self.scalars.address(k.buffer, k.dtype, k.index, scope)
+        return inside.child(symbols=symbols)
 
     def _page(self, run: _Run, page: ir.Value) -> Scope:
         """A scope that knows the block of a page of the run's sequence."""
@@ -402,6 +405,8 @@ class _Renderer:
                     vector = vectors.get(number * panel + within)
                     if vector is not None:
                         lane = self.scalars.value(attention.v, vector).astype(self.acc)
+                        if attention.v_scale is not None:
+                            lane = lane * self.scalars.value(attention.v_scale, scope)
                     place = b.add(target, I64(within))
                     store(b, self.scratch["values"], self.acc, place, broadcast(lane, width))
 
