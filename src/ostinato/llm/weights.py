@@ -305,7 +305,8 @@ class _Part(_Derived):
     """Some rows of a tensor, or of its transpose, with a number added."""
 
     def __init__(self, tensor: StoredTensor, place: Stored, shape: tuple[int, ...]) -> None:
-        super().__init__([tensor], f"rows {place.rows} {place.transposed} {place.offset!r}")
+        rule = replace(place, names=())
+        super().__init__([tensor], f"{rule!r}")
         self._tensor, self._place = tensor, place
         self.shape = shape
         self.dtype = FLOAT32 if place.offset else tensor.dtype
@@ -314,7 +315,7 @@ class _Part(_Derived):
         found = self._tensor.read()
         if self._place.columns is not None:
             found = found[..., self._place.columns]
-        if self._place.transposed:
+        if self._place.transposed and found.ndim > 1:
             found = np.swapaxes(found, -1, -2)
         if (rows := self._place.rows) is not None:
             found = found[rows if isinstance(rows, slice) else rows.indices()]

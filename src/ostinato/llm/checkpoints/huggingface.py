@@ -46,6 +46,13 @@ _TOKENIZER_FILES: Final = (
     "chat_template.json",
 )
 
+#: Prefixes of tensors that read images, which a language model does without.
+_VISION: Final = tuple(
+    f"{outer}{part}."
+    for outer in ("", "model.")
+    for part in ("vision_tower", "multi_modal_projector")
+)
+
 #: Fields of ``config.json`` that change no result of a run.
 _IGNORED: Final = frozenset(
     {
@@ -127,9 +134,9 @@ def open_folder(path: Path) -> Checkpoint:
     """
     where = f"{path.name}/config.json"
     settings = _json(path / "config.json", _SETTINGS)
-    fields = Fields(settings, where)
     architecture = _architecture(settings, where)
     family = family_of(architecture, where)
+    fields = _language_fields(settings, where)
     config = family.config(fields, architecture)
     fields.finish(_IGNORED)
     weights = _weights(path, family, config)
@@ -161,6 +168,12 @@ def _architecture(settings: Mapping[str, Any], where: str) -> str:
     if isinstance(named, str):
         return named
     raise ModelFormatError(f"{where!r} names no architecture")
+
+
+def _language_fields(settings: Mapping[str, Any], where: str) -> Fields:
+    """The fields of the language model, which is a part of a model of images and text."""
+    fields = Fields(settings, where)
+    return (fields.part("text_config") if "vision_config" in fields else None) or fields
 
 
 def _json(path: Path, most: int = _LARGEST) -> dict[str, Any]:
@@ -198,7 +211,7 @@ def _weights(path: Path, family: Family, config: ModelConfig) -> dict[str, Weigh
     spare = ("lm_head.weight", "embed_out.weight") if config.tied else ()
 
     def unused(name: str) -> bool:
-        return name.endswith(family.unused) or name in spare
+        return name.endswith(family.unused) or name in spare or name.startswith(_VISION)
 
     shapes = family.shapes(config)
     return located(tensors, family.names(config), shapes, path.name, unused)
