@@ -1,4 +1,4 @@
-"""Bits of families with experts, latent and linear attention: chunks, neighbours, threads, slots."""
+"""Bits of families with experts, latent and linear attention: chunks, neighbours, threads."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ _Apply: TypeAlias = Callable[..., Sequence[Any]]
 class GroupedMatmul(Composite):
     """Row ``i`` of ``x [R, K]`` times the matrix ``w[expert_ids[i]]`` of ``w [E, K, N]``.
 
-    Matrices beside float32 rows may be of 16-bit floats. The result is ``[R, N]``. Floats accumulate in float32 or wider, integers wrap.
+    Matrices beside float32 rows may be of 16-bit floats. The result is ``[R, N]``. Floats
+    accumulate in float32 or wider, integers wrap.
     """
 
     name = "grouped_matmul"
@@ -339,7 +340,9 @@ def _expect_experts(
         isinstance(have, int) and want in (None, have)
         for have, want in zip(matrices.shape, shape, strict=True)
     )
-    held = matrices.dtype == dtype or (matrices.dtype.is_float and matrices.dtype.accumulator == dtype)
+    held = matrices.dtype == dtype or (
+        matrices.dtype.is_float and matrices.dtype.accumulator == dtype
+    )
     op.expect(fits and held, f"{expected}, got {matrices}")
     op.expect(matrices.shape[0] != 0, f"{name} {matrices} holds no expert")
 
