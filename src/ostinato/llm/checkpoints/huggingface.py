@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.llm.weights import Weight
     from ostinato.moe.safetensors import TensorRange
 
-__all__ = ["open_folder"]
+__all__ = ["IGNORED", "open_folder"]
 
 #: Bytes of the largest index or file of a tokenizer's that is read, and of the largest settings.
 _LARGEST: Final = 16 << 20
@@ -55,12 +55,13 @@ _VISION: Final = tuple(
 )
 
 #: Fields of ``config.json`` that change no result of a run.
-_IGNORED: Final = frozenset(
+IGNORED: Final = frozenset(
     {
         "_attn_implementation",
         "_attn_implementation_autoset",
         "_commit_hash",
         "_name_or_path",
+        "_num_labels",
         "add_cross_attention",
         "architectures",
         "attention_dropout",
@@ -87,6 +88,7 @@ _IGNORED: Final = frozenset(
         "initializer_range",
         "is_decoder",
         "is_encoder_decoder",
+        "is_llama_config",
         "label2id",
         "max_length",
         "model_type",
@@ -96,6 +98,7 @@ _IGNORED: Final = frozenset(
         "output_hidden_states",
         "output_scores",
         "pad_token_id",
+        "predict_special_tokens",
         "prefix",
         "pretraining_tp",
         "problem_type",
@@ -139,7 +142,7 @@ def open_folder(path: Path) -> Checkpoint:
     family = family_of(architecture, where)
     fields = _language_fields(settings, where)
     config = family.config(fields, architecture)
-    fields.finish(_IGNORED)
+    fields.finish(IGNORED)
     weights = _weights(path, family, config)
     generation = path / "generation_config.json"
     proposed = _json(generation, _SETTINGS) if generation.exists() else {}

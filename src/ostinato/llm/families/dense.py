@@ -185,6 +185,8 @@ def olmo2(fields: Fields, architecture: str) -> ModelConfig:
 
 def phi3(fields: Fields, architecture: str) -> ModelConfig:
     """Phi-3: a llama with joint matrices in its files."""
+    for name in ("full_attn_mod", "interpolate_factor"):
+        fields.expect(name, 1)
     window, count = fields.size("sliding_window", None), layer_count(fields)
     windows = layer_windows(fields, count, window, [window is not None] * count)
     return _plain(fields, "phi3", architecture, windows=windows, norm=rms(fields, default=1e-5))
@@ -224,7 +226,8 @@ def _gemma(
 
 def gemma2(fields: Fields, architecture: str) -> ModelConfig:
     """Gemma 2: norms before and after, soft caps, windows in every other layer."""
-    count, window = layer_count(fields), fields.size("sliding_window", 4096)
+    window = fields.size("sliding_window_size", 4096)
+    count, window = layer_count(fields), fields.size("sliding_window", window)
     windows = layer_windows(fields, count, window, [i % 2 == 0 for i in range(count)])
     sizes = attention_sizes(fields, head_dim=256)
     turned = rope(fields, sizes["head_dim"], sizes["context"])
