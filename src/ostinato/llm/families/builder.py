@@ -253,6 +253,10 @@ class Block:
         self.g.assign(pool, updated)
         return updated
 
+    def slots(self, name: str, shape: tuple[int, ...]) -> Value:
+        """A state ``state.{layer}.{name}`` with a value for each sequence, in float32."""
+        return self.builder.slots(f"state.{self.index}.{name}", shape)
+
     def attend(self, q: Value, keys: Value, values: Value, *, sinks: Value | None = None) -> Value:
         """Attention of heads ``[N, heads, features]`` to the tokens of their sequence so far.
 

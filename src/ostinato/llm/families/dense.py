@@ -17,6 +17,7 @@ from ostinato.llm.families.huggingface import (
     rope,
 )
 from ostinato.llm.families.naming import changed, named, segments
+from ostinato.llm.weights import RowOrder
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -452,15 +453,15 @@ def gpt_neox_names(config: ModelConfig) -> dict[str, Stored]:
         "head": "embed_out",
     }
     places = named(shapes(config), outer, _GPT_NEOX, "gpt_neox.layers.{}.")
-    features = config.head_dim
+    shape = config.heads, 3, config.head_dim
     for position, part in enumerate("qkv"):
-        rows = tuple(
-            (3 * head + position) * features + feature
-            for head in range(config.heads)
-            for feature in range(features)
+        rows = RowOrder(shape=shape, axes=(1, 0, 2), part=position)
+        changed(
+            places,
+            len(config.layers),
+            (part,),
+            partial(replace, rows=rows, total=3 * rows.count),
         )
-        total = 3 * config.heads * features
-        changed(places, len(config.layers), (part,), partial(replace, rows=rows, total=total))
     return places
 
 

@@ -160,6 +160,16 @@ def _layer_norm(fields: Fields) -> Norm:
     return Norm(kind="layer", eps=eps, bias=True)
 
 
+def _windows(fields: Fields, count: int, window: int, every: int) -> list[int | None]:
+    """The window of each layer: of all but every so many, or as the file lists them."""
+    name = "attention.sliding_window_pattern"
+    sliding = fields.flags(name, count)
+    if sliding is None:
+        every = fields.size(name, every)
+        sliding = [(i + 1) % every != 0 for i in range(count)]
+    return [window if slides else None for slides in sliding]
+
+
 def _layers(fields: Fields) -> int:
     count: int = fields.size("block_count", most=_MOST_LAYERS)
     return count
@@ -260,7 +270,7 @@ def gemma2(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> Mod
         "gemma2",
         architecture,
         tensors,
-        windows=[window if i % 2 == 0 else None for i in range(count)],
+        windows=_windows(fields, count, window, 2),
         post_norm=True,
         activation="gelu_tanh",
         attention_scale=scalar**-0.5,
@@ -273,7 +283,6 @@ def gemma2(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> Mod
 def gemma3(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """Gemma 3; the largest model has another factor of its scores."""
     count, window = _layers(fields), fields.size("attention.sliding_window", 1024)
-    every = fields.size("attention.sliding_window_pattern", 6)
     found = sizes(fields, tensors)
     scalar = found["width"] / found["heads"] if count == 62 else found["head_dim"]
     local = rope(fields, found, tensors, scaled=False)
@@ -283,7 +292,7 @@ def gemma3(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> Mod
         "gemma3",
         architecture,
         tensors,
-        windows=[window if (i + 1) % every else None for i in range(count)],
+        windows=_windows(fields, count, window, 6),
         post_norm=True,
         head_norm="each",
         activation="gelu_tanh",
@@ -377,7 +386,7 @@ def paired_names(config: ModelConfig) -> dict[str, Stored]:
     layers = len(config.layers)
     for part, heads in (("q", config.heads), ("k", config.kv_heads)):
         rows = interleaved_rows(heads, config.head_dim)
-        changed(places, layers, (part,), partial(replace, rows=rows, total=len(rows)))
+        changed(places, layers, (part,), partial(replace, rows=rows, total=rows.count))
     return places
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ostinato.errors import InputError, ModelFormatError
-from ostinato.llm.families import decoder, dense, dense_gguf
+from ostinato.llm.families import decoder, dense, dense_gguf, mixtures
 from ostinato.llm.families.family import Family
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _ROTARY = (".rotary_emb.inv_freq",)
 def _decoder(name: str, *architectures: str, **settings: object) -> Family:
     """A family of decoders whose config is read by the function of its name."""
     chosen: dict[str, object] = {
-        "config": getattr(dense, name),
+        "config": getattr(dense, name, None),
         "names": dense.llama_names,
         "shapes": decoder.shapes,
         "hidden": decoder.hidden,
@@ -37,6 +37,13 @@ def _decoder(name: str, *architectures: str, **settings: object) -> Family:
         **settings,
     }
     return Family(name=name, architectures=architectures, **chosen)  # type: ignore[arg-type]
+
+
+def _mixture(name: str, *architectures: str, **settings: object) -> Family:
+    """A family of decoders with experts, latent or linear attention."""
+    return _decoder(
+        name, *architectures, **{"config": getattr(mixtures, name), "gguf": (), **settings}
+    )
 
 
 _BUILT_IN: tuple[Family, ...] = (
@@ -78,6 +85,16 @@ _BUILT_IN: tuple[Family, ...] = (
     _decoder("olmo2", "Olmo2ForCausalLM", "olmo2", names=dense.olmo2_names),
     _decoder("granite", "GraniteForCausalLM", "granite", gguf_names=dense_gguf.paired_names),
     _decoder("smollm3", "SmolLM3ForCausalLM", "smollm3", gguf_names=dense_gguf.paired_names),
+    _mixture("mixtral", "MixtralForCausalLM", "mixtral", names=mixtures.mixtral_names),
+    _mixture("qwen3_moe", "Qwen3MoeForCausalLM", "qwen3_moe", names=mixtures.qwen3_moe_names),
+    _mixture("gpt_oss", "GptOssForCausalLM", "gpt_oss", names=mixtures.gpt_oss_names),
+    _mixture(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        names=mixtures.deepseek_names,
+    ),
+    _mixture("qwen3_next", "Qwen3NextForCausalLM", "qwen3_next", names=mixtures.qwen3_next_names),
 )
 
 
