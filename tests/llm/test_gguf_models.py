@@ -18,7 +18,7 @@ from tests.llm.gguf_models import ARCHITECTURES, write_gguf
 from tests.llm.greedy import LIMITS, forced, spread_blocks
 from tests.llm.tiny_models import load_expected, prompt, random_tensors, write_folder
 
-#: Facts that only one kind of file has.
+#: Fields that differ between kinds of files.
 _NAMES = ("family", "architecture", "layers")
 
 
