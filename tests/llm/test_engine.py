@@ -16,6 +16,7 @@ import ostinato as ost
 from ostinato.llm.engine.engine import Engine
 from ostinato.llm.engine.requests import Request
 from ostinato.llm.generation import Generation
+from ostinato.llm.grammar import Grammar
 from ostinato.llm.sampling import Sampling
 from ostinato.records import replace
 from tests.llm.toy import END, VOCABULARY, Limits, ToyStep, engine
@@ -81,7 +82,7 @@ def samplings(draw: st.DrawFn) -> Sampling:
         logprobs=draw(st.sampled_from([None, 0, 3])),
         prompt_logprobs=draw(st.sampled_from([None, None, 2])),
         n=draw(st.sampled_from([1, 1, 3])),
-        grammar=draw(st.sampled_from([None, None, "even"])),
+        grammar=draw(st.sampled_from([None, None, Grammar.choice(["even"])])),
     )
 
 

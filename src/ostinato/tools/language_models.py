@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ostinato.llm import LLM, Generation
+    from ostinato.llm import LLM, Generation, Grammar
     from ostinato.llm.quantize import QuantizedFormat
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "open_model",
     "quantize_model",
     "read_lines",
+    "read_schema",
     "read_text",
     "show_quantized",
     "show_tokens",
@@ -149,6 +150,20 @@ def read_lines(files: Sequence[Path]) -> list[str]:
     if not lines:
         raise InputError("there are no texts: one a line is expected")
     return lines
+
+
+def read_schema(path: Path) -> Grammar:
+    """The grammar of a JSON schema in a file.
+
+    Raises:
+        InputError: it cannot be read, or is no schema.
+    """
+    from ostinato.llm import Grammar
+
+    try:
+        return Grammar.json_schema(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the schema {str(path)!r:.300}: {error}") from error
 
 
 def embed_lines(
