@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.tools.output import failures, print_json
+from ostinato.tools.output import answer_text, failures, print_json
 
 __all__ = ["add_commands"]
 
@@ -140,7 +140,7 @@ def generate(
             elif json:
                 print_json(answering.report())
             else:
-                typer.echo(answering.run().text)
+                typer.echo(answer_text(answering.run().text))
 
 
 def embed(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ostinato.errors import InputError
 from ostinato.records import field_names
-from ostinato.tools.output import bytes_text, console, printable, table
+from ostinato.tools.output import answer_text, bytes_text, console, printable, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,7 +111,7 @@ class Answering:
             stream = self._model.stream(self._text, **self._fields)
         with stream:
             for delta in stream:
-                sys.stdout.write(printable(delta.text))
+                sys.stdout.write(answer_text(delta.text))
                 sys.stdout.flush()
         sys.stdout.write("\n")
 
