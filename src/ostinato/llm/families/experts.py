@@ -72,8 +72,8 @@ def _build(block: Block, x: Value) -> Value:
 
 
 def _matrices(block: Block, name: str) -> Value:
-    """The matrices of all experts, float32 in registers whatever they are in memory."""
-    return block.g.cast(block.param(f"experts.{name}.weight"), FLOAT32)
+    """The matrices of all experts, as wide as they are in the file."""
+    return block.param(f"experts.{name}.weight")
 
 
 def chosen_experts(

@@ -7,7 +7,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ostinato.errors import InputError, ModelFormatError
-from ostinato.llm.families import decoder, dense, dense_gguf, encoder, encoders, mixtures
+from ostinato.llm.families import (
+    decoder,
+    dense,
+    dense_gguf,
+    encoder,
+    encoders,
+    mixtures,
+    mixtures_gguf,
+)
 from ostinato.llm.families.family import Family
 
 if TYPE_CHECKING:
@@ -65,9 +73,12 @@ def _decoder(name: str, *architectures: str, **settings: object) -> Family:
 
 def _mixture(name: str, *architectures: str, **settings: object) -> Family:
     """A family of decoders with experts, latent or linear attention."""
-    return _decoder(
-        name, *architectures, **{"config": getattr(mixtures, name), "gguf": (), **settings}
-    )
+    chosen: dict[str, object] = {
+        "config": getattr(mixtures, name),
+        "gguf": (),
+        "gguf_config": getattr(mixtures_gguf, name, None),
+    }
+    return _decoder(name, *architectures, **{**chosen, **settings})
 
 
 def _encoder(name: str, *architectures: str, **settings: object) -> Family:
@@ -123,13 +134,28 @@ _BUILT_IN: tuple[Family, ...] = (
     _decoder("granite", "GraniteForCausalLM", "granite", gguf_names=dense_gguf.paired_names),
     _decoder("smollm3", "SmolLM3ForCausalLM", "smollm3", gguf_names=dense_gguf.paired_names),
     _mixture("mixtral", "MixtralForCausalLM", "mixtral", names=mixtures.mixtral_names),
-    _mixture("qwen3_moe", "Qwen3MoeForCausalLM", "qwen3_moe", names=mixtures.qwen3_moe_names),
-    _mixture("gpt_oss", "GptOssForCausalLM", "gpt_oss", names=mixtures.gpt_oss_names),
+    _mixture(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        names=mixtures.qwen3_moe_names,
+        gguf=("qwen3moe",),
+    ),
+    _mixture(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        "gpt_oss",
+        names=mixtures.gpt_oss_names,
+        gguf=("gpt-oss",),
+        gguf_names=mixtures_gguf.gpt_oss_names,
+    ),
     _mixture(
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
         names=mixtures.deepseek_names,
+        gguf=("deepseek2",),
+        gguf_names=mixtures_gguf.deepseek_names,
     ),
     _mixture("qwen3_next", "Qwen3NextForCausalLM", "qwen3_next", names=mixtures.qwen3_next_names),
     _encoder(
