@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "deepseek2",
+    "qwen3_next": "qwen3next",
 }
 
 #: Those whose queries and keys have rotating pairs side by side.
@@ -79,6 +80,8 @@ def _converted(architecture: str, config: Config, tensors: Mapping[str, Array]) 
             stacks.setdefault(f"{match[1]}.{match[2]}", []).append(array)
         elif architecture == "gpt-oss" and ".experts." in name:
             found |= _gpt_oss_experts(name, array)
+        elif ".linear_attn." in name:
+            found |= _linear_attention(name, config, array)
         elif name.endswith("kv_b_proj.weight"):
             stem = name.removesuffix("kv_b_proj.weight")
             joint = array.reshape(config["num_attention_heads"], -1, array.shape[1])
@@ -89,6 +92,24 @@ def _converted(architecture: str, config: Config, tensors: Mapping[str, Array]) 
             ours = name.replace("e_score_correction_bias", "e_score_correction.bias")
             found[ours + ".weight" * ours.endswith("sinks")] = array
     return found | {name: np.stack(arrays) for name, arrays in stacks.items()}
+
+
+def _linear_attention(name: str, config: Config, array: Array) -> dict[str, Array]:
+    if name.endswith("A_log"):
+        return {name: -np.exp(array)}
+    if name.endswith("dt_bias"):
+        return {name.replace("dt_bias", "dt_proj.bias"): array}
+    if "conv1d" in name:
+        return {name: array[:, 0]}
+    if not name.endswith("in_proj_qkvz.weight"):
+        return {name: array}
+    heads, keys = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+    grouped = array.reshape(heads, 2 * (keys + values), -1)
+    ends = np.cumsum([keys, keys, values])
+    q, k, v, z = (x.reshape(-1, array.shape[1]) for x in np.split(grouped, ends, axis=1))
+    stem = name.removesuffix("in_proj_qkvz.weight")
+    return {f"{stem}in_proj_qkv.weight": np.concatenate([q, k, v]), f"{stem}in_proj_z.weight": z}
 
 
 def _gpt_oss_experts(name: str, array: Array) -> dict[str, Array]:
@@ -109,7 +130,8 @@ def _changed(architecture: str, config: Config, name: str, array: Array) -> Arra
             if part in name:
                 halves = array.reshape(config[key], 2, -1, *array.shape[1:])
                 return halves.swapaxes(1, 2).reshape(array.shape)
-    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+    less_one = architecture.startswith("gemma") or architecture == "qwen3next"
+    if less_one and name.endswith("norm.weight") and "linear_attn" not in name:
         return array + np.float32(1)
     if architecture == "gpt2" and array.ndim == 2 and ".h." in name:
         return array.T
@@ -201,6 +223,17 @@ def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
+def _qwen3_next(writer: gguf.GGUFWriter, config: Config) -> None:
+    _experts(writer, config)
+    heads = config["linear_num_value_heads"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * config["linear_value_head_dim"])
+    writer.add_full_attention_interval(4)
+
+
 def _deepseek(writer: gguf.GGUFWriter, config: Config) -> None:
     _common(writer, config)
     rope, rotated = config["rope_parameters"], config["qk_rope_head_dim"]
@@ -239,6 +272,7 @@ _METADATA: dict[str, Callable[[gguf.GGUFWriter, Config], None]] = {
     "qwen3moe": _experts,
     "gpt-oss": _experts,
     "deepseek2": _deepseek,
+    "qwen3next": _qwen3_next,
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ostinato as ost
 from ostinato.errors import InputError, ModelFormatError
 from ostinato.llm.checkpoints import open_checkpoint
 from ostinato.llm.config import Pooling
@@ -152,6 +154,15 @@ def test_long_texts_are_cut(tmp_path: Path):
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
     embedder = embedder_of(folder)
     assert np.array_equal(embedder.embed(["w1 w2 w3 w4 w5 w6"]), embedder.embed(["w1 w2 w3 w4"]))
+
+
+def test_loaded_models_embed_and_rerank(tmp_path: Path):
+    folder = folder_of("bert_reranker", tmp_path)
+    with contextlib.closing(ost.llm.load(folder)) as model:
+        embedder = embedder_of(folder)
+        assert np.array_equal(model.embed(TEXTS), embedder.embed(TEXTS))
+        documents = ["w3", "w4 w5"]
+        assert np.array_equal(model.rerank("w1", documents), embedder.rerank("w1", documents))
 
 
 @pytest.mark.parametrize("family", ["bert_reranker", "xlm_roberta_reranker", "modernbert_reranker"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ostinato as ost
 from ostinato.dtypes import FLOAT16
 from ostinato.errors import InputError
 from ostinato.llm.checkpoints import open_checkpoint
@@ -14,6 +16,7 @@ from ostinato.llm.quantize import quantize_file
 from ostinato.llm.step import StepGraph
 from tests.llm.gguf_models import write_gguf
 from tests.llm.greedy import LIMITS, forced, spread_blocks
+from tests.llm.test_embedding import write_tokenizer
 from tests.llm.tiny_models import load_expected, prompt, random_tensors, write_folder
 
 
@@ -75,3 +78,17 @@ def test_experts_side_by_side_can_not_stay(tmp_path: Path):
     checkpoint = open_checkpoint(model_of("gpt_oss", tmp_path))
     with pytest.raises(InputError, match=r"'0.experts.gate.weight' can not stay in their file"):
         StepGraph(checkpoint, LIMITS, expert_budget=1 << 24)
+
+
+def test_a_loaded_model_takes_a_budget(tmp_path: Path):
+    folder = model_of("mixtral", tmp_path)
+    write_tokenizer(folder)
+    answers = []
+    for budget in (None, "400KiB"):
+        with contextlib.closing(
+            ost.llm.load(folder, sequences=1, context=128, expert_budget=budget)
+        ) as model:
+            found = model.generate([5, 6, 7], max_tokens=8, temperature=0.0, ignore_eos=True)
+            answers.append(list(found.tokens))
+    assert len(answers[0]) == 8
+    assert answers[0] == answers[1]

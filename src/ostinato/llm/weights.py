@@ -146,6 +146,7 @@ class Stored:
         transposed: whether the file has the last two axes the other way round.
         flat: whether the file has a matrix whose rows are those of all first axes.
         offset: a number to be added to each element.
+        logarithm: whether the weight is the logarithm of the negated elements.
     """
 
     names: tuple[str, ...]
@@ -155,6 +156,7 @@ class Stored:
     transposed: bool = False
     flat: bool = False
     offset: float = 0.0
+    logarithm: bool = False
 
     @property
     def alone(self) -> bool:
@@ -164,7 +166,7 @@ class Stored:
     @property
     def whole(self) -> bool:
         """Whether the weight is the tensor as it is."""
-        changed = self.transposed or self.flat or self.offset
+        changed = self.transposed or self.flat or self.offset or self.logarithm
         return self.rows is None and self.columns is None and not changed
 
 
@@ -392,7 +394,7 @@ class _Part(_Derived):
         super().__init__([tensor], f"{replace(place, names=())!r} {shape}")
         self._tensor, self._place = tensor, place
         self.shape = shape
-        self.dtype = FLOAT32 if place.offset else tensor.dtype
+        self.dtype = FLOAT32 if place.offset or place.logarithm else tensor.dtype
 
     @property
     def transposed_tensor(self) -> StoredTensor | None:
@@ -411,6 +413,9 @@ class _Part(_Derived):
             found = found[rows if isinstance(rows, slice) else rows.indices()]
         if self._place.offset:
             found = convert(found, FLOAT32) + np.float32(self._place.offset)
+        if self._place.logarithm:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                found = np.log(-convert(found, FLOAT32))
         return np.ascontiguousarray(found).reshape(self.shape)
 
 

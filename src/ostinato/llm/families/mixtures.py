@@ -39,6 +39,7 @@ __all__ = [
     "qwen3_next",
     "qwen3_next_names",
     "stacked",
+    "take_rows",
 ]
 
 # -- configurations --------------------------------------------------------------------------------
@@ -372,7 +373,7 @@ def deepseek_names(config: ModelConfig) -> dict[str, Stored]:
     each = latent.plain + latent.value
     for part, span in (("k_up", (0, latent.plain)), ("v_up", (latent.plain, latent.value))):
         rows = RowSpans(groups=config.heads, size=each, spans=(span,))
-        _take_rows(places, config, part, rows)
+        take_rows(places, config, part, rows)
         for layer in range(len(config.layers)):
             name = f"{layer}.{part}.weight"
             places[name] = replace(places[name], flat=True)
@@ -425,7 +426,7 @@ def qwen3_next_names(config: ModelConfig) -> dict[str, Stored]:
     features = config.head_dim
     for part, start in (("q", 0), ("query_gate", features)):
         rows = RowSpans(groups=config.heads, size=2 * features, spans=((start, features),))
-        _take_rows(places, config, part, rows)
+        take_rows(places, config, part, rows)
     _linear_rows(places, config)
     return places
 
@@ -442,10 +443,10 @@ def _linear_rows(places: dict[str, Stored], config: ModelConfig) -> None:
         return RowSpans(groups=heads, size=size, spans=spans)
 
     qkv = rows((0, keys), (keys, keys), (2 * keys, values))
-    _take_rows(places, config, "qkv", qkv)
-    _take_rows(places, config, "z", rows((2 * keys + values, values)))
+    take_rows(places, config, "qkv", qkv)
+    take_rows(places, config, "z", rows((2 * keys + values, values)))
     for part, start in (("beta", 0), ("decay", group)):
-        _take_rows(places, config, part, rows((start, group), size=2 * group))
+        take_rows(places, config, part, rows((start, group), size=2 * group))
     for layer, parts in enumerate(config.layers):
         if parts.mixer == "linear":
             prefix = _LAYER.format(layer)
@@ -453,7 +454,7 @@ def _linear_rows(places: dict[str, Stored], config: ModelConfig) -> None:
             places[f"{layer}.decay.bias"] = Stored(names=(f"{prefix}linear_attn.dt_bias",))
 
 
-def _take_rows(places: dict[str, Stored], config: ModelConfig, part: str, rows: RowSpans) -> None:
+def take_rows(places: dict[str, Stored], config: ModelConfig, part: str, rows: RowSpans) -> None:
     """Let a matrix of each layer be some rows of its tensor."""
     for layer in range(len(config.layers)):
         if (weight := f"{layer}.{part}.weight") in places:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.llm.config import LatentAttention, Layer, ModelConfig
+from ostinato.llm.config import LatentAttention, Layer, LinearAttention, ModelConfig
 from ostinato.llm.families.dense_gguf import (
     block_names,
     layer_count,
@@ -15,16 +15,25 @@ from ostinato.llm.families.dense_gguf import (
     windows_of,
 )
 from ostinato.llm.families.experts_gguf import expert_sizes, feed_forward
+from ostinato.llm.families.mixtures import take_rows
 from ostinato.llm.families.rope import yarn_magnitude
+from ostinato.llm.weights import RowSpans, Stored
 from ostinato.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ostinato.llm.fields import Fields
-    from ostinato.llm.weights import Stored
 
-__all__ = ["deepseek_names", "deepseek_v3", "gpt_oss", "gpt_oss_names", "qwen3_moe"]
+__all__ = [
+    "deepseek_names",
+    "deepseek_v3",
+    "gpt_oss",
+    "gpt_oss_names",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_next_names",
+]
 
 
 def qwen3_moe(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
@@ -121,4 +130,62 @@ def deepseek_names(config: ModelConfig) -> dict[str, Stored]:
     for layer in range(len(config.layers)):
         name = f"{layer}.k_up.weight"
         places[name] = replace(places[name], transposed=True)
+    return places
+
+
+def qwen3_next(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
+    """Qwen3-Next, whose layers of linear attention are those with a convolution."""
+    config = plain(fields, "qwen3_next", architecture, tensors, head_norm="each", query_gate=True)
+    fields.skip("full_attention_interval")
+    heads = fields.size("ssm.time_step_rank")
+    inner = fields.size("ssm.inner_size")
+    linear = LinearAttention(
+        key_heads=fields.size("ssm.group_count"),
+        value_heads=heads,
+        key_dim=fields.size("ssm.state_size"),
+        value_dim=inner // heads,
+        kernel=fields.size("ssm.conv_kernel", least=2, most=64),
+    )
+    if heads % linear.key_heads or inner % heads:
+        several = f"a multiple of the {linear.key_heads} key heads, a divisor of {inner}"
+        raise fields.error("ssm.time_step_rank", several, heads)
+    layers = tuple(
+        replace(layer, mixer="linear", rope=None)
+        if f"blk.{i}.ssm_conv1d.weight" in tensors
+        else layer
+        for i, layer in enumerate(config.layers)
+    )
+    return replace(config, linear=linear, layers=layers)
+
+
+def qwen3_next_names(config: ModelConfig) -> dict[str, Stored]:
+    """The names of Qwen3-Next."""
+    inner = {
+        "hidden_norm": "post_attention_norm",
+        "query_gate": "attn_q",
+        "qkv": "attn_qkv",
+        "z": "attn_gate",
+        "beta": "ssm_ba",
+        "decay": "ssm_ba",
+        "conv": "ssm_conv1d",
+        "rate": "ssm_a",
+        "gate_norm": "ssm_norm",
+    }
+    places = block_names(config, inner)
+    linear, features = config.linear, config.head_dim
+    assert linear is not None
+    for part, start in (("q", 0), ("query_gate", features)):
+        rows = RowSpans(groups=config.heads, size=2 * features, spans=((start, features),))
+        take_rows(places, config, part, rows)
+    group = linear.value_heads // linear.key_heads
+    for part, start in (("beta", 0), ("decay", group)):
+        rows = RowSpans(groups=linear.key_heads, size=2 * group, spans=((start, group),))
+        take_rows(places, config, part, rows)
+    for layer, parts in enumerate(config.layers):
+        if parts.mixer == "linear":
+            block = f"blk.{layer}."
+            places[f"{layer}.o.weight"] = Stored(names=(f"{block}ssm_out.weight",))
+            places[f"{layer}.decay.bias"] = Stored(names=(f"{block}ssm_dt.bias",))
+            places[f"{layer}.rate"] = Stored(names=(f"{block}ssm_a",), logarithm=True)
+            places[f"{layer}.conv.weight"] = replace(places[f"{layer}.conv.weight"], flat=True)
     return places

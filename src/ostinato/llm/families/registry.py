@@ -163,7 +163,14 @@ _BUILT_IN: tuple[Family, ...] = (
         gguf=("deepseek2",),
         gguf_names=mixtures_gguf.deepseek_names,
     ),
-    _mixture("qwen3_next", "Qwen3NextForCausalLM", "qwen3_next", names=mixtures.qwen3_next_names),
+    _mixture(
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        names=mixtures.qwen3_next_names,
+        gguf=("qwen3next",),
+        gguf_names=mixtures_gguf.qwen3_next_names,
+    ),
     _encoder(
         "bert",
         "BertModel",
