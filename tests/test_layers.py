@@ -35,7 +35,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("frontends",),
     ("llm",),
     ("torch",),
-    ("llm",),
     ("ostinato",),  # the package itself, with its public names
     ("tools",),
 )

@@ -139,6 +139,16 @@ class Fields:
                 raise self.error(name, f"a list of {', '.join(choices)}", item)
         return value
 
+    def flags(self, name: str, count: int) -> list[bool] | None:
+        """A list of so many truth values; ``None`` if the field is absent or no list."""
+        value = self._given(name, None)
+        listed = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(listed, list):
+            return None
+        if len(listed) != count or not all(isinstance(item, bool) for item in listed):
+            raise self.error(name, f"a list of {count} truth values", value)
+        return listed
+
     def part(self, name: str) -> Fields | None:
         """The fields within a field; ``None`` if it is absent."""
         value = self._given(name, None)
@@ -147,6 +157,15 @@ class Fields:
         if not isinstance(value, Mapping):
             raise self.error(name, "an object", value)
         return Fields(value, f"{self._source}: {self._prefix}{name}")
+
+    def count(self, name: str, default: int) -> int:
+        """The number of entries of an object or a list."""
+        value = self._given(name, None)
+        if value is None:
+            return default
+        if not isinstance(value, Mapping | list) or not value:
+            raise self.error(name, "an object or a list with entries", value)
+        return len(value)
 
     def skip(self, *names: str) -> None:
         """Take fields as read, whatever they hold."""

@@ -13,7 +13,8 @@ import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT32, INT64, UINT32, DType
 from ostinato.errors import InputError, PlanError
-from ostinato.llm.families.builder import BLOCK_TOKENS, Builder, Rows, State
+from ostinato.llm.expert_files import CheckpointExperts
+from ostinato.llm.families.builder import BLOCK_TOKENS, Builder, State, StepRows
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass, field_names
 from ostinato.runtime.session import Session
@@ -147,7 +148,7 @@ def step_graph(
         g,
         config,
         checkpoint.weights,
-        Rows(
+        StepRows(
             count=rows,
             position=given["position"],
             sequence=given["sequence"],
@@ -233,9 +234,12 @@ class StepGraph:
         kv_dtype: of keys and values.
         options: of the compiler, instead of the session's.
         progress: called with ``(done, total)`` as kernels are compiled.
+        expert_budget: bytes of memory for experts, the others of which stay in their files; by
+            default all are in memory.
 
     Raises:
-        InputError: limits are out of range, or a dtype is not.
+        InputError: limits are out of range, or a dtype is not; or experts have to stay in files
+            that do not hold them as they are.
         UnsupportedOpError: the device has no way to compute it.
 
     Attributes:
@@ -253,10 +257,17 @@ class StepGraph:
         kv_dtype: Any = "bfloat16",
         options: CompileOptions | None = None,
         progress: Progress | None = None,
+        expert_budget: int | None = None,
     ) -> None:
         graph, states = step_graph(checkpoint, limits, kv_dtype)
         session = session or Session("cpu")
-        compiled = session.compile(graph, options=options, progress=progress)
+        compiled = session.compile(
+            graph,
+            options=options,
+            progress=progress,
+            experts=None if expert_budget is None else CheckpointExperts(checkpoint),
+            expert_budget=expert_budget,
+        )
         self._take(checkpoint.config, limits, states, compiled)
 
     def _take(
@@ -283,6 +294,9 @@ class StepGraph:
         self._declared = states
         self._states = {n: np.zeros(s.shape, s.dtype.numpy) for n, s in states.items()}
         self._compiled: CompiledGraph | None = compiled
+        arrays = {**{name: getattr(self.inputs, name) for name in types}, **self._states}
+        self._buffers = [arrays[name] for name in compiled.inputs]
+        self._prepared = compiled.prepare_run([array.shape for array in self._buffers])
         self._calls: OrderedDict[tuple[int, int, int], Callable[[], None]] = OrderedDict()
 
     @property
@@ -319,17 +333,20 @@ class StepGraph:
     def _bind(self, rows: int, picks: int, adjustments: int) -> Callable[[], None]:
         """A call for sizes that are new; the one used longest ago makes room for it."""
         limits = self.limits
-        for name, value, most in (
-            ("rows", rows, limits.rows),
-            ("picks", picks, limits.picks),
-            ("adjustments", adjustments, limits.adjustments),
-        ):
+        sizes = {"rows": rows, "picks": picks, "adjustments": adjustments}
+        for name, value in sizes.items():
+            most = getattr(limits, name)
             if not 1 <= value <= most:
                 raise InputError(f"a step takes 1 to {most} {name}, got {value!r:.80}")
-        types = _types(limits, self.config, rows, picks, adjustments)
-        given = {n: getattr(self.inputs, n)[: shape[0]] for n, (shape, _) in types.items()}
-        results = [getattr(self.outputs, name)[:picks] for name in field_names(self.outputs)]
-        call = self._graph.bind({**given, **self._states}, results)
+        graph = self._graph
+        results = [getattr(self.outputs, name) for name in field_names(self.outputs)]
+        if (prepared := self._prepared) is not None:
+            values = tuple(sizes[name] for name in prepared.names)
+            call = prepared.bind([*self._buffers, *results], values)
+        else:
+            types = _types(limits, self.config, **sizes)
+            parts = {n: getattr(self.inputs, n)[: shape[0]] for n, (shape, _) in types.items()}
+            call = graph.bind({**parts, **self._states}, [array[:picks] for array in results])
         self._calls[rows, picks, adjustments] = call
         if len(self._calls) > _KEPT_CALLS:
             self._calls.popitem(last=False)
@@ -433,5 +450,5 @@ class StepGraph:
     def close(self) -> None:
         """Give back all memory; from now on :meth:`run` raises :class:`PlanError`."""
         self._calls.clear()
-        self._states = {}
+        self._states, self._buffers, self._prepared = {}, [], None
         self._compiled = None

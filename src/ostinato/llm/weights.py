@@ -6,6 +6,7 @@ a file calls them; and one orientation: a matrix is ``[outputs, inputs]``.
 
 from __future__ import annotations
 
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -13,8 +14,8 @@ import numpy as np
 
 from ostinato.conversion import convert
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8
-from ostinato.errors import ModelFormatError
-from ostinato.ir.stored import StoredTensor
+from ostinato.errors import InputError, ModelFormatError
+from ostinato.ir.stored import ExpertTensor, StoredTensor
 from ostinato.ops.packed.decoding import packed_format
 from ostinato.ops.packed.encoding import encode
 from ostinato.records import dataclass, replace
@@ -24,7 +25,17 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
 
-__all__ = ["FileTensor", "Stored", "Weight", "WeightFormat", "converted", "located"]
+__all__ = [
+    "FileTensor",
+    "RowOrder",
+    "RowSpans",
+    "Stored",
+    "Weight",
+    "WeightFormat",
+    "converted",
+    "expert_tensor",
+    "located",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -35,6 +46,10 @@ WeightFormat: TypeAlias = Literal["keep", "bfloat16", "int8", "int4"]
 _BLOCKS: Final[Mapping[str, str]] = MappingProxyType({"int8": "gguf:q8_0", "int4": "gguf:q4_0"})
 
 _MATRICES = (FLOAT32, FLOAT16, BFLOAT16)
+
+#: The floats that stacks of packed matrices become, which are computed as floats: float16, whose
+#: rounding is far below that of any format, but for this one, which has larger exponents.
+_WIDENED: Final[Mapping[str, DType]] = MappingProxyType({"gguf:mxfp4": BFLOAT16})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,27 +78,94 @@ class FileTensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowOrder:
+    """Rows of a tensor in another order.
+
+    Attributes:
+        shape: in which the tensor's rows are counted.
+        axes: the order of those axes that rows are taken in.
+        part: the position along the first of them that is taken; ``None``: all.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    part: int | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of rows that are taken."""
+        total = prod(self.shape)
+        return total if self.part is None else total // self.shape[self.axes[0]]
+
+    def indices(self) -> Array:
+        """The rows that are taken, in order."""
+        numbers = np.arange(prod(self.shape)).reshape(self.shape).transpose(self.axes)
+        return (numbers if self.part is None else numbers[self.part]).reshape(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSpans:
+    """Parts of groups of rows, each part of all groups before the next part.
+
+    Attributes:
+        groups: how many there are.
+        size: rows of each.
+        spans: the parts: the first row within a group, and the number of rows.
+    """
+
+    groups: int
+    size: int
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        """The number of rows that are taken."""
+        return self.groups * sum(rows for _, rows in self.spans)
+
+    @property
+    def total(self) -> int:
+        """The number of rows that there are."""
+        return self.groups * self.size
+
+    def indices(self) -> Array:
+        """The rows that are taken, in order."""
+        numbers = np.arange(self.total).reshape(self.groups, self.size)
+        parts = [numbers[:, start : start + rows].reshape(-1) for start, rows in self.spans]
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stored:
     """The position of a weight in a file.
 
     Attributes:
         names: the tensor that has it; several are stacked along a new first axis.
         rows: its rows among those of the tensor, which may be in another order; ``None``: all.
-        total: how many rows the tensor has, where not all are taken.
-        transposed: whether the file has matrices as ``[inputs, outputs]``.
+        columns: its elements along the tensor's last axis; ``None``: all.
+        total: how many rows, or columns, the tensor has, where not all are taken.
+        transposed: whether the file has the last two axes the other way round.
+        flat: whether the file has a matrix whose rows are those of all first axes.
         offset: a number to be added to each element.
     """
 
     names: tuple[str, ...]
-    rows: slice | tuple[int, ...] | None = None
+    rows: slice | RowOrder | RowSpans | None = None
+    columns: slice | None = None
     total: int = 0
     transposed: bool = False
+    flat: bool = False
     offset: float = 0.0
 
     @property
     def alone(self) -> bool:
         """Whether one tensor has the weight."""
         return len(self.names) == 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether the weight is the tensor as it is."""
+        changed = self.transposed or self.flat or self.offset
+        return self.rows is None and self.columns is None and not changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,13 +234,16 @@ def _weight(
     tensor = tensors.get(stored)
     if tensor is None:
         raise ModelFormatError(f"{source!r} lacks the tensor {stored!r:.120} ({name})")
-    form = tensor.format
-    if form is not None and (len(shape) == 1 or place.transposed or place.offset):
+    form = packed = tensor.format
+    by_column = place.transposed or place.columns is not None
+    if form is not None and (len(shape) != 2 or by_column or place.offset):
         tensor, form = tensor.plain(), None
-    outputs = shape[0] if place.rows is None else place.total
-    expected = (outputs, *shape[1:])
+    shown = (prod(shape[:-1]), shape[-1]) if place.flat else shape
+    expected = shown if place.rows is None else (place.total, *shown[1:])
     if place.transposed:
-        expected = expected[::-1]
+        expected = _swapped(expected)
+    if place.columns is not None:
+        expected = (*expected[:-1], place.total)
     if tensor.shape != expected:
         raise ModelFormatError(
             f"{source!r}: tensor {stored!r:.120} ({name}) has the shape {tensor.shape}, expected "
@@ -167,23 +252,35 @@ def _weight(
     dtype = tensor.source.dtype
     if form is None and dtype not in (*_MATRICES, FLOAT64):
         raise ModelFormatError(f"{source!r}: tensor {stored!r:.120} ({name}) is {dtype}, no float")
-    whole = place.rows is None and not place.transposed and not place.offset
-    elements = tensor.source if whole else _Part(tensor.source, place, _part_shape(tensor, place))
+    elements = tensor.source
+    if not place.whole:
+        part = shape if place.flat else _part_shape(tensor, place)
+        elements = _Part(tensor.source, place, part)
     if form is None and (len(shape) == 1 or dtype == FLOAT64 or place.offset):
         elements = _Converted(elements, FLOAT32)
+    elif packed is not None and len(shape) > 2:
+        elements = _Converted(elements, _WIDENED.get(packed, FLOAT16))
     return Weight(name=name, source=elements, shape=shape, format=form)
 
 
 def _part_shape(tensor: FileTensor, place: Stored) -> tuple[int, ...]:
     """The shape of the part of a tensor's source."""
-    shape = tensor.source.shape[::-1] if place.transposed else tensor.source.shape
+    shape = tensor.source.shape
+    if place.columns is not None:
+        shape = (*shape[:-1], len(range(*place.columns.indices(shape[-1]))))
+    shape = _swapped(shape) if place.transposed else shape
     match place.rows:
         case None:
             return shape
         case slice():
             return (len(range(*place.rows.indices(shape[0]))), *shape[1:])
         case rows:
-            return (len(rows), *shape[1:])
+            return (rows.count, *shape[1:])
+
+
+def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape with its last two axes the other way round."""
+    return (*shape[:-2], *shape[-2:][::-1])
 
 
 def _stacked(parts: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
@@ -229,32 +326,99 @@ def _narrowed(weight: Weight, kept: WeightFormat) -> Weight:
     return replace(weight, source=_Converted(weight.source, BFLOAT16))
 
 
+def expert_tensor(weight: Weight) -> ExpertTensor:
+    """The matrices of a weight ``[experts, inputs, outputs]`` as ranges of a file.
+
+    Raises:
+        InputError: no file has the matrices as they are, or several files have them.
+    """
+    source = weight.source
+    parts = source.parts if isinstance(source, _Stack) else (source,)
+    plain = [part.transposed_tensor if isinstance(part, _Part) else part for part in parts]
+    ranges = [None if part is None else part.in_file for part in plain]
+    found = [place for place in ranges if place is not None]
+    experts, rows, columns = weight.shape
+    if len(found) != len(parts):
+        raise InputError(
+            f"the experts {weight.name!r} can not stay in their file: a budget needs matrices of "
+            "floats that lie there one after the other"
+        )
+    if any(place.file is not found[0].file for place in found):
+        raise InputError(f"the experts {weight.name!r} are in several files, expected one")
+    offsets = [place.offset for place in found]
+    if len(offsets) == 1:
+        nbytes = rows * columns * source.dtype.itemsize
+        offsets = [offsets[0] + expert * nbytes for expert in range(experts)]
+    shape = (experts, rows, columns)
+    transposed = isinstance(parts[0], _Part)
+    name, file = weight.name, found[0].file
+    return ExpertTensor(name, file, source.dtype, shape, tuple(offsets), transposed=transposed)
+
+
 # -- sources ---------------------------------------------------------------------------------------
 
 
-class _Part(StoredTensor):
+class _Derived(StoredTensor):
+    """Elements that follow from those of other tensors.
+
+    Args:
+        parts: those tensors.
+        rule: the way in which they follow, as text that differs for different ways.
+    """
+
+    def __init__(self, parts: Sequence[StoredTensor], rule: str) -> None:
+        self._parts, self._rule = tuple(parts), rule
+
+    @property
+    def content_key(self) -> str | None:
+        keys = [part.content_key for part in self._parts]
+        known = [key for key in keys if key is not None]
+        return f"{self._rule} of {known}" if len(known) == len(keys) else None
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """Those tensors."""
+        return self._parts
+
+
+class _Part(_Derived):
     """Some rows of a tensor, or of its transpose, with a number added."""
 
     def __init__(self, tensor: StoredTensor, place: Stored, shape: tuple[int, ...]) -> None:
+        super().__init__([tensor], f"{replace(place, names=())!r} {shape}")
         self._tensor, self._place = tensor, place
         self.shape = shape
         self.dtype = FLOAT32 if place.offset else tensor.dtype
 
+    @property
+    def transposed_tensor(self) -> StoredTensor | None:
+        """The tensor of which this is the transpose, and nothing else."""
+        place = self._place
+        changed = place.rows is not None or place.columns is not None or place.flat or place.offset
+        return self._tensor if place.transposed and not changed else None
+
     def read(self) -> Array:
         found = self._tensor.read()
-        if self._place.transposed:
-            found = found.T
+        if self._place.columns is not None:
+            found = found[..., self._place.columns]
+        if self._place.transposed and found.ndim > 1:
+            found = np.swapaxes(found, -1, -2)
         if (rows := self._place.rows) is not None:
-            found = found[rows if isinstance(rows, slice) else list(rows)]
+            found = found[rows if isinstance(rows, slice) else rows.indices()]
         if self._place.offset:
             found = convert(found, FLOAT32) + np.float32(self._place.offset)
-        return np.ascontiguousarray(found)
+        return np.ascontiguousarray(found).reshape(self.shape)
 
 
-class _Converted(StoredTensor):
+class _Converted(_Derived):
     """The elements of a tensor in another dtype."""
 
     def __init__(self, tensor: StoredTensor, dtype: DType) -> None:
+        super().__init__([tensor], f"as {dtype}")
         self._tensor = tensor
         self.shape = tensor.shape
         self.dtype = dtype
@@ -263,10 +427,11 @@ class _Converted(StoredTensor):
         return convert(self._tensor.read(), self.dtype)
 
 
-class _Packed(StoredTensor):
+class _Packed(_Derived):
     """The rows of a matrix as blocks."""
 
     def __init__(self, tensor: StoredTensor, form: str, size: int, nbytes: int) -> None:
+        super().__init__([tensor], f"in {form}")
         self._tensor, self._form = tensor, form
         rows, columns = tensor.shape
         self.shape = (rows, columns // size * nbytes)
@@ -276,11 +441,11 @@ class _Packed(StoredTensor):
         return encode(convert(self._tensor.read(), FLOAT32), self._form)
 
 
-class _Stack(StoredTensor):
+class _Stack(_Derived):
     """Tensors of one type along a new first axis."""
 
     def __init__(self, parts: Sequence[StoredTensor]) -> None:
-        self._parts = parts
+        super().__init__(parts, "stack")
         self.shape = (len(parts), *parts[0].shape)
         self.dtype = parts[0].dtype
 

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.llm.tiny_models import (
     ANSWER,
@@ -199,6 +201,20 @@ def in_blocks(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
     return found
 
 
+def widened(folder: Path) -> None:
+    """Replace blocks in a folder's file by the elements that they stand for."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        stem = name.removesuffix("_blocks")
+        blocks, scales = tensors.pop(name), tensors.pop(f"{stem}_scales")
+        tensors[stem] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_file(tensors, path, {"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text())
+    settings.pop("quantization_config", None)
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
 def answers(folder: Path, seed: int) -> tuple[list[Any], list[Any], list[Any]]:
     """Tokens, margins and logits for a prompt of each length."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -231,6 +247,8 @@ def store(family: str) -> None:
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:
             write_folder(Path(folder), config, shapes, seed)
+            if family.endswith("_mxfp4"):
+                widened(Path(folder))
             results = answers(Path(folder), seed)
         for whole, part in zip((tokens, margins, logits), results, strict=True):
             whole.append(part)

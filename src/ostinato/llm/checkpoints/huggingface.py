@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.errors import ModelFormatError
 from ostinato.frontends.gguf.sources import MappedFile
+from ostinato.ir.files import FileRange
 from ostinato.ir.stored import StoredTensor
 from ostinato.llm.checkpoints.checkpoint import Checkpoint
+from ostinato.llm.checkpoints.mxfp4 import joined_blocks
 from ostinato.llm.families.registry import family_of
 from ostinato.llm.fields import Fields
 from ostinato.llm.weights import FileTensor, located
@@ -23,10 +26,11 @@ if TYPE_CHECKING:
     from ostinato.llm.weights import Weight
     from ostinato.moe.safetensors import TensorRange
 
-__all__ = ["open_folder"]
+__all__ = ["IGNORED", "open_folder"]
 
-#: Bytes of the largest file of JSON that is read.
+#: Bytes of the largest index or file of a tokenizer's that is read, and of the largest settings.
 _LARGEST: Final = 16 << 20
+_SETTINGS: Final = 1 << 20
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -43,13 +47,21 @@ _TOKENIZER_FILES: Final = (
     "chat_template.json",
 )
 
+#: Prefixes of tensors that read images, which a language model does without.
+_VISION: Final = tuple(
+    f"{outer}{part}."
+    for outer in ("", "model.")
+    for part in ("vision_tower", "multi_modal_projector")
+)
+
 #: Fields of ``config.json`` that change no result of a run.
-_IGNORED: Final = frozenset(
+IGNORED: Final = frozenset(
     {
         "_attn_implementation",
         "_attn_implementation_autoset",
         "_commit_hash",
         "_name_or_path",
+        "_num_labels",
         "add_cross_attention",
         "architectures",
         "attention_dropout",
@@ -76,6 +88,7 @@ _IGNORED: Final = frozenset(
         "initializer_range",
         "is_decoder",
         "is_encoder_decoder",
+        "is_llama_config",
         "label2id",
         "max_length",
         "model_type",
@@ -85,6 +98,7 @@ _IGNORED: Final = frozenset(
         "output_hidden_states",
         "output_scores",
         "pad_token_id",
+        "predict_special_tokens",
         "prefix",
         "pretraining_tp",
         "problem_type",
@@ -123,15 +137,15 @@ def open_folder(path: Path) -> Checkpoint:
         OSError: a file can not be read.
     """
     where = f"{path.name}/config.json"
-    settings = _json(path / "config.json")
-    fields = Fields(settings, where)
+    settings = _json(path / "config.json", _SETTINGS)
     architecture = _architecture(settings, where)
     family = family_of(architecture, where)
+    fields = _language_fields(settings, where)
     config = family.config(fields, architecture)
-    fields.finish(_IGNORED)
+    fields.finish(IGNORED)
     weights = _weights(path, family, config)
     generation = path / "generation_config.json"
-    proposed = _json(generation) if generation.exists() else {}
+    proposed = _json(generation, _SETTINGS) if generation.exists() else {}
     files = {name: path / name for name in _TOKENIZER_FILES if (path / name).is_file()}
     ends = [*_tokens(proposed.get("eos_token_id")), *_tokens(settings.get("eos_token_id"))]
     begin = [*_tokens(settings.get("bos_token_id")), *_tokens(proposed.get("bos_token_id"))]
@@ -160,8 +174,18 @@ def _architecture(settings: Mapping[str, Any], where: str) -> str:
     raise ModelFormatError(f"{where!r} names no architecture")
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _language_fields(settings: Mapping[str, Any], where: str) -> Fields:
+    """The fields of the language model, which is a part of a model of images and text."""
+    fields = Fields(settings, where)
+    return (fields.part("text_config") if "vision_config" in fields else None) or fields
+
+
+def _json(path: Path, most: int = _LARGEST) -> dict[str, Any]:
     """An object of a file.
+
+    Args:
+        path: of the file.
+        most: bytes of it.
 
     Raises:
         ModelFormatError: it is missing, too large, or no object of JSON.
@@ -169,11 +193,11 @@ def _json(path: Path) -> dict[str, Any]:
     name = f"{path.parent.name}/{path.name}"
     try:
         with path.open("rb") as file:
-            text = file.read(_LARGEST + 1)
+            text = file.read(most + 1)
     except (FileNotFoundError, IsADirectoryError):
         raise ModelFormatError(f"there is no file {name!r}") from None
-    if len(text) > _LARGEST:
-        raise ModelFormatError(f"{name!r} is larger than {_LARGEST:,} bytes")
+    if len(text) > most:
+        raise ModelFormatError(f"{name!r} is larger than {most:,} bytes")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -187,11 +211,11 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _weights(path: Path, family: Family, config: ModelConfig) -> dict[str, Weight]:
-    tensors = _renamed(_tensors(path), family)
+    tensors = joined_blocks(_renamed(_tensors(path), family), path.name)
     spare = ("lm_head.weight", "embed_out.weight") if config.tied else ()
 
     def unused(name: str) -> bool:
-        return name.endswith(family.unused) or name in spare
+        return name.endswith(family.unused) or name in spare or name.startswith(_VISION)
 
     shapes = family.shapes(config)
     return located(tensors, family.names(config), shapes, path.name, unused)
@@ -229,7 +253,7 @@ def _tensors(path: Path) -> dict[str, FileTensor]:
         plain = isinstance(shard, str) and shard and "/" not in shard and "\\" not in shard
         if not plain or shard in (".", ".."):
             raise ModelFormatError(
-                f"{path.name}/{_INDEX}: {name!r:.80} is in no file: {shard!r:.80}"
+                f"{path.name}/{_INDEX}: {name!r:.80} is in no file of the folder: {shard!r:.60}"
             )
         shards.setdefault(shard, set()).add(name)
     found: dict[str, FileTensor] = {}
@@ -267,11 +291,22 @@ class _SafeTensor(StoredTensor):
         self.shape, self.dtype = place.shape, place.dtype
 
     def read(self) -> Any:
-        count = 1
-        for size in self.shape:
-            count *= size
+        count = math.prod(self.shape)
         found = self._mapped.array(self.dtype, count, self._offset, self._name)
         return found.reshape(self.shape)
+
+    @property
+    def in_file(self) -> FileRange:
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        return FileRange(self._mapped.file, self._offset, nbytes)
+
+    @property
+    def content_key(self) -> str | None:
+        digest = self._mapped.file.digest
+        return digest and f"{digest} {self._offset} {self.dtype} {self.shape}"
+
+    def release(self) -> None:
+        self._mapped.release(self._offset, math.prod(self.shape) * self.dtype.itemsize)
 
 
 # -- what belongs to a chat ------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections import deque
 from math import inf
@@ -213,8 +212,7 @@ class Engine:
             Overloaded: the queue is full, or the engine takes no more requests.
             SessionStateError: the engine is closed.
         """
-        prepared = self._prepare(request)
-        self._check(request, prepared)
+        prepared = self.check(request)
         sampling = request.sampling
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         seconds = request.seconds or self.settings.request_seconds or inf
@@ -248,6 +246,17 @@ class Engine:
             self._wake.notify_all()
         return ticket
 
+    def check(self, request: Request) -> PreparedRequest:
+        """Refuse a request that can never be served; its tokens and formats otherwise.
+
+        Raises:
+            InputError: a parameter or a token is out of range.
+            ContextError: prompt and answer exceed the context or the memory for keys and values.
+        """
+        prepared = self._prepare(request)
+        self._check(request, prepared)
+        return prepared
+
     def open_stream(self, request: Request) -> Stream:
         """Queue a request, and iterate over the parts of its answers.
 
@@ -272,6 +281,8 @@ class Engine:
         Raises:
             OstinatoError: see :meth:`submit`.
         """
+        import asyncio  # here: the import takes longer than the rest of this package
+
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Delta | None] = asyncio.Queue()
         ticket = self.submit(
@@ -341,6 +352,11 @@ class Engine:
                 blocks_used=pool.count - pool.free,
                 blocks_cached=pool.cached,
             )
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closing
 
     @property
     def idle(self) -> bool:

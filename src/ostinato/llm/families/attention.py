@@ -31,6 +31,8 @@ def _weights(config: ModelConfig, layer: Layer) -> dict[str, tuple[int, ...]]:
         shapes |= {"q_norm.weight": (queries,), "k_norm.weight": (keys,)}
     if config.sinks:
         shapes["sinks"] = (config.heads,)
+    if config.query_gate:
+        shapes["query_gate.weight"] = (config.heads * config.value_dim, config.width)
     return shapes
 
 
@@ -46,9 +48,12 @@ def _build(block: Block, x: Value) -> Value:
     values = block.cached("values", block.heads(v, config.kv_heads))
     sinks = block.param("sinks") if config.sinks else None
     mixed = block.attend(block.rotated(q), keys, values, sinks=sinks)
-    rows = block.g.reshape(mixed, (block.rows.count, config.heads * config.value_dim))
+    rows = block.g.reshape(mixed, (block.tokens.count, config.heads * config.value_dim))
+    if config.query_gate:
+        rows = rows * block.g.sigmoid(block.linear(x, "query_gate"))
     return block.linear(rows, "o", bias=config.output_bias)
 
 
-#: ``q``, ``k``, ``v`` and ``o``; with ``q_norm``, ``k_norm`` and ``sinks`` where models have them.
+#: ``q``, ``k``, ``v`` and ``o``; with ``q_norm``, ``k_norm``, ``sinks`` and ``query_gate`` where
+#: models have them.
 ATTENTION = Part(weights=_weights, build=_build)

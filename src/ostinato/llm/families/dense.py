@@ -17,6 +17,7 @@ from ostinato.llm.families.huggingface import (
     rope,
 )
 from ostinato.llm.families.naming import changed, named, segments
+from ostinato.llm.weights import RowOrder
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -184,13 +185,27 @@ def olmo2(fields: Fields, architecture: str) -> ModelConfig:
 
 def phi3(fields: Fields, architecture: str) -> ModelConfig:
     """Phi-3: a llama with joint matrices in its files."""
+    for name in ("full_attn_mod", "interpolate_factor"):
+        fields.expect(name, 1)
     window, count = fields.size("sliding_window", None), layer_count(fields)
     windows = layer_windows(fields, count, window, [window is not None] * count)
     return _plain(fields, "phi3", architecture, windows=windows, norm=rms(fields, default=1e-5))
 
 
-def _gemma(fields: Fields, family: str, architecture: str, **changes: Any) -> ModelConfig:
-    sizes = attention_sizes(fields, head_dim=256)
+#: Fields that files of Gemma 3 leave to their readers.
+_GEMMA3: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+    }
+)
+
+
+def _gemma(
+    fields: Fields, family: str, architecture: str, sizes: Mapping[str, Any], **changes: Any
+) -> ModelConfig:
     scalar = fields.number("query_pre_attn_scalar", 256.0, above=0)
     fields.expect("use_bidirectional_attention", False)
     fields.skip("hidden_act")
@@ -211,7 +226,8 @@ def _gemma(fields: Fields, family: str, architecture: str, **changes: Any) -> Mo
 
 def gemma2(fields: Fields, architecture: str) -> ModelConfig:
     """Gemma 2: norms before and after, soft caps, windows in every other layer."""
-    count, window = layer_count(fields), fields.size("sliding_window", 4096)
+    window = fields.size("sliding_window_size", 4096)
+    count, window = layer_count(fields), fields.size("sliding_window", window)
     windows = layer_windows(fields, count, window, [i % 2 == 0 for i in range(count)])
     sizes = attention_sizes(fields, head_dim=256)
     turned = rope(fields, sizes["head_dim"], sizes["context"])
@@ -219,6 +235,7 @@ def gemma2(fields: Fields, architecture: str) -> ModelConfig:
         fields,
         "gemma2",
         architecture,
+        sizes,
         layers=tuple(Layer(window=window, rope=turned) for window in windows),
         attention_softcap=fields.number("attn_logit_softcapping", None, above=0),
         logit_softcap=fields.number("final_logit_softcapping", None, above=0),
@@ -231,7 +248,7 @@ def gemma3(fields: Fields, architecture: str) -> ModelConfig:
     every = fields.size("_sliding_window_pattern", 6)
     every = fields.size("sliding_window_pattern", every)
     windows = layer_windows(fields, count, window, [(i + 1) % every != 0 for i in range(count)])
-    sizes = attention_sizes(fields, head_dim=256)
+    sizes = attention_sizes(fields, head_dim=256, defaults=_GEMMA3)
     features, context = sizes["head_dim"], sizes["context"]
     both = fields.part("rope_parameters")
     legacy = fields.part("rope_scaling")
@@ -249,6 +266,7 @@ def gemma3(fields: Fields, architecture: str) -> ModelConfig:
         fields,
         "gemma3",
         architecture,
+        sizes,
         layers=tuple(
             Layer(window=window, rope=everywhere if window is None else local) for window in windows
         ),
@@ -452,15 +470,15 @@ def gpt_neox_names(config: ModelConfig) -> dict[str, Stored]:
         "head": "embed_out",
     }
     places = named(shapes(config), outer, _GPT_NEOX, "gpt_neox.layers.{}.")
-    features = config.head_dim
+    shape = config.heads, 3, config.head_dim
     for position, part in enumerate("qkv"):
-        rows = tuple(
-            (3 * head + position) * features + feature
-            for head in range(config.heads)
-            for feature in range(features)
+        rows = RowOrder(shape=shape, axes=(1, 0, 2), part=position)
+        changed(
+            places,
+            len(config.layers),
+            (part,),
+            partial(replace, rows=rows, total=3 * rows.count),
         )
-        total = 3 * config.heads * features
-        changed(places, len(config.layers), (part,), partial(replace, rows=rows, total=total))
     return places
 
 

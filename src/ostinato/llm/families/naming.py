@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from ostinato.llm.weights import Stored
+from ostinato.llm.weights import RowOrder, Stored
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -72,16 +72,9 @@ def changed(
             places[name] = change(place)
 
 
-def interleaved_rows(heads: int, features: int) -> tuple[int, ...]:
-    """The rows of heads whose halves alternate, in the order of halves one after the other.
+def interleaved_rows(heads: int, features: int) -> RowOrder:
+    """The rows of heads in which rotating pairs are neighbours, in the order of halves.
 
-    GGUF files have the queries and keys of some architectures so that the pairs of rotary
-    embeddings are neighbours.
+    GGUF files have the queries and keys of some architectures so.
     """
-    half = features // 2
-    return tuple(
-        head * features + 2 * pair + part
-        for head in range(heads)
-        for part in range(2)
-        for pair in range(half)
-    )
+    return RowOrder(shape=(heads, features // 2, 2), axes=(0, 2, 1))

@@ -12,6 +12,9 @@ from ostinato.dtypes import BOOL, FLOAT32, FLOAT64, INT64, UINT8, DType
 
 __all__ = ["MlxNamespace"]
 
+#: Sums that are longer are sums of the sums of blocks.
+_LONG_SUM, _SUM_BLOCK = 4096, 512
+
 
 class MlxNamespace(ArrayNamespace):
     """See :class:`ArrayNamespace`."""
@@ -261,7 +264,20 @@ class MlxNamespace(ArrayNamespace):
 
     def sum(self, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
         dtype = self.dtype_of(x)
+        axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+        if dtype.is_float and axes:
+            x = self._blocks_added(x, max(axes, key=lambda one: x.shape[one]) % x.ndim)
         return self.to(self._module.sum(x, axis=axis, keepdims=keepdims), dtype)
+
+    def _blocks_added(self, x: Any, axis: int) -> Any:
+        """The sums of the blocks of a long axis: MLX's CPU adds up one element after another."""
+        mx, length = self._module, x.shape[axis]
+        if length <= _LONG_SUM:
+            return x
+        whole, rest = mx.split(x, [length - length % _SUM_BLOCK], axis=axis)
+        shape = (*x.shape[:axis], whole.shape[axis] // _SUM_BLOCK, _SUM_BLOCK, *x.shape[axis + 1 :])
+        added = mx.sum(mx.reshape(whole, shape), axis=axis + 1)
+        return mx.concatenate([added, rest], axis=axis)
 
     def prod(self, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
         dtype = self.dtype_of(x)
