@@ -187,6 +187,21 @@ inline T minimum(T x, T y) {
     return x != x ? x : (x > y || y != y ? y : x);
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <>
+inline float maximum(float x, float y) {
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+    return result;
+}
+template <>
+inline float minimum(float x, float y) {
+    float result;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+    return result;
+}
+#endif
+
 template <class T>
 inline T sign(T x) {
     return x > (T)0 ? (T)1 : x < (T)0 ? (T)-1 : x == (T)0 ? (T)0 : x;  // -0 becomes 0, NaN stays

@@ -11,6 +11,13 @@ namespace ost {
 template <class To, class From>
 inline To to_integer(From x) {
     if (!number<From>::is_float) return (To)x;
+#ifdef __CUDA_ARCH__
+    if constexpr (sizeof(From) == 4 && sizeof(To) < 4) {  // the conversion does all that, to 32 bits
+        int found;
+        asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(found) : "f"((float)x));
+        return (To)min(max(found, (int)number<To>::least()), (int)number<To>::greatest());
+    }
+#endif
     // The greatest integer may round up to a power of two, which is out of range itself.
     const From low = (From)number<To>::least(), high = (From)number<To>::greatest();
     if (x != x) return (To)0;

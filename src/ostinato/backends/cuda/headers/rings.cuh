@@ -166,38 +166,46 @@ struct ring {
         if (threadIdx.x % 32 == 0) barrier_arrive(emptied + slot);
     }
 
-    // Fills slots with the rows of a block's tiles, each from end to end: called by a warp.
-    void fetch(place own, place all, const rows_of_memory& those) {
-        for (long long tile = own.x; tile * those.width < those.total; tile += all.x) {
-            const long long first = tile * those.width;
-            const long long last = min(first + those.width, those.total);
-            for (long long start = 0; start < those.length; start += those.piece)
-                for (long long row = first; row < last; row += rows)
-                    fetch_stage(those, row, (int)min(last - row, (long long)rows), start);
+    // Fills slots with the rows of a block's tiles, each from end to end: called by a warp, whose lanes
+    // copy a row each, first those of the matrix, then those beside.
+    void fetch(place own, place all, rows_of_memory those) {
+        const int lane = threadIdx.x % 32, length = (int)those.length;
+        const bool beside = lane >= rows, copies = lane < rows || (lane < 2 * rows && those.beside);
+        const unsigned char* const from = beside ? those.beside : those.from;
+        const int own_length = beside ? those.beside_length : length;
+        const int own_piece = beside ? those.beside_piece : those.piece;
+        const int inside = lane % rows * those.pitch + (beside ? those.piece : 0);
+#pragma unroll 1
+        for (long long first = (long long)own.x * those.width; first < those.total;
+             first += (long long)all.x * those.width) {
+            const long long rest = those.total - first;
+            const int last = rest < those.width ? (int)rest : those.width;
+            const unsigned char* source = from + (first + lane % rows) * own_length;
+            int own_left = own_length, beside_left = those.beside_length;
+#pragma unroll 1
+            for (int left = length; left > 0; left -= those.piece) {
+                const int size = min(left, those.piece), own_size = min(own_left, own_piece);
+                const int bytes_of_row = size + min(beside_left, those.beside_piece);
+#pragma unroll 1
+                for (int row = 0; row < last; row += rows) {
+                    const int there = min(last - row, rows);
+                    barrier_wait(emptied + slot, parity ^ 1);
+                    const bool wrapped = slot < ahead;
+                    const int earlier = wrapped ? slot + count - ahead : slot - ahead;
+                    barrier_wait(arrived + earlier, wrapped ? parity ^ 1 : parity);
+                    if (lane == 0) barrier_expect(arrived + slot, there * bytes_of_row);
+                    __syncwarp();
+                    if (copies && lane % rows < there && own_size > 0)
+                        copy_bulk(
+                            slots + slot * bytes + inside, source + (long long)row * own_length,
+                            own_size, arrived + slot
+                        );
+                    advance();
+                }
+                source += own_piece;
+                own_left -= own_piece, beside_left -= those.beside_piece;
+            }
         }
-    }
-
-    void fetch_stage(const rows_of_memory& those, long long first, int there, long long start) {
-        const int lane = threadIdx.x % 32;
-        const long long behind = start / those.piece * those.beside_piece;
-        const int size = (int)min(those.length - start, (long long)those.piece);
-        const int second = (int)min(those.beside_length - behind, (long long)those.beside_piece);
-        barrier_wait(emptied + slot, parity ^ 1);
-        const bool wrapped = slot < ahead;
-        const int earlier = wrapped ? slot + count - ahead : slot - ahead;
-        barrier_wait(arrived + earlier, wrapped ? parity ^ 1 : parity);
-        if (lane == 0) barrier_expect(arrived + slot, there * (size + second));
-        __syncwarp();
-        unsigned char* const to = slots + slot * bytes + lane % rows * those.pitch;
-        const long long row = first + lane % rows;
-        if (lane < there)
-            copy_bulk(to, those.from + row * those.length + start, size, arrived + slot);
-        else if (second > 0 && lane >= rows && lane < rows + there)
-            copy_bulk(
-                to + those.piece, those.beside + row * those.beside_length + behind, second,
-                arrived + slot
-            );
-        advance();
     }
 };
 

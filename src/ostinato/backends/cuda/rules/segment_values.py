@@ -36,7 +36,7 @@ else:
 __all__ = ["Way", "Ways"]
 
 #: Points of a part that every block runs for itself, at most, and of one that writes to memory.
-_REPEATED_POINTS, _REPEATED_STORES = 16 << 10, 2 << 10
+_REPEATED_POINTS, _REPEATED_STORES = 8 << 10, 2 << 10
 
 #: Bytes of a value that every block has, at most.
 _BLOCK_BYTES = 32 << 10
@@ -45,7 +45,7 @@ _BLOCK_BYTES = 32 << 10
 _POLLED_ELEMENTS = 64 << 10
 
 #: Rows of a value that travels in packets, and its elements, at most.
-_PACKET_ROWS, _PACKET_ELEMENTS = 4, 16 << 10
+_PACKET_ROWS, _PACKET_ELEMENTS = 4, 8 << 10
 
 
 class Way(enum.Enum):
