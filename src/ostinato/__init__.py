@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ostinato.cache.fingerprint  # noqa: F401
 
 if TYPE_CHECKING:
-    from ostinato import moe, reference, torch
+    from ostinato import llm, moe, reference, torch
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.backends.registry import available_devices, is_available
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from ostinato.eager.pending import Pending, SessionStats
     from ostinato.eager.session import GraphSession
     from ostinato.errors import (
+        Cancelled,
         CaptureError,
         CircularBuildError,
+        ContextError,
         DeviceError,
         DeviceMemoryError,
         DeviceUnavailableError,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         InputError,
         ModelFormatError,
         OstinatoError,
+        Overloaded,
         PlanError,
         SessionStateError,
         UnsupportedOpError,
@@ -70,12 +73,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "BucketedCompileCache": "ostinato.runtime.caches",
     "Buffer": "ostinato.plan.buffer",
+    "Cancelled": "ostinato.errors",
     "CaptureError": "ostinato.errors",
     "CircularBuildError": "ostinato.errors",
     "CompileCache": "ostinato.runtime.caches",
     "CompileOptions": "ostinato.backends.options",
     "CompiledGraph": "ostinato.runtime.compiled_graph",
     "ComputeGraph": "ostinato.eager.compute_graph",
+    "ContextError": "ostinato.errors",
     "DType": "ostinato.dtypes",
     "Device": "ostinato.backends.device",
     "DeviceError": "ostinato.errors",
@@ -93,6 +98,7 @@ _HOMES = {
     "ModelFormatError": "ostinato.errors",
     "MoeResidencyStats": "ostinato.moe.expert_pool",
     "OstinatoError": "ostinato.errors",
+    "Overloaded": "ostinato.errors",
     "Pending": "ostinato.eager.pending",
     "PlanError": "ostinato.errors",
     "Session": "ostinato.runtime.session",
@@ -116,12 +122,14 @@ _HOMES = {
 __all__ = [
     "BucketedCompileCache",
     "Buffer",
+    "Cancelled",
     "CaptureError",
     "CircularBuildError",
     "CompileCache",
     "CompileOptions",
     "CompiledGraph",
     "ComputeGraph",
+    "ContextError",
     "DType",
     "Device",
     "DeviceError",
@@ -139,6 +147,7 @@ __all__ = [
     "ModelFormatError",
     "MoeResidencyStats",
     "OstinatoError",
+    "Overloaded",
     "Pending",
     "PlanError",
     "Session",
@@ -152,6 +161,7 @@ __all__ = [
     "available_devices",
     "from_torch",
     "is_available",
+    "llm",
     "load_onnx",
     "load_pt2",
     "moe",
@@ -164,7 +174,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("moe", "reference", "torch"):
+    if name in ("llm", "moe", "reference", "torch"):
         return import_module(f"ostinato.{name}")
     home = _HOMES.get(name)
     if home is None:

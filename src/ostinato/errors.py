@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "Cancelled",
     "CaptureError",
     "CircularBuildError",
+    "ContextError",
     "DeviceError",
     "DeviceMemoryError",
     "DeviceUnavailableError",
@@ -18,6 +20,7 @@ __all__ = [
     "InputError",
     "ModelFormatError",
     "OstinatoError",
+    "Overloaded",
     "PlanError",
     "SessionStateError",
     "UnsupportedOpError",
@@ -98,3 +101,23 @@ class SessionStateError(OstinatoError):
 
 class ModelFormatError(OstinatoError):
     """A model file is damaged, hostile, or newer than this version can read."""
+
+
+class ContextError(InputError):
+    """A prompt and the tokens to generate exceed the context or the memory for keys and values."""
+
+
+class Overloaded(OstinatoError):
+    """The queue of requests is full. Nothing was queued.
+
+    Attributes:
+        retry_after: seconds after which a place in the queue is likely.
+    """
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Cancelled(OstinatoError):
+    """A request was cancelled before it had an answer."""

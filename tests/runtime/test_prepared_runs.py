@@ -30,6 +30,16 @@ def test_a_prepared_run_writes_to_given_buffers(session):
 
 
 @pytest.mark.needs("llvm")
+def test_a_prepared_run_binds_larger_buffers_to_other_sizes(session):
+    prepared = scaled(session).prepare_run([(64, 3)])
+    assert prepared is not None and prepared.names == ("n",)
+    x, y = np.ones((64, 3), np.float32), np.zeros((64, 3), np.float32)
+    for rows in (5, 9):
+        prepared.bind([x, y], (rows,))()
+        assert (y[:rows] == 2).all() and not y[rows:].any()
+
+
+@pytest.mark.needs("llvm")
 def test_shapes_are_checked_while_preparing(session):
     compiled = scaled(session, low=4)
     assert compiled.prepare_run([(4, 3)]) is not None

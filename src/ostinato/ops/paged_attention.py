@@ -81,8 +81,8 @@ class PagedAttention(Op):
     def _check_heads(self, q: TensorType, keys: TensorType) -> None:
         heads, depth = q.shape[1:]
         self.expect(
-            isinstance(heads, int) and isinstance(depth, int) and depth > 0,
-            f"the heads and features of q are known sizes, got {q}",
+            isinstance(heads, int) and isinstance(depth, int) and heads * depth > 0,
+            f"the heads and features of q are known sizes from 1 up, got {q}",
         )
         self.expect(
             keys.shape[3] == depth,

@@ -30,15 +30,20 @@ class PreparedRun(NamedTuple):
     """A run on arrays of known shapes, without further checks.
 
     Attributes:
-        run: called with a buffer for each input and each output, and ``variables``. The buffers are
-            C-contiguous and of the declared sizes, written ones apart from all others.
+        run: called with a buffer for each input and each output, and ``variables``, or other values
+            within their bounds. The buffers are C-contiguous and at least of the sizes that follow,
+            written ones apart from all others.
         variables: of the run.
         outputs: the shape and dtype of each output.
+        bind: called as ``run``, gives a call that does the same at each call, and can be recorded.
+        names: of the variables.
     """
 
     run: Callable[[list[Any], tuple[Any, ...]], None]
     variables: tuple[Any, ...]
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    bind: Callable[[list[Any], tuple[Any, ...]], Callable[[], None]]
+    names: tuple[str, ...]
 
 
 class Execution:
@@ -248,8 +253,13 @@ class Execution:
         live = signature.live(shapes, variables=self.values(variables))
         if live.binds:
             return None
-        run = executable.run_buffers(len(signature.inputs))
-        return PreparedRun(run, live.variables, live.outputs)
+        inputs = len(signature.inputs)
+
+        def bind(buffers: list[Any], values: tuple[Any, ...]) -> Callable[[], None]:
+            return executable.bind(buffers[:inputs], buffers[inputs:], values)
+
+        run = executable.run_buffers(inputs)
+        return PreparedRun(run, live.variables, live.outputs, bind, tuple(signature.variables))
 
     def write_params(self, params: Mapping[str, Any]) -> None:
         """Check params and write them, in turn with runs."""

@@ -26,6 +26,7 @@ from ostinato.tools.arguments import (
     parse_dim,
     parse_input,
 )
+from ostinato.tools.language import add_commands
 from ostinato.tools.models import ModelOptions
 from ostinato.tools.output import FAILED, failures, print_json
 
@@ -36,7 +37,7 @@ DIFFERENT, BUG = 3, 70
 
 app = typer.Typer(
     name="ostinato",
-    help="Compile ONNX models to native code, look at them, run them and time them.",
+    help="Run language models, and compile, inspect, run and time ONNX models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -98,7 +99,7 @@ def common(
         ),
     ] = False,
 ) -> None:
-    """Compile ONNX models to native code, look at them, run them and time them."""
+    """Run language models, and compile, inspect, run and time ONNX models."""
 
 
 @app.command()
@@ -165,8 +166,29 @@ def run(
 def bench(
     model: ModelPath,
     vs: Annotated[
-        str | None, typer.Option("--vs", metavar="RUNTIME", help="Compare with: onnxruntime.")
+        str | None,
+        typer.Option(
+            "--vs", metavar="RUNTIME", help="Compare with: onnxruntime; with --llm, llama.cpp."
+        ),
     ] = None,
+    llm: Annotated[
+        bool, typer.Option("--llm", help="MODEL is a language model: a GGUF file or a folder.")
+    ] = False,
+    prompt: Annotated[
+        int, typer.Option("-p", min=1, metavar="TOKENS", help="With --llm: tokens of a prompt.")
+    ] = 512,
+    tokens: Annotated[
+        int, typer.Option("-n", min=1, metavar="TOKENS", help="With --llm: tokens of an answer.")
+    ] = 128,
+    batches: Annotated[
+        str, typer.Option("-b", metavar="N,…", help="With --llm: numbers of sequences.")
+    ] = "1",
+    llama_bench: Annotated[
+        str,
+        typer.Option(
+            "--llama-bench", metavar="PATH", help="With --vs llama.cpp: its program llama-bench."
+        ),
+    ] = "llama-bench",
     runs: Annotated[
         int | None, typer.Option(min=1, max=1_000_000, help="How many runs to time.")
     ] = None,
@@ -188,8 +210,26 @@ def bench(
     json: Json = False,
 ) -> None:
     """Time runs of a model, alone or alternately with another runtime."""
-    if vs not in (None, "onnxruntime"):
-        raise typer.BadParameter(f"{vs!r}: the one runtime to compare with is onnxruntime")
+    peer = "llama.cpp" if llm else "onnxruntime"
+    if vs not in (None, peer):
+        kind = "language models" if llm else "other models"
+        raise typer.BadParameter(f"{vs!r}: the one runtime to compare {kind} with is {peer}")
+    if llm:
+        with failures(as_json=json):
+            from ostinato.tools import bench_llm
+
+            settings = bench_llm.LanguageModelBench(
+                path=model,
+                prompt=prompt,
+                tokens=tokens,
+                batches=_batches(batches),
+                threads=threads,
+                rounds=runs or 3,
+                llama_bench=llama_bench if vs else None,
+            )
+            found = bench_llm.bench_language_model(settings)
+            print_json(found) if json else bench_llm.show(found)
+        return
     if tolerance is not None and vs is None:
         raise typer.BadParameter("--tolerance needs --vs")
     with failures(as_json=json):
@@ -211,6 +251,17 @@ def devices(json: Json = False) -> None:
 
         report = list_devices()
         print_json(report) if json else show(report)
+
+
+def _batches(listed: str) -> tuple[int, ...]:
+    """Numbers of sequences, as the option ``-b`` lists them."""
+    try:
+        return tuple(int(part) for part in listed.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{listed!r} is no list of numbers such as 1,2,4") from None
+
+
+add_commands(app)
 
 
 def _options(

@@ -26,7 +26,7 @@ def load_onnx(
     name: str | None = None,
     base_dir: Any = None,
 ) -> Graph:
-    """Import an ONNX model (operator sets 1 to 28).
+    """Import an ONNX model (operator sets 1 to 29).
 
     Inputs and outputs keep their names. Weights become params that hold the model's values;
     scalars and small integer tensors become constants. What depends on stored tensors alone is

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["NEWEST_OPSET", "OLDEST_OPSET", "ModelSource", "open_model", "opset_versions"]
 
 #: The versions of the default operator set whose semantics the converters know.
-OLDEST_OPSET, NEWEST_OPSET = 1, 28
+OLDEST_OPSET, NEWEST_OPSET = 1, 29
 #: The newest version of the file format.
 NEWEST_IR = 14
 

@@ -45,6 +45,7 @@ class AttentionSpec:
         v: the element of the values at ``batch``, ``key`` and ``column``.
         mask: at ``batch``, ``m`` and ``key``, true where a row attends to a key, or a number to
             add to the score; ``None`` where there is none.
+        sink: at ``batch`` and ``m``, a score that counts without a key; ``None``: there is none.
         scale: a factor on the scores.
         softcap: see the op.
         length: positions of a query head: row ``m`` stands at ``m % length``.
@@ -62,6 +63,7 @@ class AttentionSpec:
     k: Scalar
     v: Scalar
     mask: Scalar | None
+    sink: Scalar | None
     scale: float
     softcap: float | None
     length: Dim
@@ -73,7 +75,7 @@ class AttentionSpec:
     @property
     def operands(self) -> tuple[Scalar, ...]:
         """The elements that it reads."""
-        every = (self.q, self.k, self.v, self.mask)
+        every = (self.q, self.k, self.v, self.mask, self.sink)
         return tuple(scalar for scalar in every if scalar is not None)
 
     def describe_axes(self, text: KernelText) -> None:
@@ -92,6 +94,8 @@ class AttentionSpec:
         text.named("v", [self.v])
         if self.mask is not None:
             text.named("mask", [self.mask])
+        if self.sink is not None:
+            text.named("sink", [self.sink])
         text.line(1, f"accumulate {self.acc.short}, scale={self.scale!r}")
         options = f"softcap={self.softcap!r}, causal={self.causal}, window={self.window}"
         text.line(1, options)
@@ -144,7 +148,7 @@ class Queries:
 
 
 def attention_spec(build: KernelBuilder, node: Node, outputs: Outputs) -> AttentionSpec:
-    """The algebra of an ``attention`` node.
+    """The algebra of a node ``attention`` or ``sink_attention``.
 
     Args:
         build: the kernel under construction.
@@ -152,6 +156,7 @@ def attention_spec(build: KernelBuilder, node: Node, outputs: Outputs) -> Attent
         outputs: what to store: the node's result, or a transpose of it.
     """
     q, k, v, *mask = node.inputs
+    sinks = mask.pop(0) if node.op.name == "sink_attention" else None
     acc, attrs = q.dtype.accumulator, node.attrs
     queries = Queries(build, node)
     element, key = queries.element, axis("key", k.shape[2])
@@ -175,6 +180,7 @@ def attention_spec(build: KernelBuilder, node: Node, outputs: Outputs) -> Attent
         k_element,
         v_element,
         mask_element,
+        None if sinks is None else cast(build.at(sinks, queries.place[1:2]), acc),
         scale,
         attrs["softcap"],
         queries.length,

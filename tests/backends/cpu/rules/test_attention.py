@@ -254,14 +254,13 @@ def test_text_tells_kernels_apart(lowered: Lowered) -> None:
     indirect=["level"],
 )
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64, FLOAT16], ids=str)
-def test_few_rows_are_multiplied_in_place(
+def test_values_of_few_rows_are_read_in_place(
     lowered: Lowered, level: str, sizes: tuple[int, ...], dtype: DType
 ) -> None:
-    """As when tokens are generated: neither keys nor values are packed."""
+    """As when tokens are generated."""
     for depth, features in [(64, 64), (19, 128)]:
         g = attend((*sizes, depth, features), dtype, causal=True, mask=((sizes[-1],), BOOL))
         (kernel,) = check(lowered, level, g, dtype).kernels
-        assert kernel.by_dot_products
         assert (kernel.value_pitch == features) == (dtype != FLOAT16)
 
 
@@ -270,3 +269,42 @@ def test_many_rows_are_cut_into_larger_blocks(lowered: Lowered, level: str) -> N
     g = attend((1, 8, 4, 1031, 37, 16, 24), FLOAT32, causal=False)
     (kernel,) = check(lowered, level, g, FLOAT32).kernels
     assert kernel.tiles.block > 64
+
+
+@pytest.mark.parametrize(
+    ("groups", "features", "options"),
+    [((4, 2), 16, {}), ((3, 3), 72, {"window": 300}), ((8, 1), 64, {"softcap": 5.0})],
+    ids=str,
+)
+def test_a_query_has_the_same_bits_at_every_height(
+    lowered: Lowered, level: str, groups: tuple[int, int], features: int, options: dict[str, Any]
+) -> None:
+    """Alone, among 1 to 64 queries, and before others, at fewer and more than the keys of a block.
+
+    Sizes are known, or Variables: both kernels have the bits of one query at a time.
+    """
+    heads, shared = groups
+    length, keys = Variable("n", 1, 64), Variable("k", 1, 700)
+    g = attend((1, heads, shared, length, keys, 24, features), causal=True, **options)
+    run = lowered(g, level)
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal((1, heads, 700, 24)).astype(np.float32)
+    k = rng.standard_normal((1, shared, 700, 24)).astype(np.float32)
+    v = rng.standard_normal((1, shared, 700, features)).astype(np.float32)
+
+    def attended(run: Any, stop: int, count: int) -> Array:
+        """The results of the last ``count`` of ``stop`` positions."""
+        given = {"q": q[:, :, stop - count : stop], "k": k[:, :, :stop], "v": v[:, :, :stop]}
+        (result,) = run(given, n=count, k=stop) if run is symbolic else run(given)
+        return np.asarray(result)
+
+    symbolic = run
+    for stop in (300, 700):
+        alone = np.concatenate([attended(run, stop - i, 1) for i in range(63, -1, -1)], axis=2)
+        for count in (2, 3, 8, 33, 64):
+            np.testing.assert_array_equal(attended(run, stop, count), alone[:, :, 64 - count :])
+    for count in (1, 64):
+        fixed = lowered(
+            attend((1, heads, shared, count, 700, 24, features), causal=True, **options), level
+        )
+        np.testing.assert_array_equal(attended(fixed, 700, count), alone[:, :, 64 - count :])

@@ -10,28 +10,24 @@ greater scores, earlier sums are corrected: no row of scores is ever held whole.
 from __future__ import annotations
 
 import math
-from functools import partial, reduce
-from operator import add
 from typing import TYPE_CHECKING
 
-from ostinato.backends.cpu.llvm.dot_products import DotProducts
 from ostinato.backends.cpu.llvm.expressions import enter_point, expression_scalars
-from ostinato.backends.cpu.llvm.horizontal import across
 from ostinato.backends.cpu.llvm.kernel import (
     KernelFunction,
     counted_loop,
     kernel_module,
-    stack_slot,
 )
 from ostinato.backends.cpu.llvm.key_panels import KeyPanels, first_lanes
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, where
-from ostinato.backends.cpu.llvm.memory import address, load, splat, store
-from ostinato.backends.cpu.llvm.microkernel import tile_dims, tile_lanes
+from ostinato.backends.cpu.llvm.memory import address, splat, store
+from ostinato.backends.cpu.llvm.microkernel import tile_dims
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
+from ostinato.backends.cpu.llvm.online_softmax import OnlineSoftmax
 from ostinato.backends.cpu.llvm.scalars import condition_mask
 from ostinato.backends.cpu.llvm.scopes import Mask, Scope
 from ostinato.backends.cpu.llvm.tiles import Tiles
-from ostinato.backends.cpu.llvm.types import I8, I64, register_type
+from ostinato.backends.cpu.llvm.types import I8, I64
 from ostinato.dtypes import BOOL, INT64
 from ostinato.lower.loopir.nodes import Load, extent_of
 from ostinato.records import dataclass
@@ -86,27 +82,34 @@ class _Renderer:
         read = [
             attention.spec.k,
             attention.spec.v,
-            *([attention.spec.mask] if attention.spec.mask else []),
+            *(
+                scalar
+                for scalar in (attention.spec.mask, attention.spec.sink)
+                if scalar is not None
+            ),
         ]
         self.scalars = expression_scalars(kernel, attention.args, read)
         self.indices = self.scalars.indices
         scores, values = attention.score_gemm, attention.value_gemm
-        # Dot products need no tiles, and each costs time to compile.
-        heights = () if attention.by_dot_products else attention.heights(scores.rows)
+        heights = attention.heights(scores.rows)
         self.score_tiles = Tiles(kernel, f"{name}.scores", scores, heights)
         heights = attention.heights(values.rows)
         pitch = attention.value_pitch
-        self.value_tiles = Tiles(kernel, f"{name}.values", values, heights, pitch)
-        self.score_lanes = tile_lanes(attention.score_gemm, kernel.target)
-        self.value_lanes = tile_lanes(attention.value_gemm, kernel.target)
+        value_tiles = Tiles(kernel, f"{name}.values", values, heights, pitch)
         self.scratch = {
             part: kernel.builder.gep(kernel.scratch, [I64(start)], source_etype=I8)
             for part, start in attention.scratch_layout.items()
             if part != "end"
         }
         self.key_panels = KeyPanels(attention, kernel, self.scalars, self.scratch["keys"])
-        lanes = kernel.target.lanes(self.acc.itemsize)
-        self.dot_products = DotProducts(attention, self.key_panels, self.scratch["scores"], lanes)
+        self.softmax = OnlineSoftmax(
+            kernel,
+            attention.tiles,
+            (scores, values),
+            value_tiles,
+            self.scratch,
+            single=attention.single,
+        )
 
     def render(self) -> None:
         attention, b = self.attention, self.builder
@@ -128,7 +131,7 @@ class _Renderer:
         left = b.sub(self.indices.scalar(extent_of(attention.spec.m), scope), first)
         count = b.select(b.icmp_signed("<", left, rows), left, rows)
         item = _Item(scope, first, count, self._locate(scope, first, count))
-        self._start(item)
+        self.softmax.start(count)
         start, stop = self._reach(item)
 
         def keys(at: ir.Value) -> None:
@@ -151,14 +154,12 @@ class _Renderer:
             self._scores(item, keys, at)
 
         counted_loop(self.builder, I64(0), keys.count, panel, scores, name="panel")
-        self._for_rows(item, lambda row: self._weights(keys, row))
-        for number in range(attention.value_panels):
-            self._values(item, keys, number)
+        self.softmax.for_rows(item.count, lambda row: self.softmax.weigh(row, keys.count))
+        for number in range(attention.tiles.value_panels):
+            place = self._value_panel(item.scope, keys, number)
+            self.softmax.add_values(item.count, keys.count, number, place)
 
     # -- rows -------------------------------------------------------------------------------
-
-    def _for_rows(self, item: _Item, body: Callable[[ir.Value], None]) -> None:
-        counted_loop(self.builder, I64(0), item.count, 1, body, name="row")
 
     def _locate(
         self, scope: Scope, first: ir.Value, count: ir.Value
@@ -183,23 +184,6 @@ class _Renderer:
 
         counted_loop(b, I64(0), count, 1, note, name="row")
         return lambda row: [q, address(b, offsets, INT64, row)]
-
-    def _start(self, item: _Item) -> None:
-        """No score yet, sums of nothing."""
-        attention, b = self.attention, self.builder
-        none = splat(self.builder, -math.inf, self.acc, self.score_lanes)
-        zeros = splat(self.builder, 0.0, self.acc, self.value_lanes)
-        panel = attention.tiles.values[1]
-
-        def row(number: ir.Value) -> None:
-            self._put("greatest", number, none)
-            self._put("shift", number, splat(self.builder, -math.inf, self.acc, 1))
-            self._put("total", number, splat(self.builder, 0.0, self.acc, 1))
-            for start in range(0, attention.value_panels * panel, self.value_lanes):
-                place = b.add(b.mul(number, I64(panel)), I64(start % panel))
-                store(b, self._sums(start // panel), self.acc, place, zeros)
-
-        self._for_rows(item, row)
 
     def _reach(self, item: _Item) -> tuple[ir.Value, ir.Value]:
         """The first key that some row of the item may attend to, and the one after the last.
@@ -237,7 +221,9 @@ class _Renderer:
 
         def rows(may_end: bool) -> None:
             live = left if may_end else None
-            self._for_rows(item, lambda row: self._row_scores(item, keys, at, row, live))
+            self.softmax.for_rows(
+                item.count, lambda row: self._row_scores(item, keys, at, row, live)
+            )
 
         self.key_panels.whole_or_partial(left, rows)
 
@@ -248,10 +234,6 @@ class _Renderer:
             left: keys from the panel's ``first`` on.
         """
         attention, b = self.attention, self.builder
-        if attention.by_dot_products:
-            query = partial(self._query, item)
-            self.dot_products.panel(item.scope, first, left, item.count, query)
-            return
         self.key_panels.pack(item.scope, first, left)
         dims = [self.indices.scalar(d, item.scope) for d in tile_dims(attention.score_gemm)]
         panel = I64(attention.tiles.scores[1])
@@ -262,14 +244,6 @@ class _Renderer:
 
         self.score_tiles.cover(item.count, arguments)
 
-    def _query(self, item: _Item, row: ir.Value) -> ir.Value:
-        """The address of a row's query."""
-        q, offset = item.locate(row)
-        if self.attention.score_gemm.row_stride is not None:
-            return q
-        element = self.builder.load(offset, align=8, typ=I64)
-        return address(self.builder, q, self.attention.q.dtype, element)
-
     def _row_scores(
         self, item: _Item, keys: _Keys, at: ir.Value, row: ir.Value, live: ir.Value | None
     ) -> None:
@@ -279,17 +253,13 @@ class _Renderer:
             live: how many keys of the panel there are, if they may not fill it.
         """
         b, attention = self.builder, self.attention
-        panel = attention.tiles.scores[1]
         scope = item.scope.child(symbols={attention.spec.m: b.add(item.first, row)})
-        greatest = self._get("greatest", row, self.score_lanes)
-        for within, vector in self.key_panels.vectors(scope, b.add(keys.first, at), live):
-            place = b.add(b.mul(row, I64(panel)), I64(within))
-            product = load(b, self.scratch["scores"], self.acc, place, self.score_lanes)
-            score = self._masked(self._scaled(product), vector)
-            to = b.add(b.mul(row, I64(attention.weight_pitch)), b.add(at, I64(within)))
-            store(b, self.scratch["weights"], self.acc, to, score)
-            greatest = _greater(score, greatest)
-        self._put("greatest", row, greatest)
+        vectors = dict(self.key_panels.vectors(scope, b.add(keys.first, at), live))
+
+        def score(within: int, product: Lane) -> Lane:
+            return self._masked(self._scaled(product), vectors[within])
+
+        self.softmax.scores(row, at, score)
 
     def _scaled(self, product: Lane) -> Lane:
         softcap = self.attention.spec.softcap
@@ -328,57 +298,7 @@ class _Renderer:
             found.append(key - position + attention.spec.window - 1)
         return [condition for condition in found if bounds(condition)[0] < 0]
 
-    # -- weights ----------------------------------------------------------------------------
-
-    def _weights(self, keys: _Keys, row: ir.Value) -> None:
-        """Turns a row's scores into weights, relative to the greatest score so far."""
-        b, attention = self.builder, self.attention
-        panel, width = attention.tiles.scores[1], self.score_lanes
-        greatest = across(self._get("greatest", row, width), _greater)
-        shift = where(greatest == -math.inf, 0.0, greatest)
-        kind = register_type(self.acc, width)
-        sums = [stack_slot(b, kind) for _ in range(panel // width)]
-        for slot in sums:
-            b.store(splat(b, 0.0, self.acc, width).value, slot)
-        start = b.mul(row, I64(attention.weight_pitch))
-
-        def weigh(at: ir.Value) -> None:
-            for number, slot in enumerate(sums):
-                place = b.add(start, b.add(at, I64(number * width)))
-                score = load(b, self.scratch["weights"], self.acc, place, width)
-                weight = _XP.exp(score - shift)
-                store(b, self.scratch["weights"], self.acc, place, weight)
-                before = weight.like(b.load(slot, typ=kind))
-                b.store((before + weight).value, slot)
-
-        counted_loop(b, I64(0), keys.count, panel, weigh, name="panel")
-        loaded = [Lane(b, b.load(s, typ=kind), self.acc, width) for s in sums]
-        total = across(reduce(add, loaded), add)
-        if not attention.single:
-            correction = _XP.exp(self._get("shift", row, 1) - shift)
-            self._put("correction", row, correction)
-            self._put("shift", row, greatest)
-            total = self._get("total", row, 1) * correction + total
-        self._put("total", row, total)
-
     # -- values -----------------------------------------------------------------------------
-
-    def _values(self, item: _Item, keys: _Keys, number: int) -> None:
-        """Adds the weighted values of a panel of features to the sums."""
-        b, attention = self.builder, self.attention
-        place = self._value_panel(item.scope, keys, number)
-        counts = [keys.count for _ in tile_dims(attention.value_gemm)]
-        out = self._sums(number) if attention.single else self.scratch["last"]
-        pitch, panel = I64(attention.weight_pitch), I64(attention.tiles.values[1])
-
-        def arguments(row: ir.Value) -> list[ir.Value]:
-            weights = address(b, self.scratch["weights"], self.acc, b.mul(row, pitch))
-            sums = address(b, out, self.acc, b.mul(row, panel))
-            return [weights, weights, place, sums, *counts]
-
-        self.value_tiles.cover(item.count, arguments)
-        if not attention.single:
-            self._for_rows(item, lambda row: self._correct(row, number))
 
     def _value_panel(self, scope: Scope, keys: _Keys, number: int) -> ir.Value:
         """The address of a panel of features of all values at hand."""
@@ -395,7 +315,7 @@ class _Renderer:
     def _pack_values(self, scope: Scope, keys: _Keys, number: int) -> None:
         """Copies a panel of features of all values at hand, one row for each key."""
         b, attention = self.builder, self.attention
-        panel, width = attention.tiles.values[1], self.value_lanes
+        panel, width = attention.tiles.values[1], self.softmax.value_lanes
 
         def row(key: ir.Value) -> None:
             inside = scope.child(symbols={attention.spec.key: b.add(keys.first, key)})
@@ -412,8 +332,8 @@ class _Renderer:
 
     def _feature_vector(self, scope: Scope, start: int) -> Scope | None:
         """The scope of the vector of features from ``start`` on; ``None`` if there are none."""
-        attention, width = self.attention, self.value_lanes
-        left = attention.features - start
+        attention, width = self.attention, self.softmax.value_lanes
+        left = attention.tiles.features - start
         if left <= 0:
             return None
         mask = None
@@ -423,55 +343,28 @@ class _Renderer:
             (scope,), attention.spec.column, width, mask, {attention.spec.column: I64(start)}
         )
 
-    def _correct(self, row: ir.Value, number: int) -> None:
-        """Adds the sums over the last keys to those before, made relative to the same shift."""
-        b, panel = self.builder, self.attention.tiles.values[1]
-        correction = self._get("correction", row, 1)
-        for within in range(0, panel, self.value_lanes):
-            place = b.add(b.mul(row, I64(panel)), I64(within))
-            before = load(b, self._sums(number), self.acc, place, self.value_lanes)
-            last = load(b, self.scratch["last"], self.acc, place, self.value_lanes)
-            store(b, self._sums(number), self.acc, place, before * correction + last)
-
     def _finish(self, item: _Item) -> None:
         """Divides sums by the totals of the weights, and stores them."""
         attention, b = self.attention, self.builder
-        panel, dtype = attention.tiles.values[1], attention.args[attention.spec.store.buffer].dtype
+        panel, width = attention.tiles.values[1], self.softmax.value_lanes
+        target = attention.spec.store
+        dtype = attention.args[target.buffer].dtype
 
         def row(number: ir.Value) -> None:
             scope = item.scope.child(symbols={attention.spec.m: b.add(item.first, number)})
-            total = self._get("total", number, 1)
-            factor = 1.0 / where(total == 0.0, 1.0, total)
-            for start in range(0, attention.value_panels * panel, self.value_lanes):
+            factor = self.softmax.factor(number, self._sink(scope))
+            for start in range(0, attention.tiles.value_panels * panel, width):
                 vector = self._feature_vector(scope, start)
                 if vector is not None:
-                    place = b.add(b.mul(number, I64(panel)), I64(start % panel))
-                    sums = load(b, self._sums(start // panel), self.acc, place, self.value_lanes)
-                    store_ = attention.spec.store
-                    self.scalars.store(store_.buffer, dtype, store_.index, sums * factor, vector)
+                    result = self.softmax.result(number, start) * factor
+                    self.scalars.store(target.buffer, dtype, target.index, result, vector)
 
-        self._for_rows(item, row)
+        self.softmax.for_rows(item.count, row)
 
-    # -- scratch memory ---------------------------------------------------------------------
-
-    def _sums(self, number: int) -> ir.Value:
-        """The address of the sums of a panel of features."""
-        tiles = self.attention.tiles
-        start = I64(number * tiles.block * tiles.values[1])
-        return address(self.builder, self.scratch["sums"], self.acc, start)
-
-    def _get(self, part: str, row: ir.Value, lanes: int) -> Lane:
-        place = self.builder.mul(row, I64(lanes))
-        return load(self.builder, self.scratch[part], self.acc, place, lanes)
-
-    def _put(self, part: str, row: ir.Value, lane: Lane) -> None:
-        place = self.builder.mul(row, I64(lane.lanes))
-        store(self.builder, self.scratch[part], self.acc, place, lane)
-
-
-def _greater(x: Lane, y: Lane) -> Lane:
-    """The greater of two; of a NaN, which shows in the total anyway, nothing is promised."""
-    return where(x > y, x, y)
+    def _sink(self, scope: Scope) -> Lane | None:
+        """The score of the row's head that has no key."""
+        sink = self.attention.spec.sink
+        return None if sink is None else self.scalars.value(sink, scope)
 
 
 def _dim(symbol: Symbol) -> Dim:

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.llvm.kernel import KernelFunction
     from ostinato.backends.cpu.llvm.scalars import Scalars
     from ostinato.backends.cpu.rules.attention import AttentionKernel
+    from ostinato.dtypes import DType
     from ostinato.variables import Dim
 
-__all__ = ["KeyPanels", "first_lanes"]
+__all__ = ["KeyPanels", "first_lanes", "pack_keys"]
 
 
 class KeyPanels:
@@ -119,26 +120,11 @@ class KeyPanels:
         self, k: Load, strides: tuple[Dim, Dim], scope: Scope, first: ir.Value, left: ir.Value
     ) -> None:
         """Transposes squares of keys by features."""
-        b, acc = self.builder, self.attention.spec.acc
         depth = max_extent(self.attention.spec.depth)
 
-        def square(rows: list[ir.Value], within: ir.Value, at: ir.Value, features: int) -> None:
-            size = len(rows)
-            mask = first_lanes(b, I64(features), size) if features < size else None
-            lanes = [load(b, row, k.dtype, at, size, mask).astype(acc) for row in rows]
-            for number, lane in enumerate(transposed(lanes)[:features]):
-                self._store(b.add(at, I64(number)), within, lane)
-
         def keys(rows: list[ir.Value], within: ir.Value) -> None:
-            size = len(rows)
-            whole = depth - depth % size
-
-            def features(at: ir.Value) -> None:
-                square(rows, within, at, size)
-
-            counted_loop(b, I64(0), I64(whole), size, features, trips=whole // size, name="d")
-            if depth % size:
-                square(rows, within, I64(whole), depth % size)
+            panel = self.target, self.size, self.attention.spec.acc
+            pack_keys(self.builder, rows, k.dtype, depth, panel, within)
 
         self.for_keys(k, strides, scope, first, left, keys)
 
@@ -175,6 +161,41 @@ class KeyPanels:
         most = I64(self.size)
         end = b.select(b.icmp_signed("<", left, most), left, most)
         counted_loop(b, I64(0), end, size, keys, name="square")
+
+
+def pack_keys(
+    builder: ir.IRBuilder,
+    rows: list[ir.Value],
+    dtype: DType,
+    depth: int,
+    panel: tuple[ir.Value, int, DType],
+    within: ir.Value,
+) -> None:
+    """Transpose a few keys into a panel, square by square.
+
+    Args:
+        rows: the addresses of the keys, a power of two of them.
+        dtype: of their features.
+        depth: how many features there are.
+        panel: its address, the keys that it has room for, and its dtype.
+        within: the place of the first key in it.
+    """
+    b, size = builder, len(rows)
+    target, pitch, acc = panel
+
+    def square(at: ir.Value, features: int) -> None:
+        mask = first_lanes(b, I64(features), size) if features < size else None
+        lanes = [load(b, row, dtype, at, size, mask).astype(acc) for row in rows]
+        for number, lane in enumerate(transposed(lanes)[:features]):
+            place = b.add(b.mul(b.add(at, I64(number)), I64(pitch)), within)
+            store(b, target, acc, place, lane)
+
+    whole = depth - depth % size
+    counted_loop(
+        b, I64(0), I64(whole), size, lambda at: square(at, size), trips=whole // size, name="d"
+    )
+    if depth % size:
+        square(I64(whole), depth % size)
 
 
 def first_lanes(builder: ir.IRBuilder, count: ir.Value, width: int) -> ir.Value:

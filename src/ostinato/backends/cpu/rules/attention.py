@@ -9,9 +9,14 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from ostinato.backends.cpu.rules.gemm import Gemm
+from ostinato.backends.cpu.rules.attention_tiles import (
+    BLOCK_KEYS,
+    AttentionTiles,
+    attention_gemm,
+    scores_tile,
+    values_tile,
+)
 from ostinato.backends.cpu.rules.kernel import CpuKernel
-from ostinato.backends.cpu.rules.tiles import RegisterFile, tile_choices, tile_for
 from ostinato.lower.loopir.builder import symbols_of
 from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
 from ostinato.lower.rules.attention_spec import (
@@ -36,7 +41,8 @@ from ostinato.variables import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ostinato.dtypes import DType
+    from ostinato.backends.cpu.rules.gemm import Gemm
+    from ostinato.backends.cpu.rules.tiles import RegisterFile
     from ostinato.ir.graph import Node
     from ostinato.lower.fusion.regions import Region
     from ostinato.lower.loopir.kernel import Access
@@ -53,32 +59,8 @@ _BLOCK_ROWS = 64
 #: keys, 5% with 1024.
 _LARGE_BLOCK_ROWS, _MANY_ROWS = 128, 8192
 
-#: Keys between two corrections of the sums: weights and values of so many stay in the second-level
-#: cache.
-_BLOCK_KEYS = 256
-
-#: Rows up to which packing a panel of keys costs more than it saves.
-_FEW_ROWS = 4
-
 #: About 5 µs of one core's work.
 _CHUNK_FLOPS = 500_000
-
-
-@dataclass(frozen=True)
-class AttentionTiles:
-    """The tile sizes of the two matmuls of an attention kernel.
-
-    Attributes:
-        scores: rows and keys of the register tile of ``q @ k^T``.
-        values: rows and features of the register tile of ``weights @ v``.
-        block: rows of a work item.
-        keys: keys whose scores are held at a time, a multiple of the scores' panel.
-    """
-
-    scores: tuple[int, int]
-    values: tuple[int, int]
-    block: int
-    keys: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,17 +130,18 @@ class AttentionKernel(CpuKernel):
     @cached_property
     def score_gemm(self) -> Gemm:
         """The GEMM of query rows and one panel of keys, for its register tiles."""
-        rows, panel = self.tiles.scores
-        return self._gemm(self.spec.m, self.spec.depth, self.q.dtype, self.q.index, rows, panel)
+        a = self.q.dtype, self.q.index
+        spec = self.spec
+        return attention_gemm(spec.m, spec.depth, spec.column, a, self.tiles.scores, spec.acc)
 
     @cached_property
     def value_gemm(self) -> Gemm:
         """The GEMM of rows of weights and one panel of values, over the keys at hand."""
-        rows, panel = self.tiles.values
         row, key = axis("row", self.tiles.block), axis("k", self.key_count)
         row_symbol, key_symbol = symbols_of((row, key))
-        index = row * self.weight_pitch + key
-        return self._gemm(row_symbol, key_symbol, self.spec.acc, index, rows, panel)
+        a = self.spec.acc, row * self.tiles.weight_pitch + key
+        column, tile = self.spec.column, self.tiles.values
+        return attention_gemm(row_symbol, key_symbol, column, a, tile, self.spec.acc)
 
     @cached_property
     def key_count(self) -> Dim:
@@ -190,16 +173,6 @@ class AttentionKernel(CpuKernel):
         axes = {self.spec.key, self.spec.depth, *self.spec.batch}
         return None if symbols(by_key[0]) & axes else (by_key[1], by_key[0])
 
-    @property
-    def by_dot_products(self) -> bool:
-        """Whether each score is a dot product along vectors of features, without packed panels.
-
-        For a few rows at a time, as when tokens are generated, packing would cost more.
-        """
-        side_by_side = coefficient(self.q.index, self.spec.depth)
-        few = self.tiles.block <= _FEW_ROWS and self.key_strides is not None
-        return few and side_by_side is not None and side_by_side[0] == 1
-
     @cached_property
     def value_pitch(self) -> int | None:
         """Elements from one key's values to the next, if register tiles read them in place.
@@ -214,7 +187,7 @@ class AttentionKernel(CpuKernel):
             or self.spec.v.dtype != self.spec.acc
         ):
             return None
-        if self.features % panel or self.tiles.block > 2 * rows:
+        if self.tiles.features % panel or self.tiles.block > 2 * rows:
             return None
         by_column, by_key = (
             coefficient(self.spec.v.index, axis_) for axis_ in (self.spec.column, self.spec.key)
@@ -236,74 +209,11 @@ class AttentionKernel(CpuKernel):
             found = {rows, *(1 << bit for bit in range(rows.bit_length()))}
         return tuple(sorted(found - {0}, reverse=True)) or (rows,)
 
-    def _gemm(
-        self, row: Symbol, inner: Symbol, dtype: DType, index: Dim, rows: int, panel: int
-    ) -> Gemm:
-        return Gemm(
-            args=(),
-            batch=(),
-            m=row,
-            n=self.spec.column,
-            k=(inner,),
-            a=0,
-            a_dtype=dtype,
-            a_index=index,
-            b=0,
-            b_group=0,
-            panel=panel,
-            rows=rows,
-            acc=self.spec.acc,
-            epilogue=(),
-        )
-
-    # -- scratch memory -----------------------------------------------------------------------
-
-    @property
-    def value_panels(self) -> int:
-        """Panels of the values' features."""
-        return -(-self.features // self.tiles.values[1])
-
-    @property
-    def features(self) -> int:
-        """The values' features."""
-        extent = extent_of(self.spec.column)
-        assert isinstance(extent, int)
-        return extent
-
-    @property
-    def weight_pitch(self) -> int:
-        """Elements from one row of weights to the next: no power of two, for the cache's sake."""
-        return self.tiles.keys + self.tiles.scores[1]
-
     @cached_property
     def scratch_layout(self) -> dict[str, int]:
-        """Offsets in scratch memory, in bytes; ``end`` is its size.
-
-        By row: ``offsets`` of the queries, the ``greatest`` score so far in each lane, the
-        ``shift`` that was taken off the scores last, the ``total`` of the weights, and the
-        ``correction`` of sums made with the shift before. Then a packed panel of ``keys``, its
-        ``scores``, the ``weights`` of all keys at hand, a packed panel of ``values``, the ``sums``
-        of each panel, and those of the ``last`` keys.
-        """
-        tiles, item = self.tiles, self.spec.acc.itemsize
-        parts = {
-            "offsets": tiles.block * 8,
-            "greatest": tiles.block * 64,
-            "shift": tiles.block * item,
-            "total": tiles.block * item,
-            "correction": tiles.block * item,
-            "keys": max_extent(self.spec.depth) * tiles.scores[1] * item,
-            "scores": tiles.block * tiles.scores[1] * item,
-            "weights": tiles.block * self.weight_pitch * item,
-            "values": tiles.keys * tiles.values[1] * item,
-            "sums": self.value_panels * tiles.block * tiles.values[1] * item,
-            "last": tiles.block * tiles.values[1] * item,
-        }
-        layout, offset = {}, 0
-        for name, size in parts.items():
-            layout[name] = offset
-            offset += -(-size // 64) * 64
-        return layout | {"end": offset}
+        """Offsets in scratch memory: the ``offsets`` of the queries, and what all kernels have."""
+        depth, offsets = max_extent(self.spec.depth), self.tiles.block * 8
+        return self.tiles.scratch_layout(depth, self.spec.acc, offsets=offsets)
 
     @property
     def scratch_bytes(self) -> int:
@@ -321,19 +231,12 @@ def _attention_tiles(node: Node, registers: RegisterFile) -> AttentionTiles:
     high = _LARGE_BLOCK_ROWS if all_rows >= _MANY_ROWS else _BLOCK_ROWS
     even = -(-most // max(1, -(-most // high)))
     rows = minimum(group * q.shape[2], even)
-    keys = minimum(k.shape[2], _BLOCK_KEYS)
-    scores = tile_for(registers.vector_bytes, registers.count, acc, rows, keys)
-    values = _value_tile(registers, acc, rows, v.shape[3])
-    panels = max(1, -(-bounds(keys)[1] // scores[1]))
-    return AttentionTiles(scores, values, max(1, even), panels * scores[1])
-
-
-def _value_tile(registers: RegisterFile, acc: DType, rows: Dim, features: Dim) -> tuple[int, int]:
-    """The tile for the values: a fast one that leaves no features over, so that none are copied."""
-    every = tile_choices(registers.vector_bytes, registers.count, acc, rows, features)
-    choices = every[:8]
-    even = (tile for tile in choices if isinstance(features, int) and features % tile[1] == 0)
-    return next(even, choices[0])
+    scores = scores_tile(registers, acc, rows, k.shape[2])
+    features = v.shape[3]
+    assert isinstance(features, int)
+    values = values_tile(registers, acc, rows, features)
+    panels = max(1, -(-min(bounds(k.shape[2])[1], BLOCK_KEYS) // scores[1]))
+    return AttentionTiles(scores, values, max(1, even), panels * scores[1], features)
 
 
 def lower_attention(

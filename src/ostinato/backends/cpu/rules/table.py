@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         copy,
         depthwise,
         expert_rules,
+        paged_attention,
         recurrent,
         selection,
         sequence_states,
@@ -53,6 +54,7 @@ else:
     copy = LazyModule("ostinato.backends.cpu.rules.copy")
     depthwise = LazyModule("ostinato.backends.cpu.rules.depthwise")
     expert_rules = LazyModule("ostinato.backends.cpu.rules.expert_rules")
+    paged_attention = LazyModule("ostinato.backends.cpu.rules.paged_attention")
     recurrent = LazyModule("ostinato.backends.cpu.rules.recurrent")
     selection = LazyModule("ostinato.backends.cpu.rules.selection")
     sequence_states = LazyModule("ostinato.backends.cpu.rules.sequence_states")
@@ -65,10 +67,11 @@ __all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
 
 _MATMULS = ("matmul", "integer_matmul", "blockwise_matmul", "packed_block_matmul")
 _CONVOLUTIONS = ("conv", "integer_conv")
-_SELECTIONS = ("flat_nonzero", "non_max_suppression")
+_SELECTIONS = ("flat_nonzero", "non_max_suppression", "draw")
+_ATTENTION = ("attention", "sink_attention")
 _SEQUENCE_STATES = ("linear_attention", "causal_conv_with_state")
-_OTHERS = ("attention", "topk", "recurrent_scan", *_SEQUENCE_STATES)
-_TEMPLATES = (*_MATMULS, *_CONVOLUTIONS, *_OTHERS, *_SELECTIONS)
+_OTHERS = ("paged_attention", "topk", "recurrent_scan", *_SEQUENCE_STATES)
+_TEMPLATES = (*_MATMULS, *_CONVOLUTIONS, *_ATTENTION, *_OTHERS, *_SELECTIONS)
 _EXPERT_OPS = ("grouped_matmul", "expert_mlp")
 
 #: Ops with kernels of their own kind.
@@ -163,10 +166,12 @@ class _CpuRules:
         rules = {
             **dict.fromkeys(_MATMULS, self._matmuls.matmul),
             **dict.fromkeys(_CONVOLUTIONS, self._convolution),
-            "attention": self._attention,
+            **dict.fromkeys(_ATTENTION, self._attention),
+            "paged_attention": self._paged_attention,
             "topk": self._topk,
             "flat_nonzero": self._flat_nonzero,
             "non_max_suppression": self._suppression,
+            "draw": self._draw,
             "recurrent_scan": self._recurrent,
             "linear_attention": self._linear_attention,
             "causal_conv_with_state": self._causal_convolution,
@@ -228,6 +233,10 @@ class _CpuRules:
     def _attention(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         attention.lower_attention(lowering, region, root, self.settings.registers)
 
+    def _paged_attention(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        registers = self.settings.registers
+        paged_attention.lower_paged_attention(lowering, region, root, registers)
+
     def _topk(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         topk.lower_topk(lowering, region, root)
 
@@ -236,6 +245,9 @@ class _CpuRules:
 
     def _suppression(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         selection.lower_suppression(lowering, region, root)
+
+    def _draw(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        selection.lower_draw(lowering, region, root)
 
     def _recurrent(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         recurrent.lower_recurrent(lowering, region, root, self.settings.registers)

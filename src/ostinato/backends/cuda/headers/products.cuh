@@ -185,12 +185,25 @@ inline void load_transposed(unsigned (&found)[4], const unsigned short* row) {
 #endif
 }
 
+// The formats of elements: the type that memory has them in, that of sums, and an element's value.
 struct float16_format {
+    using stored = unsigned short;
+    using sum = float;
     static float value(unsigned bits) { return from_float16((unsigned short)bits); }
 };
-struct float32_format {};
+struct float32_format {
+    using stored = float;
+    using sum = float;
+    static float value(float element) { return element; }
+};
 struct bfloat16_format {
+    using stored = unsigned short;
+    using sum = float;
     static float value(unsigned bits) { return from_bfloat16((unsigned short)bits); }
+};
+template <bool SignedLeft, bool SignedRight>
+struct byte_format {
+    using sum = unsigned;
 };
 
 // The bits of two elements, the first one in the lower half.
@@ -267,5 +280,14 @@ inline void multiply_tiles(
     }
 }
 #endif
+
+// The same of bytes, twice as many along the sums; see `multiply_bytes`.
+template <bool SignedLeft, bool SignedRight>
+inline void multiply_tiles(
+    unsigned (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
+    byte_format<SignedLeft, SignedRight>
+) {
+    multiply_bytes<SignedLeft, SignedRight>(sums, a, b0, b1);
+}
 
 }  // namespace ost

@@ -114,14 +114,20 @@ inline void copy_bulk(void* to, const void* from, unsigned bytes, phased_barrier
 
 // The ring ----------------------------------------------------------------------------------------
 
+// Rows of memory that are brought tile by tile: those of a matrix, and of another one beside it.
+struct rows_of_memory {
+    const unsigned char* from;
+    long long total, length;  // rows, and bytes of each
+    int piece, pitch, width;  // bytes of a row in a stage, from one to the next; rows of a tile
+    const unsigned char* beside = nullptr;
+    int beside_length = 0, beside_piece = 0;  // its bytes are behind those of the same row
+};
+
 // The slot of the next stage, and the parity of its phase; each thread has its own.
 struct ring {
     // A stage: pieces of neighbouring rows, each as far from the next that columns of 16 bytes are
     // in different banks.
-    static constexpr int rows = 8, piece = 2048, pitch = piece + 16, bytes = rows * pitch;
-
-    // Stages that may be under way: more of them delay every other access to memory.
-    static constexpr int ahead = 2;
+    static constexpr int rows = 8, piece = 2048, pitch = piece + 16;
 
     // Warps that read a stage; so many groups of them read as many stages at a time. To wait for a
     // stage takes as long as to multiply much of it.
@@ -129,7 +135,8 @@ struct ring {
 
     phased_barrier *arrived, *emptied;
     unsigned char* slots;
-    int count;
+    int count, bytes;  // slots, and bytes of each
+    int ahead;         // stages under way, at most: more of them delay every other access to memory
     int slot = 0;
     unsigned parity = 0;
 
@@ -160,26 +167,37 @@ struct ring {
     }
 
     // Fills slots with the rows of a block's tiles, each from end to end: called by a warp.
-    void fetch(place own, place all, const unsigned char* from, long long total, long long length) {
-        const int lane = threadIdx.x % 32;
-        for (long long first = (long long)own.x * rows; first < total; first += (long long)all.x * rows) {
-            const int there = total - first < rows ? (int)(total - first) : rows;
-            for (long long start = 0; start < length; start += piece) {
-                const int size = length - start < piece ? (int)(length - start) : piece;
-                barrier_wait(emptied + slot, parity ^ 1);
-                const bool wrapped = slot < ahead;
-                const int earlier = wrapped ? slot + count - ahead : slot - ahead;
-                barrier_wait(arrived + earlier, wrapped ? parity ^ 1 : parity);
-                if (lane == 0) barrier_expect(arrived + slot, there * size);
-                __syncwarp();
-                if (lane < there)
-                    copy_bulk(
-                        slots + slot * bytes + lane * pitch, from + (first + lane) * length + start,
-                        size, arrived + slot
-                    );
-                advance();
-            }
+    void fetch(place own, place all, const rows_of_memory& those) {
+        for (long long tile = own.x; tile * those.width < those.total; tile += all.x) {
+            const long long first = tile * those.width;
+            const long long last = min(first + those.width, those.total);
+            for (long long start = 0; start < those.length; start += those.piece)
+                for (long long row = first; row < last; row += rows)
+                    fetch_stage(those, row, (int)min(last - row, (long long)rows), start);
         }
+    }
+
+    void fetch_stage(const rows_of_memory& those, long long first, int there, long long start) {
+        const int lane = threadIdx.x % 32;
+        const long long behind = start / those.piece * those.beside_piece;
+        const int size = (int)min(those.length - start, (long long)those.piece);
+        const int second = (int)min(those.beside_length - behind, (long long)those.beside_piece);
+        barrier_wait(emptied + slot, parity ^ 1);
+        const bool wrapped = slot < ahead;
+        const int earlier = wrapped ? slot + count - ahead : slot - ahead;
+        barrier_wait(arrived + earlier, wrapped ? parity ^ 1 : parity);
+        if (lane == 0) barrier_expect(arrived + slot, there * (size + second));
+        __syncwarp();
+        unsigned char* const to = slots + slot * bytes + lane % rows * those.pitch;
+        const long long row = first + lane % rows;
+        if (lane < there)
+            copy_bulk(to, those.from + row * those.length + start, size, arrived + slot);
+        else if (second > 0 && lane >= rows && lane < rows + there)
+            copy_bulk(
+                to + those.piece, those.beside + row * those.beside_length + behind, second,
+                arrived + slot
+            );
+        advance();
     }
 };
 
@@ -203,7 +221,7 @@ constexpr int stage_elements = ring::piece / (int)sizeof(T);
 
 // The left operand's fragments of two steps of 16 elements, for eight rows: rows that are not there
 // are the last one again, and what is made of them is not used. `row` is the lane's own of
-// `load_matrices`, in shared memory.
+// `load_matrices`.
 inline void load_left(unsigned (&a)[2][4], int half, const unsigned short* row) {
     unsigned found[4];
     load_matrices(found, row);
@@ -211,57 +229,95 @@ inline void load_left(unsigned (&a)[2][4], int half, const unsigned short* row) 
     a[1][half] = found[2], a[1][half + 2] = found[3];
 }
 
-// The products of a tile: the next stages of the ring by the rows of the left operand. `parts` gets,
-// by warp, row and column, the sums of the elements that the warp has. Whole: stages are full.
-// Shared: the left operand is in shared memory.
-template <class Format, int Rows, bool Whole, bool Shared>
+// Columns of a tile. Wide: those of one stage for each group of warps, else those of a stage.
+template <bool Wide>
+constexpr int tile_columns = Wide ? ring::rows * ring::groups : ring::rows;
+
+// Stages of a tile of so many columns.
+template <bool Wide>
+inline int stages_of(int columns, int depth, int piece) {
+    return Wide ? (columns + ring::rows - 1) / ring::rows : (depth + piece - 1) / piece;
+}
+
+// The left operand's part of a stage that a warp has, on its way from global memory: it is loaded a
+// stage ahead, and written to shared memory, where rows are a vector further apart than they are long.
+template <int Rows>
+struct left_part {
+    static constexpr int own = stage_elements<unsigned short> / ring::sharing, pitch = own + 8;
+
+    vector<unsigned, 4> rows[Rows];
+
+    // Elements beyond `depths` are not read.
+    void load(const unsigned short* left, long long pitch, int rows_there, int depths) {
+        const int k = threadIdx.x % 32 * 8;
+#pragma unroll
+        for (int row = 0; row < Rows; row++)
+            if (row < rows_there && k < depths)
+                rows[row] = *(const vector<unsigned, 4>*)(left + row * pitch + k);
+    }
+    void store(unsigned short* staged) const {
+        __syncwarp();
+#pragma unroll
+        for (int row = 0; row < Rows; row++)
+            *(vector<unsigned, 4>*)(staged + row * pitch + threadIdx.x % 32 * 8) = rows[row];
+        __syncwarp();
+    }
+};
+
+// The products of a tile: the next stages of the ring by the rows of the left operand, in pairs of
+// bytes or in elements of 16 bits. `parts` gets, by warp, row and column, the sums of the elements
+// that the warp has. Whole: stages are full. Shared: the left operand is in shared memory; if not,
+// `staged` has room for the `left_part` of each warp. Wide: all of a column is in one stage, and each
+// group of warps has columns of its own.
+template <class Format, int Rows, bool Whole, bool Shared, bool Wide>
 static OST_APART void multiply_tile(
     ring& shared_ring, const unsigned short* left, long long pitch, int rows, int depth, int there,
-    float (*parts)[Rows][ring::rows + 1]
+    typename Format::sum (*parts)[Rows][tile_columns<Wide> + 1], unsigned short* staged = nullptr
 ) {
     __syncwarp();
+    using part = left_part<Shared ? 1 : Rows>;
     constexpr int all = stage_elements<unsigned short>, own = all / ring::sharing;
     constexpr int steps = own / 16, halves = Rows > 8 ? 2 : 1;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int column = lane % 8;
-    const int place = (column < there ? column : 0) * ring::pitch +
-                      warp % ring::sharing * own * 2 + lane / 8 * 16;
+    const int member = warp % ring::sharing, group = warp / ring::sharing, column = lane % 8;
+    const int tile_there = there;
+    if (Wide) there -= group * ring::rows;
+    const int place = (column < there ? column : 0) * ring::pitch + member * own * 2 + lane / 8 * 16;
     ring from = shared_ring;
-    from.advance(warp / ring::sharing);
-    float sums[4][4] = {};  // of every fourth step: neighbours do not wait for each other
+    from.advance(group);
+    typename Format::sum sums[4][4] = {};  // of every fourth step: neighbours do not wait for each other
     const unsigned short* at[halves];
+    left += (Wide ? member : warp) * own;
+    if (!Shared) staged += warp * Rows * part::pitch;
 #pragma unroll
     for (int half = 0; half < halves; half++) {
-        const int row = 8 * half + (Shared ? lane % 8 : g);
-        const int first = warp * own + (Shared ? lane / 8 * 8 : 2 * t);
-        at[half] = left + (row < rows ? row : rows - 1) * pitch + first;
+        const int row = min(8 * half + lane % 8, rows - 1);
+        at[half] = (Shared ? left + row * pitch : staged + row * part::pitch) + lane / 8 * 8;
     }
-    for (int start = warp / ring::sharing * all; start < depth; start += ring::groups * all) {
-        const int depths = depth - start - warp % ring::sharing * own;
+    const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
+    part next = {};
+    if (!Shared && begin < end) next.load(left, pitch, rows, depth - begin - member * own);
+    for (int start = begin; start < end; start += ring::groups * all) {
+        const int depths = depth - start - member * own;
+        left += ring::groups * all;
+        if (!Shared) {
+            next.store(staged);
+            const int following = depths - ring::groups * all;
+            if (start + ring::groups * all < end) next.load(left, pitch, rows, following);
+        }
         const unsigned char* const stage = from.await() + place;
 #pragma unroll 2
-        for (int group = 0; group < steps; group += 4) {
+        for (int step = 0; step < steps; step += 4) {
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
-                const int k = (group + i) * 16;
+                const int k = (step + i) * 16;
                 if (!Whole && k >= depths) break;
                 const bool beyond = !Whole && k + lane / 8 * 8 >= depths;
                 const int from_k = beyond ? k - 16 : k;
                 unsigned a[2][4] = {}, b[4];
                 load_matrices(b, (const unsigned short*)stage + from_k);
 #pragma unroll
-                for (int half = 0; half < halves; half++) {
-                    if (Shared) {
-                        load_left(a, half, at[half] + from_k);
-                    } else {
-#pragma unroll
-                        for (int j = 0; j < 2; j++) {
-                            if (!Whole && k + j * 16 >= depths) break;
-                            a[j][half] = *(const unsigned*)(at[half] + k + j * 16);
-                            a[j][half + 2] = *(const unsigned*)(at[half] + k + j * 16 + 8);
-                        }
-                    }
-                }
+                for (int half = 0; half < halves; half++) load_left(a, half, at[half] + from_k);
                 multiply_tiles(sums[i], a[0], b[0], b[1], Format());
                 if (Whole || k + 16 < depths)
                     multiply_tiles(sums[i + 1], a[1], b[2], b[3], Format());
@@ -269,23 +325,27 @@ static OST_APART void multiply_tile(
         }
         from.release();
         from.advance(ring::groups);
+        if (Shared) {
 #pragma unroll
-        for (int half = 0; half < halves; half++) at[half] += ring::groups * all;
+            for (int half = 0; half < halves; half++) at[half] += ring::groups * all;
+        }
     }
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const int m = g + e / 2 * 8, n = t * 2 + e % 2;
-        if (m < Rows) parts[warp][m][n] = (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
+        const auto sum = (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
+        if (m < Rows) parts[Wide ? member : warp][m][Wide ? group * ring::rows + n : n] = sum;
     }
-    shared_ring.advance((depth * 2 + ring::piece - 1) / ring::piece);
+    shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
 }
 
 // The same of floats: a lane has a column, and a quarter of the warp's elements.
-template <class Format, int Rows, bool Whole, bool Shared>
+template <class Format, int Rows, bool Whole, bool Shared, bool Wide>
 static OST_APART void multiply_tile(
     ring& shared_ring, const float* left, long long pitch, int rows, int depth, int there,
-    float (*parts)[Rows][ring::rows + 1]
+    float (*parts)[Rows][tile_columns<Wide> + 1]
 ) {
+    static_assert(!Wide, "floats have tiles of a stage");
     __syncwarp();
     constexpr int all = stage_elements<float>, own = all / ring::sharing, quarter = own / 4;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = lane % 8;
@@ -323,7 +383,123 @@ static OST_APART void multiply_tile(
         const float four = two + __shfl_xor_sync(0xFFFFFFFFu, two, 8);
         if (lane < 8) parts[warp][m][lane] = four;
     }
-    shared_ring.advance((depth * 4 + ring::piece - 1) / ring::piece);
+    shared_ring.advance(stages_of<Wide>(there, depth, all));
+}
+
+// Codes by bytes -----------------------------------------------------------------------------------
+
+// Elements of a row of codes in a stage, two to a byte; behind them are the scales of its blocks.
+constexpr int stage_codes = ring::piece;
+
+// Bytes from one row of codes to the next in a stage: an odd number of 16.
+template <int Block, class Scale>
+constexpr int code_pitch = stage_codes / 2 + (stage_codes / Block * (int)sizeof(Scale) / 32 * 2 + 1) * 16;
+
+// A sum of products of 4-bit numbers, 16 times too large, as a float. It was added to the bits of
+// `code_offset`, whose last digit stands for 1.
+constexpr float code_offset = 12582912.0f;
+inline float sum_of_codes(unsigned sum) {
+    return fmaf(bits_as<float>(sum), 0.0625f, code_offset * -0.0625f);
+}
+
+// The products of a tile of codes, of so many to a scale, by rows of signed bytes with scales of
+// their own: `left` and `scales` have `depth` and `depth / Block` elements in a row. See
+// `multiply_tile`. Codes are numbers from 0, of which 8 stands for 0.
+//
+// A word of codes has eight elements: four are in the lower halves of its bytes, four in the upper
+// ones. With 8 taken off, either are the upper halves of signed bytes, 16 times as large. Of the left
+// operand, the bytes that belong to them are every other one of eight.
+template <class Format, int Block, int Rows, bool Wide>
+static OST_APART void multiply_codes(
+    ring& shared_ring, const signed char* left, long long pitch, const float* scales, int rows,
+    int depth, int there, float (*parts)[Rows][tile_columns<Wide> + 1]
+) {
+    __syncwarp();
+    using stored = typename Format::stored;
+    constexpr int all = stage_codes, own = all / ring::sharing, step = 128, blocks = step / Block;
+    constexpr int row_pitch = code_pitch<Block, stored>, halves = Rows > 8 ? 2 : 1;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int member = warp % ring::sharing, group = warp / ring::sharing;
+    const int tile_there = there;
+    if (Wide) there -= group * ring::rows;
+    const int last = there - 1;
+    const int place = min(lane % 8, last) * row_pitch + member * own / 2 + lane / 8 * 16;
+    int scale_place[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        scale_place[i] = min(2 * t + i, last) * row_pitch + all / 2 +
+                         member * (own / Block) * (int)sizeof(stored);
+    ring from = shared_ring;
+    from.advance(group);
+    float sums[4] = {};
+    const signed char* at[halves];
+    const float* left_scales[halves];
+    const int first = (Wide ? member : warp) * own;
+#pragma unroll
+    for (int half = 0; half < halves; half++) {
+        const int row = min(8 * half + g, rows - 1);
+        at[half] = left + row * pitch + first + 8 * t;
+        left_scales[half] = scales + row * (depth / Block) + first / Block;
+    }
+    const int begin = Wide ? 0 : group * all, end = !Wide || there > 0 ? depth : 0;
+    for (int start = begin; start < end; start += ring::groups * all) {
+        const int depths = depth - start - member * own;
+        const unsigned char* const stage = from.await();
+#pragma unroll 2
+        for (int k = 0; k < own; k += step) {
+            if (k >= depths) break;
+            unsigned codes[4];
+            load_matrices(codes, (const unsigned short*)(stage + place + k / 2));
+            vector<stored, blocks> right_scales[2];
+            vector<float, blocks> row_scales[halves];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                right_scales[i] = *(const vector<stored, blocks>*)(
+                    stage + scale_place[i] + k / Block * (int)sizeof(stored)
+                );
+#pragma unroll
+            for (int half = 0; half < halves; half++)
+                row_scales[half] = *(const vector<float, blocks>*)(left_scales[half] + k / Block);
+#pragma unroll
+            for (int block = 0; block < blocks; block++) {
+                const unsigned offset = bits_as<unsigned>(code_offset);
+                unsigned found[4] = {offset, offset, offset, offset};
+#pragma unroll
+                for (int i = block * (4 / blocks); i < (block + 1) * (4 / blocks); i++) {
+                    unsigned a[4] = {};
+#pragma unroll
+                    for (int half = 0; half < halves; half++) {
+                        const vector<unsigned, 2> eight =
+                            *(const vector<unsigned, 2>*)(at[half] + k + i * 32);
+                        a[half] = even_bytes(eight.at[0], eight.at[1]);
+                        a[half + 2] = odd_bytes(eight.at[0], eight.at[1]);
+                    }
+                    const unsigned low = (codes[i] << 4 ^ 0x80808080u) & 0xF0F0F0F0u;
+                    const unsigned high = (codes[i] ^ 0x80808080u) & 0xF0F0F0F0u;
+                    multiply_bytes<true, true>(found, a, low, high);
+                }
+#pragma unroll
+                for (int e = 0; e < 2 * halves; e++) {
+                    const float right = Format::value(right_scales[e % 2].at[block]);
+                    const float scale = row_scales[e / 2].at[block] * right;
+                    sums[e] = fmaf(sum_of_codes(found[e]), scale, sums[e]);
+                }
+            }
+        }
+        from.release();
+        from.advance(ring::groups);
+#pragma unroll
+        for (int half = 0; half < halves; half++) {
+            at[half] += ring::groups * all;
+            left_scales[half] += ring::groups * all / Block;
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 2 * halves; e++) {
+        const int m = g + e / 2 * 8, n = t * 2 + e % 2;
+        if (m < Rows) parts[Wide ? member : warp][m][Wide ? group * ring::rows + n : n] = sums[e];
+    }
+    shared_ring.advance(stages_of<Wide>(tile_there, depth, all));
 }
 
 }  // namespace ost

@@ -16,7 +16,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.abi import ARRIVED, FAILED, Launch
-from ostinato.backends.cuda.render import streamed_rows
 from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.segment_functions import Form, SegmentFunction
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel
@@ -29,6 +28,7 @@ from ostinato.variables import bounds
 if TYPE_CHECKING:
     from collections.abc import Set
 
+    from ostinato.backends.cuda.render.streamed_rows import Rows
     from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel
     from ostinato.backends.cuda.target import CudaTarget
 
@@ -50,6 +50,9 @@ _PLACE = 2
 
 #: Slots of a ring, at least and at most.
 _LEAST_SLOTS, _MOST_SLOTS = 4, 32
+
+#: Bytes that a ring has under way, about.
+_BYTES_AHEAD = 32 << 10
 
 #: Blocks of a segment of independent parts, at most: what a field of a record holds.
 _MOST_BLOCKS = (1 << 16) - 1
@@ -189,9 +192,14 @@ class _Renderer:
         return self.pool_start + _whole(arrays)
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot of the ring, which the stages of all streams fit."""
+        return max(f.stream.slot_bytes for f in self.distinct if f.stream is not None)
+
+    @property
     def slots(self) -> int:
         """Slots of the ring: all that there is room for."""
-        each = streamed_rows.SLOT_BYTES + 2 * _BARRIER_BYTES
+        each = self.slot_bytes + 2 * _BARRIER_BYTES
         return min((self.target.shared_bytes_per_block - self.fixed_bytes) // each, _MOST_SLOTS)
 
     @cached_property
@@ -202,7 +210,7 @@ class _Renderer:
             grid, early = sum(f.blocks for f in self.functions), self.target.starts_kernels_early
             return Launch(grid, SEGMENT_BLOCK, shared, programmatic=early)
         if self.streams:
-            shared += self.slots * (streamed_rows.SLOT_BYTES + 2 * _BARRIER_BYTES)
+            shared += self.slots * (self.slot_bytes + 2 * _BARRIER_BYTES)
             return Launch(blocks, SEGMENT_BLOCK + WARP, shared, cooperative=True)
         fits = _RESIDENT * (shared + _RESERVED) <= self.target.shared_bytes_per_block
         resident = _RESIDENT if fits else 1
@@ -335,33 +343,41 @@ class _Renderer:
             f"    ring.emptied = ring.arrived + {self.slots};",
             f"    ring.slots = (unsigned char*)(ring.emptied + {self.slots});",
             f"    ring.count = {self.slots};",
+            f"    ring.bytes = {self.slot_bytes};",
+            f"    ring.ahead = {max(2, round(_BYTES_AHEAD / self.slot_bytes))};",
             "    if (threadIdx.x == 0) ring.start();",
             "    __syncthreads();",
             f"    if (threadIdx.x >= {SEGMENT_BLOCK}) {{",
             f"        for (int i = 0; i < {len(self.segment.parts)}; i++) {{",
             *self._place(),
-            "            const unsigned char* from;",
-            "            long long rows, length;",
+            "            ost::rows_of_memory those;",
             "            switch (record[0]) {",
         ]
         for function in self.distinct:
-            if (found := function.stream) is not None:
-                start = f"(const unsigned char*)at[record[{_FIELDS + found.argument}]]"
-                start += f" + {found.offset}" * (found.offset > 0)
-                lines.append(
-                    f"            case {function.number}: "
-                    f"from = {start}, rows = {found.rows}, length = {found.nbytes}; break;"
-                )
+            if (stream := function.stream) is not None:
+                weights, scales = stream.weights, stream.scales
+                given = [self._start(weights), stream.rows, weights.nbytes, weights.piece]
+                given += [stream.pitch, stream.width]
+                if scales is not None:
+                    given += [self._start(scales), scales.nbytes, scales.piece]
+                fields = ", ".join(map(str, given))
+                lines.append(f"            case {function.number}: those = {{{fields}}}; break;")
         return [
             *lines,
             *self._touches(),
             "            default: continue;",
             "            }",
-            "            ring.fetch(own, all, from, rows, length);",
+            "            ring.fetch(own, all, those);",
             "        }",
             "        return;",
             "    }",
         ]
+
+    @staticmethod
+    def _start(rows: Rows) -> str:
+        """The address of the first byte of rows that are fetched."""
+        start = f"(const unsigned char*)at[record[{_FIELDS + rows.argument}]]"
+        return f"{start} + {rows.offset}" if rows.offset else start
 
     @property
     def _touching(self) -> list[SegmentFunction]:

@@ -3,6 +3,7 @@
 It is part of a segment: a warp of the block fetches 8 columns at a time, 2 KiB of each a stage,
 ahead of those that multiply, whatever they wait for. Four warps divide a stage between them, so two
 stages are multiplied at a time; the sums of all warps meet in shared memory and are added in order.
+Codes of half a byte come 1 KiB at a time, with the scales of their blocks behind them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.common.clike.vectors import VECTOR_BYTES, run_of
 from ostinato.backends.cuda.render.body import SharedArray
+from ostinato.backends.cuda.render.dialect import CudaDialect
 from ostinato.backends.cuda.render.frame import Frame, body_of
 from ostinato.backends.cuda.render.sums import matmul_sizes
+from ostinato.backends.cuda.rules.product import BlockwiseProduct
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, WARP
-from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ostinato.lower.loopir.nodes import Load, extent_of, max_extent
+from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, UINT8
+from ostinato.lower.loopir.nodes import Apply, Load, extent_of, max_extent
 from ostinato.records import dataclass, replace
 from ostinato.variables import coefficient
 
@@ -25,23 +28,38 @@ if TYPE_CHECKING:
 
     from ostinato.backends.cuda.render.body import Body
     from ostinato.backends.cuda.rules.product import Matmul
+    from ostinato.lower.loopir.nodes import Scalar
     from ostinato.variables import Dim, Symbol
 
-__all__ = ["COLUMNS", "SLOT_BYTES", "Stream", "body", "stream_of", "tiles"]
+__all__ = ["Rows", "Stream", "body", "stream_of", "tiles"]
 
-COLUMNS = 8
-"""Columns of a tile."""
+_WARPS = SEGMENT_BLOCK // WARP
+
+#: Groups of warps, which read a stage each: those of ``ost::ring``.
+_GROUPS = 2
+
+#: Rows of memory of a stage: columns of the matmul.
+_COLUMNS = 8
 
 #: Bytes of a column in a stage, and from one column to the next: those of ``ost::ring``.
 _PIECE, _PITCH = 2048, 2064
 
-SLOT_BYTES = COLUMNS * _PITCH
-"""Bytes of a slot of the ring."""
+#: The same of a column of codes, without its scales; that of ``ost::stage_codes``.
+_CODE_PIECE = 1024
 
-_WARPS = SEGMENT_BLOCK // WARP
+#: Elements of 16 bits from row to row of what a warp has of the left operand in a stage: those of
+#: ``ost::left_part``.
+_PART_PITCH = _PIECE // 2 * _GROUPS // _WARPS + 8
+
+#: Codes with a scale of their own, at most: a warp takes so many at a time.
+_MOST_BLOCK = 128
+
 
 #: Columns are multiples of these bytes: tensor cores take 16 elements of 16 bits at a time.
 _GRAIN = 32
+
+#: The dtypes of weights and of scales, and those of weights whose sums are integers.
+_FLOATS, _BYTES = (FLOAT32, FLOAT16, BFLOAT16), (INT8, UINT8)
 
 #: The most rows, those of a tensor core's tile.
 _ROWS = 16
@@ -58,23 +76,33 @@ $left
     for (long long tile = own.x; tile * $width < columns; tile += all.x) {
         const long long rest = columns - tile * $width;
         const int there = rest < $width ? (int)rest : $width;
-        ost::multiply_tile<ost::${format}_format, $rows, $whole, $shared>(
-            ring, left, pitch, (int)rows, (int)depth, there, parts[turn]
-        );
+        $multiply, (int)rows, (int)depth$halved, there, parts[turn]$staged);
         OST_SYNC();
         for (int i = threadIdx.x; i < $rows * $width; i += $threads) {
             const long long m = i / $width, n = tile * $width + i % $width;
             if (m < rows && n < columns) {
-                float total = parts[turn][0][m][i % $width];
+                auto sum = parts[turn][0][m][i % $width];
 #pragma unroll
                 for (int w = 1; w < $warps; w++)
-                    total += parts[turn][w][m][i % $width];
+                    sum += parts[turn][w][m][i % $width];
+                const $register total = ($register)sum;
 $store
             }
         }
         turn ^= 1;
     }
 """)
+
+#: The scales of the left operand's blocks, in shared memory.
+_SCALES = Template("""\
+    for (int i = threadIdx.x; i < (int)rows * $blocks; i += $threads) {
+        const long long m = i / $blocks, block = i % $blocks;
+        float value;
+$element
+        row_scales[i] = value;
+    }
+    const float* const scales = row_scales;
+$wait""")
 
 #: The left operand in shared memory, by elements or by vectors, or where it is.
 _BY_ELEMENT = Template("""\
@@ -105,44 +133,116 @@ $place
 
 
 @dataclass(frozen=True)
-class Stream:
-    """The right operand of a matmul as rows in memory.
+class Rows:
+    """An operand of a matmul as rows in memory.
 
     Attributes:
         argument: its position among the arguments.
         offset: bytes before the first row.
-        rows: the matmul's columns.
         nbytes: of a row.
+        piece: bytes of a row in a stage, at most.
     """
 
     argument: int
     offset: int
-    rows: int
     nbytes: int
+    piece: int
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The right operand of a matmul as rows in memory.
+
+    Attributes:
+        rows: the matmul's columns.
+        weights: their elements, or codes.
+        scales: those of blocks of codes.
+        width: columns of a tile: those of a stage, or, where that has all of them, of all stages
+            that are read at a time.
+    """
+
+    rows: int
+    weights: Rows
+    scales: Rows | None
+    width: int
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from a column to the next one in a stage; those of codes as in ``code_pitch``."""
+        if self.scales is None:
+            return _PITCH
+        return self.weights.piece + (self.scales.piece // 32 * 2 + 1) * 16
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot of the ring."""
+        return _COLUMNS * self.pitch
+
+    @property
+    def arguments(self) -> list[int]:
+        """The arguments that are fetched."""
+        return [rows.argument for rows in (self.weights, self.scales) if rows is not None]
 
 
 def stream_of(matmul: Matmul) -> Stream | None:
     """The right operand as rows, if a ring can bring them."""
-    b, a = matmul.b, matmul.a
     if matmul.batch or len(matmul.k) != 1 or max_extent(matmul.m) > _ROWS:
-        return None
-    if not isinstance(b, Load) or b.bindings or b.dtype not in (FLOAT32, FLOAT16, BFLOAT16):
         return None
     columns, depth = extent_of(matmul.n), extent_of(matmul.k[0])
     if not isinstance(columns, int) or not isinstance(depth, int) or not columns * depth:
         return None
-    row = depth * b.dtype.itemsize
-    offset = _rest(b.index, {matmul.n: depth, matmul.k[0]: 1})
-    if offset is None or row % _GRAIN or offset * b.dtype.itemsize % VECTOR_BYTES:
+    scales: Rows | None = None
+    if isinstance(matmul, BlockwiseProduct):
+        if matmul.group > _MOST_BLOCK or _stored(matmul.a).dtype != INT8:
+            return None
+        weights = _rows_of(matmul.b, matmul.n, matmul.pairs, _CODE_PIECE)
+        pieces = 2 * _CODE_PIECE // matmul.group * _stored(matmul.b_scale).dtype.itemsize
+        scales = _rows_of(matmul.b_scale, matmul.n, matmul.blocks, pieces)
+        if scales is None or _stored(matmul.b_scale).dtype not in _FLOATS:
+            return None
+    else:
+        weights = _rows_of(matmul.b, matmul.n, matmul.k[0], _PIECE)
+        if weights is None or weights.nbytes % _GRAIN or not _multiplies(matmul):
+            return None
+    if weights is None or _left_of(matmul) is None:
         return None
-    if matmul.acc != FLOAT32 or a.dtype != b.dtype or _left_of(matmul) is None:
+    wide = weights.nbytes <= weights.piece and matmul.b.dtype != FLOAT32
+    return Stream(columns, weights, scales, _COLUMNS * _GROUPS if wide else _COLUMNS)
+
+
+def _multiplies(matmul: Matmul) -> bool:
+    """Whether there is code for the operands' dtypes."""
+    a, b = _stored(matmul.a).dtype, _stored(matmul.b).dtype
+    if matmul.acc == INT32:
+        return a in _BYTES and b in _BYTES
+    return matmul.acc == FLOAT32 and matmul.a.dtype == matmul.b.dtype == b and b in _FLOATS
+
+
+def _rows_of(scalar: Scalar, row: Symbol, column: Symbol, piece: int) -> Rows | None:
+    """An operand as rows, if it is one in memory, perhaps converted."""
+    load = _stored(scalar)
+    length = extent_of(column)
+    if not isinstance(load, Load) or load.bindings or not isinstance(length, int):
         return None
-    return Stream(b.buffer, offset * b.dtype.itemsize, columns, row)
+    offset, itemsize = _rest(load.index, {row: length, column: 1}), load.dtype.itemsize
+    nbytes = length * itemsize
+    if offset is None or nbytes % VECTOR_BYTES or offset * itemsize % VECTOR_BYTES:
+        return None
+    return Rows(load.buffer, offset * itemsize, nbytes, piece)
+
+
+def _stored(scalar: Scalar) -> Scalar:
+    """An operand as it is in memory, before any conversion."""
+    while isinstance(scalar, Apply) and scalar.op == "cast":
+        (scalar,) = scalar.operands
+    return scalar
 
 
 def tiles(matmul: Matmul) -> int:
     """Tiles of columns."""
-    return -(-max_extent(matmul.n) // COLUMNS)
+    stream = stream_of(matmul)
+    assert stream is not None
+    return -(-stream.rows // stream.width)
 
 
 def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
@@ -152,26 +252,73 @@ def body(matmul: Matmul, held: Collection[int] = ()) -> Body:
         matmul: the kernel.
         held: the arguments that are in shared memory as it is.
     """
-    dtype, rows = matmul.b.dtype, max(1, max_extent(matmul.m))
-    frame, names = Frame(matmul, (matmul.a,), matmul.stores), {matmul.m: "m", matmul.n: "n"}
-    left = _left_of(matmul, held)
+    rows, acc = max(1, max_extent(matmul.m)), matmul.acc
+    stream, left = stream_of(matmul), _left_of(matmul, held)
+    assert stream is not None
     assert left is not None
+    arrays, wide = list(left.arrays), stream.width > _COLUMNS
+    operands = left.scalar, *((matmul.a_scale,) if isinstance(matmul, BlockwiseProduct) else ())
+    frame, names = Frame(matmul, operands, matmul.stores), {matmul.m: "m", matmul.n: "n"}
+    before = ""
+    if isinstance(matmul, BlockwiseProduct):
+        rows_of_scales = _held_scales(matmul, held)
+        if rows_of_scales is None:
+            blocks = max_extent(matmul.blocks)
+            arrays.append(SharedArray("float", 4, "row_scales", (rows * blocks,)))
+            at = {matmul.m: "m", matmul.blocks: "block"}
+            before = _SCALES.substitute(
+                blocks=blocks,
+                threads=SEGMENT_BLOCK,
+                element=frame.element(matmul.a_scale, FLOAT32, 2, at, "value"),
+                wait="" if left.staged else "    OST_SYNC();\n",
+            )
+        else:
+            start = f"b{rows_of_scales.argument} + {rows_of_scales.offset // 4}"
+            before = f"    const float* const scales = {start};\n"
     text = _BODY.substitute(
-        left=left.text(frame),
-        width=COLUMNS,
-        format=dtype.name,
-        whole="false" if max_extent(matmul.k[0]) * dtype.itemsize % _PIECE else "true",
-        shared="true" if left.shared else "false",
+        left=f"{before}{left.text(frame)}",
+        multiply=_multiply(matmul, left, wide),
+        halved=" / 2" if left.in_bytes and not stream.scales else "",
+        staged=", staged[0][0]" if left.passes else "",
+        width=stream.width,
         rows=rows,
         threads=SEGMENT_BLOCK,
-        warps=_WARPS,
-        store=frame.stores(matmul.stores, matmul.acc, 4, names, "total"),
+        warps=_WARPS // _GROUPS if wide else _WARPS,
+        register="int" if acc == INT32 else "float",
+        store=frame.stores(matmul.stores, acc, 4, names, "total"),
     )
-    parts = SharedArray("float", 4, "parts", (2, _WARPS, rows, COLUMNS + 1))
-    arrays = (parts, *left.arrays)
-    made = body_of(matmul, text, matmul_sizes(matmul), SEGMENT_BLOCK, arrays=arrays)
+    type_ = "unsigned" if acc == INT32 else "float"
+    sizes = (2, _WARPS // _GROUPS if wide else _WARPS, rows, stream.width + 1)
+    parts = SharedArray(type_, 4, "parts", sizes)
+    made = body_of(matmul, text, matmul_sizes(matmul), SEGMENT_BLOCK, arrays=(parts, *arrays))
     includes = f'{made.includes}#include "rings.cuh"\n'
     return replace(made, includes=includes, streams=True)
+
+
+def _held_scales(matmul: BlockwiseProduct, held: Collection[int]) -> Rows | None:
+    """The scales of the left operand, if they are in shared memory as the product reads them."""
+    scale = matmul.a_scale
+    if not isinstance(scale, Load) or scale.dtype != FLOAT32 or scale.buffer not in held:
+        return None
+    return _rows_of(scale, matmul.m, matmul.blocks, 0)
+
+
+def _multiply(matmul: Matmul, left: _Left, wide: bool) -> str:
+    """The call of the function that multiplies a tile, up to the left operand."""
+    rows, flags = max(1, max_extent(matmul.m)), {True: "true", False: "false"}
+    if isinstance(matmul, BlockwiseProduct):
+        format_ = f"ost::{_stored(matmul.b_scale).dtype.name}_format"
+        given = f"{format_}, {matmul.group}, {rows}, {flags[wide]}"
+        return f"ost::multiply_codes<{given}>(ring, left, pitch, scales"
+    a, b = _stored(matmul.a).dtype, _stored(matmul.b).dtype
+    format_ = f"ost::{b.name}_format"
+    whole = max_extent(matmul.k[0]) * b.itemsize % _PIECE == 0
+    operand = "left, pitch"
+    if left.in_bytes:
+        format_ = f"ost::byte_format<{flags[a == INT8]}, {flags[b == INT8]}>"
+        operand = "(const unsigned short*)left, pitch / 2"
+    given = f"{format_}, {rows}, {flags[whole]}, {flags[left.shared]}, {flags[wide]}"
+    return f"ost::multiply_tile<{given}>(ring, {operand}"
 
 
 @dataclass(frozen=True)
@@ -196,21 +343,41 @@ class _Left:
         return self.staged or self.held
 
     @property
+    def scalar(self) -> Scalar:
+        """An element: bytes as they are in memory."""
+        stored = _stored(self.matmul.a)
+        return stored if stored.dtype in _BYTES else self.matmul.a
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether its elements are bytes."""
+        return self.scalar.dtype in _BYTES
+
+    @property
     def type(self) -> str:
-        return "float" if self.matmul.a.dtype == FLOAT32 else "unsigned short"
+        return CudaDialect().memory_type(self.scalar.dtype)
+
+    @property
+    def passes(self) -> bool:
+        """Whether warps bring it into shared memory stage by stage."""
+        whole = self.shared or isinstance(self.matmul, BlockwiseProduct)
+        return not whole and self.matmul.a.dtype != FLOAT32
 
     @property
     def arrays(self) -> tuple[SharedArray, ...]:
-        """The copy."""
+        """The copy, or those of the parts that warps have of a stage."""
+        if self.passes:
+            sizes = (_WARPS, max(1, max_extent(self.matmul.m)), _PART_PITCH)
+            return (SharedArray("unsigned short", 2, "staged", sizes),)
         if not self.staged:
             return ()
-        itemsize = self.matmul.a.dtype.itemsize
+        itemsize = self.scalar.dtype.itemsize
         size = max(1, max_extent(self.matmul.m)) * self.pitch
         return (SharedArray(self.type, itemsize, "row_elements", (size,)),)
 
     def text(self, frame: Frame) -> str:
         """Declarations of ``left``, its first element, and of ``pitch``."""
-        matmul, a = self.matmul, self.matmul.a
+        matmul, a = self.matmul, self.scalar
         names = {matmul.m: "m", matmul.k[0]: "k"}
         depth = max_extent(matmul.k[0])
         run = run_of(a, matmul.k[0], depth)
@@ -238,7 +405,8 @@ class _Left:
 
 def _left_of(matmul: Matmul, held: Collection[int] = ()) -> _Left | None:
     """The way to the left operand, if there is one."""
-    a, depth = matmul.a, max_extent(matmul.k[0])
+    depth = max_extent(matmul.k[0])
+    a = _Left(matmul, depth, staged=False).scalar
     if isinstance(a, Load) and a.buffer in held and max_extent(matmul.m) == 1:
         run = run_of(a, matmul.k[0], depth)
         if run is not None and run.load is a and run.count * a.dtype.itemsize == VECTOR_BYTES:

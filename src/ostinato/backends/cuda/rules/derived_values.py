@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
-from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
+from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.ir.types import TensorType
 from ostinato.lower.loopir.dependences import reached, roots
 from ostinato.lower.loopir.nodes import (
@@ -60,7 +60,7 @@ def without_derived(calls: Sequence[Call], outside: Set[LoweredBuffer]) -> list[
     """
     found = list(calls)
     for position, call in enumerate(found):
-        if not isinstance(call.kernel, FewRowsMatmul):
+        if not isinstance(call.kernel, Matmul):
             continue
         others = found[:position] + found[position + 1 :]
         derived = _derived(call, others, outside)
@@ -77,7 +77,7 @@ def _derived(
 ) -> dict[LoweredBuffer, _Derived]:
     """The results of a product that its readers can compute."""
     kernel, found = call.kernel, dict[LoweredBuffer, _Derived]()
-    assert isinstance(kernel, FewRowsMatmul)
+    assert isinstance(kernel, Matmul)
     plain = [s for s in kernel.stores if _is_plain(s, call)]
     kept: dict[LoweredBuffer, tuple[Store, Scalar]] = {}
     for store in sorted(plain, key=lambda s: (s.value.dtype.itemsize, _size(s.value))):
@@ -122,7 +122,7 @@ def _is_plain(store: Store, call: Call) -> bool:
 
 
 def _stores(call: Call) -> tuple[Store, ...]:
-    assert isinstance(call.kernel, FewRowsMatmul)
+    assert isinstance(call.kernel, Matmul)
     return call.kernel.stores
 
 
@@ -137,7 +137,7 @@ def _rewrites(call: Call, buffer: LoweredBuffer) -> bool:
     starts: list[Scalar]
     if type(kernel) is CudaLoopNest and not kernel.scratch_groups:
         starts = [root for s in kernel.stages for t in s.statements for root in roots(t)]
-    elif isinstance(kernel, FewRowsMatmul):
+    elif isinstance(kernel, Matmul):
         if any(_reads(scalar, number) for scalar in reached(kernel.operands)):
             return False
         starts = [root for store in kernel.stores for root in roots(store)]
@@ -207,7 +207,7 @@ def _size(scalar: Scalar) -> int:
 def _writer(call: Call, derived: Mapping[LoweredBuffer, _Derived]) -> Call:
     """A product without the results that its readers compute."""
     kernel = call.kernel
-    assert isinstance(kernel, FewRowsMatmul)
+    assert isinstance(kernel, Matmul)
     buffers, args, stores = list(call.buffers), list(kernel.args), []
     for store in kernel.stores:
         buffer = call.buffers[store.buffer]
@@ -224,10 +224,8 @@ def _writer(call: Call, derived: Mapping[LoweredBuffer, _Derived]) -> Call:
     numbers = _numbers(len(args), gone)
     rewriter = Rewriter(buffer=lambda number: numbers[number])
     made = replace(
-        kernel,
+        kernel.rewritten(rewriter.scalar),
         args=tuple(arg for n, arg in enumerate(args) if n not in gone),
-        a=rewriter.scalar(kernel.a),
-        b=rewriter.scalar(kernel.b),
         stores=tuple(_store(rewriter, store) for store in stores),
     )
     left = tuple(buffer for n, buffer in enumerate(buffers) if n not in gone)
@@ -289,7 +287,7 @@ def _reader(call: Call, derived: Mapping[LoweredBuffer, _Derived]) -> Call:
     if not read:
         return call
     kernel, buffers = call.kernel, list(call.buffers)
-    assert isinstance(kernel, CudaLoopNest | FewRowsMatmul)
+    assert isinstance(kernel, CudaLoopNest | Matmul)
     args, gone = list(kernel.args), []
     sources: dict[int, tuple[_Derived, int]] = {}
     for buffer in read:
@@ -305,7 +303,7 @@ def _reader(call: Call, derived: Mapping[LoweredBuffer, _Derived]) -> Call:
     given = {n: (found, numbers[at]) for n, (found, at) in sources.items()}
     rewriter = _Deriving(given, lambda number: numbers[number])
     left = tuple(arg for n, arg in enumerate(args) if n not in gone)
-    made: CudaLoopNest | FewRowsMatmul
+    made: CudaLoopNest | Matmul
     if isinstance(kernel, CudaLoopNest):
         stages = tuple(
             Stage(stage.axes, tuple(map(rewriter.statement, stage.statements)))
@@ -314,10 +312,8 @@ def _reader(call: Call, derived: Mapping[LoweredBuffer, _Derived]) -> Call:
         made = replace(kernel, args=left, stages=stages)
     else:
         made = replace(
-            kernel,
+            kernel.rewritten(rewriter.scalar),
             args=left,
-            a=rewriter.scalar(kernel.a),
-            b=rewriter.scalar(kernel.b),
             stores=tuple(_store(rewriter, store) for store in kernel.stores),
         )
     kept = tuple(buffer for n, buffer in enumerate(buffers) if n not in gone)

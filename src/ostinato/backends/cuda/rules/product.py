@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ostinato.backends.cuda.kernel import CudaKernel
+from ostinato.lower.loopir.nodes import Apply
 from ostinato.lower.rules.matmul_kernel import MatmulKernel
-from ostinato.records import dataclass, field
+from ostinato.records import dataclass, field, replace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ostinato.lower.loopir.nodes import Scalar
     from ostinato.lower.loopir.text import KernelText
     from ostinato.variables import Symbol
@@ -24,6 +27,18 @@ class Matmul(MatmulKernel, CudaKernel):
     """A matmul or convolution."""
 
     prefix: ClassVar[str] = "matmul"
+
+    @property
+    def weight_bits(self) -> int:
+        """Bits of an element of the right operand in memory."""
+        b = self.b
+        while isinstance(b, Apply) and b.op == "cast":
+            (b,) = b.operands
+        return 8 * b.dtype.itemsize
+
+    def rewritten(self, change: Callable[[Scalar], Scalar]) -> Matmul:
+        """The same with changed operands."""
+        return replace(self, a=change(self.a), b=change(self.b))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +58,14 @@ class BlockwiseProduct(Matmul):
     a_scale: Scalar = field(kw_only=True)
     b_scale: Scalar = field(kw_only=True)
     group: int = field(kw_only=True)
+
+    @property
+    def weight_bits(self) -> int:
+        return 4
+
+    def rewritten(self, change: Callable[[Scalar], Scalar]) -> Matmul:
+        made = super().rewritten(change)
+        return replace(made, a_scale=change(self.a_scale), b_scale=change(self.b_scale))
 
     def describe(self, text: KernelText) -> None:
         super().describe(text)

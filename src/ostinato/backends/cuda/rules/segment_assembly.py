@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaKernel
 from ostinato.backends.cuda.rules.derived_values import without_derived
-from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
 from ostinato.backends.cuda.rules.packets import ClearPackets, ReceivePackets
 from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.backends.cuda.rules.segment_kernel import Part, SegmentKernel, Space, SpaceKind
@@ -33,7 +32,7 @@ else:
     segments = LazyModule("ostinato.backends.cuda.render.segments")
     streamed_rows = LazyModule("ostinato.backends.cuda.render.streamed_rows")
 
-__all__ = ["Assembly", "Segment", "SegmentSettings"]
+__all__ = ["Assembly", "Segment", "SegmentSettings", "simplified"]
 
 #: Values in the shared memory of a block begin at multiples of this.
 _ALIGNMENT = 16
@@ -98,14 +97,31 @@ class _Value:
     size: int
 
 
+def simplified(
+    calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
+) -> Sequence[Call]:
+    """The calls of a segment, with fewer values that go from part to part.
+
+    Args:
+        calls: in order.
+        others: buffers that are used elsewhere.
+        settings: the optimisations that are on.
+    """
+    return with_copied_rows(without_derived(calls, others)) if settings.exchange else calls
+
+
 class Assembly:
-    """Makes a segment of calls."""
+    """Makes a segment of calls, which :func:`simplified` has made.
+
+    Args:
+        calls: in order.
+        others: buffers that are in global memory.
+        settings: the optimisations that are on.
+    """
 
     def __init__(
         self, calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
     ) -> None:
-        if settings.exchange:
-            calls = with_copied_rows(without_derived(calls, others))
         self._calls = calls
         self._settings = settings
         self._ways = Ways(calls if settings.exchange else (), others)
@@ -114,6 +130,8 @@ class Assembly:
         self._shares = Shares(calls, self._ways)
         self._sent: dict[LoweredBuffer, _Value] = {}
         self._held: dict[LoweredBuffer, _Value] = {}
+        self._uses: dict[_Value, list[int]] = {}  # the numbers of the steps
+        self._offsets: dict[_Value, int] = {}  # in the memory of a block
 
     def segment(self) -> tuple[Segment, list[LoweredBuffer]]:
         """The kernel, and its buffers."""
@@ -170,6 +188,18 @@ class Assembly:
         kernel = Segment(args, tuple(parts), tuple(spaces.values()), at, block_bytes, variables)
         return kernel, buffers
 
+    def longest_held(self, most: int) -> LoweredBuffer:
+        """The value that blocks have for longest, of those of which they have too many at a time.
+
+        Args:
+            most: bytes of the values that a block has, more of which the segment has.
+        """
+        uses = {buffer: self._uses[value] for buffer, value in self._held.items()}
+        spaces = {buffer: self._offsets[value] for buffer, value in self._held.items()}
+        first = next(uses[b][0] for b, start in spaces.items() if start + b.nbytes > most)
+        together = [b for b, numbers in uses.items() if numbers[0] <= first <= numbers[-1]]
+        return max(together, key=lambda b: uses[b][-1] - uses[b][0])
+
     def _steps(self, call: Call) -> Iterator[_Step]:
         """The part that a call becomes, behind those that receive what it reads."""
         assert isinstance(call.kernel, CudaKernel)
@@ -202,7 +232,7 @@ class Assembly:
 
     def _spaces(self, steps: Sequence[_Step]) -> tuple[dict[_Value, Space], int]:
         """The memory of values, and the shared memory that they need."""
-        uses: dict[_Value, list[int]] = {}
+        uses = self._uses
         for number, step in enumerate(steps):
             for operand in step.operands:
                 if isinstance(operand, _Value):
@@ -223,6 +253,7 @@ class Assembly:
                 start = max(start, high)
             live.append((numbers[-1], start, start + size))
             spaces[value] = Space(value.kind, start)
+            self._offsets[value] = start
             most = max(most, start + size)
         return spaces, most
 
@@ -232,7 +263,7 @@ def _weight_bytes(kernel: CudaKernel) -> int:
     if not isinstance(kernel, Matmul):
         return 0
     columns = bounds(kernel.points)[1] * max_extent(kernel.n)
-    return columns * bounds(kernel.depth)[1] * kernel.b.dtype.itemsize
+    return columns * bounds(kernel.depth)[1] * kernel.weight_bits // 8
 
 
 def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
@@ -242,10 +273,10 @@ def _streams(kernel: CudaKernel, written: Sequence[bool]) -> bool:
         kernel: a part of a segment.
         written: by argument, whether some part writes it.
     """
-    if not isinstance(kernel, FewRowsMatmul):
+    if not isinstance(kernel, Matmul):
         return False
     found = streamed_rows.stream_of(kernel)
-    return found is not None and not written[found.argument]
+    return found is not None and not any(written[argument] for argument in found.arguments)
 
 
 def _levels(calls: Sequence[Call], ways: Ways) -> dict[Call, int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.cuda.kernel import CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
-from ostinato.backends.cuda.rules.matmul import FewRowsMatmul
+from ostinato.backends.cuda.rules.product import Matmul
 from ostinato.dtypes import FLOAT32
 from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import reached, roots
@@ -130,7 +130,7 @@ class Ways:
             return
         if isinstance(call.kernel, AttentionKernel):
             self._ways |= {buffer: Way.POLLED for buffer in own if self._is_polled(call, buffer)}
-        if not isinstance(call.kernel, FewRowsMatmul | PartsKernel):
+        if not isinstance(call.kernel, Matmul | PartsKernel):
             return
         for buffer in own:
             if self._reads_tiles(call, buffer):
@@ -175,7 +175,7 @@ class Ways:
             reader is not first
             and self.tiles_of.get(reader, first) is first
             and _has_same_tiles(call, reader, buffer)
-            and not any(_weights(product) in self._writer for product in (call, reader))
+            and not any(w in self._writer for p in (call, reader) for w in _weights(p))
             for reader in readers
         ):
             return False
@@ -201,8 +201,8 @@ def _is_short(buffer: LoweredBuffer) -> bool:
 def _is_sendable(call: Call, buffer: LoweredBuffer) -> bool:
     """Whether a result may travel in packets: a few rows of elements, each written once."""
     kernel, shape = call.kernel, buffer.type.shape
-    assert isinstance(kernel, FewRowsMatmul | PartsKernel)
-    stores = kernel.stores if isinstance(kernel, FewRowsMatmul) else (kernel.store,)
+    assert isinstance(kernel, Matmul | PartsKernel)
+    stores = kernel.stores if isinstance(kernel, Matmul) else (kernel.store,)
     position = call.buffers.index(buffer)
     own = [store for store in stores if store.buffer == position]
     few = isinstance(kernel, PartsKernel) or max_extent(kernel.m) <= _PACKET_ROWS
@@ -224,12 +224,13 @@ def _is_sendable(call: Call, buffer: LoweredBuffer) -> bool:
 def _has_same_tiles(call: Call, reader: Call, buffer: LoweredBuffer) -> bool:
     """Whether a product reads of another one's result the elements that its own tiles have."""
     first, second = call.kernel, reader.kernel
-    if not isinstance(first, FewRowsMatmul) or not isinstance(second, FewRowsMatmul):
+    if not isinstance(first, Matmul) or not isinstance(second, Matmul):
         return False
-    if first.b.dtype != second.b.dtype or max_extent(first.m) != max_extent(second.m):
+    if max_extent(first.m) != max_extent(second.m):
         return False
     streams = [streamed_rows.stream_of(kernel) for kernel in (first, second)]
-    if streams[0] is None or streams[1] is None or streams[0].rows != streams[1].rows:
+    tiles = [stream and (stream.rows, stream.width) for stream in streams]
+    if tiles[0] is None or tiles[0] != tiles[1]:
         return False
     position = call.buffers.index(buffer)
     written = [store.index for store in first.stores if store.buffer == position]
@@ -242,23 +243,23 @@ def _has_same_tiles(call: Call, reader: Call, buffer: LoweredBuffer) -> bool:
     return all(not load.bindings and _at(load.index, second, first) == place for load in read)
 
 
-def _weights(call: Call) -> LoweredBuffer:
-    """The right operand of a product."""
-    assert isinstance(call.kernel, FewRowsMatmul)
-    assert isinstance(call.kernel.b, Load)
-    return call.buffers[call.kernel.b.buffer]
+def _weights(call: Call) -> list[LoweredBuffer]:
+    """The operands of a product that a ring would bring."""
+    assert isinstance(call.kernel, Matmul)
+    stream = streamed_rows.stream_of(call.kernel)
+    return [] if stream is None else [call.buffers[argument] for argument in stream.arguments]
 
 
-def _loads(matmul: FewRowsMatmul, *, operands: bool) -> list[Load]:
+def _loads(matmul: Matmul, *, operands: bool) -> list[Load]:
     """The loads of the operands, or those of the stores."""
     if operands:
-        starts = [matmul.a, matmul.b]
+        starts = list(matmul.operands)
     else:
         starts = [root for store in matmul.stores for root in roots(store)]
     return [scalar for scalar in reached(starts) if isinstance(scalar, Load)]
 
 
-def _at(index: Dim, matmul: FewRowsMatmul, other: FewRowsMatmul) -> Dim:
+def _at(index: Dim, matmul: Matmul, other: Matmul) -> Dim:
     """An index of a matmul at a row and a column of another one."""
     row: Dim = 0 if max_extent(other.m) == 1 else Expr({(other.m,): 1}, 0)
     return substitute(index, {matmul.m: row, matmul.n: Expr({(other.n,): 1}, 0)})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ostinato.backends.cuda.kernel import CudaKernel, CudaLoopNest
 from ostinato.backends.cuda.rules.attention_kernel import AttentionKernel, PartsKernel
 from ostinato.backends.cuda.rules.product import Matmul
-from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings
+from ostinato.backends.cuda.rules.segment_assembly import Assembly, SegmentSettings, simplified
 from ostinato.backends.cuda.target import SEGMENT_BLOCK, CudaTarget
 from ostinato.lower.loopir.dependences import reached
 from ostinato.lower.loopir.nodes import Load, max_extent
@@ -24,6 +24,7 @@ from ostinato.records import replace
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
+    from ostinato.backends.cuda.rules.segment_assembly import Segment
     from ostinato.lower.program import LoweredBuffer
     from ostinato.variables import Dim, Symbol
 
@@ -40,6 +41,9 @@ _SHARED_BYTES = 24 << 10
 
 #: Bytes of the values that every block has at a time, at most.
 _MOST_BLOCK_BYTES = 48 << 10
+
+#: Values that are in memory since blocks have no room for them, at most.
+_MOST_APART = 8
 
 #: Rows of a product, and points of a loop nest, up to which a kernel is small.
 _ROWS, _POINTS = 16, 1 << 20
@@ -127,14 +131,28 @@ def _segment(
     """
     if len(calls) < 2:
         return list(calls)
-    kernel, buffers = Assembly(calls, others, settings).segment()
+    kernel, buffers = _assembled(simplified(calls, others, settings), others, settings)
     if kernel.block_bytes > _MOST_BLOCK_BYTES:
-        kernel, buffers = Assembly(calls, others, replace(settings, exchange=False)).segment()
+        kernel, buffers = _assembled(calls, others, replace(settings, exchange=False))
     labels = tuple(dict.fromkeys(label for call in calls for label in call.nodes))
     flops: Dim = 0
     for call in calls:
         flops = flops + call.flops
     return [Call(kernel, tuple(buffers), labels, f"segment of {len(calls)} kernels", flops)]
+
+
+def _assembled(
+    calls: Sequence[Call], others: Set[LoweredBuffer], settings: SegmentSettings
+) -> tuple[Segment, list[LoweredBuffer]]:
+    """A segment, with values in memory for which blocks have no room, if there are not too many."""
+    apart = set(others)
+    for _ in range(_MOST_APART):
+        assembly = Assembly(calls, apart, settings)
+        kernel, buffers = assembly.segment()
+        if kernel.block_bytes <= _MOST_BLOCK_BYTES:
+            break
+        apart.add(assembly.longest_held(_MOST_BLOCK_BYTES))
+    return kernel, buffers
 
 
 #: Whether a kernel fills blocks of a segment is the same on every GPU.

@@ -28,6 +28,7 @@ _FAMILIES = (
     "resize",
     "recurrent",
     "quantized",
+    "packed_weights",
     "control",
     "sequences",
     "losses",

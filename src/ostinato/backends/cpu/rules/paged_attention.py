@@ -1,0 +1,305 @@
+"""The kernel of ``paged_attention``: runs of rows against keys and values in blocks of a pool.
+
+Rows of one sequence that follow one another within a tile of rows are a *run*. Their query heads
+that share a key head are stacked, one below the other: each key and value is read once for all of
+them. Work items are a tile of rows and a key head, and of the runs in the tile every so many.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+from ostinato.backends.cpu.rules.attention_tiles import (
+    BLOCK_KEYS,
+    AttentionTiles,
+    attention_gemm,
+    scores_tile,
+    values_tile,
+)
+from ostinato.backends.cpu.rules.kernel import CpuKernel
+from ostinato.lower.loopir.builder import cast, symbols_of
+from ostinato.lower.loopir.dependences import accesses_of_scalars, accesses_of_statements
+from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Store, extent_of, max_extent
+from ostinato.lower.loopir.views import linear_index
+from ostinato.records import dataclass
+from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, coefficient, floor_div, minimum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ostinato.backends.cpu.rules.gemm import Gemm
+    from ostinato.backends.cpu.rules.tiles import RegisterFile
+    from ostinato.dtypes import DType
+    from ostinato.ir.graph import Node, Value
+    from ostinato.lower.fusion.regions import Region
+    from ostinato.lower.loopir.builder import KernelBuilder, Outputs
+    from ostinato.lower.loopir.kernel import Access
+    from ostinato.lower.loopir.nodes import Arg
+    from ostinato.lower.loopir.text import KernelText
+    from ostinato.lower.program_builder import ProgramBuilder
+
+__all__ = ["PagedAttentionKernel", "lower_paged_attention"]
+
+#: Rows that are stacked at most: many enough that packing a panel of keys costs little next to its
+#: matmuls.
+_BLOCK_ROWS = 64
+
+#: Work items that share the runs of a tile of rows, as when every row is of another sequence.
+_SHARES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class PagedAttentionKernel(CpuKernel):
+    """The kernel of paged attention.
+
+    Attributes:
+        args: the buffers, in the order of the kernel's ``buffers``.
+        row: the axis of rows.
+        shared: the axis of key heads.
+        member: the axis of the query heads that share one.
+        depth: the axis that scores sum over.
+        column: the axis of the values' features.
+        block, place: the axes of the pools: blocks, and positions within one.
+        owner, page: the axes of the table: sequences, and their blocks.
+        q: the element of the queries at ``row``, ``shared``, ``member`` and ``depth``.
+        k: the element of the keys at ``block``, ``place``, ``shared`` and ``depth``.
+        v: the element of the values at ``block``, ``place``, ``shared`` and ``column``.
+        table: the number of a block at ``owner`` and ``page``.
+        sequence, position: the numbers of a ``row``.
+        sink: at ``shared`` and ``member``, a score that counts without a key, if there is one.
+        scale, softcap, window: see the op ``attention``.
+        store: over ``row``, ``shared``, ``member`` and ``column``; ``Accumulator`` is the result.
+        tiles: the tile sizes of the two matmuls; ``block`` counts stacked rows.
+        variables: the graph's Variables in the order of ``vars``.
+    """
+
+    args: tuple[Arg, ...]
+    row: Symbol
+    shared: Symbol
+    member: Symbol
+    depth: Symbol
+    column: Symbol
+    block: Symbol
+    place: Symbol
+    owner: Symbol
+    page: Symbol
+    q: Scalar
+    k: Load
+    v: Load
+    table: Scalar
+    sequence: Scalar
+    position: Scalar
+    sink: Scalar | None
+    scale: float
+    softcap: float | None
+    window: int | None
+    store: Store
+    tiles: AttentionTiles
+    variables: tuple[Symbol, ...] = ()
+
+    renderer: ClassVar[str] = "paged_attention"
+
+    # -- text and accesses --------------------------------------------------------------------
+
+    def describe(self, text: KernelText) -> None:
+        text.line(0, "paged attention")
+        text.head(self.args)
+        for name in ("row", "shared", "member", "depth", "column", "block", "place"):
+            text.line(1, f"{name} {text.axis(getattr(self, name))}")
+        for name in ("owner", "page"):
+            text.line(1, f"{name} {text.axis(getattr(self, name))}")
+        text.line(1, f"{self.tiles}")
+        for name in ("q", "k", "v", "table", "sequence", "position"):
+            text.named(name, [getattr(self, name)])
+        if self.sink is not None:
+            text.named("sink", [self.sink])
+        options = f"softcap={self.softcap!r}, window={self.window}"
+        text.line(1, f"accumulate {self.acc.short}, scale={self.scale!r}, {options}")
+        text.statement(self.store)
+
+    @property
+    def operands(self) -> tuple[Scalar, ...]:
+        """The elements that it reads."""
+        every = (self.q, self.k, self.v, self.table, self.sequence, self.position, self.sink)
+        return tuple(scalar for scalar in every if scalar is not None)
+
+    def accesses(self) -> Iterator[Access]:
+        yield from accesses_of_scalars(self.operands)
+        yield from accesses_of_statements((self.store,))
+
+    @property
+    def acc(self) -> DType:
+        """The dtype of scores, weights and sums."""
+        return self.q.dtype
+
+    # -- how the work is cut ------------------------------------------------------------------
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return max_extent(self.member)
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile."""
+        return self.tiles.block // self.group
+
+    @property
+    def items(self) -> tuple[Dim, int, int]:
+        """Tiles of rows, the items that share the runs of one, and key heads."""
+        shares = min(_SHARES, self.tile_rows)
+        return ceil_div(extent_of(self.row), self.tile_rows), shares, max_extent(self.shared)
+
+    @property
+    def extent(self) -> Dim:
+        """The parallel range."""
+        tiles, shares, heads = self.items
+        return tiles * shares * heads if self.tiles.features else 0
+
+    # -- the two matmuls ----------------------------------------------------------------------
+
+    @cached_property
+    def score_gemm(self) -> Gemm:
+        """The GEMM of stacked queries, copied to scratch memory, and a panel of keys."""
+        row, depth = axis("m", self.tiles.block), axis("d", extent_of(self.depth))
+        row_symbol, depth_symbol = symbols_of((row, depth))
+        a = self.acc, row * max_extent(self.depth) + depth
+        tile = self.tiles.scores
+        return attention_gemm(row_symbol, depth_symbol, self.column, a, tile, self.acc)
+
+    @cached_property
+    def value_gemm(self) -> Gemm:
+        """The GEMM of rows of weights and a panel of values, over the keys at hand."""
+        row, key = axis("m", self.tiles.block), axis("k", axis("keys", self.tiles.keys + 1))
+        row_symbol, key_symbol = symbols_of((row, key))
+        a = self.acc, row * self.tiles.weight_pitch + key
+        tile = self.tiles.values
+        return attention_gemm(row_symbol, key_symbol, self.column, a, tile, self.acc)
+
+    def heights(self, rows: int) -> tuple[int, ...]:
+        """Heights of register tiles of up to ``rows`` rows, greatest first, for any count of them.
+
+        Two of one height cover any number of rows between it and the next.
+        """
+        least = min(self.group, rows)  # no run has fewer rows than a group
+        found = {rows, least, *(1 << bit for bit in range(rows.bit_length()))}
+        return tuple(sorted((height for height in found if height >= least), reverse=True))
+
+    @cached_property
+    def scratch_layout(self) -> dict[str, int]:
+        """Offsets in scratch memory: the ``positions`` of rows, ``queries``, and what all have."""
+        depth, rows = max_extent(self.depth), self.tile_rows
+        queries = self.tiles.block * depth * self.acc.itemsize
+        return self.tiles.scratch_layout(depth, self.acc, positions=rows * 8, queries=queries)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch that the kernel needs."""
+        return self.scratch_layout["end"]
+
+
+def _tiles(node: Node, registers: RegisterFile) -> AttentionTiles:
+    """The tile sizes of a ``paged_attention`` node's matmuls."""
+    q, keys, values = node.inputs[:3]
+    acc = q.dtype.accumulator
+    heads, shared, features = q.shape[1], keys.shape[2], values.shape[3]
+    assert isinstance(heads, int)
+    assert isinstance(shared, int)
+    assert isinstance(features, int)
+    group = heads // shared
+    most = max(1, bounds(q.shape[0])[1])
+    rows = min(most, max(1, _BLOCK_ROWS // max(1, group))) * group
+    some = minimum(q.shape[0] * group, rows) if not isinstance(q.shape[0], int) else rows
+    return AttentionTiles(
+        scores_tile(registers, acc, some, BLOCK_KEYS + 1),
+        values_tile(registers, acc, some, features),
+        max(1, rows),
+        BLOCK_KEYS,
+        features,
+    )
+
+
+def lower_paged_attention(
+    lowering: ProgramBuilder, region: Region, root: Node, registers: RegisterFile
+) -> None:
+    """Lower a region around a ``paged_attention`` node."""
+    for pool in root.inputs[1:3]:
+        if not _in_place(lowering.builder(region), pool):
+            lowering.copy(pool)
+    build = lowering.builder(region)
+    outputs = lowering.region_outputs(region)
+    kernel = _kernel(build, root, registers, lowering.variables, outputs)
+    lowering.call(region, build, kernel, outputs)
+
+
+def _in_place(build: KernelBuilder, pool: Value) -> bool:
+    """Whether the features of a pool are side by side in memory."""
+    axes = [axis(f"p{number}", size) for number, size in enumerate(pool.shape)]
+    element = build.at(pool, tuple(axes))
+    if not isinstance(element, Load) or element.bindings:
+        return False
+    by_feature = coefficient(element.index, symbols_of(axes)[-1])
+    return by_feature is not None and by_feature[0] == 1
+
+
+def _kernel(
+    build: KernelBuilder,
+    node: Node,
+    registers: RegisterFile,
+    variables: tuple[Symbol, ...],
+    outputs: Outputs,
+) -> PagedAttentionKernel:
+    """The kernel of a ``paged_attention`` node."""
+    q, keys, values, table, sequence, position, *sinks = node.inputs
+    acc, attrs = q.dtype.accumulator, node.attrs
+    rows, heads, features = q.shape
+    blocks, places, groups = keys.shape[:3]
+    row, shared, depth = axis("row", rows), axis("shared", groups), axis("d", features)
+    member, column = axis("member", floor_div(heads, groups)), axis("n", values.shape[3])
+    block, place = axis("block", blocks), axis("place", places)
+    owner, page = axis("owner", table.shape[0]), axis("page", table.shape[1])
+    head = shared * floor_div(heads, groups) + member
+    k, v = (
+        build.at(keys, (block, place, shared, depth)),
+        build.at(values, (block, place, shared, column)),
+    )
+    assert isinstance(k, Load)
+    assert isinstance(v, Load)
+    ((result, buffer),) = outputs
+    target = build.argument(buffer, writes=True)
+    assert isinstance(features, int)
+    scale = 1.0 / math.sqrt(features) if attrs["scale"] is None else float(attrs["scale"])
+    head_symbols = symbols_of((row, shared, member, depth, column))
+    row_symbol, shared_symbol, member_symbol, depth_symbol, column_symbol = head_symbols
+    block_symbol, place_symbol, owner_symbol, page_symbol = symbols_of((block, place, owner, page))
+    q_element = cast(build.at(q, (row, head, depth)), acc)
+    sink = cast(build.at(sinks[0], (head,)), acc) if sinks else None
+    table_element = build.at(table, (owner, page))
+    sequence_element, position_element = (build.at(x, (row,)) for x in (sequence, position))
+    return PagedAttentionKernel(
+        args=build.args,
+        row=row_symbol,
+        shared=shared_symbol,
+        member=member_symbol,
+        depth=depth_symbol,
+        column=column_symbol,
+        block=block_symbol,
+        place=place_symbol,
+        owner=owner_symbol,
+        page=page_symbol,
+        q=q_element,
+        k=k,
+        v=v,
+        table=table_element,
+        sequence=sequence_element,
+        position=position_element,
+        sink=sink,
+        scale=scale,
+        softcap=attrs["softcap"],
+        window=attrs["window"],
+        store=Store(target, linear_index(result.shape, (row, head, column)), Accumulator(acc)),
+        tiles=_tiles(node, registers),
+        variables=variables,
+    )

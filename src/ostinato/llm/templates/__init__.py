@@ -1,0 +1,17 @@
+"""Chat templates, which come with models and are run in a sandbox with limits.
+
+- ``messages``: the messages of a chat, checked.
+- ``sandbox``: Jinja with bounds on time and sizes.
+- ``chat_template``: the text and the token ids of a chat.
+- ``files``: templates of folders and of GGUF files.
+
+Jinja is imported with this package.
+"""
+
+from __future__ import annotations
+
+from ostinato.llm.templates.chat_template import ChatTemplate
+from ostinato.llm.templates.files import template_from_folder, template_from_gguf
+from ostinato.llm.templates.messages import Message, Tool
+
+__all__ = ["ChatTemplate", "Message", "Tool", "template_from_folder", "template_from_gguf"]

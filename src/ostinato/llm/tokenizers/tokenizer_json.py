@@ -1,0 +1,176 @@
+"""Tokenizers of Hugging Face folders: ``tokenizer.json`` and ``tokenizer_config.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ostinato.errors import ModelFormatError
+from ostinato.llm.tokenizers.tokenizer import Tokenizer, library_errors
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+__all__ = ["MAX_FILE_BYTES", "read_json_object", "tokenizer_from_folder", "tokenizer_from_json"]
+
+#: The largest tokenizer file that is read: ten times those of vocabularies of 256,000.
+MAX_FILE_BYTES = 256 << 20
+
+#: Ids may have gaps, but tables of all ids must not be much larger than the vocabulary.
+_MOST_IDS_PER_TOKEN, _FREE_IDS = 4, 1 << 16
+
+#: Names of special tokens in ``tokenizer_config.json``.
+_NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+def tokenizer_from_folder(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder.
+
+    Args:
+        folder: with ``tokenizer.json``, and ``tokenizer_config.json`` if there is one.
+
+    Raises:
+        ModelFormatError: no ``tokenizer.json``, or a damaged one.
+        OSError: a file can not be read.
+    """
+    folder = Path(folder)
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        known = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
+        others = [name for name in known if (folder / name).is_file()]
+        raise ModelFormatError(
+            f"{folder} has no tokenizer.json"
+            + (f", only {', '.join(others)}, which are not read" if others else "")
+            + ". AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers "
+            "writes one"
+        )
+    config_file = folder / "tokenizer_config.json"
+    config = read_json_object(config_file) if config_file.is_file() else {}
+    return tokenizer_from_json(_read(file), config, name=str(file))
+
+
+def tokenizer_from_json(
+    data: bytes, config: Mapping[str, Any], *, name: str = "tokenizer.json"
+) -> Tokenizer:
+    """A tokenizer from the contents of its files.
+
+    Args:
+        data: of ``tokenizer.json``.
+        config: of ``tokenizer_config.json``: its special tokens, and whether BOS and EOS are added.
+        name: of the file, for messages.
+
+    Raises:
+        ModelFormatError: damaged, or of an unknown kind.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    with library_errors(name):
+        backend = Backend.from_buffer(data)
+        sizes = backend.get_vocab().values()
+        most = max(sizes, default=-1)
+    if most >= _MOST_IDS_PER_TOKEN * len(sizes) + _FREE_IDS:
+        raise ModelFormatError(f"{name} has {len(sizes):,} tokens, but ids up to {most:,}")
+    named = {kind: _content(config.get(f"{kind}_token"), f"{kind}_token") for kind in _NAMED}
+    _add_tokens(backend, config.get("added_tokens_decoder", {}), named, name)
+    ids = {kind: backend.token_to_id(text) for kind, text in named.items() if text is not None}
+    _frame(backend, config, named, ids)
+    with library_errors(name):
+        return Tokenizer(backend, bos=ids.get("bos"), eos=ids.get("eos"))
+
+
+def _read(file: Path) -> bytes:
+    size = file.stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise ModelFormatError(f"{file} has {size:,} bytes, more than {MAX_FILE_BYTES:,}")
+    return file.read_bytes()
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        ModelFormatError: it is none.
+        OSError: the file can not be read.
+    """
+    try:
+        found = json.loads(_read(file))
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{file} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ModelFormatError(f"{file} is a JSON {type(found).__name__}, not an object")
+    return found
+
+
+def _content(token: object, name: str) -> str | None:
+    """The text of a token that is named as a string or as an object."""
+    match token:
+        case None | str():
+            return token
+        case {"content": str(text)}:
+            return text
+        case _:
+            raise ModelFormatError(f"tokenizer_config.json has no token as {name}: {token!r:.80}")
+
+
+def _add_tokens(backend: Any, listed: object, named: Mapping[str, str | None], name: str) -> None:
+    """Make special tokens of those that only the configuration lists."""
+    from tokenizers import AddedToken
+
+    if not isinstance(listed, dict):
+        raise ModelFormatError("tokenizer_config.json has no object as added_tokens_decoder")
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for number, entry in sorted(listed.items(), key=lambda item: str(item[0]).zfill(10)):
+        text = _content(entry, f"added_tokens_decoder[{number!r:.20}]")
+        if text is None or text in known or not text:
+            continue
+        flags = {
+            flag: bool(entry[flag])
+            for flag in ("lstrip", "rstrip", "single_word", "normalized", "special")
+            if flag in entry
+        }
+        with library_errors(name):
+            backend.add_tokens([AddedToken(text, **flags)])
+            given = backend.token_to_id(text)
+        if str(given) != str(number):
+            raise ModelFormatError(
+                f"{name} would give the token {text!r:.80} the id {given}, but "
+                f"tokenizer_config.json says {number!r:.20}"
+            )
+        known.add(text)
+    missing = [text for text in named.values() if text and text not in known]
+    with library_errors(name):
+        backend.add_special_tokens(
+            [text for text in dict.fromkeys(missing) if backend.token_to_id(text) is not None]
+        )
+
+
+def _frame(
+    backend: Any,
+    config: Mapping[str, Any],
+    named: Mapping[str, str | None],
+    ids: Mapping[str, int | None],
+) -> None:
+    """Replace the tokens around a prompt by those of the flags, if the configuration has flags."""
+    from tokenizers.processors import TemplateProcessing
+
+    flags = {kind: config.get(f"add_{kind}_token") for kind in ("bos", "eos")}
+    if not any(isinstance(flag, bool) for flag in flags.values()):
+        return
+    around: dict[str, tuple[str, int] | None] = {}
+    for kind, flag in flags.items():
+        number, text = ids.get(kind), named[kind]
+        around[kind] = (text, number) if flag is True and number is not None and text else None
+    bos, eos = around["bos"], around["eos"]
+    tokens = [token for token in (bos, eos) if token]
+    first, second = (
+        ([f"{bos[0]}:{segment}"] if bos else [])
+        + [f"${name}:{segment}"]
+        + ([f"{eos[0]}:{segment}"] if eos else [])
+        for segment, name in enumerate("AB")
+    )
+    with library_errors("the tokenizer's BOS or EOS"):
+        backend.post_processor = TemplateProcessing(
+            single=first, pair=[*first, *second], special_tokens=tokens
+        )

@@ -1,0 +1,188 @@
+"""The kernel of paged attention: against the oracle, and the same bits in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ostinato as ost
+from ostinato.backends.cpu.rules.paged_attention import PagedAttentionKernel
+from ostinato.dtypes import DType
+from ostinato.ops.builder import Graph
+from ostinato.reference import evaluate
+from ostinato.variables import Variable
+from tests.backends.cpu.levels import across_levels
+
+Array = np.ndarray[Any, Any]
+Lowered = Callable[..., Any]
+
+ROWS = Variable("n", 1, 80)
+
+
+def attend(
+    rows: Any = ROWS,
+    heads: tuple[int, int] = (4, 2),
+    depth: tuple[int, int] = (16, 24),
+    blocks: tuple[int, int] = (24, 64),
+    table: tuple[int, int] = (3, 8),
+    pool: str = "bfloat16",
+    dtype: str = "float32",
+    sinks: bool = False,
+    **options: Any,
+) -> Graph:
+    g = Graph("paged_attention")
+    operands = [
+        g.input("q", (rows, heads[0], depth[0]), dtype),
+        g.input("keys", (*blocks, heads[1], depth[0]), pool),
+        g.input("values", (*blocks, heads[1], depth[1]), pool),
+        g.input("table", table, "int32"),
+        g.input("sequence", (rows,), "int32"),
+        g.input("position", (rows,), "int32"),
+    ]
+    if sinks:
+        options["sinks"] = g.input("sinks", (heads[0],))
+    g.set_outputs([g.paged_attention(*operands, **options)])
+    return g
+
+
+def arrays_of(g: Graph, rows: int) -> dict[str, Array]:
+    """Random operands; the blocks of sequences do not overlap, where there are enough."""
+    rng = np.random.default_rng(3)
+    arrays = {}
+    for name, value in g.inputs.items():
+        shape = tuple(dim if isinstance(dim, int) else rows for dim in value.shape)
+        if value.dtype.is_float:
+            arrays[name] = rng.standard_normal(shape).astype(value.dtype.numpy)
+    sequences, pages = g.inputs["table"].shape
+    blocks, positions = g.inputs["keys"].shape[:2]
+    order = np.resize(rng.permutation(blocks), sequences * pages)
+    arrays["table"] = order.reshape(sequences, pages).astype(np.int32)
+    arrays["sequence"] = np.sort(rng.integers(0, sequences, rows)).astype(np.int32)
+    arrays["position"] = rng.integers(0, pages * positions, rows).astype(np.int32)
+    return arrays
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"rows": 1, "heads": (1, 1), "depth": (1, 1), "blocks": (1, 1), "table": (1, 1)},
+    {"heads": (3, 3), "depth": (64, 64), "pool": "float32", "window": 70},
+    {"heads": (6, 1), "depth": (13, 5), "blocks": (7, 3), "pool": "float16", "sinks": True},
+    {"heads": (80, 1), "depth": (8, 130), "blocks": (5, 16), "softcap": 3.0, "scale": 0.3},
+    {"dtype": "float64", "pool": "float64", "window": 300, "sinks": True},
+    {"dtype": "bfloat16", "rows": 33, "blocks": (40, 16), "table": (2, 20)},
+    {"rows": 0},
+]
+
+
+@pytest.mark.parametrize(("level", "case"), across_levels(CASES), indirect=["level"])
+def test_paged_attention(lowered: Lowered, level: str, case: dict[str, Any]) -> None:
+    g = attend(**case)
+    run = lowered(g, level)
+    assert all(isinstance(kernel, PagedAttentionKernel) for kernel in run.kernels)
+    known = g.inputs["q"].shape[0]
+    for rows in (known,) if isinstance(known, int) else (1, 7, 80):
+        arrays = arrays_of(g, rows)
+        (got,) = run(arrays) if isinstance(known, int) else run(arrays, n=rows)
+        (want,) = evaluate(g, arrays)
+        tolerance = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 1.5e-2}[got.dtype.name]
+        exact = [x.astype(np.float64) for x in (got, want)]
+        np.testing.assert_allclose(*exact, rtol=tolerance, atol=tolerance)
+
+
+def test_blocks_and_places_that_no_row_attends_to_are_not_read(lowered: Lowered) -> None:
+    """Not even with a weight of zero: blocks that were another sequence's may hold NaN."""
+    for window in (None, 90):
+        g = attend(rows=5, table=(3, 8), window=window)
+        arrays = arrays_of(g, 5)
+        arrays["sequence"][:] = [0, 1, 1, 2, 2]
+        arrays["position"][:] = [400, 0, 1, 63, 64]
+        (wanted,) = evaluate(g, arrays)
+        seen = np.zeros(arrays["keys"].shape[:2], bool)
+        for sequence, position in zip(arrays["sequence"], arrays["position"], strict=True):
+            for p in range(0 if window is None else max(0, position - window + 1), position + 1):
+                seen[arrays["table"][sequence, p // 64], p % 64] = True
+        for pool in ("keys", "values"):
+            arrays[pool][~seen] = np.nan
+        arrays["table"][1, 1:] = -(2**31)  # only what is needed is looked up
+        (got,) = lowered(g, "host")(arrays)
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"heads": (9, 3), "window": 130, "sinks": True},
+        {"heads": (8, 1), "softcap": 4.0, "pool": "float32", "depth": (40, 64)},
+    ],
+    ids=str,
+)
+def test_a_row_has_the_same_bits_in_any_company(
+    lowered: Lowered, level: str, options: dict[str, Any]
+) -> None:
+    """Alone, in chunks of its sequence, beside other sequences, in whatever blocks."""
+    g = attend(**options)
+    run = lowered(g, level)
+    arrays = arrays_of(g, 80)
+    arrays["sequence"][:] = 1
+    arrays["position"][:] = np.arange(300, 380)
+
+    def chunk(rows: Any, **instead: Array) -> Array:
+        by_row = ("q", "sequence", "position")
+        given = {**arrays, **{name: arrays[name][rows] for name in by_row}, **instead}
+        (result,) = run(given, n=len(given["q"]))
+        return np.asarray(result)
+
+    alone = np.concatenate([chunk(slice(row, row + 1)) for row in range(80)])
+    for size in (2, 7, 64, 80):
+        chunks = [chunk(slice(at, at + size)) for at in range(0, 80, size)]
+        np.testing.assert_array_equal(np.concatenate(chunks), alone)
+    # Beside rows of other sequences, at other places of its tile.
+    others = arrays["sequence"].copy()
+    others[:11], others[40:43] = 0, 2
+    mixed = chunk(slice(0, 80), sequence=others)
+    np.testing.assert_array_equal(mixed[others == 1], alone[others == 1])
+    # In other blocks.
+    order = np.random.default_rng(1).permutation(len(arrays["keys"]))
+    moved = {name: arrays[name][order] for name in ("keys", "values")}
+    table = np.argsort(order)[arrays["table"]].astype(np.int32)
+    np.testing.assert_array_equal(chunk(slice(0, 80), table=table, **moved), alone)
+
+
+def test_two_threads_give_the_bits_of_one() -> None:
+    g = attend(heads=(9, 3), depth=(64, 64))
+    arrays = arrays_of(g, 80)
+    results = [ost.Session("cpu", threads=count).compile(g).run(arrays)[0] for count in (1, 2)]
+    np.testing.assert_array_equal(*results)
+
+
+def test_pools_are_read_in_place(lowered: Lowered) -> None:
+    """One kernel: no copy of a pool, none in another dtype."""
+    run = lowered(attend(pool="bfloat16"), "host")
+    (kernel,) = run.kernels
+    assert kernel.args[kernel.k.buffer].dtype == DType.parse("bfloat16")
+
+
+def test_pools_across_memory_are_copied(lowered: Lowered) -> None:
+    g = Graph()
+    pools = [g.permute_dims(g.input(name, (2, 8, 4, 16)), (0, 3, 1, 2)) for name in ("k", "v")]
+    g.set_outputs(
+        [
+            g.paged_attention(
+                g.input("q", (3, 8, 4)),
+                *pools,
+                *(g.input(name, shape, "int32") for name, shape in (("t", (1, 2)), ("s", (3,)))),
+                g.input("p", (3,), "int32"),
+            )
+        ]
+    )
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((2, 8, 4, 16)).astype(np.float32) for name in ("k", "v")}
+    arrays |= {"q": rng.standard_normal((3, 8, 4)).astype(np.float32)}
+    arrays |= {"t": np.array([[1, 0]], np.int32), "s": np.zeros(3, np.int32)}
+    arrays |= {"p": np.array([0, 17, 31], np.int32)}
+    (got,), (want,) = lowered(g, "host")(arrays), evaluate(g, arrays)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,384 @@
+"""The engine on a toy model: answers are those of each request alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import ostinato as ost
+from ostinato.llm.engine.engine import Engine
+from ostinato.llm.engine.requests import Request
+from ostinato.llm.generation import Generation
+from ostinato.llm.sampling import Sampling
+from ostinato.records import replace
+from tests.llm.toy import END, VOCABULARY, Limits, ToyStep, engine
+
+
+def alone(request: Request) -> Generation:
+    """The answer of a request in an engine of its own, a row at a time."""
+    own = engine(ToyStep(Limits(blocks=64, sequences=1)))
+    try:
+        return own.submit(request).result(60)
+    finally:
+        own.close()
+
+
+def branches(generation: Generation) -> list[Generation]:
+    """The answers of a request, each without the others."""
+    return [replace(generation, alternatives=()), *generation.alternatives]
+
+
+def same(found: Generation, expected: Generation) -> None:
+    assert found.tokens == expected.tokens
+    assert found.text == expected.text
+    assert found.logprobs == expected.logprobs
+    assert found.prompt_logprobs == expected.prompt_logprobs
+    assert found.finish == expected.finish
+    for other, another in zip(found.alternatives, expected.alternatives, strict=True):
+        same(other, another)
+
+
+def settled(own: Engine) -> None:
+    """Nothing is left in use but the prefix cache."""
+    own.call(lambda: None)
+    stats = own.stats()
+    assert stats.running == stats.waiting == 0
+    assert stats.blocks_used == stats.blocks_cached
+
+
+@pytest.fixture
+def toy() -> Iterator[Engine]:
+    own = engine()
+    yield own
+    own.close()
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> Sampling:
+    most = draw(st.integers(0, 90))
+    return Sampling(
+        max_tokens=most,
+        min_tokens=draw(st.integers(0, min(most, 5))),
+        temperature=draw(st.sampled_from([0.0, 0.7, 1.0])),
+        top_k=draw(st.sampled_from([0, 5])),
+        top_p=draw(st.sampled_from([1.0, 0.9])),
+        min_p=draw(st.sampled_from([0.0, 0.05])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.5])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.2])),
+        penalty_tokens=draw(st.sampled_from([0, 7])),
+        logit_bias=draw(st.sampled_from([{}, {3: 2.0, 4: float("-inf")}])),
+        seed=draw(st.integers(0, 3)),
+        stop=draw(st.sampled_from([(), ("BA", "AAA")])),
+        ignore_eos=draw(st.booleans()),
+        logprobs=draw(st.sampled_from([None, 0, 3])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 2])),
+        n=draw(st.sampled_from([1, 1, 3])),
+        grammar=draw(st.sampled_from([None, None, "even"])),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """Prompts with common prefixes, of blocks and of parts of one."""
+    length = draw(st.integers(1, 200))
+    shared = draw(st.integers(0, length))
+    own = np.random.default_rng(draw(st.integers(0, 3))).integers(0, VOCABULARY - 1, length)
+    common = np.random.default_rng(99).integers(0, VOCABULARY - 1, length)
+    tokens = np.where(np.arange(length) < shared, common, own)
+    salt = draw(st.sampled_from(["", "", "other"]))
+    return Request(tokens.tolist(), draw(samplings()), salt=salt)
+
+
+@settings(max_examples=30, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data())
+def test_any_mix_of_requests_gives_the_answers_of_each_alone(data: st.DataObject) -> None:
+    asked = data.draw(st.lists(requests(), min_size=1, max_size=7))
+    step = ToyStep(
+        Limits(
+            blocks=data.draw(st.sampled_from([6, 9, 24])),
+            sequences=data.draw(st.integers(1, 4)),
+            picks=data.draw(st.sampled_from([4, 40])),
+            adjustments=data.draw(st.sampled_from([400, 4096])),
+        )
+    )
+    step_rows = data.draw(st.sampled_from([1, 7, 64, 512]))
+    own = engine(
+        step,
+        step_rows=step_rows,
+        prefill_rows=data.draw(st.sampled_from([1, 7, 64, 256])),
+        policy=data.draw(st.sampled_from(["fcfs", "prefix"])),
+    )
+    cancelled = data.draw(st.sets(st.integers(0, len(asked) - 1)))
+    after = data.draw(st.integers(0, 60))
+    try:
+        tickets = [own.submit(request) for request in asked]
+        while cancelled and len(step.runs) < after and not all(t.done for t in tickets):
+            pass
+        for number in cancelled:
+            tickets[number].cancel()
+        for number, (request, ticket) in enumerate(zip(asked, tickets, strict=True)):
+            found, expected = ticket.result(60), alone(request)
+            for one, own_one in zip(branches(found), branches(expected), strict=True):
+                if number in cancelled and one.finish == "cancelled":
+                    assert own_one.tokens[: len(one.tokens)] == one.tokens
+                else:
+                    same(one, own_one)
+        settled(own)
+    finally:
+        own.close()
+
+
+def test_a_prompt_is_reused_by_token(toy: Engine) -> None:
+    prompt = (np.arange(150) % 40).tolist()
+    first = toy.submit(Request(prompt, Sampling(max_tokens=4, ignore_eos=True))).result(9)
+    assert first.usage.cached == 0
+    again = Request([*prompt[:140], 1, 2, 3], Sampling(max_tokens=4, ignore_eos=True, seed=1))
+    second = toy.submit(again).result(9)
+    assert second.usage.cached == 140
+    same(second, alone(again))
+    salted = Request(prompt, Sampling(max_tokens=1), salt="b")
+    assert toy.submit(salted).result(9).usage.cached == 0
+
+
+def test_a_conversation_reuses_its_answers(toy: Engine) -> None:
+    prompt = [5, 6, 7]
+    for _ in range(8):
+        request = Request(prompt, Sampling(max_tokens=30, temperature=0, ignore_eos=True))
+        answer = toy.submit(request).result(9)
+        same(answer, alone(request))
+        if len(prompt) > 3:
+            assert answer.usage.cached == len(prompt) - 3  # two new tokens, and the last one's row
+        prompt = [*prompt, *answer.tokens, 8, 9]
+    settled(toy)
+
+
+def test_answers_of_one_request_share_its_prompt() -> None:
+    step = ToyStep()
+    own = engine(step)
+    request = Request([7] * 100, Sampling(max_tokens=5, n=4, seed=3, ignore_eos=True))
+    found = own.submit(request).result(9)
+    own.close()
+    assert len(found.alternatives) == 3
+    assert len({found.tokens, *(other.tokens for other in found.alternatives)}) > 1
+    assert sum(rows for rows, _, _ in step.runs) == 100 + 3 + 4 * 4
+
+
+def test_preempted_requests_have_the_tokens_of_others() -> None:
+    own = engine(ToyStep(Limits(blocks=6)))
+    asked = [Request([i] * 50, Sampling(max_tokens=200, seed=i, ignore_eos=True)) for i in range(4)]
+    found = [ticket.result(60) for ticket in [own.submit(request) for request in asked]]
+    assert own.stats().preempted > 0
+    settled(own)
+    own.close()
+    for request, answer in zip(asked, found, strict=True):
+        same(answer, alone(request))
+
+
+def test_recurrent_models_reuse_saved_states() -> None:
+    prompt = (np.arange(300) % 40).tolist()
+    asked = [
+        Request(prompt, Sampling(max_tokens=30, seed=1, ignore_eos=True)),
+        Request([*prompt[:280], 4, 5], Sampling(max_tokens=30, seed=2, ignore_eos=True)),
+    ]
+    own = engine(ToyStep(recurrent=True))
+    found = [own.submit(request).result(9) for request in asked]
+    assert found[1].usage.cached == 256
+    longer = Request([*prompt, *found[0].tokens, 3], Sampling(max_tokens=9, seed=5))
+    more = own.submit(longer).result(9)
+    assert more.usage.cached == 329
+    own.close()
+    fresh = engine(ToyStep(Limits(sequences=1), recurrent=True))
+    for request, answer in zip([longer, *asked], [more, *found], strict=True):
+        same(
+            answer,
+            fresh.submit(Request(request.prompt, request.sampling, salt=str(id(request)))).result(
+                9
+            ),
+        )
+    fresh.close()
+
+
+def test_streams_deliver_the_answer_in_parts(toy: Engine) -> None:
+    request = Request([1, 2], Sampling(max_tokens=20, seed=4, ignore_eos=True, stop=("ZZZ",), n=2))
+    with toy.open_stream(request) as stream:
+        parts = [*stream]
+        answer = stream.result()
+    for index, expected in enumerate([answer, *answer.alternatives]):
+        own = [part for part in parts if part.index == index]
+        assert "".join(part.text for part in own) == expected.text
+        assert sum((part.tokens for part in own), ()) == expected.tokens
+
+
+def test_leaving_a_stream_cancels_it(toy: Engine) -> None:
+    request = Request([1, 2], Sampling(max_tokens=400, ignore_eos=True, temperature=0))
+    with toy.open_stream(request) as stream:
+        next(stream)
+    answer = stream.result()
+    assert answer.finish == "cancelled"
+    assert answer.tokens == alone(request).tokens[: len(answer.tokens)]
+    settled(toy)
+
+
+def test_streams_of_an_event_loop(toy: Engine) -> None:
+    request = Request([1, 2], Sampling(max_tokens=50, seed=4, ignore_eos=True))
+
+    async def read(count: int) -> list[int]:
+        found: list[int] = []
+        async for delta in toy.stream(request):
+            found += delta.tokens
+            if len(found) >= count:
+                break
+        return found
+
+    async def both() -> list[list[int]]:
+        return await asyncio.gather(read(1000), read(3), read(1000))
+
+    whole, part, other = asyncio.run(both())
+    assert tuple(whole) == tuple(other) == alone(request).tokens
+    assert whole[: len(part)] == part
+
+
+def test_a_failing_step_fails_its_requests_once(toy: Engine) -> None:
+    step = toy._scheduler._step
+    step.failing = True
+    with pytest.raises(ost.OstinatoError, match="a step failed: RuntimeError: injected"):
+        toy.submit(Request([1, 2, 3], Sampling(seed=1))).result(9)
+    stream = toy.open_stream(Request([1, 2, 3], Sampling(seed=1, max_tokens=3)))
+    same(stream.result(), alone(Request([1, 2, 3], Sampling(seed=1, max_tokens=3))))
+    assert toy.stats().failed == 1
+    settled(toy)
+
+
+def test_a_listener_that_fails_ends_its_request_alone(toy: Engine) -> None:
+    def listener(delta: object) -> None:
+        raise RuntimeError
+
+    bad = toy.submit(Request([1], Sampling(max_tokens=300, ignore_eos=True)), listener)
+    good = toy.submit(Request([2], Sampling(max_tokens=30, ignore_eos=True)))
+    assert bad.result(9).finish == "cancelled"
+    assert good.result(9).finish == "length"
+
+
+def test_deadlines_end_answers_as_they_are() -> None:
+    own = engine(request_seconds=0.05)
+    answer = own.submit(Request([1], Sampling(max_tokens=500, ignore_eos=True))).result(9)
+    own.close()
+    assert (answer.finish, answer.stop_reason) == ("cancelled", "deadline")
+
+
+def test_a_full_queue_refuses_with_a_time() -> None:
+    own = engine(ToyStep(Limits(sequences=1)), queue=3)
+    hold = threading.Event()
+    entered = threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        hold.wait(9)
+
+    blocked = threading.Thread(target=own.call, args=(wait,))
+    blocked.start()
+    entered.wait(9)
+    tickets = [own.submit(Request([i], Sampling(max_tokens=3))) for i in range(3)]
+    with pytest.raises(ost.Overloaded, match="3 answers wait, of at most 3") as caught:
+        own.submit(Request([4], Sampling()))
+    assert caught.value.retry_after > 0
+    hold.set()
+    blocked.join()
+    own.submit(Request([4], Sampling(max_tokens=3)), wait=True).result(9)
+    assert all(ticket.result(9).tokens for ticket in tickets)
+    own.close()
+
+
+def test_what_can_never_be_served_is_refused(toy: Engine) -> None:
+    with pytest.raises(ost.ContextError, match="prompt of 500 tokens and max_tokens=256 exceed"):
+        toy.submit(Request([1] * 500, Sampling()))
+    small = engine(ToyStep(Limits(blocks=2)))
+    with pytest.raises(ost.ContextError, match="memory for keys and values of 128 tokens"):
+        small.submit(Request([1] * 100, Sampling(max_tokens=29)))
+    small.submit(Request([1] * 100, Sampling(max_tokens=28))).result(9)
+    small.close()
+    for prompt, message in [([], "no tokens"), ([50], "token 50"), ([-1], "token -1")]:
+        with pytest.raises(ost.InputError, match=message):
+            toy.submit(Request(prompt, Sampling(max_tokens=3)))
+    with pytest.raises(ost.InputError, match="token 50 of logit_bias"):
+        toy.submit(Request([1], Sampling(logit_bias={50: 1.0})))
+    few = engine(ToyStep(Limits(adjustments=20)))
+    with pytest.raises(ost.InputError, match="30 tokens, more than the 20 of a step"):
+        few.submit(Request([1] * 10, Sampling(max_tokens=20, presence_penalty=1.0)))
+    few.close()
+
+
+def test_draining_ends_what_is_under_way(toy: Engine) -> None:
+    tickets = [toy.submit(Request([i], Sampling(max_tokens=50))) for i in range(9)]
+    assert toy.drain(30)
+    assert all(ticket.done for ticket in tickets)
+    with pytest.raises(ost.Overloaded, match="drained"):
+        toy.submit(Request([1], Sampling()))
+
+
+def test_closing_ends_requests_with_an_error(toy: Engine) -> None:
+    ticket = toy.submit(Request([1], Sampling(max_tokens=500, ignore_eos=True)))
+    toy.close()
+    with pytest.raises(ost.Cancelled, match="the engine was closed"):
+        ticket.result(9)
+    with pytest.raises(ost.SessionStateError, match="closed"):
+        toy.submit(Request([1], Sampling()))
+    toy.close()
+
+
+def test_stops_and_reasons(toy: Engine) -> None:
+    base = Sampling(max_tokens=200, seed=2)
+    ended = toy.submit(Request([9], base)).result(9)
+    assert (ended.finish, ended.stop_reason, ended.tokens[-1]) == ("stop", END, END)
+    assert len(ended.text) == len(ended.tokens) - 1
+    text = ended.text[4:6]
+    stopped = toy.submit(Request([9], Sampling(max_tokens=200, seed=2, stop=text))).result(9)
+    assert (stopped.finish, stopped.stop_reason) == ("stop", text)
+    assert stopped.text == ended.text.split(text)[0]
+    later = Sampling(max_tokens=200, seed=2, min_tokens=len(ended.tokens) + 1)
+    assert len(toy.submit(Request([9], later)).result(9).tokens) > len(ended.tokens)
+
+
+def test_log_probabilities_are_of_the_unadjusted_distribution(toy: Engine) -> None:
+    sampling = Sampling(max_tokens=4, temperature=0, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    plain = toy.submit(Request([3, 4, 5, 6], sampling)).result(9)
+    assert plain.logprobs is not None
+    assert plain.prompt_logprobs is not None
+    assert [entry.token for entry in plain.logprobs] == list(plain.tokens)
+    assert [entry.token for entry in plain.prompt_logprobs] == [4, 5, 6]
+    for entry in plain.logprobs:
+        assert entry.top[0] == (entry.token, entry.logprob)
+        assert all(a[1] >= b[1] for a, b in pairwise(entry.top))
+    best = plain.tokens[0]
+    barred = Sampling(max_tokens=1, temperature=0, logprobs=1, logit_bias={best: float("-inf")})
+    other = toy.submit(Request([3, 4, 5, 6], barred)).result(9)
+    assert other.logprobs is not None
+    assert other.tokens[0] != best
+    assert other.logprobs[0].top[0][0] == best
+
+
+def test_seeds_are_drawn_and_reported(toy: Engine) -> None:
+    first = toy.submit(Request([1], Sampling(max_tokens=40, ignore_eos=True))).result(9)
+    again = toy.submit(
+        Request([1], Sampling(max_tokens=40, ignore_eos=True, seed=first.seed))
+    ).result(9)
+    assert first.tokens == again.tokens
+
+
+def test_counters_add_up(toy: Engine) -> None:
+    answers = [
+        toy.submit(Request([i] * 20, Sampling(max_tokens=9, seed=i))).result(9) for i in range(5)
+    ]
+    stats = toy.stats()
+    assert stats.finished == 5
+    assert stats.prompt_tokens == 100
+    assert stats.completion_tokens == sum(len(answer.tokens) for answer in answers)
+    assert stats.blocks == 24
