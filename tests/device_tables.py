@@ -146,8 +146,9 @@ def _outcome(name: str) -> list[str]:
             counts.append(f"{count:,} {kind}")
     counts += [f"1 test in {found['sample']}"] if found.get("sample", 1) > 1 else []
     counts += ["not complete"] if any(stage.get("problem") for stage in found["stages"]) else []
-    machine = found.get("machine") or found["device"]
-    return [f"[{', '.join(counts)}](bench/results/{path.name}) on {machine}"]
+    usual = found.get("machine") or found["device"]
+    machines = dict.fromkeys(stage.get("machine", usual) for stage in found["stages"])
+    return [f"[{', '.join(counts)}](bench/results/{path.name}) on {', '.join(machines)}"]
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

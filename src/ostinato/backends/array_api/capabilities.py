@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["capabilities"]
 
 
-def capabilities(dtypes: Collection[DType]) -> Capabilities:
+def capabilities(dtypes: Collection[DType], native: Collection[str] = ()) -> Capabilities:
     """The capabilities of a framework.
 
     It takes elementwise ops, and all that are not made of simpler ones, by their rules, and so it
@@ -28,10 +28,11 @@ def capabilities(dtypes: Collection[DType]) -> Capabilities:
 
     Args:
         dtypes: that it computes with.
+        native: ops that it has rules of its own for, besides.
     """
     simple = {name for name, op in OPS.items() if type(op).decompose is Op.decompose}
     return Capabilities(
-        ops=frozenset({*simple, *ELEMENTWISE, *LEAVES, RECURRENT_SCAN.name}),
+        ops=frozenset({*simple, *ELEMENTWISE, *LEAVES, RECURRENT_SCAN.name, *native}),
         dtypes=frozenset(dtypes),
         in_place_states=False,  # not always: XLA may fold an update into a reader of its result
         single_ops=True,

@@ -28,6 +28,11 @@ class CpuJaxNamespace(JaxNamespace):
 
     def __init__(self) -> None:
         super().__init__(precision=None)
+        self._unchecked = JaxNamespace(precision=None)
+
+    @property
+    def unchecked(self) -> JaxNamespace:
+        return self._unchecked
 
     def asin(self, x: Any) -> Any:
         """XLA's is 0 or NaN where half the operand is subnormal."""

@@ -38,6 +38,11 @@ class JaxNamespace(ArrayNamespace):
         self._jax = jax
         self.precision = precision
 
+    @property
+    def unchecked(self) -> JaxNamespace:
+        """The functions for operands of which it does not matter whether an extreme is NaN."""
+        return self
+
     def native(self, dtype: DType) -> Any:
         return dtype.numpy
 

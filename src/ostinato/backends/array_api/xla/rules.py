@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.array_api.xla.control import cond, loop
 from ostinato.dtypes import INT32, INT64
+from ostinato.ops.normalization import Softmax
 from ostinato.ops.recurrent import RecurrentScan, scan_step
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ def _permute_dims(
     order = [kept.index(axis) for axis in axes if axis in kept]
     moved = x.reshape([x.shape[axis] for axis in kept]).transpose(order)
     return moved.reshape([x.shape[axis] for axis in axes])
+
+
+def _softmax(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    """By the op's rule, on XLA's maximum: whatever it makes of NaN, their sum is NaN."""
+    assert isinstance(node.op, Softmax)
+    xp = evaluator.xp
+    return node.op.rule(xp.unchecked, xp.widened(operands[0]), **attrs)
 
 
 def _conv(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
@@ -156,6 +166,8 @@ RULES: Mapping[str, NativeRule] = MappingProxyType(
     {
         "matmul": _matmul,
         "permute_dims": _permute_dims,
+        "softmax": _softmax,
+        "log_softmax": _softmax,
         "conv": _conv,
         "integer_conv": _integer_conv,
         "dynamic_slice": _dynamic_slice,
