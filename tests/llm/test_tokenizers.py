@@ -169,6 +169,15 @@ def test_sentencepiece_bpe() -> None:
     assert bare.leading_spaces == 0
 
 
+def test_a_continuation_begins_with_no_space_of_its_own() -> None:
+    tokenizer = tokenizer_from_gguf(sentencepiece_metadata())
+    continued = tokenizer.encode_continuation("el hello")
+    assert [tokenizer.piece(token) for token in continued] == ["el", "▁hello"]
+    assert tokenizer.encode_continuation("") == []
+    plain = tokenizer_from_gguf(byte_level_metadata())
+    assert plain.encode_continuation("hello") == plain.encode("hello")
+
+
 def test_unigram() -> None:
     tokenizer = tokenizer_from_gguf(unigram_metadata())
     found = pieces_of(tokenizer, "  hello   world ", add_bos=True)

@@ -69,6 +69,10 @@ class StopStrings:
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
+    def pass_by(self, text: str) -> str:
+        """All text so far, given some more in which no stop string counts."""
+        return "" if self.found is not None else self.finish() + text
+
     def finish(self) -> str:
         """The text that was held back, at the end of the stream."""
         held, self._held = self._held, ""

@@ -18,6 +18,9 @@ __all__ = ["Tokenizer", "library_errors"]
 #: The least integer that is no token id: vocabularies count in 32 bits.
 _TOO_LARGE = 1 << 32
 
+#: A character that no vocabulary merges with others.
+_SEPARATOR = "\x02"
+
 
 class Tokenizer:
     """A vocabulary with the rules that turn text into its ids.
@@ -113,6 +116,18 @@ class Tokenizer:
         _check_text(second)
         encoding = self._encode(first, second, False, True)
         return encoding.ids, encoding.type_ids
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """The ids of a text that follows other text: without the space that begins a text.
+
+        Raises:
+            InputError: no text, or it has surrogates.
+        """
+        if not self._rule.leading_spaces:
+            return self.encode(text)
+        before = self.encode(_SEPARATOR)
+        found = self.encode(_SEPARATOR + text)
+        return found[len(before) :] if found[: len(before)] == before else self.encode(text)
 
     def _encode(self, text: str, pair: str | None, special: bool, around: bool) -> Any:
         backend = self._backend
