@@ -47,6 +47,10 @@ _BLOCKS: Final[Mapping[str, str]] = MappingProxyType({"int8": "gguf:q8_0", "int4
 
 _MATRICES = (FLOAT32, FLOAT16, BFLOAT16)
 
+#: The floats that stacks of packed matrices become, which are computed as floats: float16, whose
+#: rounding is far below that of any format, but for this one, which has larger exponents.
+_WIDENED: Final[Mapping[str, DType]] = MappingProxyType({"gguf:mxfp4": BFLOAT16})
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileTensor:
@@ -230,7 +234,7 @@ def _weight(
     tensor = tensors.get(stored)
     if tensor is None:
         raise ModelFormatError(f"{source!r} lacks the tensor {stored!r:.120} ({name})")
-    form = tensor.format
+    form = packed = tensor.format
     by_column = place.transposed or place.columns is not None
     if form is not None and (len(shape) != 2 or by_column or place.offset):
         tensor, form = tensor.plain(), None
@@ -254,6 +258,8 @@ def _weight(
         elements = _Part(tensor.source, place, part)
     if form is None and (len(shape) == 1 or dtype == FLOAT64 or place.offset):
         elements = _Converted(elements, FLOAT32)
+    elif packed is not None and len(shape) > 2:
+        elements = _Converted(elements, _WIDENED.get(packed, FLOAT16))
     return Weight(name=name, source=elements, shape=shape, format=form)
 
 
