@@ -41,7 +41,13 @@ ARCHITECTURES = {
 _PAIRED = ("llama", "granite", "smollm3")
 
 
-def write_gguf(path: Path, model: str, config: Config, tensors: Mapping[str, Array]) -> None:
+def write_gguf(
+    path: Path,
+    model: str,
+    config: Config,
+    tensors: Mapping[str, Array],
+    packed: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+) -> None:
     """Write a model.
 
     Args:
@@ -49,6 +55,7 @@ def write_gguf(path: Path, model: str, config: Config, tensors: Mapping[str, Arr
         model: its name in ``expected``.
         config: ``config.json``.
         tensors: as in a Hugging Face folder.
+        packed: the formats of matrices, by a part of their names in the file.
     """
     name = ARCHITECTURES[model]
     writer = gguf.GGUFWriter(path, name)
@@ -62,7 +69,13 @@ def write_gguf(path: Path, model: str, config: Config, tensors: Mapping[str, Arr
         ours = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         ours = ours or dense.get_name(theirs, try_suffixes=(".weight", ".bias"))
         assert ours is not None, theirs
-        writer.add_tensor(ours, np.ascontiguousarray(_changed(name, config, theirs, array)))
+        changed = np.ascontiguousarray(_changed(name, config, theirs, array))
+        form = next((f for part, f in (packed or {}).items() if part in ours), None)
+        if form is None or changed.ndim != 2:
+            writer.add_tensor(ours, changed)
+        else:
+            blocks = gguf.quants.quantize(changed, form)
+            writer.add_tensor(ours, blocks, raw_dtype=form)
     for extra, array in _factors(config).items():
         writer.add_tensor(extra, array)
     writer.write_header_to_file()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -98,3 +100,19 @@ def test_a_gguf_file_has_the_tokens_of_transformers(model: str, tmp_path: Path):
     answer = expected.tokens[0, 1].tolist()
     chosen, _ = forced(step, prompt(step.config.vocabulary, 17, 0), answer)
     assert chosen == answer
+
+
+@pytest.mark.parametrize("model", ["llama", "phi3", "gpt_neox", "qwen2"])
+def test_packed_matrices_have_the_rows_of_their_model(model: str, tmp_path: Path):
+    folder, _ = both(model, tmp_path)
+    expected = load_expected(model)
+    config = json.loads((folder / "config.json").read_text())
+    formats = {"ffn_down": gguf.GGMLQuantizationType.Q4_0, "": gguf.GGMLQuantizationType.Q8_0}
+    file = tmp_path / "packed.gguf"
+    write_gguf(file, model, config, random_tensors(expected.shapes, 0), formats)
+    found = open_checkpoint(file).weights
+    eight, four = (open_checkpoint(folder, weights=w).weights for w in ("int8", "int4"))
+    for name, weight in found.items():
+        wanted = (four if name.endswith("down.weight") else eight)[name]
+        assert (weight.format, weight.shape) == (wanted.format, wanted.shape), name
+        assert np.array_equal(weight.source.read(), wanted.source.read()), name
