@@ -170,6 +170,17 @@ def test_group_query_attention_with_a_cache(new, room, interleaved) -> None:
     compare_live_rows(operands, {**arguments, "scale": 0.4}, [total] * batch)
 
 
+@pytest.mark.parametrize("new", [1, S])
+def test_group_query_attention_with_sinks(new) -> None:
+    groups, past = 1, 6
+    cache = [draw(1, groups, past, H) for _ in range(2)]
+    operands = [draw(1, new, n * H) for n in (N, groups, groups)] + cache
+    operands += [np.int32([past + new - 1]), np.array(past + new, np.int32)]
+    operands += [None] * 4 + [draw(N)]
+    flags = {"num_heads": N, "kv_num_heads": groups}
+    compare_live_rows(operands, {"outputs": 3, "stored": (6,), **flags}, [past + new])
+
+
 def test_group_query_attention_of_a_packed_operand() -> None:
     packed = draw(B, S, (4 + 2 * 2) * H)
     operands = [packed, None, None, None, None, np.int32([S - 1] * B), np.array(S, np.int32)]

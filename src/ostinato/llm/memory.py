@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.dtypes import DType
-from ostinato.errors import InputError, UnsupportedOpError
+from ostinato.errors import InputError
 from ostinato.llm.step import BLOCK_TOKENS, StepLimits, step_graph
 from ostinato.records import dataclass
 
@@ -26,7 +26,7 @@ _FREE_SHARE: Final = 4
 _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
-_KV_DTYPES = ("bfloat16", "float16", "float32")
+_KV_DTYPES = ("bfloat16", "float16", "float32", "int8")
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,7 @@ def checked_kv_dtype(kv_dtype: str) -> str:
 
     Raises:
         InputError: it is no dtype of keys and values.
-        UnsupportedOpError: it is int8.
     """
-    if kv_dtype == "int8":
-        raise UnsupportedOpError("keys and values of 8 bits are not computed yet; use bfloat16")
     if kv_dtype not in _KV_DTYPES:
         raise InputError(f"kv_dtype is one of {', '.join(_KV_DTYPES)}, got {kv_dtype!r:.80}")
     return kv_dtype
@@ -94,7 +91,7 @@ def checked_kv_dtype(kv_dtype: str) -> str:
 def block_bytes(checkpoint: Checkpoint, kv_dtype: str) -> int:
     """Bytes of the keys and values of 64 tokens, in all layers."""
     config = checkpoint.config
-    if all(layer.mixer == "attention" for layer in config.layers):
+    if kv_dtype != "int8" and all(layer.mixer == "attention" for layer in config.layers):
         numbers = len(config.layers) * config.kv_heads * (config.head_dim + config.value_dim)
         return BLOCK_TOKENS * numbers * DType.parse(kv_dtype).itemsize
     one = StepLimits(rows=1, sequences=1, picks=1, blocks=1, context=BLOCK_TOKENS, adjustments=1)

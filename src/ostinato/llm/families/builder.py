@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ostinato.dtypes import FLOAT32, INT32, DType
+from ostinato.dtypes import FLOAT32, INT8, INT32, DType
 from ostinato.errors import InputError
 from ostinato.llm.families.rope import frequencies, magnitude
+from ostinato.ops.quant import by_magnitude
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Builder:
 
     Attributes:
         states: those of the graph, by name.
+        scales: by pool of int8, as it is after a write, the pool of its scales.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Builder:
         self.g, self.config = g, config
         self._inputs = inputs or {}
         self.states: dict[str, State] = {}
+        self.scales: dict[Value, Value] = {}
         self._weights, self._rows = weights, rows
         self._params: dict[str, Value] = {}
         self._angles: dict[Rope, tuple[Value, Value]] = {}
@@ -304,14 +307,25 @@ class Block:
     def cached(self, name: str, new: Value, dtype: DType | None = None) -> Value:
         """A pool ``kv.{layer}.{name}`` with new rows ``[N, heads, features]`` written to it.
 
-        Rows of whole texts need no pool: they stay as they are.
+        Rows of whole texts need no pool: they stay as they are. With pools of int8, each row of a
+        head is rounded by its greatest magnitude, and its scale goes to a pool of its own.
         """
         if isinstance(self.tokens, TextRows):
             return new
-        dims: Any = new.shape[1:]
         kept = dtype or self.rows.kv_dtype
-        pool = self.builder.pool(f"kv.{self.index}.{name}", tuple(dims), kept)
-        updated = self.g.scatter_nd(pool, self.rows.place, self.g.cast(new, kept))
+        if kept != INT8:
+            return self._written(name, new, kept)
+        codes, scale = by_magnitude(self.g, self.g.cast(new, FLOAT32))
+        updated = self._written(name, codes, INT8)
+        factors = self.g.reshape(scale, tuple(scale.shape[:2]))
+        self.builder.scales[updated] = self._written(f"{name}_scales", factors, FLOAT32)
+        return updated
+
+    def _written(self, name: str, new: Value, dtype: DType) -> Value:
+        """A pool with new rows written to it."""
+        dims: Any = new.shape[1:]
+        pool = self.builder.pool(f"kv.{self.index}.{name}", tuple(dims), dtype)
+        updated = self.g.scatter_nd(pool, self.rows.place, self.g.cast(new, dtype))
         self.g.assign(pool, updated)
         return updated
 
@@ -342,6 +356,8 @@ class Block:
             softcap=config.attention_softcap,
             window=self.layer.window,
             sinks=sinks,
+            key_scales=self.builder.scales.get(keys),
+            value_scales=self.builder.scales.get(values),
         )
 
 

@@ -227,7 +227,7 @@ def convert_group_query_attention(call: Call) -> Result:
     New keys stand after those that a sequence has: its length, by ``seqlens_k``, less the new ones.
     """
     g, heads, groups = call.g, _heads(call), call.required("kv_num_heads")
-    for index, name in ((11, "head_sink"), (12, "k_scale"), (13, "v_scale")):
+    for index, name in ((12, "k_scale"), (13, "v_scale")):
         if call.has(index):
             call.unsupported(f"it takes {name}")
     for name, usual in (("smooth_softmax", 0), ("qk_output", 0), ("causal", 1)):
@@ -263,7 +263,8 @@ def convert_group_query_attention(call: Call) -> Result:
             bias = g.pad(bias, [(0, 0)] * 3 + [(0, missing)])
         mask = g.where(seen, bias, -math.inf)
     softcap = call.real("softcap", 0.0) or None
-    result = g.attention(q, k, v, mask=mask, scale=_scale(call), softcap=softcap)
+    sinks = g.cast(call.value(11), q.dtype) if call.has(11) else None
+    result = g.attention(q, k, v, mask=mask, sinks=sinks, scale=_scale(call), softcap=softcap)
     return [_joined_heads(call, result), k, v]
 
 
