@@ -17,18 +17,19 @@ def distribution(
     """The probabilities of one row's tokens; zeros if no token is possible."""
     logits = np.where(np.isnan(logits), -np.inf, np.asarray(logits, np.float64))
     result = np.zeros(len(logits))
-    ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
-    ranked = [token for token in ranked if logits[token] > -np.inf]
-    if not ranked:
+    possible = np.flatnonzero(logits > -np.inf)
+    if not len(possible):
         return result
-    first = ranked[0]
+    first = int(np.argmax(logits))
     if not temperature > 0:
         result[first] = 1
         return result
     weights = np.zeros(len(logits))
-    for token in ranked:
+    for token in possible:
         below = 0.0 if logits[token] == logits[first] else logits[token] - logits[first]
         weights[token] = np.exp(below / min(temperature, 3e38))
+    ranked = sorted(possible, key=lambda token: (-weights[token], token))
+    first = ranked[0]
     if top_k > 0:
         ranked = ranked[:top_k]
     if top_p < 1:

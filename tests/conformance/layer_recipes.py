@@ -364,6 +364,17 @@ def _sample(d: Draw, dtype: str) -> Value:
     )
 
 
+def _draw(d: Draw, dtype: str) -> Value:
+    rows, vocabulary = d.integer(1, 4), d.choice((*SIZES, 1100))
+    return d.g.draw(
+        d.of((rows, vocabulary), dtype, -0.2, 1),
+        d.of((rows,), dtype, 0, 1),
+        d.of((rows,), d.choice(("int32", "int64")), -2, vocabulary + 2),
+        d.of((rows,), dtype, 0, 1.2),
+        d.of((rows,), dtype, -0.1, 0.6),
+    )
+
+
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 
 
@@ -471,6 +482,7 @@ LAYERS: dict[str, tuple[Recipe, Sequence[str]]] = {
     "paged_attention": (_paged_attention, FLOATS),
     "rope": (_rope, FLOATS),
     "sample": (_sample, FLOATS),
+    "draw": (_draw, ("float32",)),
     "grouped_matmul": (_grouped_matmul, NUMBERS),
     "expert_mlp": (_expert_mlp, FLOATS),
     "moe": (_moe, FLOATS),

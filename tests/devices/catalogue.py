@@ -98,7 +98,7 @@ _LISTED = (
         build_ahead="tests.devices.cuda_emulation.backend:build_ahead",
     ),
     SuiteDevice("cuda", sample=30, traits=_WHOLE | {"quick"}),
-    SuiteDevice("webgpu", sample=100, traits=_WHOLE | {"quick"}),
+    SuiteDevice("webgpu", sample=100, traits=(_WHOLE | {"quick"}) - {"subnormals"}),
     SuiteDevice("xla", sample=100, traits=frozenset({"every_op", "quick"})),
     SuiteDevice("mlx", sample=100, traits=frozenset({"every_op", "quick"})),
 )

@@ -258,3 +258,18 @@ def test_buffers_that_do_not_fit(ex: ost.GraphExecutor, device: str) -> None:
         with pytest.raises(ost.InputError, match="cannot be written"):
             s.exp(x, out=weight)
         assert s.stats.dispatches == 0
+
+
+@pytest.mark.parametrize(
+    ("start", "to", "nbytes"), [(0, 0, 23), (5, 7, 13), (8, 40, 3), (3, 0, 64)]
+)
+def test_bytes_are_copied_from_anywhere_to_anywhere(
+    ex: ost.GraphExecutor, start: int, to: int, nbytes: int
+) -> None:
+    """A copy writes no byte beside its own."""
+    given = np.arange(1, 70, dtype=np.uint8)
+    source, target = ex.buffer(given), ex.buffer(np.zeros(71, np.uint8))
+    run(ex, lambda s: s.reshape(source.view(start, nbytes), (nbytes,), out=target.view(to, nbytes)))
+    expected = np.zeros(71, np.uint8)
+    expected[to : to + nbytes] = given[start : start + nbytes]
+    np.testing.assert_array_equal(target.copyout(), expected)

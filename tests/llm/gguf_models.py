@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ ARCHITECTURES = {
     "olmo2": "olmo2",
     "granite": "granite",
     "smollm3": "smollm3",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v3": "deepseek2",
 }
 
 #: Those whose queries and keys have rotating pairs side by side.
@@ -46,12 +51,15 @@ def write_gguf(path: Path, model: str, config: Config, tensors: Mapping[str, Arr
     """
     name = ARCHITECTURES[model]
     writer = gguf.GGUFWriter(path, name)
-    _METADATA.get(name, _llama)(writer, config)
+    metadata = _experts if "num_local_experts" in config else _METADATA.get(name, _llama)
+    metadata(writer, config)
     layers = config.get("num_hidden_layers", config.get("n_layer"))
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == name)
     names = gguf.get_tensor_name_map(kind, layers)
-    for theirs, array in tensors.items():
+    dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
+    for theirs, array in _converted(name, config, tensors).items():
         ours = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        ours = ours or dense.get_name(theirs, try_suffixes=(".weight", ".bias"))
         assert ours is not None, theirs
         writer.add_tensor(ours, np.ascontiguousarray(_changed(name, config, theirs, array)))
     for extra, array in _factors(config).items():
@@ -60,6 +68,39 @@ def write_gguf(path: Path, model: str, config: Config, tensors: Mapping[str, Arr
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _converted(architecture: str, config: Config, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors with experts as stacks, and joint matrices apart."""
+    found: dict[str, Array] = {}
+    stacks: dict[str, list[Array]] = {}
+    for name, array in tensors.items():
+        if match := re.fullmatch(r"(.*experts)\.\d+\.(.*)", name):
+            stacks.setdefault(f"{match[1]}.{match[2]}", []).append(array)
+        elif architecture == "gpt-oss" and ".experts." in name:
+            found |= _gpt_oss_experts(name, array)
+        elif name.endswith("kv_b_proj.weight"):
+            stem = name.removesuffix("kv_b_proj.weight")
+            joint = array.reshape(config["num_attention_heads"], -1, array.shape[1])
+            plain = config["qk_nope_head_dim"]
+            found[stem + "k_b_proj.weight"] = joint[:, :plain].swapaxes(1, 2)
+            found[stem + "v_b_proj.weight"] = joint[:, plain:]
+        else:
+            ours = name.replace("e_score_correction_bias", "e_score_correction.bias")
+            found[ours + ".weight" * ours.endswith("sinks")] = array
+    return found | {name: np.stack(arrays) for name, arrays in stacks.items()}
+
+
+def _gpt_oss_experts(name: str, array: Array) -> dict[str, Array]:
+    kind = "bias" if name.endswith("_bias") else "weight"
+    stem = name.removesuffix("_bias")
+    if kind == "weight":
+        array = array.swapaxes(1, 2)
+    if stem.endswith("gate_up_proj"):
+        stem = stem.removesuffix("gate_up_proj")
+        parts = {"gate_proj": array[:, ::2], "up_proj": array[:, 1::2]}
+        return {f"{stem}{part}.{kind}": values for part, values in parts.items()}
+    return {f"{stem}.{kind}": array}
 
 
 def _changed(architecture: str, config: Config, name: str, array: Array) -> Array:
@@ -151,12 +192,53 @@ def _gpt_neox(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_parallel_residual(config["use_parallel_residual"])
 
 
+def _experts(writer: gguf.GGUFWriter, config: Config) -> None:
+    _llama(writer, config)
+    count = config.get("num_local_experts", config.get("num_experts"))
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def _deepseek(writer: gguf.GGUFWriter, config: Config) -> None:
+    _common(writer, config)
+    rope, rotated = config["rope_parameters"], config["qk_rope_head_dim"]
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_key_length(config["kv_lora_rank"] + rotated)
+    writer.add_value_length(config["kv_lora_rank"])
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(rotated)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_group_count(config["n_group"])
+    writer.add_expert_group_used_count(config["topk_group"])
+
+
 _METADATA: dict[str, Callable[[gguf.GGUFWriter, Config], None]] = {
     "gemma2": _gemma,
     "gemma3": _gemma,
     "granite": _granite,
     "gpt2": _gpt2,
     "gptneox": _gpt_neox,
+    "qwen3moe": _experts,
+    "gpt-oss": _experts,
+    "deepseek2": _deepseek,
 }
 
 

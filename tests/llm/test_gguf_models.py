@@ -18,7 +18,7 @@ from tests.llm.gguf_models import ARCHITECTURES, write_gguf
 from tests.llm.greedy import LIMITS, forced, spread_blocks
 from tests.llm.tiny_models import load_expected, prompt, random_tensors, write_folder
 
-#: Facts that only one kind of file has.
+#: Fields that differ between kinds of files.
 _NAMES = ("family", "architecture", "layers")
 
 
@@ -65,6 +65,9 @@ def both(model: str, path: Path) -> tuple[Path, Path]:
         config["sliding_window"] = None
     if model.startswith("gemma"):  # nor another factor of the scores
         config["query_pre_attn_scalar"] = config["head_dim"]
+    if model == "deepseek_v3":  # nor a factor of angles beside that of scores
+        rope = dict(config["rope_parameters"])
+        config["rope_parameters"] = rope | {"mscale": rope["mscale_all_dim"]}
     write_folder(path / "folder", config, expected.shapes, 0)
     file = path / "model.gguf"
     write_gguf(file, model, config, random_tensors(expected.shapes, 0))
@@ -83,7 +86,7 @@ def test_files_of_both_kinds_are_the_same_model(model: str, tmp_path: Path):
         assert np.array_equal(ours, theirs), name
 
 
-@pytest.mark.parametrize("model", ["llama", "gpt2"])
+@pytest.mark.parametrize("model", ["llama", "gpt2", "gpt_oss"])
 def test_a_gguf_file_has_the_tokens_of_transformers(model: str, tmp_path: Path):
     _, file = both(model, tmp_path)
     step = StepGraph(open_checkpoint(file), LIMITS, kv_dtype="float32")

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.frontends.gguf import GGUFFile
+from ostinato.frontends.gguf.tensor_types import TENSOR_TYPES
+from ostinato.frontends.gguf.writer import GGUFWriter, TensorEntry
 
 Array = np.ndarray[Any, Any]
 
@@ -154,6 +157,38 @@ def test_matrices_of_linear_layers_one_tensor_each(tmp_path):
     compiled = session.compile(graph(), inside, experts=file, expert_budget=8 * ONE)
     expected = in_memory().run(tokens_of(5))
     np.testing.assert_array_equal(compiled.run(tokens_of(5)), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_stacked_matrices_of_a_gguf_file(tmp_path, dtype):
+    g = graph(dtype=dtype)
+    weights = weights_of(g)
+    inside, outside = split(weights)
+    numbers = {"float32": 0, "float16": 1, "bfloat16": 30}
+    kind = TENSOR_TYPES[numbers[dtype]]
+    parts = {f"{name}_exps.weight": m.transpose(0, 2, 1) for name, m in outside.items()}
+    entries = [TensorEntry(name, m.shape, kind) for name, m in parts.items()]
+    with GGUFWriter(tmp_path / "e.gguf", {}, entries) as writer:
+        for matrices in parts.values():
+            writer.write(np.ascontiguousarray(matrices))
+    tensors = {name: f"{name}_exps.weight" for name in outside}
+    file = ost.moe.ExpertFile(GGUFFile(tmp_path / "e.gguf"), tensors, transposed=True)
+    session = ost.Session("cpu")
+    compiled = session.compile(g, inside, experts=file, expert_budget=8 * ONE)
+    feeds = {"x": tokens_of(5)["x"].astype(g.inputs["x"].dtype.numpy)}
+    np.testing.assert_array_equal(
+        compiled.run(feeds), session.compile(graph(dtype=dtype), weights).run(feeds)
+    )
+
+
+def test_packed_matrices_of_a_gguf_file_are_not_found(tmp_path):
+    entry = TensorEntry("w", (EXPERTS, 3, 32), TENSOR_TYPES[2])
+    with GGUFWriter(tmp_path / "e.gguf", {}, [entry]) as writer:
+        writer.write(np.zeros(entry.nbytes, np.uint8))
+    file = ost.moe.ExpertFile(GGUFFile(tmp_path / "e.gguf"))
+    assert file.names == ()
+    with pytest.raises(ost.InputError, match="no tensor"):
+        ost.Session("cpu").compile(graph(), experts=file)
 
 
 def products(rows: int = 9) -> ost.Graph:

@@ -17,6 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.devices.catalogue import abilities
+
 from .graphs import ROWS
 from .model import BUFFERS, CONTEXTS, Feed, Model, Step, agree
 from .world import World
@@ -404,4 +406,5 @@ def test_calls_happen_one_after_the_other(device: str) -> None:
 
 @pytest.mark.slow
 def test_many_calls_happen_one_after_the_other(device: str) -> None:
-    check(device, 5000, derandomize=False)
+    # Where a framework or a driver makes the graphs of each sequence ready, that takes most time.
+    check(device, 5000 if "llvm" in abilities(device) else 300, derandomize=False)

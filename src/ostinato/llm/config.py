@@ -216,6 +216,7 @@ class ModelConfig:
         hidden_bias: whether the matmuls of the feed-forward have.
         head_bias: whether the logits have.
         positions: rows of a table of positions that is added to the embedding; 0: there is none.
+            The last ``context`` rows are those of the positions from 0 on.
         attention_scale: factor of the scores; ``None``: one over the root of ``head_dim``.
         attention_softcap, logit_softcap: ``c * tanh(x / c)`` of scores and of logits.
         sinks: whether each head has a score that takes weight and adds nothing.

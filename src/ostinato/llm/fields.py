@@ -158,6 +158,15 @@ class Fields:
             raise self.error(name, "an object", value)
         return Fields(value, f"{self._source}: {self._prefix}{name}")
 
+    def count(self, name: str, default: int) -> int:
+        """The number of entries of an object or a list."""
+        value = self._given(name, None)
+        if value is None:
+            return default
+        if not isinstance(value, Mapping | list) or not value:
+            raise self.error(name, "an object or a list with entries", value)
+        return len(value)
+
     def skip(self, *names: str) -> None:
         """Take fields as read, whatever they hold."""
         self._read.update(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -16,9 +17,10 @@ from ostinato.llm.memory import (
 )
 from ostinato.llm.model import LLM
 from ostinato.llm.sampling import Sampling, sampling_with
-from ostinato.llm.speculation import NGrams
+from ostinato.llm.speculation import DRAFTS, NGrams
 from ostinato.llm.step import StepGraph, StepLimits
 from ostinato.llm.tokenizers import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from ostinato.records import replace
 from ostinato.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
     from ostinato.backends.device import Device
     from ostinato.backends.options import CompileOptions
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
+    from ostinato.llm.embedding import Embedder
+    from ostinato.llm.templates import ChatTemplate
 
-__all__ = ["load"]
+__all__ = ["load", "open_tokenizer"]
 
 #: Most rows of a step; engines may use fewer.
 _STEP_ROWS = 512
@@ -88,28 +92,50 @@ def load(
     checkpoint = open_checkpoint(path, weights=weights)
     context = _checked_context(context, checkpoint)
     tokenizer = _tokenizer_of(checkpoint)
-    drafts = draft.draft if isinstance(draft, NGrams) else 4 if draft is not None else 0
-    size = block_bytes(checkpoint, kv_dtype)
-    blocks = count_blocks(max(size, 1), sequences, context, kv_memory)
-    limits = StepLimits(
-        rows=_STEP_ROWS,
-        sequences=sequences,
-        picks=max(sequences * (1 + drafts), _PICKS),
-        blocks=blocks,
-        context=context,
-        adjustments=context + _ADJUSTMENTS,
-    )
-    step = StepGraph(
+    session = Session(device, threads=threads)
+    compiling = None if progress is None else partial(progress, "compiling")
+    step = None
+    known = Limits(context, sequences, 0, 0, _weight_bytes(checkpoint))
+    if checkpoint.config.causal:
+        size = block_bytes(checkpoint, kv_dtype)
+        blocks = count_blocks(max(size, 1), sequences, context, kv_memory)
+        known = replace(known, kv_blocks=blocks, kv_bytes=blocks * size)
+        step = StepGraph(
+            checkpoint,
+            _step_limits(known, draft),
+            session=session,
+            kv_dtype=kv_dtype,
+            options=options,
+            progress=compiling,
+        )
+    return LLM(
         checkpoint,
-        limits,
-        session=Session(device, threads=threads),
+        tokenizer,
+        _template_of(checkpoint, tokenizer),
+        sampling_with(Sampling(), None, checkpoint.defaults),
+        known,
+        step,
+        partial(_embedder, checkpoint, tokenizer, session, context, options),
         kv_dtype=kv_dtype,
-        options=options,
-        progress=None if progress is None else lambda done, all_: progress("compiling", done, all_),
+        draft=draft,
     )
-    known = Limits(context, sequences, blocks, blocks * size, _weight_bytes(checkpoint))
-    defaults = sampling_with(Sampling(), None, checkpoint.defaults)
-    return LLM(checkpoint, tokenizer, defaults, known, step, kv_dtype=kv_dtype, draft=draft)
+
+
+def open_tokenizer(
+    model: str | os.PathLike[str],
+    *,
+    offline: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The tokenizer and the chat template of a model, without its weights.
+
+    Raises:
+        InputError: there is no such model.
+        ModelFormatError: its files are damaged, or of a model that is not known.
+    """
+    checkpoint = open_checkpoint(_path_of(model, offline, progress))
+    tokenizer = _tokenizer_of(checkpoint)
+    return tokenizer, _template_of(checkpoint, tokenizer)
 
 
 def _path_of(
@@ -119,6 +145,31 @@ def _path_of(
 ) -> str | os.PathLike[str]:
     """The folder or file of a model, which may have to be downloaded."""
     return model
+
+
+def _step_limits(limits: Limits, draft: LLM | NGrams | None) -> StepLimits:
+    """The largest sizes of a step."""
+    drafts = draft.draft if isinstance(draft, NGrams) else DRAFTS if draft is not None else 0
+    return StepLimits(
+        rows=_STEP_ROWS,
+        sequences=limits.sequences,
+        picks=max(limits.sequences * (1 + drafts), _PICKS),
+        blocks=limits.kv_blocks,
+        context=limits.context,
+        adjustments=limits.context + _ADJUSTMENTS,
+    )
+
+
+def _embedder(
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    session: Session,
+    context: int,
+    options: CompileOptions | None,
+) -> Embedder:
+    from ostinato.llm.embedding import Embedder
+
+    return Embedder(checkpoint, tokenizer, session=session, context=context, options=options)
 
 
 def _check_count(name: str, value: object) -> None:
@@ -141,6 +192,14 @@ def _tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     if checkpoint.vocabulary:
         return tokenizer_from_gguf(checkpoint.vocabulary)
     return tokenizer_from_folder(checkpoint.path)
+
+
+def _template_of(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
+    from ostinato.llm.templates import template_from_folder, template_from_gguf
+
+    if checkpoint.vocabulary:
+        return template_from_gguf(checkpoint.vocabulary, tokenizer)
+    return template_from_folder(checkpoint.path)
 
 
 def _weight_bytes(checkpoint: Checkpoint) -> int:

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ostinato.errors import InputError, SessionStateError, UnsupportedOpError
-from ostinato.llm.answers import answer_format
 from ostinato.llm.engine.engine import Engine, EngineSettings
 from ostinato.llm.engine.kv_cache import KVCache
 from ostinato.llm.engine.requests import PreparedRequest, Request
 from ostinato.llm.prefix_files import model_identity, read_prefix, write_prefix
 from ostinato.llm.sampling import Sampling, sampling_with
 from ostinato.llm.speculation import ModelProposer, NGramProposer, NGrams
+from ostinato.llm.text import AnswerText, detect_format, starts_inside_reasoning
 from ostinato.records import field_names, replace
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
-    from typing import Unpack
+    from typing import Literal, Unpack
 
     from ostinato.llm.checkpoints.checkpoint import Checkpoint
     from ostinato.llm.config import ModelConfig
+    from ostinato.llm.embedding import Embedder
     from ostinato.llm.engine.engine import EngineLimits
     from ostinato.llm.engine.scheduler import Proposer
     from ostinato.llm.generation import Generation, Stream
     from ostinato.llm.memory import Limits
     from ostinato.llm.step import StepGraph
+    from ostinato.llm.templates import ChatTemplate, Message, Tool
     from ostinato.llm.tokenizers import Tokenizer
     from ostinato.plan.execution_plan import ExecutionPlan
 
 __all__ = ["LLM"]
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class LLM:
@@ -45,30 +51,45 @@ class LLM:
     Attributes:
         config: family and sizes.
         tokenizer: text to tokens and back.
+        template: the chat template; ``None`` for models without one.
         defaults: the sampling parameters of requests without their own.
         limits: context, sequences and memory.
+
+    Args:
+        checkpoint: the opened files.
+        tokenizer, template, defaults, limits: the attributes.
+        step: the compiled step; ``None`` for models that read whole texts alone.
+        embedder: makes what :meth:`embed` and :meth:`rerank` use, at the first call.
+        kv_dtype: dtype of keys and values.
+        draft: speculation.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         tokenizer: Tokenizer,
+        template: ChatTemplate | None,
         defaults: Sampling,
         limits: Limits,
-        step: StepGraph,
+        step: StepGraph | None,
+        embedder: Callable[[], Embedder],
         *,
         kv_dtype: str,
         draft: LLM | NGrams | None = None,
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.tokenizer = tokenizer
+        self.template = template
         self.defaults = defaults
         self.limits = limits
         self._checkpoint = checkpoint
         self._step = step
         self._kv_dtype = kv_dtype
-        self._recurrent = step.slot_bytes > 0
-        self._cache = KVCache(step, recurrent=self._recurrent)
+        self._recurrent = step is not None and step.slot_bytes > 0
+        self._cache = KVCache(step, recurrent=self._recurrent) if step is not None else None
+        self._new_embedder = embedder
+        self._embedder: Embedder | None = None
+        self._embedding = Lock()
         self._end_tokens = frozenset(checkpoint.end_tokens) | tokenizer.end_tokens
         self._draft = draft
         self._check_draft(draft)
@@ -92,8 +113,12 @@ class LLM:
 
     @property
     def plan(self) -> ExecutionPlan:
-        """The kernels of a step and their memory."""
-        return self._step.plan
+        """The kernels of a step and their memory.
+
+        Raises:
+            InputError: the model generates no text.
+        """
+        return self._steps()[0].plan
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -128,6 +153,49 @@ class LLM:
     ) -> Stream:
         """Continue a prompt, and deliver the answer in parts; see :meth:`generate`."""
         request = Request(prompt, sampling_with(self.defaults, sampling, overrides))
+        return self.engine().open_stream(request)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling | None = None,
+        /,
+        *,
+        tools: Sequence[Tool] = (),
+        template_arguments: Mapping[str, Any] = _NOTHING,
+        **overrides: Any,
+    ) -> Generation:
+        """Answer a conversation.
+
+        Args:
+            messages: each with a ``role`` and ``content``, as the model's template takes them.
+            sampling: parameters; by default :attr:`defaults`.
+            tools: descriptions of tools that the answer may call, as JSON schemas.
+            template_arguments: further variables of the template.
+            overrides: fields of ``sampling`` to change.
+
+        Raises:
+            InputError: the model has no template, or messages or parameters are wrong.
+            ContextError: prompt and answer exceed the context.
+            Overloaded: too many requests wait.
+        """
+        sampling = sampling_with(self.defaults, sampling, overrides)
+        request = self.chat_request(messages, sampling, tools, template_arguments)
+        return self.engine().submit(request).result()
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling | None = None,
+        /,
+        *,
+        tools: Sequence[Tool] = (),
+        template_arguments: Mapping[str, Any] = _NOTHING,
+        **overrides: Any,
+    ) -> Stream:
+        """Answer a conversation, and deliver the answer in parts; see :meth:`chat`."""
+        sampling = sampling_with(self.defaults, sampling, overrides)
+        request = self.chat_request(messages, sampling, tools, template_arguments)
         return self.engine().open_stream(request)
 
     def generate_many(
@@ -192,7 +260,76 @@ class LLM:
         assert found is not None
         return np.array([entry.logprob for entry in found])
 
+    # -- vectors ---------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: Literal["query", "passage"] | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """A vector for each text; it has the same bits whatever the other texts are.
+
+        Args:
+            texts: any number. What is beyond the context is cut off.
+            kind: the side of a search, of models with prompts for queries and passages.
+            dimensions: the first dimensions to keep, of models that are trained for that.
+            normalize: divide each vector by its Euclidean norm.
+
+        Returns:
+            float32 ``[texts, dimensions]``.
+
+        Raises:
+            InputError: an argument is wrong, or the model has recurrent states.
+        """
+        with self._embedding:
+            return self._vectors().embed(
+                texts, kind=kind, dimensions=dimensions, normalize=normalize
+            )
+
+    def rerank(self, query: str, documents: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """A score of each document for a query, the higher the better: float32 ``[documents]``.
+
+        Raises:
+            InputError: the model has no head that scores, or an argument is wrong.
+        """
+        with self._embedding:
+            return self._vectors().rerank(query, documents)
+
+    def _vectors(self) -> Embedder:
+        if self._closed:
+            raise SessionStateError("the model is closed")
+        if self._embedder is None:
+            self._embedder = self._new_embedder()
+        return self._embedder
+
     # -- requests and the engine -----------------------------------------------------------------
+
+    def chat_request(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling | None = None,
+        tools: Sequence[Tool] = (),
+        template_arguments: Mapping[str, Any] = _NOTHING,
+    ) -> Request:
+        """The request of a conversation, for :meth:`Engine.submit`; see :meth:`chat`."""
+        if self.template is None:
+            raise InputError(
+                f"the model {self._checkpoint.name!r} has no chat template; use generate"
+            )
+        template, tokenizer = self.template, self.tokenizer
+        tokens = template.encode(tokenizer, messages, tools=tools, arguments=template_arguments)
+        sampling = sampling or self.defaults
+        form = detect_format("\n".join(template.sources.values()))
+        inside = starts_inside_reasoning(tokenizer.decode(tokens[-8:], special=True), form)
+
+        def answer() -> AnswerText:
+            parser = form.answer_parser(inside=inside)
+            return AnswerText(tokenizer, sampling.stop, parser=parser, markers=form.markers)
+
+        return Request(tokens, sampling, answer=answer)
 
     def engine(self, **limits: Unpack[EngineLimits]) -> Engine:
         """The engine that runs all requests of this model.
@@ -220,9 +357,8 @@ class LLM:
                     raise SessionStateError("requests are under way; change limits without them")
                 current.close()
             settings = EngineSettings(**limits)
-            self._engine = Engine(
-                self._step, self._cache, self._prepare, settings, proposer=self._proposer()
-            )
+            step, cache = self._steps()
+            self._engine = Engine(step, cache, self._prepare, settings, proposer=self._proposer())
             return self._engine
 
     def close(self) -> None:
@@ -231,7 +367,17 @@ class LLM:
             self._closed = True
             if self._engine is not None:
                 self._engine.close()
-            self._step.close()
+            if self._step is not None:
+                self._step.close()
+            self._embedder = None
+
+    def _steps(self) -> tuple[StepGraph, KVCache]:
+        if self._step is None or self._cache is None:
+            raise InputError(
+                f"the model {self._checkpoint.name!r} reads whole texts and generates none; use "
+                "embed or rerank"
+            )
+        return self._step, self._cache
 
     def _prepare(self, request: Request) -> PreparedRequest:
         sampling = request.sampling
@@ -239,7 +385,7 @@ class LLM:
         ends = frozenset(sampling.stop_tokens)
         if not sampling.ignore_eos:
             ends |= self._end_tokens
-        answer = request.answer or answer_format(self.tokenizer, sampling)
+        answer = request.answer or partial(AnswerText, self.tokenizer, sampling.stop)
         return PreparedRequest(tokens, ends, answer)
 
     def _tokens(
@@ -282,7 +428,7 @@ class LLM:
     def _proposer(self) -> Proposer | None:
         draft = self._draft
         if isinstance(draft, LLM):
-            return ModelProposer(draft._step.clone(), self.limits.sequences)
+            return ModelProposer(draft._steps()[0].clone(), self.limits.sequences)
         return NGramProposer(draft) if draft is not None else None
 
     # -- prefixes in files -----------------------------------------------------------------------
@@ -300,9 +446,9 @@ class LLM:
         """
         self._check_prefixes()
         tokens = self._tokens(prompt, raw=True)
-        engine = self.engine()
+        engine, (_, cache) = self.engine(), self._steps()
         engine.submit(Request(tokens.tolist(), Sampling(max_tokens=0))).result()
-        blocks = engine.call(lambda: self._cache.read_prefix(tokens, ""))
+        blocks = engine.call(lambda: cache.read_prefix(tokens, ""))
         if not blocks:
             raise InputError(f"a prefix has 64 tokens at least, got {len(tokens)}")
         return write_prefix(path, self._identity(), tokens, blocks)
@@ -318,8 +464,9 @@ class LLM:
             ModelFormatError: the file is damaged, or of another model or other options.
         """
         self._check_prefixes()
-        tokens, blocks = read_prefix(path, self._identity(), self._step.block_bytes)
-        count: int = self.engine().call(lambda: self._cache.write_prefix(tokens, "", blocks))
+        step, cache = self._steps()
+        tokens, blocks = read_prefix(path, self._identity(), step.block_bytes)
+        count: int = self.engine().call(lambda: cache.write_prefix(tokens, "", blocks))
         return count
 
     def _identity(self) -> str:

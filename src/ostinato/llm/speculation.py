@@ -6,7 +6,7 @@ its position. So tokens and log-probabilities are those of decoding without gues
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from ostinato.llm.engine.interfaces import Step
     from ostinato.llm.engine.sequence import Sequence
 
-__all__ = ["ModelProposer", "NGramProposer", "NGrams"]
+__all__ = ["DRAFTS", "ModelProposer", "NGramProposer", "NGrams"]
+
+#: Most guesses of a model in a step.
+DRAFTS: Final = 4
 
 #: Steps without guesses after the first ones that were all wrong; doubled each time.
 _FIRST_PAUSE, _LONGEST_PAUSE = 2, 64
@@ -153,7 +156,7 @@ class ModelProposer(_Proposer):
         InputError: the second model has fewer slots or picks.
     """
 
-    def __init__(self, step: Step, sequences: int, draft: int = 4) -> None:
+    def __init__(self, step: Step, sequences: int, draft: int = DRAFTS) -> None:
         super().__init__(draft)
         limits = step.limits
         if min(limits.sequences, limits.picks) < sequences:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT32, INT64, UINT32, DType
 from ostinato.errors import InputError, PlanError
-from ostinato.llm.families.builder import BLOCK_TOKENS, Builder, Rows, State
+from ostinato.llm.families.builder import BLOCK_TOKENS, Builder, State, StepRows
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass, field_names
 from ostinato.runtime.session import Session
@@ -147,7 +147,7 @@ def step_graph(
         g,
         config,
         checkpoint.weights,
-        Rows(
+        StepRows(
             count=rows,
             position=given["position"],
             sequence=given["sequence"],

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from ostinato.dtypes import DType
 
-__all__ = ["FileTensor", "RowOrder", "Stored", "Weight", "WeightFormat", "converted", "located"]
+__all__ = [
+    "FileTensor",
+    "RowOrder",
+    "RowSpans",
+    "Stored",
+    "Weight",
+    "WeightFormat",
+    "converted",
+    "located",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -90,6 +99,37 @@ class RowOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowSpans:
+    """Parts of groups of rows, each part of all groups before the next part.
+
+    Attributes:
+        groups: how many there are.
+        size: rows of each.
+        spans: the parts: the first row within a group, and the number of rows.
+    """
+
+    groups: int
+    size: int
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        """The number of rows that are taken."""
+        return self.groups * sum(rows for _, rows in self.spans)
+
+    @property
+    def total(self) -> int:
+        """The number of rows that there are."""
+        return self.groups * self.size
+
+    def indices(self) -> Array:
+        """The rows that are taken, in order."""
+        numbers = np.arange(self.total).reshape(self.groups, self.size)
+        parts = [numbers[:, start : start + rows].reshape(-1) for start, rows in self.spans]
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stored:
     """The position of a weight in a file.
 
@@ -99,14 +139,16 @@ class Stored:
         columns: its elements along the tensor's last axis; ``None``: all.
         total: how many rows, or columns, the tensor has, where not all are taken.
         transposed: whether the file has the last two axes the other way round.
+        flat: whether the file has a matrix whose rows are those of all first axes.
         offset: a number to be added to each element.
     """
 
     names: tuple[str, ...]
-    rows: slice | RowOrder | None = None
+    rows: slice | RowOrder | RowSpans | None = None
     columns: slice | None = None
     total: int = 0
     transposed: bool = False
+    flat: bool = False
     offset: float = 0.0
 
     @property
@@ -117,9 +159,8 @@ class Stored:
     @property
     def whole(self) -> bool:
         """Whether the weight is the tensor as it is."""
-        return (
-            self.rows is None and self.columns is None and not self.transposed and not self.offset
-        )
+        changed = self.transposed or self.flat or self.offset
+        return self.rows is None and self.columns is None and not changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +233,8 @@ def _weight(
     by_column = place.transposed or place.columns is not None
     if form is not None and (len(shape) != 2 or by_column or place.offset):
         tensor, form = tensor.plain(), None
-    expected = shape if place.rows is None else (place.total, *shape[1:])
+    shown = (prod(shape[:-1]), shape[-1]) if place.flat else shape
+    expected = shown if place.rows is None else (place.total, *shown[1:])
     if place.transposed:
         expected = _swapped(expected)
     if place.columns is not None:
@@ -207,7 +249,8 @@ def _weight(
         raise ModelFormatError(f"{source!r}: tensor {stored!r:.120} ({name}) is {dtype}, no float")
     elements = tensor.source
     if not place.whole:
-        elements = _Part(tensor.source, place, _part_shape(tensor, place))
+        part = shape if place.flat else _part_shape(tensor, place)
+        elements = _Part(tensor.source, place, part)
     if form is None and (len(shape) == 1 or dtype == FLOAT64 or place.offset):
         elements = _Converted(elements, FLOAT32)
     return Weight(name=name, source=elements, shape=shape, format=form)
@@ -305,7 +348,8 @@ class _Part(_Derived):
     """Some rows of a tensor, or of its transpose, with a number added."""
 
     def __init__(self, tensor: StoredTensor, place: Stored, shape: tuple[int, ...]) -> None:
-        super().__init__([tensor], f"rows {place.rows} {place.transposed} {place.offset!r}")
+        chosen = f"rows {place.rows} columns {place.columns}"
+        super().__init__([tensor], f"{chosen} {place.transposed} {shape} {place.offset!r}")
         self._tensor, self._place = tensor, place
         self.shape = shape
         self.dtype = FLOAT32 if place.offset else tensor.dtype
@@ -314,13 +358,13 @@ class _Part(_Derived):
         found = self._tensor.read()
         if self._place.columns is not None:
             found = found[..., self._place.columns]
-        if self._place.transposed:
+        if self._place.transposed and found.ndim > 1:
             found = np.swapaxes(found, -1, -2)
         if (rows := self._place.rows) is not None:
             found = found[rows if isinstance(rows, slice) else rows.indices()]
         if self._place.offset:
             found = convert(found, FLOAT32) + np.float32(self._place.offset)
-        return np.ascontiguousarray(found)
+        return np.ascontiguousarray(found).reshape(self.shape)
 
 
 class _Converted(_Derived):

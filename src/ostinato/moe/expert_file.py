@@ -1,32 +1,46 @@
-"""Experts that stay in a safetensors file."""
+"""Experts that stay in a file: safetensors, or any other whose tensors are ranges of bytes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ostinato.errors import InputError
 from ostinato.ir.stored import ExpertSource, ExpertTensor
 from ostinato.moe.safetensors import SafetensorsFile
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
+    from ostinato.ir.files import OpenFile
     from ostinato.ir.types import TensorType
     from ostinato.moe.safetensors import TensorRange
 
-__all__ = ["ExpertFile"]
+__all__ = ["ExpertFile", "TensorFile"]
+
+
+class TensorFile(Protocol):
+    """An opened file of tensors, such as a :class:`~ostinato.frontends.gguf.GGUFFile`."""
+
+    @property
+    def file(self) -> OpenFile:
+        """The open file."""
+
+    @property
+    def ranges(self) -> Mapping[str, TensorRange]:
+        """The tensors of elements side by side, by name."""
 
 
 class ExpertFile(ExpertSource):
-    """The matrices of experts in a safetensors file, for :meth:`Session.compile`.
+    """The matrices of experts in a file, for :meth:`Session.compile`.
 
     A run reads the matrices of the non-resident experts that it calls. The file must not be written
     meanwhile: runs that detect it raise :class:`ModelFormatError`.
 
     Args:
-        path: of the file.
+        path: of a safetensors file; or an opened GGUF file, whose matrices are ``[out, in]``: they
+            are transposed. Its packed tensors are not read this way.
         tensors: by param, the tensor of all experts' matrices, ``[experts, in, out]``; or a list of
             tensors, one matrix for each expert. By default params are tensors of the same name.
         transposed: whether matrices of the file are ``[out, in]``, as PyTorch's linear layers have
@@ -40,27 +54,28 @@ class ExpertFile(ExpertSource):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | TensorFile,
         tensors: Mapping[str, str | Sequence[str]] | None = None,
         *,
         transposed: bool = False,
     ) -> None:
-        self._file = SafetensorsFile(path)
+        opened = SafetensorsFile(path) if isinstance(path, str | os.PathLike) else path
+        self._file, self._ranges = opened.file, opened.ranges
         self._named = None if tensors is None else _checked(tensors)
         self._transposed = bool(transposed)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the file's tensors."""
-        return tuple(self._file.tensors)
+        return tuple(self._ranges)
 
     def tensors(self, params: Mapping[str, TensorType]) -> Mapping[str, ExpertTensor]:
         """See :meth:`~ostinato.ir.stored.ExpertSource.tensors`."""
         named = self._named
         if named is None:
-            named = {name: name for name in params if name in self._file.tensors}
+            named = {name: name for name in params if name in self._ranges}
         if not named:
-            raise InputError(f"{self._file.file.name!r} has no tensor that is named like a param")
+            raise InputError(f"{self._file.name!r} has no tensor that is named like a param")
         if unknown := sorted(named.keys() - params.keys()):
             raise InputError(f"the graph has no params {', '.join(unknown)}")
         return {name: self._tensor(name, params[name], given) for name, given in named.items()}
@@ -78,17 +93,17 @@ class ExpertFile(ExpertSource):
             if len(given) != experts:
                 raise InputError(f"param {name!r} has {experts} experts, got {len(given)} tensors")
             offsets = [self._found(name, part, type_, matrix).offset for part in given]
-        file, shape = self._file.file, (experts, rows, columns)
+        shape = experts, rows, columns
         return ExpertTensor(
-            name, file, type_.dtype, shape, tuple(offsets), transposed=self._transposed
+            name, self._file, type_.dtype, shape, tuple(offsets), transposed=self._transposed
         )
 
     def _found(
         self, name: str, tensor: str, type_: TensorType, shape: tuple[int, ...]
     ) -> TensorRange:
-        found = self._file.tensors.get(tensor)
+        found = self._ranges.get(tensor)
         if found is None:
-            raise InputError(f"param {name!r}: {self._file.file.name!r} has no tensor {tensor!r}")
+            raise InputError(f"param {name!r}: {self._file.name!r} has no tensor {tensor!r}")
         if found.dtype != type_.dtype or found.shape != shape:
             raise InputError(
                 f"param {name!r}: tensor {tensor!r} is {found.dtype}{list(found.shape)}, expected "

@@ -71,7 +71,7 @@ class SafetensorsFile:
 
     Attributes:
         file: the open file.
-        tensors: by name, those of a known dtype.
+        tensors, ranges: by name, those of a known dtype.
 
     Raises:
         ModelFormatError: it is no such file, or damaged.
@@ -84,6 +84,7 @@ class SafetensorsFile:
             self.tensors: Mapping[str, TensorRange] = MappingProxyType(_parsed(self.file))
         except _Damaged as error:
             raise ModelFormatError(f"{self.file.name!r} is no safetensors file: {error}") from None
+        self.ranges = self.tensors
 
 
 class _Damaged(Exception):

@@ -60,7 +60,8 @@ _Apply: TypeAlias = Callable[..., Sequence[Any]]
 class GroupedMatmul(Composite):
     """Row ``i`` of ``x [R, K]`` times the matrix ``w[expert_ids[i]]`` of ``w [E, K, N]``.
 
-    The result is ``[R, N]``. Floats accumulate in float32 or wider, integers wrap.
+    Matrices beside float32 rows may be of 16-bit floats. The result is ``[R, N]``. Floats
+    accumulate in float32 or wider, integers wrap.
     """
 
     name = "grouped_matmul"
@@ -329,14 +330,20 @@ def _experts(xp: Any, apply: _Apply, operands: Sequence[Any], activation: str) -
 def _expect_experts(
     op: Op, name: str, matrices: TensorType, shape: Sequence[Dim | None], dtype: DType
 ) -> None:
-    """Refuse all but matrices of this shape (``None``: of any size), one for each expert."""
+    """Refuse all but matrices of this shape (``None``: of any size), one for each expert.
+
+    They are of the dtype, or of floats whose sums are.
+    """
     shown = ",".join("*" if size is None else str(size) for size in shape)
     expected = f"{name} is {dtype}[{shown}], experts first"
     fits = matrices.ndim == 3 and all(
         isinstance(have, int) and want in (None, have)
         for have, want in zip(matrices.shape, shape, strict=True)
     )
-    op.expect(fits and matrices.dtype == dtype, f"{expected}, got {matrices}")
+    held = matrices.dtype == dtype or (
+        matrices.dtype.is_float and matrices.dtype.accumulator == dtype
+    )
+    op.expect(fits and held, f"{expected}, got {matrices}")
     op.expect(matrices.shape[0] != 0, f"{name} {matrices} holds no expert")
 
 

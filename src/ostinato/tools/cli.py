@@ -26,6 +26,7 @@ from ostinato.tools.arguments import (
     parse_dim,
     parse_input,
 )
+from ostinato.tools.language import add_commands
 from ostinato.tools.models import ModelOptions
 from ostinato.tools.output import FAILED, failures, print_json
 
@@ -36,7 +37,7 @@ DIFFERENT, BUG = 3, 70
 
 app = typer.Typer(
     name="ostinato",
-    help="Compile ONNX models to native code, look at them, run them and time them.",
+    help="Run language models, and compile, inspect, run and time ONNX models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -98,7 +99,7 @@ def common(
         ),
     ] = False,
 ) -> None:
-    """Compile ONNX models to native code, look at them, run them and time them."""
+    """Run language models, and compile, inspect, run and time ONNX models."""
 
 
 @app.command()
@@ -258,6 +259,9 @@ def _batches(listed: str) -> tuple[int, ...]:
         return tuple(int(part) for part in listed.split(","))
     except ValueError:
         raise typer.BadParameter(f"{listed!r} is no list of numbers such as 1,2,4") from None
+
+
+add_commands(app)
 
 
 def _options(

@@ -46,6 +46,10 @@ __all__ = [
     "rendered",
 ]
 
+#: Numbers of 32 bits count a tensor's elements from the beginning of its first buffer, in units of
+#: at most a word.
+_ADDRESSES = 1 << 32
+
 
 class Rendered(NamedTuple):
     """A rendered kernel.
@@ -74,13 +78,13 @@ def rendered(kernel: WebGpuKernel, target: WebGpuTarget, bindings: Bindings) -> 
     return Rendered(key, groups, source)
 
 
-def obstacle(kernel: Kernel, target: WebGpuTarget, bindings: int) -> str:
+def obstacle(kernel: Kernel, target: WebGpuTarget, bindings: Bindings) -> str:
     """The reason for which the CPU runs a kernel of a program; empty: it does not.
 
     Args:
         kernel: the kernel.
         target: the device.
-        bindings: the number of buffers that its arguments are in.
+        bindings: the buffers that its arguments are in.
     """
     if isinstance(kernel, Control | SizeStep):
         return ""
@@ -88,8 +92,11 @@ def obstacle(kernel: Kernel, target: WebGpuTarget, bindings: int) -> str:
         return "this device has no kernel for it"
     if found := kernel.obstacle(target):
         return found
-    if bindings > target.bindings:
-        return f"it is on {bindings} buffers, and a kernel of this device on {target.bindings}"
+    if (count := len(bindings.writable)) > target.bindings:
+        return f"it is on {count} buffers, and a kernel of this device on {target.bindings}"
+    for arg, parts in zip(kernel.args, bindings.arguments, strict=True):
+        if len(parts) > 1 and len(parts) * target.part_bytes // offset_unit(arg) > _ADDRESSES:
+            return f"a tensor of it is on {len(parts)} buffers, beyond 32-bit addresses"
     return ""
 
 
@@ -184,7 +191,7 @@ class WebGpuCode:
     """The kernels of a program.
 
     Args:
-        kernels: each with the number of buffers that its arguments are in.
+        kernels: each with the buffers that its arguments are in.
         variables: the Variables of the program.
         target: the device.
         nodes: by kernel, the labels of the nodes that it computes, for messages.
@@ -199,12 +206,12 @@ class WebGpuCode:
 
     def __init__(
         self,
-        kernels: Mapping[Kernel, int],
+        kernels: Mapping[Kernel, Bindings],
         variables: tuple[Symbol, ...],
         target: WebGpuTarget,
         nodes: Mapping[Kernel, Sequence[str]] | None = None,
     ) -> None:
-        found = {kernel: obstacle(kernel, target, count) for kernel, count in kernels.items()}
+        found = {kernel: obstacle(kernel, target, bound) for kernel, bound in kernels.items()}
         self.reasons = {kernel: reason for kernel, reason in found.items() if reason}
         on_host = {}
         for kernel, reason in self.reasons.items():

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ostinato.backends.webgpu.gpu import Gpu
     from ostinato.backends.webgpu.host_steps import HostKernels
     from ostinato.backends.webgpu.image import AnyStep
+    from ostinato.backends.webgpu.kernel import Bindings
     from ostinato.backends.webgpu.target import WebGpuTarget
     from ostinato.ir.graph import BaseGraph
     from ostinato.lower.loopir.kernel import Kernel
@@ -143,7 +144,7 @@ def compile_graph(
     before = replace(process_cache().counters)
     with report.timed("code"):
         calls = (*program.prepare, *program.calls)
-        buffers = {call.kernel: _buffer_count(lowered, call, target) for call in calls}
+        buffers = {call.kernel: _bindings(lowered, call, target) for call in calls}
         nodes = {call.kernel: call.nodes for call in calls}
         compiled = Compilation(lowered, WebGpuCode(buffers, program.variables, target, nodes))
         objects = len(compiled.image.objects)
@@ -158,11 +159,11 @@ def compile_graph(
     return compiled
 
 
-def _buffer_count(lowered: LoweredGraph[Program], call: Call, target: WebGpuTarget) -> int:
-    """The number of buffers that the arguments of a call are in."""
+def _bindings(lowered: LoweredGraph[Program], call: Call, target: WebGpuTarget) -> Bindings:
+    """The buffers that the arguments of a call are in."""
     places = [lowered.place(buffer) for buffer in call.buffers]
     sizes = [buffer.nbytes for buffer in call.buffers]
-    return len(Arguments.of(call.kernel.args, places, sizes, target.part_bytes).buffers)
+    return Arguments.of(call.kernel.args, places, sizes, target.part_bytes).bindings
 
 
 def _note_reasons(report: CompileReport, code: WebGpuCode, calls: Sequence[Call]) -> None:

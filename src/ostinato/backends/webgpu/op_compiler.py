@@ -9,9 +9,12 @@ from ostinato.backends.options import CompileOptions
 from ostinato.backends.webgpu.capabilities import CAPABILITIES, lowering_options
 from ostinato.backends.webgpu.code import KernelCode, LoadedCode, WebGpuCode
 from ostinato.backends.webgpu.image import CopyStep
+from ostinato.backends.webgpu.kernel import Bindings
 from ostinato.backends.webgpu.rules.table import lower_for_webgpu
+from ostinato.dtypes import UINT8
 from ostinato.errors import PlanError
 from ostinato.lower.rules.sizes import SizeStep
+from ostinato.ops.builder import Graph
 from ostinato.plan.prepared import Copy, KernelCall, View
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from ostinato.backends.webgpu.image import AnyStep
     from ostinato.backends.webgpu.target import WebGpuTarget
     from ostinato.ir.graph import BaseGraph
+    from ostinato.ir.types import TensorType
     from ostinato.lower.program import Program
     from ostinato.plan.buffer import Buffer
     from ostinato.plan.prepared import PreparedOp
@@ -37,6 +41,9 @@ __all__ = ["compile_op", "op_steps"]
 
 #: Kernels may take an argument to begin at a multiple of this, and to end at one.
 _VECTOR = 16
+
+#: The driver copies whole words.
+_WORD = 4
 
 
 class _WebGpuCompiler:
@@ -53,8 +60,8 @@ class _WebGpuCompiler:
 
     def code(self, program: Program) -> Callable[[Any], KernelCode]:
         kernels = [call.kernel for call in (*program.prepare, *program.calls)]
-        counts = {kernel: len(kernel.args) for kernel in kernels}
-        return WebGpuCode(counts, program.variables, self._target).code
+        bindings = {kernel: Bindings.apart(kernel) for kernel in kernels}
+        return WebGpuCode(bindings, program.variables, self._target).code
 
 
 def compile_op(
@@ -97,8 +104,34 @@ def op_steps(
                 machine_code.update(code.machine_code)
             case Copy():
                 ends = memory.place(op.target), memory.place(op.source)
-                steps.append(CopyStep(ends, op.source.nbytes))
+                if (whole := _whole_words(op)) is not None:
+                    steps.append(CopyStep(ends, whole))
+                elif op.source.nbytes:
+                    code, types = _byte_copy(op.source.nbytes, gpu.target)
+                    steps.append(code.step(ends[::-1], types, shaders, aligned=False))
     return steps, names, LoadedCode(gpu, host, shaders, machine_code.get)
+
+
+def _whole_words(op: Copy) -> int | None:
+    """The bytes that the driver copies for an op, in whole words; ``None``: it cannot.
+
+    What follows the last storage's end in its last word is nothing's.
+    """
+    source, target, nbytes = op.source, op.target, op.source.nbytes
+    if source.offset % _WORD or target.offset % _WORD:
+        return None
+    if nbytes % _WORD and target.end != target.storage.nbytes:
+        return None
+    return -(-nbytes // _WORD) * _WORD
+
+
+def _byte_copy(nbytes: int, target: WebGpuTarget) -> tuple[KernelCode, list[TensorType]]:
+    """A kernel that copies bytes from anywhere to anywhere, and the types of its arguments."""
+    graph = Graph("copy")
+    graph.set_outputs([graph.input("bytes", (nbytes,), UINT8)])
+    (call,) = lower_for_webgpu(graph, lowering_options(CompileOptions()))[0].calls
+    code = WebGpuCode({call.kernel: Bindings.apart(call.kernel)}, (), target).code(call.kernel)
+    return code, [buffer.type for buffer in call.buffers]
 
 
 def _aligned(buffer: Buffer) -> bool:

@@ -17,6 +17,7 @@ from ostinato.frontends.gguf.sources import GGUFTensor, MappedFile
 from ostinato.frontends.gguf.tensor_types import TENSOR_TYPES
 from ostinato.frontends.gguf.values import Cursor, Damaged, read_value
 from ostinato.ir.files import OpenFile
+from ostinato.moe.safetensors import TensorRange
 
 if TYPE_CHECKING:
     import os
@@ -83,6 +84,20 @@ class GGUFFile:
             except Damaged as error:
                 message = f"{file.name!r} is no GGUF file that can be read: {error}"
                 raise ModelFormatError(message) from None
+
+    @property
+    def file(self) -> OpenFile:
+        """The open file."""
+        return self._mapped.file
+
+    @property
+    def ranges(self) -> Mapping[str, TensorRange]:
+        """The tensors that are not packed, as ranges of the file."""
+        return {
+            name: TensorRange(tensor.type.dtype, tensor.sizes, tensor.offset)
+            for name, tensor in self.tensors.items()
+            if tensor.type.format is None
+        }
 
     @property
     def nbytes(self) -> int:

@@ -48,7 +48,7 @@ def _build(block: Block, x: Value) -> Value:
     values = block.cached("values", block.heads(v, config.kv_heads))
     sinks = block.param("sinks") if config.sinks else None
     mixed = block.attend(block.rotated(q), keys, values, sinks=sinks)
-    rows = block.g.reshape(mixed, (block.rows.count, config.heads * config.value_dim))
+    rows = block.g.reshape(mixed, (block.tokens.count, config.heads * config.value_dim))
     if config.query_gate:
         rows = rows * block.g.sigmoid(block.linear(x, "query_gate"))
     return block.linear(rows, "o", bias=config.output_bias)

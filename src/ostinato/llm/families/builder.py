@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ostinato.dtypes import FLOAT32, DType
+from ostinato.dtypes import FLOAT32, INT32, DType
 from ostinato.errors import InputError
 from ostinato.llm.families.rope import frequencies, magnitude
 from ostinato.records import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ostinato.ops.builder import Graph
     from ostinato.variables import Dim
 
-__all__ = ["BLOCK_TOKENS", "Block", "Builder", "Rows", "State"]
+__all__ = ["BLOCK_TOKENS", "Block", "Builder", "Rows", "State", "StepRows", "TextRows"]
 
 #: Tokens of a block of keys and values.
 BLOCK_TOKENS: Final = 64
@@ -42,29 +42,57 @@ class State:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Rows:
-    """The rows of a step.
+    """The rows of a run: tokens of several texts, one below the other.
 
     Attributes:
         count: how many there are.
-        position: of each in its sequence, int32 ``[N]``.
+        position: of each in its text, int32 ``[N]``.
+        context: the most tokens of a text.
+    """
+
+    count: Dim
+    position: Value
+    context: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepRows(Rows):
+    """The rows of a step, whose sequences go on from step to step.
+
+    Attributes:
         sequence: of each, int32 ``[N]``.
         table: the blocks of each sequence, int32 ``[S, P]``.
         place: the block of each row and its position there, int32 ``[N, 2]``.
-        context: the most tokens of a sequence.
         blocks: in each pool.
         sequences: at most.
         kv_dtype: of keys and values.
     """
 
-    count: Dim
-    position: Value
     sequence: Value
     table: Value
     place: Value
-    context: int
     blocks: int
     sequences: int
     kv_dtype: DType
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TextRows(Rows):
+    """The rows of whole texts, which attend to each other within a text.
+
+    Attributes:
+        texts: how many there are.
+        length: tokens of the longest.
+        grid: the rows of each text, int32 ``[texts, length]``; any row behind its end.
+        size: tokens of each, int32 ``[texts]``.
+        place: of each row in the grid, int32 ``[N]``.
+    """
+
+    texts: Dim
+    length: Dim
+    grid: Value
+    size: Value
+    place: Value
 
 
 class Builder:
@@ -74,26 +102,50 @@ class Builder:
         g: the graph.
         config: of the model.
         weights: by logical name; those that are used become params.
-        rows: of a step; ``None`` for graphs without pools.
+        rows: of a run; ``None`` for graphs without tokens.
+        inputs: others that a family reads, by name.
 
     Attributes:
         states: those of the graph, by name.
     """
 
     def __init__(
-        self, g: Graph, config: ModelConfig, weights: Mapping[str, Weight], rows: Rows | None
+        self,
+        g: Graph,
+        config: ModelConfig,
+        weights: Mapping[str, Weight],
+        rows: Rows | None,
+        inputs: Mapping[str, Value] | None = None,
     ) -> None:
         self.g, self.config = g, config
+        self._inputs = inputs or {}
         self.states: dict[str, State] = {}
         self._weights, self._rows = weights, rows
         self._params: dict[str, Value] = {}
         self._angles: dict[Rope, tuple[Value, Value]] = {}
 
     @property
-    def rows(self) -> Rows:
-        """The rows of the step."""
-        assert self._rows is not None, "a graph without pools has none"
+    def tokens(self) -> Rows:
+        """The rows of the run."""
+        assert self._rows is not None, "a graph without tokens has none"
         return self._rows
+
+    @property
+    def rows(self) -> StepRows:
+        """The rows of the step.
+
+        Raises:
+            InputError: the graph is of whole texts, without states.
+        """
+        if not isinstance(self._rows, StepRows):
+            raise InputError(
+                f"layers of {self.config.architecture!r} need states: it is no encoder"
+            )
+        return self._rows
+
+    def given(self, name: str) -> Value:
+        """An input of the graph that a family reads, such as the segment of each row."""
+        return self._inputs[name]
 
     def block(self, index: int) -> Block:
         """The layer at a position."""
@@ -169,7 +221,7 @@ class Builder:
     def angles(self, rope: Rope) -> tuple[Value, Value]:
         """Cosines and sines for each row and pair of features: float32 ``[N, features / 2]``."""
         if rope not in self._angles:
-            g, rows = self.g, self.rows
+            g, rows = self.g, self.tokens
             speeds = g.constant(frequencies(rope, rows.context))
             position = g.reshape(g.cast(rows.position, FLOAT32), (rows.count, 1))
             angles = position * speeds
@@ -213,8 +265,13 @@ class Block:
         self.layer: Layer = builder.config.layers[index]
 
     @property
-    def rows(self) -> Rows:
-        """The rows of the step."""
+    def tokens(self) -> Rows:
+        """The rows of the run."""
+        return self.builder.tokens
+
+    @property
+    def rows(self) -> StepRows:
+        """The rows of the step; see :attr:`Builder.rows`."""
         return self.builder.rows
 
     def linear(self, x: Value, name: str, *, bias: bool = False) -> Value:
@@ -233,19 +290,24 @@ class Block:
         """Rows ``[N, count * features]`` as ``[N, count, features]``."""
         features = x.shape[-1]
         assert isinstance(features, int)
-        return self.g.reshape(x, (self.rows.count, count, features // count))
+        return self.g.reshape(x, (self.tokens.count, count, features // count))
 
     def rotated(self, x: Value, rope: Rope | None = None) -> Value:
         """Heads ``[N, heads, features]`` turned by their positions, if the layer turns them."""
         rope = rope or self.layer.rope
         if rope is None:
             return x
-        pairs = (self.rows.count, 1, rope.features // 2)
+        pairs = (self.tokens.count, 1, rope.features // 2)
         cos, sin = (self.g.reshape(t, pairs) for t in self.builder.angles(rope))
         return self.g.rope(x, cos, sin, interleaved=rope.interleaved)
 
     def cached(self, name: str, new: Value, dtype: DType | None = None) -> Value:
-        """A pool ``kv.{layer}.{name}`` with new rows ``[N, heads, features]`` written to it."""
+        """A pool ``kv.{layer}.{name}`` with new rows ``[N, heads, features]`` written to it.
+
+        Rows of whole texts need no pool: they stay as they are.
+        """
+        if isinstance(self.tokens, TextRows):
+            return new
         dims: Any = new.shape[1:]
         kept = dtype or self.rows.kv_dtype
         pool = self.builder.pool(f"kv.{self.index}.{name}", tuple(dims), kept)
@@ -265,7 +327,10 @@ class Block:
             keys, values: pools; see :meth:`cached`.
             sinks: a score of each head that takes weight and adds nothing, float32 ``[heads]``.
         """
-        config, rows = self.config, self.rows
+        config = self.config
+        if isinstance(self.tokens, TextRows):
+            return text_attention(self, self.tokens, (q, keys, values), sinks)
+        rows = self.rows
         return self.g.paged_attention(
             q,
             keys,
@@ -278,3 +343,41 @@ class Block:
             window=self.layer.window,
             sinks=sinks,
         )
+
+
+def text_attention(
+    block: Block, rows: TextRows, heads: tuple[Value, Value, Value], sinks: Value | None
+) -> Value:
+    """Attention of rows ``[N, heads, features]`` within their texts.
+
+    Texts stand side by side in a grid. What stands behind the end of one has no weight at all, and
+    each begins at the front: so a text's sums are the same, whatever stands beside it.
+
+    Args:
+        block: the layer.
+        rows: of the texts.
+        heads: queries, keys and values.
+        sinks: see :meth:`Block.attend`.
+    """
+    g, config, window = block.g, block.config, block.layer.window
+
+    def spread(x: Value) -> Value:
+        return g.permute_dims(g.take(x, rows.grid, axis=0), (0, 2, 1, 3))
+
+    number = g.iota((rows.length,), dtype=INT32)
+    key = g.reshape(number, (1, 1, 1, rows.length))
+    seen = g.less(key, g.reshape(rows.size, (rows.texts, 1, 1, 1)))
+    if window is not None or config.causal:
+        query = g.reshape(number, (1, 1, rows.length, 1))
+        if config.causal:
+            seen = g.logical_and(seen, g.less_equal(key, query))
+        if window is not None:
+            seen = g.logical_and(seen, g.less(g.abs(query - key), window))
+    q, k, v = (spread(x) for x in heads)
+    options: dict[str, Any] = {"scale": config.attention_scale, "softcap": config.attention_softcap}
+    mixed = g.attention(q, k, v, mask=seen, sinks=sinks, **options)
+    count, features = heads[0].shape[1], heads[2].shape[2]
+    flat = g.reshape(
+        g.permute_dims(mixed, (0, 2, 1, 3)), (rows.texts * rows.length, count, features)
+    )
+    return g.take(flat, rows.place, axis=0)

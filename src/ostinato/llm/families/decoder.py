@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostinato.llm.families.builder import Block, Builder
     from ostinato.llm.families.family import Part
 
-__all__ = ["hidden", "logits", "shapes"]
+__all__ = ["hidden", "logits", "norm_shapes", "shapes"]
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -32,13 +32,13 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     norms += ["mixer_post_norm", "hidden_post_norm"] if config.post_norm else []
     for i, layer in enumerate(config.layers):
         for name in norms:
-            found |= _norm_shapes(config, f"{i}.{name}")
+            found |= norm_shapes(config, f"{i}.{name}")
         for part in (MIXERS[layer.mixer], FEED_FORWARDS[layer.feed_forward]):
             found |= {f"{i}.{name}": shape for name, shape in part.weights(config, layer).items()}
     if config.embedding_norm:
-        found |= _norm_shapes(config, "embedding_norm")
+        found |= norm_shapes(config, "embedding_norm")
     if config.final_norm:
-        found |= _norm_shapes(config, "norm")
+        found |= norm_shapes(config, "norm")
     if not config.tied:
         found["head.weight"] = (config.vocabulary, width)
     if config.head_bias:
@@ -46,7 +46,8 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _norm_shapes(config: ModelConfig, name: str) -> dict[str, tuple[int, ...]]:
+def norm_shapes(config: ModelConfig, name: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights of a norm."""
     found: dict[str, tuple[int, ...]] = {f"{name}.weight": (config.width,)}
     if config.norm.bias:
         found[f"{name}.bias"] = (config.width,)
@@ -60,7 +61,7 @@ def hidden(builder: Builder, tokens: Value) -> Value:
     if config.embedding_scale != 1:
         x = x * config.embedding_scale
     if config.positions:
-        x = x + builder.lookup(builder.rows.position, "positions")
+        x = x + builder.lookup(builder.tokens.position, "positions")
     if config.embedding_norm:
         x = builder.norm(x, "embedding_norm")
     for i in range(len(config.layers)):

@@ -10,6 +10,7 @@ from ostinato.errors import ModelFormatError
 from ostinato.llm.config import Layer, ModelConfig, Norm, Rope, RopeScaling
 from ostinato.llm.families.decoder import shapes
 from ostinato.llm.families.dense import qkv_rows
+from ostinato.llm.families.experts_gguf import expert_sizes, feed_forward
 from ostinato.llm.families.naming import changed, interleaved_rows, named, segments
 from ostinato.llm.families.rope import yarn_magnitude
 from ostinato.records import replace
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ostinato.llm.weights import Stored
 
 __all__ = [
+    "block_names",
     "gemma2",
     "gemma3",
     "gguf_names",
@@ -28,15 +30,20 @@ __all__ = [
     "gpt_neox",
     "granite",
     "joint_names",
+    "layer_count",
     "llama",
     "neox_names",
     "olmo2",
     "paired_names",
     "phi3",
+    "plain",
     "qwen2",
     "qwen3",
+    "rms_norm",
+    "rope",
     "sizes",
     "smollm3",
+    "windows_of",
 ]
 
 _MOST_LAYERS = 4096
@@ -151,7 +158,8 @@ def _divisors(tensor: Any, features: int) -> tuple[float, ...]:
     return found
 
 
-def _rms(fields: Fields) -> Norm:
+def rms_norm(fields: Fields) -> Norm:
+    """The norm of most architectures."""
     return Norm(kind="rms", eps=fields.number("attention.layer_norm_rms_epsilon", above=0))
 
 
@@ -160,7 +168,7 @@ def _layer_norm(fields: Fields) -> Norm:
     return Norm(kind="layer", eps=eps, bias=True)
 
 
-def _windows(fields: Fields, count: int, window: int, every: int) -> list[int | None]:
+def windows_of(fields: Fields, count: int, window: int, every: int) -> list[int | None]:
     """The window of each layer: of all but every so many, or as the file lists them."""
     name = "attention.sliding_window_pattern"
     sliding = fields.flags(name, count)
@@ -170,7 +178,8 @@ def _windows(fields: Fields, count: int, window: int, every: int) -> list[int | 
     return [window if slides else None for slides in sliding]
 
 
-def _layers(fields: Fields) -> int:
+def layer_count(fields: Fields) -> int:
+    """The number of layers."""
     count: int = fields.size("block_count", most=_MOST_LAYERS)
     return count
 
@@ -180,21 +189,24 @@ def _has(tensors: Mapping[str, Any], name: str) -> bool:
     return f"blk.0.{name}" in tensors
 
 
-def _plain(
+def plain(
     fields: Fields, family: str, architecture: str, tensors: Mapping[str, Any], **changes: Any
 ) -> ModelConfig:
     """A llama with changes, the arguments of :class:`ModelConfig`."""
-    fields.expect("expert_count", 0)
-    fields.skip("expert_used_count")
     found = sizes(fields, tensors)
-    count = _layers(fields)
+    experts = expert_sizes(fields, tensors, found)
+    count = layer_count(fields)
     windows = changes.pop("windows", None)
     if windows is None:
         windows = [fields.size("attention.sliding_window", None)] * count
     turned = rope(fields, found, tensors)
     settings: dict[str, Any] = {
-        "layers": tuple(Layer(window=window, rope=turned) for window in windows),
-        "norm": _rms(fields),
+        "layers": tuple(
+            Layer(feed_forward=feed_forward(tensors, i), window=window, rope=turned)
+            for i, window in enumerate(windows)
+        ),
+        "norm": rms_norm(fields),
+        "experts": experts,
         "attention_bias": _has(tensors, "attn_q.bias"),
         "output_bias": _has(tensors, "attn_output.bias"),
         "hidden_bias": _has(tensors, "ffn_down.bias"),
@@ -205,22 +217,22 @@ def _plain(
 
 def llama(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """Llama, and Mistral."""
-    return _plain(fields, "llama", architecture, tensors)
+    return plain(fields, "llama", architecture, tensors)
 
 
 def qwen2(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """Qwen2."""
-    return _plain(fields, "qwen2", architecture, tensors)
+    return plain(fields, "qwen2", architecture, tensors)
 
 
 def qwen3(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """Qwen3."""
-    return _plain(fields, "qwen3", architecture, tensors, head_norm="each")
+    return plain(fields, "qwen3", architecture, tensors, head_norm="each")
 
 
 def smollm3(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """SmolLM3, with no rotary embedding in every fourth layer."""
-    config = _plain(fields, "smollm3", architecture, tensors)
+    config = plain(fields, "smollm3", architecture, tensors)
     layers = tuple(
         replace(layer, rope=None) if (i + 1) % 4 == 0 else layer
         for i, layer in enumerate(config.layers)
@@ -230,7 +242,7 @@ def smollm3(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> Mo
 
 def granite(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """Granite."""
-    return _plain(
+    return plain(
         fields,
         "granite",
         architecture,
@@ -244,7 +256,7 @@ def granite(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> Mo
 
 def olmo2(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """OLMo 2."""
-    return _plain(
+    return plain(
         fields,
         "olmo2",
         architecture,
@@ -257,20 +269,20 @@ def olmo2(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> Mode
 
 def phi3(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """Phi-3."""
-    return _plain(fields, "phi3", architecture, tensors)
+    return plain(fields, "phi3", architecture, tensors)
 
 
 def gemma2(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """Gemma 2; the largest model has another factor of its scores."""
-    count, window = _layers(fields), fields.size("attention.sliding_window", 4096)
+    count, window = layer_count(fields), fields.size("attention.sliding_window", 4096)
     found = sizes(fields, tensors)
     scalar = found["width"] / found["heads"] if count == 46 else found["head_dim"]
-    return _plain(
+    return plain(
         fields,
         "gemma2",
         architecture,
         tensors,
-        windows=_windows(fields, count, window, 2),
+        windows=windows_of(fields, count, window, 2),
         post_norm=True,
         activation="gelu_tanh",
         attention_scale=scalar**-0.5,
@@ -282,17 +294,17 @@ def gemma2(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> Mod
 
 def gemma3(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> ModelConfig:
     """Gemma 3; the largest model has another factor of its scores."""
-    count, window = _layers(fields), fields.size("attention.sliding_window", 1024)
+    count, window = layer_count(fields), fields.size("attention.sliding_window", 1024)
     found = sizes(fields, tensors)
     scalar = found["width"] / found["heads"] if count == 62 else found["head_dim"]
     local = rope(fields, found, tensors, scaled=False)
     local = replace(local, base=fields.number("rope.freq_base_swa", 10000.0, above=1))
-    config = _plain(
+    config = plain(
         fields,
         "gemma3",
         architecture,
         tensors,
-        windows=_windows(fields, count, window, 6),
+        windows=windows_of(fields, count, window, 6),
         post_norm=True,
         head_norm="each",
         activation="gelu_tanh",
@@ -317,7 +329,7 @@ def gpt2(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> Model
         attention_bias=True,
         output_bias=True,
         hidden_bias=True,
-        layers=(Layer(),) * _layers(fields),
+        layers=(Layer(),) * layer_count(fields),
         positions=found["context"],
         norm=_layer_norm(fields),
         activation="gelu_tanh",
@@ -332,7 +344,7 @@ def gpt_neox(fields: Fields, architecture: str, tensors: Mapping[str, Any]) -> M
         family="gpt_neox",
         architecture=architecture,
         **found,
-        layers=(Layer(rope=rope(fields, found, tensors)),) * _layers(fields),
+        layers=(Layer(rope=rope(fields, found, tensors)),) * layer_count(fields),
         norm=_layer_norm(fields),
         parallel=fields.flag("use_parallel_residual", True),
         activation="gelu",
@@ -369,6 +381,12 @@ _INNER: Final[Mapping[str, str]] = MappingProxyType(
         "gate": "ffn_gate",
         "up": "ffn_up",
         "down": "ffn_down",
+        "sinks": "attn_sinks.weight",
+        "router": "ffn_gate_inp",
+        "correction": "exp_probs_b.bias",
+        "shared_gate": "ffn_gate_inp_shexp",
+        **{f"experts.{part}": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+        **{f"shared.{part}": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
     }
 )
 
@@ -377,7 +395,18 @@ _JOINT: Final[Mapping[str, str]] = MappingProxyType({**_INNER, "q": "attn_qkv", 
 
 def gguf_names(config: ModelConfig) -> dict[str, Stored]:
     """The names of most architectures."""
-    return named(shapes(config), _OUTER, _INNER, "blk.{}.")
+    return block_names(config, {})
+
+
+def block_names(config: ModelConfig, inner: Mapping[str, str]) -> dict[str, Stored]:
+    """The names of most architectures, with others for some parts of layers."""
+    places = named(shapes(config), _OUTER, {**_INNER, **inner}, "blk.{}.")
+    parts = [f"experts.{part}" for part in ("gate", "up", "down")]
+    for layer in range(len(config.layers)):
+        for part in parts:
+            if (weight := f"{layer}.{part}.weight") in places:
+                places[weight] = replace(places[weight], transposed=True)
+    return places
 
 
 def paired_names(config: ModelConfig) -> dict[str, Stored]:

@@ -72,8 +72,8 @@ def _build(block: Block, x: Value) -> Value:
 
 
 def _matrices(block: Block, name: str) -> Value:
-    """The matrices of all experts, float32 in registers whatever they are in memory."""
-    return block.g.cast(block.param(f"experts.{name}.weight"), FLOAT32)
+    """The matrices of all experts, as wide as they are in the file."""
+    return block.param(f"experts.{name}.weight")
 
 
 def chosen_experts(
@@ -119,7 +119,7 @@ def _within_groups(g: Graph, choice: Value, experts: Experts) -> Value:
 def _by_matmuls(block: Block, x: Value, ids: Value, weights: Value) -> Value:
     """Experts with biases, matmul by matmul."""
     g, config, experts = block.g, block.config, _sizes(block.config)
-    rows, width, chosen = block.rows.count, config.width, experts.chosen
+    rows, width, chosen = block.tokens.count, config.width, experts.chosen
     pairs = rows * chosen
     repeated = g.broadcast_to(g.reshape(x, (rows, 1, width)), (rows, chosen, width))
     flat, own = g.reshape(repeated, (pairs, width)), g.reshape(ids, (pairs,))

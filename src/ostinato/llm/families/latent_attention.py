@@ -41,8 +41,8 @@ def _weights(config: ModelConfig, layer: Layer) -> dict[str, tuple[int, ...]]:
     if config.attention_bias:
         shapes["kv_down.bias"] = (latent.rank + latent.rotated,)
     shapes["kv_down_norm.weight"] = (latent.rank,)
-    shapes["k_up.weight"] = (heads * latent.plain, latent.rank)
-    shapes["v_up.weight"] = (heads * latent.value, latent.rank)
+    shapes["k_up.weight"] = (heads, latent.plain, latent.rank)
+    shapes["v_up.weight"] = (heads, latent.value, latent.rank)
     shapes["o.weight"] = (width, heads * latent.value)
     if config.output_bias:
         shapes["o.bias"] = (width,)
@@ -51,7 +51,7 @@ def _weights(config: ModelConfig, layer: Layer) -> dict[str, tuple[int, ...]]:
 
 def _build(block: Block, x: Value) -> Value:
     g, config, latent = block.g, block.config, _sizes(block.config)
-    rows, heads = block.rows.count, config.heads
+    rows, heads = block.tokens.count, config.heads
     bias = config.attention_bias
     if latent.query_rank:
         narrow = block.norm(block.linear(x, "q_down", bias=bias), "q_down_norm")
@@ -66,22 +66,12 @@ def _build(block: Block, x: Value) -> Value:
     keys = block.cached("keys", g.concat([own, key], axis=2))
     values = block.cached("values", own)
 
-    into = _by_head(block, "k_up", latent.plain)  # [heads, plain, rank]
+    into = g.cast(block.param("k_up.weight"), FLOAT32)
     query = g.concat([_each(block, plain, into), turned], axis=2)
     mixed = block.attend(query, keys, values)
-    out = g.permute_dims(_by_head(block, "v_up", latent.value), (0, 2, 1))
+    out = g.permute_dims(g.cast(block.param("v_up.weight"), FLOAT32), (0, 2, 1))
     found = g.reshape(_each(block, mixed, out), (rows, heads * latent.value))
     return block.linear(found, "o", bias=config.output_bias)
-
-
-def _by_head(block: Block, name: str, features: int) -> Value:
-    """A matrix of all heads as one for each: ``[heads, features, rank]``."""
-    weight = block.builder.weight(f"{block.index}.{name}.weight")
-    matrix = block.param(f"{name}.weight")
-    rank = weight.shape[1]
-    if weight.format is not None:
-        matrix = block.g.dequantize_packed(matrix, weight.format, weight.shape)
-    return block.g.reshape(block.g.cast(matrix, FLOAT32), (block.config.heads, features, rank))
 
 
 def _each(block: Block, x: Value, matrices: Value) -> Value:

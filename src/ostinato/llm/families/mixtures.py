@@ -19,7 +19,7 @@ from ostinato.llm.families.huggingface import (
 )
 from ostinato.llm.families.naming import named
 from ostinato.llm.families.rope import yarn_magnitude
-from ostinato.llm.weights import Stored
+from ostinato.llm.weights import RowSpans, Stored
 from ostinato.records import replace
 
 if TYPE_CHECKING:
@@ -370,9 +370,12 @@ def deepseek_names(config: ModelConfig) -> dict[str, Stored]:
     latent = config.latent
     assert latent is not None
     each = latent.plain + latent.value
-    for part, start, size in (("k_up", 0, latent.plain), ("v_up", latent.plain, latent.value)):
-        rows = tuple(h * each + start + i for h in range(config.heads) for i in range(size))
-        _take_rows(places, config, part, rows, config.heads * each)
+    for part, span in (("k_up", (0, latent.plain)), ("v_up", (latent.plain, latent.value))):
+        rows = RowSpans(groups=config.heads, size=each, spans=(span,))
+        _take_rows(places, config, part, rows)
+        for layer in range(len(config.layers)):
+            name = f"{layer}.{part}.weight"
+            places[name] = replace(places[name], flat=True)
     return places
 
 
@@ -421,8 +424,8 @@ def qwen3_next_names(config: ModelConfig) -> dict[str, Stored]:
             places[name] = replace(place, offset=1.0)
     features = config.head_dim
     for part, start in (("q", 0), ("query_gate", features)):
-        rows = [2 * h * features + start + i for h in range(config.heads) for i in range(features)]
-        _take_rows(places, config, part, tuple(rows), 2 * config.heads * features)
+        rows = RowSpans(groups=config.heads, size=2 * features, spans=((start, features),))
+        _take_rows(places, config, part, rows)
     _linear_rows(places, config)
     return places
 
@@ -433,19 +436,16 @@ def _linear_rows(places: dict[str, Stored], config: ModelConfig) -> None:
     assert linear is not None
     group = linear.value_heads // linear.key_heads
     values = group * linear.value_dim
-    size, total = 2 * (linear.key_dim + values), 0
-    total = linear.key_heads * size
+    keys, heads = linear.key_dim, linear.key_heads
 
-    def rows(start: int, count: int) -> list[int]:
-        return [h * size + start + i for h in range(linear.key_heads) for i in range(count)]
+    def rows(*spans: tuple[int, int], size: int = 2 * (keys + values)) -> RowSpans:
+        return RowSpans(groups=heads, size=size, spans=spans)
 
-    keys = linear.key_dim
-    qkv = [*rows(0, keys), *rows(keys, keys), *rows(2 * keys, values)]
-    _take_rows(places, config, "qkv", tuple(qkv), total)
-    _take_rows(places, config, "z", tuple(rows(2 * keys + values, values)), total)
+    qkv = rows((0, keys), (keys, keys), (2 * keys, values))
+    _take_rows(places, config, "qkv", qkv)
+    _take_rows(places, config, "z", rows((2 * keys + values, values)))
     for part, start in (("beta", 0), ("decay", group)):
-        own = [2 * h * group + start + i for h in range(linear.key_heads) for i in range(group)]
-        _take_rows(places, config, part, tuple(own), 2 * linear.value_heads)
+        _take_rows(places, config, part, rows((start, group), size=2 * group))
     for layer, parts in enumerate(config.layers):
         if parts.mixer == "linear":
             prefix = _LAYER.format(layer)
@@ -453,10 +453,8 @@ def _linear_rows(places: dict[str, Stored], config: ModelConfig) -> None:
             places[f"{layer}.decay.bias"] = Stored(names=(f"{prefix}linear_attn.dt_bias",))
 
 
-def _take_rows(
-    places: dict[str, Stored], config: ModelConfig, part: str, rows: tuple[int, ...], total: int
-) -> None:
+def _take_rows(places: dict[str, Stored], config: ModelConfig, part: str, rows: RowSpans) -> None:
     """Let a matrix of each layer be some rows of its tensor."""
     for layer in range(len(config.layers)):
         if (weight := f"{layer}.{part}.weight") in places:
-            places[weight] = replace(places[weight], rows=rows, total=total)
+            places[weight] = replace(places[weight], rows=rows, total=rows.total)

@@ -7,7 +7,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ostinato.errors import InputError, ModelFormatError
-from ostinato.llm.families import decoder, dense, dense_gguf, mixtures
+from ostinato.llm.families import (
+    decoder,
+    dense,
+    dense_gguf,
+    encoder,
+    encoders,
+    mixtures,
+    mixtures_gguf,
+)
 from ostinato.llm.families.family import Family
 
 if TYPE_CHECKING:
@@ -19,6 +27,30 @@ __all__ = ["GROUP", "families", "family_of", "gguf_family_of"]
 GROUP = "ostinato.llm.families"
 
 _ROTARY = (".rotary_emb.inv_freq",)
+
+
+#: Tensors of BERTs' heads that nothing asks for, and of positions.
+_BERT_HEADS = (
+    "position_ids",
+    "pooler.dense.weight",
+    "pooler.dense.bias",
+    "lm_head.bias",
+    "lm_head.dense.weight",
+    "lm_head.dense.bias",
+    "lm_head.layer_norm.weight",
+    "lm_head.layer_norm.bias",
+    "lm_head.decoder.weight",
+    "lm_head.decoder.bias",
+    "cls.predictions.bias",
+    "cls.predictions.transform.dense.weight",
+    "cls.predictions.transform.dense.bias",
+    "cls.predictions.transform.LayerNorm.weight",
+    "cls.predictions.transform.LayerNorm.bias",
+    "cls.predictions.decoder.weight",
+    "cls.predictions.decoder.bias",
+    "cls.seq_relationship.weight",
+    "cls.seq_relationship.bias",
+)
 
 
 def _decoder(name: str, *architectures: str, **settings: object) -> Family:
@@ -41,9 +73,25 @@ def _decoder(name: str, *architectures: str, **settings: object) -> Family:
 
 def _mixture(name: str, *architectures: str, **settings: object) -> Family:
     """A family of decoders with experts, latent or linear attention."""
-    return _decoder(
-        name, *architectures, **{"config": getattr(mixtures, name), "gguf": (), **settings}
-    )
+    chosen: dict[str, object] = {
+        "config": getattr(mixtures, name),
+        "gguf": (),
+        "gguf_config": getattr(mixtures_gguf, name, None),
+    }
+    return _decoder(name, *architectures, **{**chosen, **settings})
+
+
+def _encoder(name: str, *architectures: str, **settings: object) -> Family:
+    """A family of encoders."""
+    chosen: dict[str, object] = {
+        "config": getattr(encoders, name),
+        "shapes": encoder.shapes,
+        "hidden": encoder.hidden,
+        "logits": encoder.logits,
+        "prefix": "",
+        **settings,
+    }
+    return Family(name=name, architectures=architectures, **chosen)  # type: ignore[arg-type]
 
 
 _BUILT_IN: tuple[Family, ...] = (
@@ -86,15 +134,64 @@ _BUILT_IN: tuple[Family, ...] = (
     _decoder("granite", "GraniteForCausalLM", "granite", gguf_names=dense_gguf.paired_names),
     _decoder("smollm3", "SmolLM3ForCausalLM", "smollm3", gguf_names=dense_gguf.paired_names),
     _mixture("mixtral", "MixtralForCausalLM", "mixtral", names=mixtures.mixtral_names),
-    _mixture("qwen3_moe", "Qwen3MoeForCausalLM", "qwen3_moe", names=mixtures.qwen3_moe_names),
-    _mixture("gpt_oss", "GptOssForCausalLM", "gpt_oss", names=mixtures.gpt_oss_names),
+    _mixture(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        names=mixtures.qwen3_moe_names,
+        gguf=("qwen3moe",),
+    ),
+    _mixture(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        "gpt_oss",
+        names=mixtures.gpt_oss_names,
+        gguf=("gpt-oss",),
+        gguf_names=mixtures_gguf.gpt_oss_names,
+    ),
     _mixture(
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
         names=mixtures.deepseek_names,
+        gguf=("deepseek2",),
+        gguf_names=mixtures_gguf.deepseek_names,
     ),
     _mixture("qwen3_next", "Qwen3NextForCausalLM", "qwen3_next", names=mixtures.qwen3_next_names),
+    _encoder(
+        "bert",
+        "BertModel",
+        "BertForMaskedLM",
+        "BertForSequenceClassification",
+        "bert",
+        names=encoders.bert_names,
+        embedding="embeddings.word_embeddings.weight",
+        unused=_BERT_HEADS,
+    ),
+    _encoder(
+        "xlm_roberta",
+        "XLMRobertaModel",
+        "XLMRobertaForMaskedLM",
+        "XLMRobertaForSequenceClassification",
+        "RobertaModel",
+        "RobertaForMaskedLM",
+        "RobertaForSequenceClassification",
+        "xlm-roberta",
+        "roberta",
+        names=encoders.roberta_names,
+        embedding="embeddings.word_embeddings.weight",
+        unused=_BERT_HEADS,
+    ),
+    _encoder(
+        "modernbert",
+        "ModernBertModel",
+        "ModernBertForMaskedLM",
+        "ModernBertForSequenceClassification",
+        "modernbert",
+        names=encoders.modernbert_names,
+        embedding="embeddings.tok_embeddings.weight",
+        unused=("head.dense.weight", "head.norm.weight", "decoder.weight", "decoder.bias"),
+    ),
 )
 
 

@@ -61,7 +61,7 @@ class AnswerText:
         return self._parser.add(text) if text else AnswerPart()
 
     def finish(self) -> AnswerPart:
-        """What was held back, at the end of the answer."""
+        """The text that was held back, at the end of the answer."""
         rest = "" if self.stopped else self._stops.add(self._characters.finish())
         rest += self._stops.finish()
         return joined([self._parser.add(rest), self._parser.finish()])

@@ -39,7 +39,7 @@ class MoeVocabulary(OrderVocabulary[T]):
 
         Args:
             x: ``[R, K]``.
-            w: ``[E, K, N]``, of the dtype of ``x``.
+            w: ``[E, K, N]``, of the dtype of ``x``, or 16-bit floats beside float32.
             expert_ids: ``[R]`` integers.
             offsets: ``[E]`` integers instead, in ascending order: where the rows of each matrix
                 end. Rows behind the last one give zeros.
@@ -87,7 +87,7 @@ class MoeVocabulary(OrderVocabulary[T]):
             weights: ``[T, k]``, of the dtype of ``x`` or float32.
             gate: ``[E, D, F]``; ``None`` for experts ``act(x @ up) @ down``.
             up: ``[E, D, F]``.
-            down: ``[E, F, O]``.
+            down: ``[E, F, O]``. Matrices beside a float32 ``x`` may be of 16-bit floats.
             activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"relu"``.
 
         Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ostinato.dtypes import UINT32
+from ostinato.dtypes import FLOAT32, INT64, UINT32
 from ostinato.errors import GraphError
 from ostinato.lazy import LazyModule
 from ostinato.ops.vocabulary.core import T
@@ -56,7 +56,7 @@ class TokenVocabulary(ShapeVocabulary[T], ElementwiseVocabulary[T]):
     ) -> T:
         """A token for each row, int32 ``[rows]``, drawn from its filtered distribution.
 
-        The filters apply in the order of the arguments. Tokens are ranked by their logits, equal
+        The filters apply in the order of the arguments. Tokens are ranked by probability, equal
         ones by number. Of logits, a NaN is minus infinity; a row of nothing else gives token 0.
 
         Args:
@@ -76,3 +76,18 @@ class TokenVocabulary(ShapeVocabulary[T], ElementwiseVocabulary[T]):
         """
         given = (logits, uniform, temperature, top_k, top_p, min_p)
         return self._one(tokens.SAMPLE, *(self._typed(x)[0] for x in given))
+
+    def draw(self, weights: Any, uniform: Any, top_k: Any, top_p: Any, min_p: Any) -> T:
+        """A token for each row, int32 ``[rows]``, drawn in proportion to weights that are kept.
+
+        Args:
+            weights: ``[rows, vocabulary]``, converted to float32. Those that are not above 0 are
+                never drawn; a row of nothing else gives token 0.
+            uniform, top_k, top_p, min_p: as for :meth:`sample`, with tokens ranked by weight.
+
+        Raises:
+            GraphError: operands of another form.
+        """
+        floats = [self.cast(x, FLOAT32) for x in (weights, uniform, top_p, min_p)]
+        ranks = self.cast(top_k, INT64)
+        return self._one(tokens.DRAW, floats[0], floats[1], ranks, floats[2], floats[3])

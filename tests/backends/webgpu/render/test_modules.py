@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ostinato.backends.webgpu.code import obstacle
 from ostinato.backends.webgpu.kernel import Bindings, WebGpuKernel
 from ostinato.backends.webgpu.library import declarations, needed
 from ostinato.backends.webgpu.target import WebGpuTarget
@@ -58,3 +59,16 @@ def test_kernels_of_all_ops_and_dtypes(validate: Callable[[str], None]) -> None:
     for kernel in recipe_kernels(every_dtype=True).values():
         if kernel.args:
             check(kernel, validate)
+
+
+@pytest.mark.parametrize(("part", "parts"), [(1 << 31, 8), (1 << 30, 16)])
+def test_tensors_beyond_32_bit_addresses_are_the_cpus(part: int, parts: int) -> None:
+    """Of floats; one more buffer is more than their words' numbers can count."""
+    kernel = next(k for k in recipe_kernels(every_dtype=False).values() if k.args)
+    rest = tuple((parts + n,) for n in range(1, len(kernel.args)))
+    target = WebGpuTarget(part_bytes=part, bindings=1 << 10)
+    units = 4 // min(kernel.args[0].dtype.itemsize, 4)
+    for count, refused in ((parts // units, False), (parts // units + 1, True)):
+        places = (tuple(range(count)), *rest)
+        bindings = Bindings(places, (True,) * (parts + len(kernel.args)))
+        assert bool(obstacle(kernel, target, bindings)) == refused

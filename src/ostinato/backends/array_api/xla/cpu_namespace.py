@@ -24,6 +24,8 @@ class CpuJaxNamespace(JaxNamespace):
     precision.
     """
 
+    whole_convolutions = True
+
     def __init__(self) -> None:
         super().__init__(precision=None)
 

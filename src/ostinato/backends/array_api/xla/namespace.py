@@ -24,7 +24,10 @@ class JaxNamespace(ArrayNamespace):
 
     Attributes:
         precision: see above.
+        whole_convolutions: whether XLA has convolutions of integers here.
     """
+
+    whole_convolutions = False
 
     def __init__(self, precision: str | None = "highest") -> None:
         import jax

@@ -77,6 +77,8 @@ def _integer_conv(
     evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
 ) -> Any:
     wide = [evaluator.xp.cast(operand, INT32) for operand in operands]
+    if not evaluator.xp.whole_convolutions:
+        return node.op.evaluate(evaluator.xp, *wide, **attrs)
     return _conv(evaluator, node, wide, attrs)
 
 

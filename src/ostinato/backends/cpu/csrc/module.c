@@ -9,6 +9,7 @@
 #include "program.h"
 #include "python_types.h"
 #include "recording.h"
+#include "sampling.h"
 #include "selection.h"
 #include "thread_pool.h"
 #include "touches.h"
@@ -73,6 +74,7 @@ static int core_exec(PyObject *module) {
         add_address(module, "copy_kernel", (void *)(uintptr_t)copy_kernel) < 0 ||
         add_address(module, "flat_nonzero_kernel", (void *)(uintptr_t)flat_nonzero_kernel) < 0 ||
         add_address(module, "suppress_kernel", (void *)(uintptr_t)suppress_kernel) < 0 ||
+        add_address(module, "draw_kernel", (void *)(uintptr_t)draw_kernel) < 0 ||
         add_address(module, "select_experts_kernel", (void *)(uintptr_t)select_experts_kernel) < 0 ||
         add_address(module, "stage_experts_kernel", (void *)(uintptr_t)stage_experts_kernel) < 0) {
         return -1;

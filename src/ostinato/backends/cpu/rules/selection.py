@@ -1,4 +1,4 @@
-"""Kernels that choose elements by their values: positions of true elements, and boxes.
+"""Kernels that choose elements by their values: positions of true elements, boxes, and tokens.
 
 They are the native core's; a small loop nest writes the sizes that they go by.
 """
@@ -25,7 +25,18 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program_builder import ProgramBuilder
 
-__all__ = ["FlatNonzero", "Suppress", "lower_flat_nonzero", "lower_suppression"]
+__all__ = [
+    "DrawTokens",
+    "FlatNonzero",
+    "Suppress",
+    "lower_draw",
+    "lower_flat_nonzero",
+    "lower_suppression",
+]
+
+
+#: Bytes of a histogram of weights: see ``weight_histogram`` in ``csrc/sampling.h``.
+_HISTOGRAM_BYTES = 4096 * 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +90,12 @@ class Suppress(Selection):
     builtin: ClassVar[str | None] = "suppress"
 
 
+class DrawTokens(Selection):
+    """A token for each row; the size is the number of tokens."""
+
+    builtin: ClassVar[str | None] = "draw"
+
+
 def lower_flat_nonzero(lowering: ProgramBuilder, region: Region, root: Node) -> None:
     """Lower a ``flat_nonzero`` node."""
     (length,), (size,) = root.inputs[0].shape, root.outputs[0].shape
@@ -92,6 +109,13 @@ def lower_suppression(lowering: ProgramBuilder, region: Region, root: Node) -> N
     sizes = _sizes(lowering, root, (classes, boxes, int(root.attrs["centered"])))
     scratch = bounds(boxes)[1] * INT64.itemsize
     _call(lowering, root, sizes, Suppress, batch * classes, scratch)
+
+
+def lower_draw(lowering: ProgramBuilder, region: Region, root: Node) -> None:
+    """Lower a ``draw`` node."""
+    rows, vocabulary = root.inputs[0].shape
+    sizes = _sizes(lowering, root, (vocabulary,))
+    _call(lowering, root, sizes, DrawTokens, rows, _HISTOGRAM_BYTES)
 
 
 def _sizes(lowering: ProgramBuilder, root: Node, dims: Sequence[Dim]) -> LoweredBuffer:

@@ -67,7 +67,7 @@ __all__ = ["LOWERED_OPS", "CpuLowering", "CpuProgram", "lower_for_cpu"]
 
 _MATMULS = ("matmul", "integer_matmul", "blockwise_matmul", "packed_block_matmul")
 _CONVOLUTIONS = ("conv", "integer_conv")
-_SELECTIONS = ("flat_nonzero", "non_max_suppression")
+_SELECTIONS = ("flat_nonzero", "non_max_suppression", "draw")
 _ATTENTION = ("attention", "sink_attention")
 _SEQUENCE_STATES = ("linear_attention", "causal_conv_with_state")
 _OTHERS = ("paged_attention", "topk", "recurrent_scan", *_SEQUENCE_STATES)
@@ -171,6 +171,7 @@ class _CpuRules:
             "topk": self._topk,
             "flat_nonzero": self._flat_nonzero,
             "non_max_suppression": self._suppression,
+            "draw": self._draw,
             "recurrent_scan": self._recurrent,
             "linear_attention": self._linear_attention,
             "causal_conv_with_state": self._causal_convolution,
@@ -244,6 +245,9 @@ class _CpuRules:
 
     def _suppression(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         selection.lower_suppression(lowering, region, root)
+
+    def _draw(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        selection.lower_draw(lowering, region, root)
 
     def _recurrent(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         recurrent.lower_recurrent(lowering, region, root, self.settings.registers)

@@ -9,7 +9,14 @@ fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7FFFFFFFu) > 0x7F800000u
 fn quotient(x: f32, y: f32) -> f32 {
     let size = bitcast<u32>(y) & 0x7FFFFFFFu;
     let undefined = (bitcast<u32>(x) & 0x7FFFFFFFu) == 0u && (size == 0u || size > 0x7F800000u);
-    return select(kept(x) / y, float_of(0x7FC00000u), undefined);
+    return select(divided(x, y), float_of(0x7FC00000u), undefined);
+}
+
+// The inverse of the largest numbers is subnormal: GPUs that multiply by it may take it for zero.
+fn divided(x: f32, y: f32) -> f32 {
+    let large = (bitcast<u32>(y) & 0x7FFFFFFFu) >= 0x7E800000u;
+    let scale = select(1.0, 0.25, large);
+    return kept(kept(x) * scale) / kept(y * scale);
 }
 
 fn times_zero(x: f32, zero: f32) -> f32 {
@@ -94,17 +101,17 @@ fn remainder_truncated_f32(x: f32, y: f32) -> f32 {
 
 fn floor_remainder_f32(x: f32, y: f32) -> f32 {
     let rest = remainder_truncated_f32(x, y);
-    if (y == 0.0 || is_nan(rest)) { return rest; }
-    if (rest == 0.0) { return copysign_f32(0.0, y); }
-    return select(rest, rest + y, (rest < 0.0) != (y < 0.0));
+    if (is_nan(rest)) { return rest; }
+    if ((bitcast<u32>(rest) & 0x7FFFFFFFu) == 0u) { return copysign_f32(0.0, y); }
+    return select(rest, rest + y, ((bitcast<u32>(rest) ^ bitcast<u32>(y)) >> 31u) != 0u);
 }
 
 fn floor_divide_f32(x: f32, y: f32) -> f32 {
-    let plain = x / y;
+    let plain = divided(x, y);
     if (y == 0.0) { return plain; }
     let rest = remainder_truncated_f32(x, y);
     if (is_nan(rest)) { return rest; }
-    var quotient = (x - rest) / y;
+    var quotient = divided(x - rest, y);
     if (rest != 0.0 && (y < 0.0) != (rest < 0.0)) { quotient = quotient - 1.0; }
     // The quotient is an integer but for rounding; one just below it must not be floored away.
     return select(round_f32(quotient), copysign_f32(0.0, plain), quotient == 0.0);
