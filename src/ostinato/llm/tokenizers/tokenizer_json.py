@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ModelFormatError
+from ostinato.llm.packages import required
 from ostinato.llm.tokenizers.tokenizer import Tokenizer, library_errors
 
 if TYPE_CHECKING:
@@ -66,10 +67,9 @@ def tokenizer_from_json(
     Raises:
         ModelFormatError: damaged, or of an unknown kind.
     """
-    from tokenizers import Tokenizer as Backend
-
+    backend_class = required("tokenizers", f"the tokenizer {name}").Tokenizer
     with library_errors(name):
-        backend = Backend.from_buffer(data)
+        backend = backend_class.from_buffer(data)
         sizes = backend.get_vocab().values()
         most = max(sizes, default=-1)
     if most >= _MOST_IDS_PER_TOKEN * len(sizes) + _FREE_IDS:
