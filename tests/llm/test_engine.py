@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 import ostinato as ost
 from ostinato.llm.engine.engine import Engine
 from ostinato.llm.engine.requests import Request
+from ostinato.llm.engine.sequence import Sequence
 from ostinato.llm.generation import Generation
+from ostinato.llm.grammar import Grammar
 from ostinato.llm.sampling import Sampling
 from ostinato.records import replace
 from tests.llm.toy import END, VOCABULARY, Limits, ToyStep, engine
@@ -81,7 +83,7 @@ def samplings(draw: st.DrawFn) -> Sampling:
         logprobs=draw(st.sampled_from([None, 0, 3])),
         prompt_logprobs=draw(st.sampled_from([None, None, 2])),
         n=draw(st.sampled_from([1, 1, 3])),
-        grammar=draw(st.sampled_from([None, None, "even"])),
+        grammar=draw(st.sampled_from([None, None, Grammar.choice(["even"])])),
     )
 
 
@@ -95,6 +97,55 @@ def requests(draw: st.DrawFn) -> Request:
     tokens = np.where(np.arange(length) < shared, common, own)
     salt = draw(st.sampled_from(["", "", "other"]))
     return Request(tokens.tolist(), draw(samplings()), salt=salt)
+
+
+class Guesses:
+    """Speculation that knows the answers, and is wrong now and then."""
+
+    def __init__(self, asked: list[Request], answers: list[Generation], seed: int) -> None:
+        self.known = {
+            (id(request), number): branch.tokens
+            for request, answer in zip(asked, answers, strict=True)
+            for number, branch in enumerate(branches(answer))
+        }
+        self.rng = np.random.default_rng(seed)
+
+    def propose(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            room = min(int(self.rng.integers(0, 7)), sequence.end - sequence.length - 1)
+            known = self.known[id(sequence.request), sequence.branch]
+            guesses = list(known[sequence.generated :][: max(room, 0)])
+            if guesses and self.rng.random() < 0.5:
+                guesses[self.rng.integers(len(guesses))] = 7
+            if END in guesses:
+                del guesses[guesses.index(END) :]
+            sequence.tokens[sequence.length : sequence.length + len(guesses)] = guesses
+            sequence.drafts = len(guesses)
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+@settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data())
+def test_any_guesses_leave_the_answers_as_they_are(data: st.DataObject) -> None:
+    asked = data.draw(st.lists(requests(), min_size=1, max_size=4))
+    answers = [alone(request) for request in asked]
+    limits = Limits(
+        blocks=data.draw(st.sampled_from([6, 24])),
+        picks=data.draw(st.sampled_from([4, 40])),
+        adjustments=data.draw(st.sampled_from([400, 4096])),
+    )
+    guesses = Guesses(asked, answers, data.draw(st.integers(0, 9)))
+    rows = data.draw(st.sampled_from([3, 64, 512]))
+    own = engine(ToyStep(limits), guesses, step_rows=rows)
+    try:
+        tickets = [own.submit(request) for request in asked]
+        for ticket, expected in zip(tickets, answers, strict=True):
+            same(ticket.result(60), expected)
+        settled(own)
+    finally:
+        own.close()
 
 
 @settings(max_examples=30, phases=[Phase.explicit, Phase.reuse, Phase.generate])

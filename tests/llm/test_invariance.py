@@ -124,3 +124,18 @@ def test_speculated_by_a_model(table: Table) -> None:
 def test_on_one_thread(table: Table) -> None:
     with table.load(threads=1) as model:
         assert together(model, table.salted("thread")) == table.alone
+
+
+def test_replayed(table: Table, model: LLM) -> None:
+    """Once all sizes of runs were seen, a step is a bound call that is run again."""
+    first = together(model, table.salted("first run"))
+    assert together(model, table.salted("second run")) == first == table.alone
+
+
+def test_embeddings_alone_and_in_a_batch(table: Table, model: LLM) -> None:
+    texts = ["a", "some text", "x" * 70, "the same text " * 12, "b"]
+    whole = model.embed(texts)
+    alone = np.concatenate([model.embed([text]) for text in texts])
+    assert whole.tobytes() == alone.tobytes()
+    with table.load(threads=1) as other:
+        assert other.embed(texts).tobytes() == whole.tobytes()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ToolCall,
         Usage,
     )
+    from ostinato.llm.grammar import Grammar
     from ostinato.llm.loading import load
     from ostinato.llm.memory import Limits
     from ostinato.llm.model import LLM
@@ -42,6 +43,7 @@ _HOMES = {
     "EngineSettings": "engine.engine",
     "EngineStats": "engine.engine",
     "Generation": "generation",
+    "Grammar": "grammar",
     "Limits": "memory",
     "ModelConfig": "config",
     "NGrams": "speculation",
@@ -67,6 +69,7 @@ __all__ = [
     "EngineSettings",
     "EngineStats",
     "Generation",
+    "Grammar",
     "Limits",
     "ModelConfig",
     "NGrams",

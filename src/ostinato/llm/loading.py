@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ostinato.errors import InputError
@@ -143,7 +144,12 @@ def _path_of(
     offline: bool,
     progress: Callable[[str, int, int], None] | None,
 ) -> str | os.PathLike[str]:
-    """The folder or file of a model, which may have to be downloaded."""
+    """The folder or file of a model, downloaded where its name is one of the hub."""
+    if isinstance(model, str) and not Path(model).exists():
+        from ostinato.llm.hub import download, is_hub_name
+
+        if is_hub_name(model):
+            return download(model, offline=offline, progress=progress)
     return model
 
 

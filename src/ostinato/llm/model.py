@@ -13,6 +13,7 @@ from ostinato.errors import InputError, SessionStateError, UnsupportedOpError
 from ostinato.llm.engine.engine import Engine, EngineSettings
 from ostinato.llm.engine.kv_cache import KVCache
 from ostinato.llm.engine.requests import PreparedRequest, Request
+from ostinato.llm.grammar import GrammarCompiler
 from ostinato.llm.prefix_files import model_identity, read_prefix, write_prefix
 from ostinato.llm.sampling import Sampling, sampling_with
 from ostinato.llm.speculation import ModelProposer, NGramProposer, NGrams
@@ -90,6 +91,7 @@ class LLM:
         self._new_embedder = embedder
         self._embedder: Embedder | None = None
         self._embedding = Lock()
+        self._grammars = GrammarCompiler(tokenizer, checkpoint.config.vocabulary)
         self._end_tokens = frozenset(checkpoint.end_tokens) | tokenizer.end_tokens
         self._draft = draft
         self._check_draft(draft)
@@ -383,10 +385,14 @@ class LLM:
         sampling = request.sampling
         tokens = self._tokens(request.prompt, raw=True)
         ends = frozenset(sampling.stop_tokens)
-        if not sampling.ignore_eos:
+        # Behind the end of a grammar there is nothing but the end.
+        if not sampling.ignore_eos or sampling.grammar is not None:
             ends |= self._end_tokens
         answer = request.answer or partial(AnswerText, self.tokenizer, sampling.stop)
-        return PreparedRequest(tokens, ends, answer)
+        mask = None
+        if sampling.grammar is not None:
+            mask = self._grammars.compile(sampling.grammar).matcher
+        return PreparedRequest(tokens, ends, answer, mask)
 
     def _tokens(
         self, prompt: str | Sequence[int], *, raw: bool

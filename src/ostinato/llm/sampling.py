@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import InputError
 from ostinato.records import dataclass, field, field_names, replace
+
+if TYPE_CHECKING:
+    from ostinato.llm.grammar import Grammar
 
 __all__ = ["Sampling", "sampling_with"]
 
@@ -67,7 +70,7 @@ class Sampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
-    grammar: object | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 0, 2**31 - 1)
@@ -97,6 +100,8 @@ class Sampling:
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0, MOST_ALTERNATIVES)
         _whole("n", self.n, 1, MOST_BRANCHES)
+        if self.grammar is not None and not hasattr(self.grammar, "source"):
+            raise InputError(f"grammar is an ost.llm.Grammar, got {type(self.grammar).__name__}")
 
     @property
     def penalises(self) -> bool:

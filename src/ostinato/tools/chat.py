@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.errors import ContextError, InputError
-from ostinato.tools.output import printable
+from ostinato.tools.output import answer_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ostinato.llm import LLM, Generation
 
 __all__ = ["Chat", "run_chat"]
+
+#: Temperature of chats with models whose files propose no sampling parameters.
+TEMPERATURE: Final = 0.7
 
 _HELP = """\
 /reset        begin a new conversation
@@ -57,12 +60,15 @@ class Chat:
     """
 
     def __init__(self, model: LLM, system: str | None, fields: Mapping[str, Any]) -> None:
+        from ostinato.llm import Sampling
+
         if model.template is None:
             raise InputError("the model has no chat template; use `ostinato generate`")
         self._model = model
         self._start: list[Any] = [{"role": "system", "content": system}] if system else []
         self._messages = [*self._start]
-        self._fields = dict(fields)
+        proposed = {} if model.defaults != Sampling() else {"temperature": TEMPERATURE}
+        self._fields = {**proposed, **fields}
         self._last: Generation | None = None
 
     def take(self, line: str) -> bool:
@@ -92,7 +98,7 @@ class Chat:
         try:
             with stream:
                 for delta in stream:
-                    sys.stdout.write(printable(delta.text))
+                    sys.stdout.write(answer_text(delta.text))
                     sys.stdout.flush()
         except KeyboardInterrupt:
             pass  # the answer ends as it is

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.tools.output import failures, print_json
+from ostinato.tools.output import answer_text, failures, print_json
 
 __all__ = ["add_commands"]
 
@@ -51,6 +51,9 @@ Files = Annotated[
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write a .npy file, not text.")]
 Source = Annotated[Path, typer.Argument(metavar="IN", help="A GGUF file.")]
 Target = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")]
+Schema = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The answer follows this JSON schema.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -98,6 +101,7 @@ def generate(
         bool, typer.Option("--chat", help="The prompt is a user's message, not raw text.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="The system message, with --chat.")] = None,
+    schema: Schema = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="A text that ends the answer. Repeatable.")
     ] = None,
@@ -120,11 +124,13 @@ def generate(
     if stream and json:
         raise typer.BadParameter("--stream and --json exclude each other")
     with failures(as_json=json):
-        from ostinato.tools.language_models import Answering, open_model, read_text
+        from ostinato.tools.language_models import Answering, open_model, read_schema, read_text
 
         fields = _fields(max_tokens, temp, top_k, top_p, min_p, seed)
         if stop:
             fields["stop"] = tuple(stop)
+        if schema is not None:
+            fields["grammar"] = read_schema(schema)
         text = read_text(prompt)
         loaded = open_model(model, device, threads, weights, context, draft, offline, sequences=1)
         with loaded:
@@ -134,7 +140,7 @@ def generate(
             elif json:
                 print_json(answering.report())
             else:
-                typer.echo(answering.run().text)
+                typer.echo(answer_text(answering.run().text))
 
 
 def embed(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ostinato.errors import InputError
 from ostinato.records import field_names
-from ostinato.tools.output import bytes_text, console, printable, table
+from ostinato.tools.output import answer_text, bytes_text, console, printable, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ostinato.llm import LLM, Generation
+    from ostinato.llm import LLM, Generation, Grammar
     from ostinato.llm.quantize import QuantizedFormat
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "open_model",
     "quantize_model",
     "read_lines",
+    "read_schema",
     "read_text",
     "show_quantized",
     "show_tokens",
@@ -110,7 +111,7 @@ class Answering:
             stream = self._model.stream(self._text, **self._fields)
         with stream:
             for delta in stream:
-                sys.stdout.write(printable(delta.text))
+                sys.stdout.write(answer_text(delta.text))
                 sys.stdout.flush()
         sys.stdout.write("\n")
 
@@ -149,6 +150,20 @@ def read_lines(files: Sequence[Path]) -> list[str]:
     if not lines:
         raise InputError("there are no texts: one a line is expected")
     return lines
+
+
+def read_schema(path: Path) -> Grammar:
+    """The grammar of a JSON schema in a file.
+
+    Raises:
+        InputError: it cannot be read, or is no schema.
+    """
+    from ostinato.llm import Grammar
+
+    try:
+        return Grammar.json_schema(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the schema {str(path)!r:.300}: {error}") from error
 
 
 def embed_lines(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAILED",
+    "answer_text",
     "bytes_text",
     "console",
     "count_text",
@@ -104,6 +105,13 @@ def failures(*, as_json: bool) -> Iterator[None]:
 def printable(text: str) -> str:
     """``text`` without characters that would steer a terminal, but with its line ends."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def answer_text(text: str) -> str:
+    """Text of a model for stdout: as it is, but for what would steer a terminal."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c if c == "\t" else printable(c) for c in text)
 
 
 def bytes_text(count: int) -> str:

@@ -1,0 +1,108 @@
+"""The commands of language models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from ostinato.tools.cli import app
+from tests.llm.tiny_llm import write_llm
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_llm(tmp_path_factory.mktemp("model")))
+
+
+def invoke(*arguments: str, text: str = "", code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [*arguments], input=text)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def generate(folder: str, *arguments: str, text: str = "", code: int = 0) -> Result:
+    return invoke("generate", folder, "--context", "128", *arguments, text=text, code=code)
+
+
+def test_generate_prints_usage_and_timings_as_json(folder: str) -> None:
+    found = json.loads(generate(folder, "-p", "ab", "-n", "5", "--seed", "3", "--json").stdout)
+    assert found["usage"]["prompt"] == 2
+    assert found["seed"] == 3
+    assert len(found["tokens"]) == found["usage"]["completion"] <= 5
+    assert 0 <= found["timings"]["queued"] <= found["timings"]["total"]
+
+
+def test_generate_streams_what_it_prints_whole(folder: str) -> None:
+    options = ("-n", "9", "--temp", "0")
+    whole = generate(folder, "-p", "ab", *options).stdout
+    assert generate(folder, *options, "--stream", text="ab").stdout == whole
+    assert generate(folder, "-p", "ab", *options, "--draft", "ngrams").stdout == whole
+
+
+def test_generate_answers_messages(folder: str) -> None:
+    options = ("-p", "hi", "--chat", "--system", "be", "-n", "4", "--json")
+    found = json.loads(generate(folder, *options).stdout)
+    assert found["usage"]["prompt"] == len("system: be\nuser: hi\nassistant: ")
+    assert generate(folder, "-p", "hi", "--system", "be", code=2)
+    assert generate(folder, "-p", "hi", "--stream", "--json", code=2)
+
+
+def test_generate_follows_a_schema(folder: str, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["red", "blue"]}')
+    found = generate(folder, "-p", "a", "-n", "20", "--schema", str(schema)).stdout
+    assert json.loads(found) in ("red", "blue")
+    schema.write_text("{")
+    assert (
+        "a JSON schema is JSON"
+        in generate(folder, "-p", "a", "--schema", str(schema), code=1).stderr
+    )
+
+
+def test_mistakes_are_one_line(folder: str) -> None:
+    found = generate(folder, "-p", "ab", "-n", "500", code=1)
+    assert found.stderr.startswith("error: a prompt of 2 tokens and max_tokens=500 exceed")
+    assert "there is no folder" in invoke("generate", "no/such/model", "-p", "a", code=1).stderr
+
+
+def test_chat_answers_lines_and_obeys_commands(folder: str, tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    lines = ["hi", "/stats", "/seed 5", "/bogus", "/seed x", f"/save {saved}", "", "/exit", "no"]
+    found = invoke(
+        "chat", folder, "-n", "6", "--system", "be", "--context", "128", text="\n".join(lines)
+    )
+    assert "prompt: 31 tokens" in found.stderr
+    assert "unknown command '/bogus'" in found.stderr
+    assert "a seed is a whole number" in found.stderr
+    roles = [message["role"] for message in json.loads(saved.read_text())]
+    assert roles == ["system", "user", "assistant"]
+
+
+def test_chat_says_when_the_context_is_full(folder: str) -> None:
+    found = invoke("chat", folder, "--context", "64", text=f"{'x' * 80}\n/reset\n/stats\n")
+    assert "/reset begins a new one" in found.stderr
+    assert "no answer yet" in found.stderr
+
+
+def test_embed_writes_vectors(folder: str, tmp_path: Path) -> None:
+    texts, vectors = tmp_path / "texts", tmp_path / "vectors.npy"
+    texts.write_text("one\n\ntwo\n")
+    invoke("embed", folder, str(texts), "-o", str(vectors))
+    found = np.load(vectors)
+    assert found.shape == (2, 64)
+    printed = invoke("embed", folder, text="two\n").stdout.split()
+    np.testing.assert_allclose([float(number) for number in printed], found[1], rtol=1e-5)
+    assert "there are no texts" in invoke("embed", folder, text="\n", code=1).stderr
+
+
+def test_tokens_shows_pieces_and_the_template(folder: str) -> None:
+    found = json.loads(invoke("tokens", folder, "hi", "--json").stdout)
+    assert found["pieces"] == ["h", "i"]
+    found = json.loads(invoke("tokens", folder, "hi", "--chat", "--json").stdout)
+    assert found["rendered"] == "user: hi\nassistant: "
+    assert "".join(found["pieces"]) == found["rendered"]
+    assert "user: hi" in invoke("tokens", folder, "hi", "--chat").stdout
