@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from threading import Event
 from typing import Any
 
@@ -223,3 +224,12 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
     endless = tokenizer_from_gguf({**metadata, "tokenizer.ggml.tokens": pieces})
     with pytest.raises(InputError, match="no token that ends an answer"):
         GrammarCompiler(endless).compile(Grammar.regex("a"))
+
+
+def test_a_missing_package_is_named(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(InputError, match=r"llguidance, which is not .* 'ostinato\[llm\]'"):
+        GrammarCompiler(tokenizer).compile(Grammar.regex("a"))
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(InputError, match="needs the package tokenizers"):
+        tokenizer_from_gguf(byte_level_metadata())

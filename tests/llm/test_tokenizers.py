@@ -302,11 +302,18 @@ def bpe_json() -> dict[str, Any]:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps(bpe_json()))
+    bos = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    around = {
+        "type": "TemplateProcessing",
+        "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [258], "tokens": ["<s>"]}},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**bpe_json(), "post_processor": around}))
     config = {
         "eos_token": {"content": "<|end|>"},
         "bos_token": "<s>",
-        "add_bos_token": True,
+        "add_bos_token": False,  # the file's own post-processor counts
         "added_tokens_decoder": {
             "257": {"content": "<|end|>", "special": True},
             "258": {"content": "<s>", "special": True},

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from ostinato.errors import InputError
+from ostinato.llm.packages import required
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -305,13 +306,12 @@ def _token_bytes(tokenizer: Tokenizer, size: int) -> Iterator[bytes]:
 
 
 def _library_tokenizer(tokenizer: Tokenizer, size: int) -> Any:
-    from llguidance import LLTokenizer, TokenizerWrapper
-
+    library = required("llguidance", "a grammar")
     ends = sorted(token for token in tokenizer.end_tokens if token < size)
     if not ends:
         raise InputError("the tokenizer has no token that ends an answer, so no grammar could end")
-    wrapped = TokenizerWrapper(_Vocabulary(tokenizer, size))
-    return LLTokenizer(wrapped, n_vocab=size, eos_token=ends)
+    wrapped = library.TokenizerWrapper(_Vocabulary(tokenizer, size))
+    return library.LLTokenizer(wrapped, n_vocab=size, eos_token=ends)
 
 
 def _matcher(tokenizer: Any, grammar: Grammar) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.errors import InputError
+from ostinato.llm.packages import required
 from ostinato.records import dataclass
 
 if TYPE_CHECKING:
@@ -106,15 +107,7 @@ def download(
             of it is here; the message says what to do.
     """
     wanted = hub_name(name) if isinstance(name, str) else name
-    try:
-        import huggingface_hub as hub
-    except ModuleNotFoundError as error:
-        if error.name != "huggingface_hub":
-            raise
-        raise InputError(
-            f"{wanted.repository!r} is a name on the hub, which needs huggingface_hub: "
-            "pip install 'ostinato[llm]'"
-        ) from None
+    hub = required("huggingface_hub", f"{wanted.repository!r}, a name on the hub,")
     if offline:
         return _local(hub, wanted, cache)
     try:

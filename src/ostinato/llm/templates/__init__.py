@@ -10,8 +10,12 @@ Jinja is imported with this package.
 
 from __future__ import annotations
 
-from ostinato.llm.templates.chat_template import ChatTemplate
-from ostinato.llm.templates.files import template_from_folder, template_from_gguf
-from ostinato.llm.templates.messages import Message, Tool
+from ostinato.llm.packages import required
+
+required("jinja2", "a chat template")
+
+from ostinato.llm.templates.chat_template import ChatTemplate  # noqa: E402
+from ostinato.llm.templates.files import template_from_folder, template_from_gguf  # noqa: E402
+from ostinato.llm.templates.messages import Message, Tool  # noqa: E402
 
 __all__ = ["ChatTemplate", "Message", "Tool", "template_from_folder", "template_from_gguf"]

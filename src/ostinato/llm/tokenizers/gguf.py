@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ostinato.errors import ModelFormatError
+from ostinato.llm.packages import required
 from ostinato.llm.tokenizers import gguf_models
 from ostinato.llm.tokenizers.gguf_models import Around
 from ostinato.llm.tokenizers.gguf_vocabulary import TokenType, Vocabulary
@@ -56,6 +57,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             f"tokenizer.ggml.model is {kind!r:.80}, which is not known here; known are gpt2, "
             "llama, t5 and bert"
         )
+    required("tokenizers", "the vocabulary of the file")
     vocabulary = Vocabulary(
         metadata.get(f"{_PREFIX}tokens"),
         metadata.get(f"{_PREFIX}scores"),

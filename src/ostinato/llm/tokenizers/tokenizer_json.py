@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ModelFormatError
+from ostinato.llm.packages import required
 from ostinato.llm.tokenizers.tokenizer import Tokenizer, library_errors
 
 if TYPE_CHECKING:
@@ -58,16 +59,17 @@ def tokenizer_from_json(
 
     Args:
         data: of ``tokenizer.json``.
-        config: of ``tokenizer_config.json``: its special tokens, and whether BOS and EOS are added.
+        config: of ``tokenizer_config.json``: its special tokens. What goes around a prompt, the
+            post-processor of ``tokenizer.json`` says; flags such as ``add_bos_token`` count only
+            for files of older kinds, as in transformers.
         name: of the file, for messages.
 
     Raises:
         ModelFormatError: damaged, or of an unknown kind.
     """
-    from tokenizers import Tokenizer as Backend
-
+    backend_class = required("tokenizers", f"the tokenizer {name}").Tokenizer
     with library_errors(name):
-        backend = Backend.from_buffer(data)
+        backend = backend_class.from_buffer(data)
         sizes = backend.get_vocab().values()
         most = max(sizes, default=-1)
     if most >= _MOST_IDS_PER_TOKEN * len(sizes) + _FREE_IDS:
@@ -75,7 +77,6 @@ def tokenizer_from_json(
     named = {kind: _content(config.get(f"{kind}_token"), f"{kind}_token") for kind in _NAMED}
     _add_tokens(backend, config.get("added_tokens_decoder", {}), named, name)
     ids = {kind: backend.token_to_id(text) for kind, text in named.items() if text is not None}
-    _frame(backend, config, named, ids)
     with library_errors(name):
         return Tokenizer(backend, bos=ids.get("bos"), eos=ids.get("eos"))
 
@@ -143,34 +144,4 @@ def _add_tokens(backend: Any, listed: object, named: Mapping[str, str | None], n
     with library_errors(name):
         backend.add_special_tokens(
             [text for text in dict.fromkeys(missing) if backend.token_to_id(text) is not None]
-        )
-
-
-def _frame(
-    backend: Any,
-    config: Mapping[str, Any],
-    named: Mapping[str, str | None],
-    ids: Mapping[str, int | None],
-) -> None:
-    """Replace the tokens around a prompt by those of the flags, if the configuration has flags."""
-    from tokenizers.processors import TemplateProcessing
-
-    flags = {kind: config.get(f"add_{kind}_token") for kind in ("bos", "eos")}
-    if not any(isinstance(flag, bool) for flag in flags.values()):
-        return
-    around: dict[str, tuple[str, int] | None] = {}
-    for kind, flag in flags.items():
-        number, text = ids.get(kind), named[kind]
-        around[kind] = (text, number) if flag is True and number is not None and text else None
-    bos, eos = around["bos"], around["eos"]
-    tokens = [token for token in (bos, eos) if token]
-    first, second = (
-        ([f"{bos[0]}:{segment}"] if bos else [])
-        + [f"${name}:{segment}"]
-        + ([f"{eos[0]}:{segment}"] if eos else [])
-        for segment, name in enumerate("AB")
-    )
-    with library_errors("the tokenizer's BOS or EOS"):
-        backend.post_processor = TemplateProcessing(
-            single=first, pair=[*first, *second], special_tokens=tokens
         )
