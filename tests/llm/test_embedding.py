@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ostinato as ost
 from ostinato.errors import InputError, ModelFormatError
 from ostinato.llm.checkpoints import open_checkpoint
 from ostinato.llm.config import Pooling
 from ostinato.llm.embedding import Embedder, embedding_settings, open_static
-from ostinato.llm.tokenizers import tokenizer_from_folder
-from ostinato.moe.safetensors import write_safetensors
+from ostinato.llm.tokenizers import tokenizer_from_folder, tokenizer_from_json
+from ostinato.moe.safetensors import SafetensorsFile, write_safetensors
+from tests.llm.model_files import LLAMA2_TOKENIZER, WORDLLAMA, model_file
 from tests.llm.tiny_encoders import load_encoder
 from tests.llm.tiny_models import write_folder
 
@@ -153,6 +156,15 @@ def test_long_texts_are_cut(tmp_path: Path):
     assert np.array_equal(embedder.embed(["w1 w2 w3 w4 w5 w6"]), embedder.embed(["w1 w2 w3 w4"]))
 
 
+def test_loaded_models_embed_and_rerank(tmp_path: Path):
+    folder = folder_of("bert_reranker", tmp_path)
+    with contextlib.closing(ost.llm.load(folder)) as model:
+        embedder = embedder_of(folder)
+        assert np.array_equal(model.embed(TEXTS), embedder.embed(TEXTS))
+        documents = ["w3", "w4 w5"]
+        assert np.array_equal(model.rerank("w1", documents), embedder.rerank("w1", documents))
+
+
 @pytest.mark.parametrize("family", ["bert_reranker", "xlm_roberta_reranker", "modernbert_reranker"])
 def test_documents_are_scored_in_pairs(family: str, tmp_path: Path):
     embedder = embedder_of(folder_of(family, tmp_path))
@@ -184,6 +196,21 @@ def test_static_vectors_are_means(tmp_path: Path):
     write_safetensors(tmp_path / "model.safetensors", {"weights": table})
     with pytest.raises(ModelFormatError, match="no matrix of floats 'embeddings'"):
         open_static(tmp_path, tokenizer_from_folder(tmp_path))
+
+
+def test_static_vectors_of_a_real_model_tell_texts_apart():
+    tokenizer = tokenizer_from_json(model_file(LLAMA2_TOKENIZER).read_bytes(), {})
+    embedder = open_static(model_file(WORDLLAMA), tokenizer)
+    texts = ["A man is eating food.", "Someone eats a meal.", "The stock market fell today."]
+    found = embedder.embed(texts)
+    assert found.shape == (3, 256)
+    assert found[0] @ found[1] > found[0] @ found[2] + 0.1
+    table = SafetensorsFile(model_file(WORDLLAMA)).tensors["embedding.weight"]
+    with model_file(WORDLLAMA).open("rb") as file:
+        file.seek(table.offset)
+        whole = np.fromfile(file, np.float16, 32000 * 256).reshape(32000, 256)
+    mean = whole[tokenizer.encode(texts[0])].astype(np.float64).mean(axis=0)
+    np.testing.assert_allclose(found[0], mean / np.linalg.norm(mean), rtol=1e-6)
 
 
 def test_settings_that_are_not_computed_are_refused(tmp_path: Path):

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.dtypes import DType
+from ostinato.reference import evaluate
 
 Array = np.ndarray[Any, Any]
 Run = Callable[..., Any]
@@ -340,3 +342,31 @@ def test_flops_count_the_chosen_experts() -> None:
     )  # fmt: skip
     types = [v.type for v in y.node.inputs]
     assert y.node.op.flops(types, y.node.attrs) == 2 * 6 * (32 + 2 * 3 * 20)
+
+
+@pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
+def test_matrices_beside_float32_rows_may_be_narrow(run, rng, narrow):
+    x = rng.standard_normal((5, 7)).astype(np.float32)
+    gate, up, down = (
+        rng.standard_normal(shape).astype(DType.parse(narrow).numpy)
+        for shape in ((3, 7, 4), (3, 7, 4), (3, 4, 6))
+    )
+    ids, weights = np.array([[0, 2]] * 5), rng.random((5, 2)).astype(np.float32)
+
+    def wide(g, *operands):
+        return [g.cast(o, "float32") if o.dtype.name == narrow else o for o in operands]
+
+    every = (x, ids, weights, gate, up, down)
+    found = run(lambda g, *operands: g.expert_mlp(*operands), *every)
+    wanted = run(lambda g, *operands: g.expert_mlp(*wide(g, *operands)), *every)
+    assert np.array_equal(found, wanted)
+    row = (x, gate, ids[:, 0])
+    found = run(lambda g, *operands: g.grouped_matmul(*operands), *row)
+    wanted = run(lambda g, *operands: g.grouped_matmul(*wide(g, *operands)), *row)
+    assert np.array_equal(found, wanted)
+    compiled = ost.Graph("narrow")
+    values = [compiled.input(f"x{i}", a.shape, a.dtype) for i, a in enumerate(every)]
+    compiled.set_outputs([compiled.expert_mlp(*values)])
+    feed = {f"x{i}": a for i, a in enumerate(every)}
+    (ours,) = ost.Session("cpu").compile(compiled).run(feed)
+    np.testing.assert_allclose(ours, evaluate(compiled, feed)[0], rtol=1e-5, atol=1e-5)

@@ -13,10 +13,17 @@ from ostinato.records import dataclass
 
 if TYPE_CHECKING:
     from ostinato.dtypes import DType
-    from ostinato.ir.files import OpenFile
+    from ostinato.ir.files import FileRange, OpenFile
     from ostinato.ir.types import TensorType
 
-__all__ = ["ExpertSource", "ExpertTensor", "ParamSource", "ParamValues", "StoredTensor", "elements"]
+__all__ = [
+    "ExpertSource",
+    "ExpertTensor",
+    "ParamSource",
+    "ParamValues",
+    "StoredTensor",
+    "elements",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -47,6 +54,11 @@ class StoredTensor(ABC):
         Weights whose sources all have one are stored in their prepacked form, from which another
         process starts. ``None``: they are packed by each process.
         """
+        return None
+
+    @property
+    def in_file(self) -> FileRange | None:
+        """The place of the elements in a file; ``None``: no file has them as they are."""
         return None
 
     def release(self) -> None:  # noqa: B027  # most have nothing to give back

@@ -13,6 +13,7 @@ from ostinato.llm.memory import (
     DEFAULT_CONTEXT,
     Limits,
     block_bytes,
+    byte_count,
     checked_kv_dtype,
     count_blocks,
 )
@@ -77,7 +78,8 @@ def load(
         kv_memory: bytes of keys and values, or a text such as ``"2GiB"``; by default those of
             ``sequences`` whole contexts, a quarter of the free memory at most.
         draft: speculation: :class:`NGrams`, or a smaller model with the same vocabulary.
-        expert_budget: memory of the resident experts of a layer, of models with experts.
+        expert_budget: memory of the experts of all layers, in bytes or as ``"2GiB"``; the others
+            stay in the model's files.
         offline: never ask the hub; take what was downloaded before.
         options: of the compiler.
         progress: called with the name of an activity, and how much of it is done, of how much.
@@ -89,6 +91,7 @@ def load(
     """
     _check_count("sequences", sequences)
     checked_kv_dtype(kv_dtype)
+    budget = None if expert_budget is None else byte_count("expert_budget", expert_budget)
     path = _path_of(model, offline, progress)
     checkpoint = open_checkpoint(path, weights=weights)
     context = _checked_context(context, checkpoint)
@@ -108,6 +111,7 @@ def load(
             kv_dtype=kv_dtype,
             options=options,
             progress=compiling,
+            expert_budget=budget,
         )
     return LLM(
         checkpoint,

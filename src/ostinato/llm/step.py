@@ -13,6 +13,7 @@ import numpy as np
 
 from ostinato.dtypes import FLOAT32, INT32, INT64, UINT32, DType
 from ostinato.errors import InputError, PlanError
+from ostinato.llm.expert_files import CheckpointExperts
 from ostinato.llm.families.builder import BLOCK_TOKENS, Builder, State, StepRows
 from ostinato.ops.builder import Graph
 from ostinato.records import dataclass, field_names
@@ -233,9 +234,12 @@ class StepGraph:
         kv_dtype: of keys and values.
         options: of the compiler, instead of the session's.
         progress: called with ``(done, total)`` as kernels are compiled.
+        expert_budget: bytes of memory for experts, the others of which stay in their files; by
+            default all are in memory.
 
     Raises:
-        InputError: limits are out of range, or a dtype is not.
+        InputError: limits are out of range, or a dtype is not; or experts have to stay in files
+            that do not hold them as they are.
         UnsupportedOpError: the device has no way to compute it.
 
     Attributes:
@@ -253,10 +257,17 @@ class StepGraph:
         kv_dtype: Any = "bfloat16",
         options: CompileOptions | None = None,
         progress: Progress | None = None,
+        expert_budget: int | None = None,
     ) -> None:
         graph, states = step_graph(checkpoint, limits, kv_dtype)
         session = session or Session("cpu")
-        compiled = session.compile(graph, options=options, progress=progress)
+        compiled = session.compile(
+            graph,
+            options=options,
+            progress=progress,
+            experts=None if expert_budget is None else CheckpointExperts(checkpoint),
+            expert_budget=expert_budget,
+        )
         self._take(checkpoint.config, limits, states, compiled)
 
     def _take(

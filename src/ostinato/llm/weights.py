@@ -14,8 +14,8 @@ import numpy as np
 
 from ostinato.conversion import convert
 from ostinato.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, UINT8
-from ostinato.errors import ModelFormatError
-from ostinato.ir.stored import StoredTensor
+from ostinato.errors import InputError, ModelFormatError
+from ostinato.ir.stored import ExpertTensor, StoredTensor
 from ostinato.ops.packed.decoding import packed_format
 from ostinato.ops.packed.encoding import encode
 from ostinato.records import dataclass, replace
@@ -33,6 +33,7 @@ __all__ = [
     "Weight",
     "WeightFormat",
     "converted",
+    "expert_tensor",
     "located",
 ]
 
@@ -45,6 +46,10 @@ WeightFormat: TypeAlias = Literal["keep", "bfloat16", "int8", "int4"]
 _BLOCKS: Final[Mapping[str, str]] = MappingProxyType({"int8": "gguf:q8_0", "int4": "gguf:q4_0"})
 
 _MATRICES = (FLOAT32, FLOAT16, BFLOAT16)
+
+#: The floats that stacks of packed matrices become, which are computed as floats: float16, whose
+#: rounding is far below that of any format, but for this one, which has larger exponents.
+_WIDENED: Final[Mapping[str, DType]] = MappingProxyType({"gguf:mxfp4": BFLOAT16})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +234,7 @@ def _weight(
     tensor = tensors.get(stored)
     if tensor is None:
         raise ModelFormatError(f"{source!r} lacks the tensor {stored!r:.120} ({name})")
-    form = tensor.format
+    form = packed = tensor.format
     by_column = place.transposed or place.columns is not None
     if form is not None and (len(shape) != 2 or by_column or place.offset):
         tensor, form = tensor.plain(), None
@@ -253,6 +258,8 @@ def _weight(
         elements = _Part(tensor.source, place, part)
     if form is None and (len(shape) == 1 or dtype == FLOAT64 or place.offset):
         elements = _Converted(elements, FLOAT32)
+    elif packed is not None and len(shape) > 2:
+        elements = _Converted(elements, _WIDENED.get(packed, FLOAT16))
     return Weight(name=name, source=elements, shape=shape, format=form)
 
 
@@ -319,6 +326,35 @@ def _narrowed(weight: Weight, kept: WeightFormat) -> Weight:
     return replace(weight, source=_Converted(weight.source, BFLOAT16))
 
 
+def expert_tensor(weight: Weight) -> ExpertTensor:
+    """The matrices of a weight ``[experts, inputs, outputs]`` as ranges of a file.
+
+    Raises:
+        InputError: no file has the matrices as they are, or several files have them.
+    """
+    source = weight.source
+    parts = source.parts if isinstance(source, _Stack) else (source,)
+    plain = [part.transposed_tensor if isinstance(part, _Part) else part for part in parts]
+    ranges = [None if part is None else part.in_file for part in plain]
+    found = [place for place in ranges if place is not None]
+    experts, rows, columns = weight.shape
+    if len(found) != len(parts):
+        raise InputError(
+            f"the experts {weight.name!r} can not stay in their file: a budget needs matrices of "
+            "floats that lie there one after the other"
+        )
+    if any(place.file is not found[0].file for place in found):
+        raise InputError(f"the experts {weight.name!r} are in several files, expected one")
+    offsets = [place.offset for place in found]
+    if len(offsets) == 1:
+        nbytes = rows * columns * source.dtype.itemsize
+        offsets = [offsets[0] + expert * nbytes for expert in range(experts)]
+    shape = (experts, rows, columns)
+    transposed = isinstance(parts[0], _Part)
+    name, file = weight.name, found[0].file
+    return ExpertTensor(name, file, source.dtype, shape, tuple(offsets), transposed=transposed)
+
+
 # -- sources ---------------------------------------------------------------------------------------
 
 
@@ -343,6 +379,11 @@ class _Derived(StoredTensor):
         for part in self._parts:
             part.release()
 
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """Those tensors."""
+        return self._parts
+
 
 class _Part(_Derived):
     """Some rows of a tensor, or of its transpose, with a number added."""
@@ -353,6 +394,13 @@ class _Part(_Derived):
         self._tensor, self._place = tensor, place
         self.shape = shape
         self.dtype = FLOAT32 if place.offset else tensor.dtype
+
+    @property
+    def transposed_tensor(self) -> StoredTensor | None:
+        """The tensor of which this is the transpose, and nothing else."""
+        place = self._place
+        changed = place.rows is not None or place.columns is not None or place.flat or place.offset
+        return self._tensor if place.transposed and not changed else None
 
     def read(self) -> Array:
         found = self._tensor.read()

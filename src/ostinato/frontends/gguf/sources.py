@@ -10,6 +10,7 @@ import numpy as np
 
 from ostinato.dtypes import FLOAT32, UINT8
 from ostinato.errors import InputError, ModelFormatError
+from ostinato.ir.files import FileRange
 from ostinato.ir.stored import StoredTensor
 from ostinato.ops.packed.decoding import decode, packed_format
 from ostinato.records import dataclass
@@ -105,6 +106,13 @@ class GGUFTensor(StoredTensor):
     def nbytes(self) -> int:
         """Bytes in the file."""
         return prod(self.sizes) // self.type.size * self.type.nbytes
+
+    @property
+    def in_file(self) -> FileRange | None:
+        """The place of the elements in the file; ``None`` of packed ones."""
+        if self._packed is not None:
+            return None
+        return FileRange(self.mapped.file, self.offset, self.nbytes)
 
     def widened(self) -> GGUFTensor:
         """The tensor as a source of its elements, packed or not."""

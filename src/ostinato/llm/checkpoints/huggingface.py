@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.errors import ModelFormatError
 from ostinato.frontends.gguf.sources import MappedFile
+from ostinato.ir.files import FileRange
 from ostinato.ir.stored import StoredTensor
 from ostinato.llm.checkpoints.checkpoint import Checkpoint
 from ostinato.llm.checkpoints.mxfp4 import joined_blocks
@@ -277,6 +278,11 @@ class _SafeTensor(StoredTensor):
         count = math.prod(self.shape)
         found = self._mapped.array(self.dtype, count, self._offset, self._name)
         return found.reshape(self.shape)
+
+    @property
+    def in_file(self) -> FileRange:
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        return FileRange(self._mapped.file, self._offset, nbytes)
 
     @property
     def content_key(self) -> str | None:

@@ -64,7 +64,7 @@ def _build(block: Block, x: Value) -> Value:
     own = g.reshape(narrow, (rows, 1, latent.rank))
     key = block.rotated(g.reshape(both[:, latent.rank :], (rows, 1, latent.rotated)))
     keys = block.cached("keys", g.concat([own, key], axis=2))
-    values = block.cached("values", own)
+    values = keys[..., : latent.rank]
 
     into = g.cast(block.param("k_up.weight"), FLOAT32)
     query = g.concat([_each(block, plain, into), turned], axis=2)
