@@ -35,6 +35,7 @@ def python_blocks(path: Path) -> list[str]:
         "docs/quantization.md",
         "docs/quantized-models.md",
         "docs/packed-weights.md",
+        "docs/tokens-and-text.md",
         "docs/variables.md",
     ],
 )

@@ -247,7 +247,11 @@ def _assign(draw: GraphDraw) -> None:
 
 
 def _flipped(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: np.flip(array) for name, array in arrays.items()}
+    """The arrays in reverse; rows of bytes, which may be packed blocks with scales, stay whole."""
+    return {
+        name: np.flip(array, 0 if array.dtype == np.uint8 and array.ndim else None)
+        for name, array in arrays.items()
+    }
 
 
 # -- what the results may be -----------------------------------------------------------------------

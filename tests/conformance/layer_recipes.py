@@ -277,8 +277,11 @@ def _paged_attention(d: Draw, dtype: str) -> Value:
     kv_heads, group, sequences = d.integer(1, 2), d.integer(1, 3), d.integer(1, 4)
     blocks, per_block, wide = d.integer(1, 9), d.choice((1, 3, 16, 64)), d.integer(1, 4)
     rows, depth, features = d.size(), d.choice((1, 4, 7, 16, 64)), d.choice((1, 5, 8, 16))
-    pools = d.choice((dtype, *FLOATS[:3]))
+    pools = d.choice((dtype, *FLOATS[:3], "int8"))
     options: dict[str, Any] = {}
+    if pools == "int8":
+        for name in ("key_scales", "value_scales"):
+            options[name] = d.of((blocks, per_block, kv_heads), d.choice(FLOATS[:2]), 0, 0.05)
     if d.chance(0.3):
         options["window"] = d.integer(1, 2 * per_block)
     if d.chance(0.3):
@@ -288,10 +291,15 @@ def _paged_attention(d: Draw, dtype: str) -> Value:
     if d.chance(0.3):
         options["sinks"] = d.of((kv_heads * group,), d.choice((dtype, "float32")))
     position = d.rng.integers(-1, wide * per_block + 2, rows).astype(np.int32)
+    integers = pools == "int8"
     return d.g.paged_attention(
         d.of((rows, kv_heads * group, depth), dtype),
-        d.of((blocks, per_block, kv_heads, depth), pools),
-        d.of((blocks, per_block, kv_heads, features), pools),
+        *(
+            d.of(
+                (blocks, per_block, kv_heads, size), pools, *((-127, 127) if integers else (-3, 3))
+            )
+            for size in (depth, features)
+        ),
         d.ids((sequences, wide), blocks),
         d.ids((rows,), sequences),
         d.holding(position),

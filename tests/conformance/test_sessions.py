@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from tests.devices.catalogue import REFUSED
 from tests.devices.registered import open_session
 
 from .compare import assert_close
@@ -89,10 +90,15 @@ def test_op(name: str, dtype: str, executor: ost.GraphExecutor) -> None:
         (executor.begin_recorded, False),
         (executor.begin, True),
     ):
-        with begin() as session:
-            methods = Redirected(executor, session) if redirects else session
-            draw = SessionDraw(executor, methods, np.random.default_rng(seed))
-            made = listed(RECIPES[name][0](draw, dtype))
+        try:
+            with begin() as session:
+                methods = Redirected(executor, session) if redirects else session
+                draw = SessionDraw(executor, methods, np.random.default_rng(seed))
+                made = listed(RECIPES[name][0](draw, dtype))
+        except ost.PlanError as error:
+            if "decides which ops of its own plan run" not in str(error):
+                raise
+            pytest.skip(f"{REFUSED}{name} is a loop on this device, and sessions have none")
         results.append([buffer.copyout() for buffer in made])
     direct, recorded, redirected = results
     for i, truth in enumerate(by_oracle(name, dtype, seed)):

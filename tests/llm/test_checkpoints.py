@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato.dtypes import DType
+from ostinato.ir.stored import StoredTensor
 from ostinato.llm.checkpoints import open_checkpoint
 from ostinato.llm.config import Rope, RopeScaling
 from ostinato.llm.families import registry
@@ -19,6 +21,7 @@ from ostinato.llm.families.family import Family
 from ostinato.llm.families.registry import families, family_of
 from ostinato.llm.families.rope import frequencies
 from ostinato.llm.step import StepGraph
+from ostinato.llm.weights import FileTensor, Stored, located
 from ostinato.records import replace
 from tests.llm.greedy import LIMITS, feed, spread_blocks
 from tests.llm.tiny_models import load_expected, prompt, random_tensors, write_folder
@@ -189,3 +192,57 @@ def test_linear_frequencies_are_divided():
     plain = Rope(base=10000.0, features=32)
     scaled = replace(plain, scaling=RopeScaling(kind="linear", factor=4.0))
     assert np.allclose(frequencies(scaled, 64) * 4, frequencies(plain, 64))
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_a_model_of_images_and_text_is_read_for_its_text(tmp_path: Path, prefix: str):
+    expected = load_expected("gemma3")
+    plain = open_checkpoint(folder(tmp_path / "plain", "gemma3"))
+    whole = folder(tmp_path / "whole", "gemma3")
+    tensors = {
+        prefix + name.removeprefix("model."): array
+        for name, array in random_tensors(expected.shapes, 0).items()
+    }
+    tower = "vision_tower.patch.weight" if prefix[0] == "l" else "model.vision_tower.patch.weight"
+    ost.moe.write_safetensors(
+        whole / "model.safetensors", {**tensors, tower: np.ones(3, np.float32)}
+    )
+    settings = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": expected.config,
+        "vision_config": {"hidden_size": 3},
+        "eos_token_id": [1, 106],
+    }
+    (whole / "config.json").write_text(json.dumps(settings))
+    found = open_checkpoint(whole)
+    assert replace(found.config, architecture=plain.config.architecture) == plain.config
+    assert found.end_tokens == (1, 106)
+    for name, weight in found.weights.items():
+        assert np.array_equal(weight.source.read(), plain.weights[name].source.read())
+
+
+class _Known(StoredTensor):
+    """A matrix with a key of its contents."""
+
+    shape, dtype, content_key = (4, 6), DType.parse("float32"), "known"
+
+    def read(self) -> Array:
+        return np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+def test_parts_of_a_tensor_have_keys_of_their_own():
+    tensors = {"t": FileTensor(name="t", source=_Known(), shape=(4, 6))}
+    places = {
+        "first": Stored(names=("t",), columns=slice(0, 3), total=6),
+        "last": Stored(names=("t",), columns=slice(3, 6), total=6),
+        "top": Stored(names=("t",), rows=slice(0, 4), total=4),
+        "turned": Stored(names=("t",), transposed=True),
+        "moved": Stored(names=("t",), offset=1.0),
+    }
+    shapes = {"first": (4, 3), "last": (4, 3), "top": (4, 6), "turned": (6, 4), "moved": (4, 6)}
+    found = located(tensors, places, shapes, "x", lambda name: False)
+    keys = {weight.source.content_key for weight in found.values()}
+    assert len(keys) == len(places) and None not in keys
+    whole = _Known().read()
+    assert np.array_equal(found["last"].source.read(), whole[:, 3:])
+    assert np.array_equal(found["turned"].source.read(), whole.T)

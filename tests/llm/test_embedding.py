@@ -201,7 +201,7 @@ def test_static_vectors_are_means(tmp_path: Path):
 def test_static_vectors_of_a_real_model_tell_texts_apart():
     tokenizer = tokenizer_from_json(model_file(LLAMA2_TOKENIZER).read_bytes(), {})
     embedder = open_static(model_file(WORDLLAMA), tokenizer)
-    texts = ["A man is eating food.", "Someone eats a meal.", "The stock market fell today."]
+    texts = ["A man is eating food.", "A sailor eats a meal.", "The stock market fell today."]
     found = embedder.embed(texts)
     assert found.shape == (3, 256)
     assert found[0] @ found[1] > found[0] @ found[2] + 0.1

@@ -12,6 +12,7 @@ import ostinato as ost
 from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
 from ostinato.llm.step import StepGraph, StepLimits
 from ostinato.records import replace
+from tests.allocations import blocks_gathered
 from tests.llm.greedy import LIMITS, feed, spread_blocks
 from tests.llm.tiny_models import load_expected, prompt, write_folder
 
@@ -199,6 +200,23 @@ def test_what_does_not_exist_is_refused(step: StepGraph):
     with pytest.raises(ost.InputError, match="bytes, got 3"):
         step.write_block(0, b"abc")
     assert step.read_block(0) == before
+
+
+def test_steps_allocate_nothing(step: StepGraph):
+    feed(step, prompt(131, 5, 0), 0)
+    step.inputs.pick[:2] = [3, 4]
+    assert blocks_gathered(lambda: step.run(5, 2, 1), 300) < 50
+
+
+def test_calls_of_many_sizes_make_room_for_each_other(step: StepGraph):
+    tokens = prompt(131, 8, 0)
+    wanted = logits_of(step, tokens, 8)
+    for rows in range(1, 65):
+        for picks in range(1, 6):
+            feed(step, [5] * rows, 8)
+            step.inputs.pick[:picks] = 0
+            step.run(rows, picks, 1 + rows % 6)
+    assert np.array_equal(logits_of(step, tokens, 8), wanted)
 
 
 @pytest.mark.parametrize("name", ["rows", "blocks", "adjustments"])

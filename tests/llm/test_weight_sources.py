@@ -12,7 +12,7 @@ from ostinato.frontends.gguf import GGUFFile
 from ostinato.frontends.gguf.tensor_types import TENSOR_TYPES
 from ostinato.frontends.gguf.writer import GGUFWriter, TensorEntry
 from ostinato.ir.stored import StoredTensor
-from ostinato.llm.weights import FileTensor, Stored, Weight, converted, located
+from ostinato.llm.weights import FileTensor, RowOrder, Stored, Weight, converted, located
 
 SHAPE = (4, 32)
 
@@ -38,7 +38,7 @@ def weights(tensors: dict[str, StoredTensor]) -> dict[str, Weight]:
     add("whole", SHAPE)
     add("some rows", (2, 32), rows=slice(0, 2), total=4)
     add("other rows", (2, 32), rows=slice(2, 4), total=4)
-    add("in another order", SHAPE, rows=(1, 0, 3, 2), total=4)
+    add("in another order", SHAPE, rows=RowOrder(shape=(2, 2), axes=(1, 0)), total=4)
     add("transposed", (32, 4), transposed=True)
     add("one more", SHAPE, offset=1.0)
     both = {"w": Stored(names=("a", "b"))}

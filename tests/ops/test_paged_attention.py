@@ -106,6 +106,23 @@ def test_pools_of_16_bits_round_once(run, rng):
     np.testing.assert_array_equal(result, by_loops(*wide).astype(np.float32))
 
 
+@pytest.mark.parametrize("sink", [False, True])
+def test_pools_of_int8_have_scales(run, rng, sink):
+    arrays = operands(rng)
+    pools = [rng.integers(-127, 128, pool.shape).astype(np.int8) for pool in arrays[1:3]]
+    scales = [rng.uniform(0, 0.1, pool.shape[:3]) for pool in pools]
+    wide = [pool * scale[..., None] for pool, scale in zip(pools, scales, strict=True)]
+    sinks = [rng.standard_normal(4)] if sink else []
+
+    def build(g, *xs):
+        more = {"sinks": xs[8]} if sink else {}
+        return g.paged_attention(*xs[:6], key_scales=xs[6], value_scales=xs[7], **more)
+
+    result = run(build, arrays[0], *pools, *arrays[3:], *scales, *sinks)
+    wanted = by_loops(arrays[0], *wide, *arrays[3:], *sinks)
+    np.testing.assert_allclose(result, wanted, rtol=1e-11, atol=1e-12)
+
+
 def test_symbolic_rows(run, rng, type_of):
     rows = Variable("rows", 1, 16)
     arrays = operands(rng)
@@ -143,6 +160,21 @@ GOOD = {
         ({"sequence": ((3,), "int32")}, "sequence is integers .4., one for each row"),
         ({"position": ((4,), "float32")}, "position is integers .4."),
         ({"sinks": ((3,), "float32")}, "sinks are floats .2., one for each query head"),
+        ({"key_scales": ((5, 16, 2), "float32")}, "one of them is missing"),
+        (
+            dict.fromkeys(("key_scales", "value_scales"), ((5, 16, 2), "float32")),
+            "keys are int8 .blocks",
+        ),
+        (
+            {
+                "keys": ((5, 16, 2, 8), "int8"),
+                "values": ((5, 16, 2, 4), "int8"),
+                "key_scales": ((5, 16, 2), "float32"),
+                "value_scales": ((5, 16), "float32"),
+            },
+            "value_scales are floats .5,16,2.",
+        ),
+        ({"keys": ((5, 16, 2, 8), "int8")}, "keys are floats .blocks"),
         ({"window": 0}, "window is an int >= 1"),
         ({"softcap": 0.0}, "softcap must be positive"),
         ({"scale": math.nan}, "scale is a finite number"),

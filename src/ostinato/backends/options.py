@@ -30,10 +30,10 @@ class CompileOptions:
         bfloat16_dots: multiply bfloat16 by bfloat16 with dot product instructions, where the
             processor has them. Sums are taken in pairs, and subnormal numbers count as zero: off
             unless wanted.
-        amx: multiply bfloat16 by bfloat16, and bytes by bytes, in the tile registers of Intel AMX,
-            where the processor has them and the system permits their use. Products of bytes are the
-            same; for bfloat16, products at even and at odd positions are summed apart, and
-            subnormal numbers count as zero. Off unless wanted.
+        amx: multiply bytes by bytes, and if ``True`` also bfloat16 by bfloat16, in the tile
+            registers of Intel AMX, where the processor has them and the system permits their use.
+            Products of bytes are the same; for bfloat16, products at even and at odd positions are
+            summed apart, and subnormal numbers count as zero. ``False``: neither.
         streaming_stores: write results that no cache can hold past the caches.
         segments: on GPUs, run small kernels that follow one another as one kernel.
         stream_weights: in such a kernel, copy weights into shared memory ahead of their use.
@@ -82,7 +82,7 @@ class CompileOptions:
     narrow_weights: bool = True
     prefetch: bool = True
     bfloat16_dots: bool = False
-    amx: bool = False
+    amx: bool | None = None
     streaming_stores: bool = True
     segments: bool = True
     stream_weights: bool = True

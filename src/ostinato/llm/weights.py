@@ -389,8 +389,7 @@ class _Part(_Derived):
     """Some rows of a tensor, or of its transpose, with a number added."""
 
     def __init__(self, tensor: StoredTensor, place: Stored, shape: tuple[int, ...]) -> None:
-        chosen = f"rows {place.rows} columns {place.columns}"
-        super().__init__([tensor], f"{chosen} {place.transposed} {shape} {place.offset!r}")
+        super().__init__([tensor], f"{replace(place, names=())!r} {shape}")
         self._tensor, self._place = tensor, place
         self.shape = shape
         self.dtype = FLOAT32 if place.offset else tensor.dtype

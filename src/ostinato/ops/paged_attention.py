@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.dtypes import INT64
+from ostinato.dtypes import INT8, INT64
 from ostinato.ir.op import Attr, Op
 from ostinato.ir.types import TensorType
 from ostinato.ops.attention import ATTENTION, SINK_ATTENTION, expect_options, expect_sinks
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.variables import Dim
 
-__all__ = ["FAMILY", "PAGED_ATTENTION", "PagedAttention"]
+__all__ = ["FAMILY", "PAGED_ATTENTION", "PagedAttention", "scales_and_sinks"]
 
 
 class PagedAttention(Op):
@@ -30,9 +30,12 @@ class PagedAttention(Op):
 
     Row ``n`` attends to the positions 0 to ``position[n]`` of its sequence; with ``window``, to
     the last ``window`` of these. No other element of the pools matters, be it a NaN. Query head
-    ``h`` reads key head ``h // (H / Hk)``. ``scale``, ``softcap`` and ``sinks``, a seventh operand,
-    are those of ``attention``. Pools may be of another float dtype than the queries, whose dtype
-    the result has; nothing is rounded to 16 bits between them.
+    ``h`` reads key head ``h // (H / Hk)``. ``scale`` and ``softcap`` are those of ``attention``.
+    Pools may be of another float dtype than the queries, whose dtype the result has; nothing is
+    rounded to 16 bits between them.
+
+    Further operands: for pools of int8, the scales of keys and of values, floats ``[B, T, Hk]``,
+    factors of all their features; and then the ``sinks`` of ``attention``.
 
     Sequences and blocks that a row needs are taken as ``take`` takes indices; a position beyond
     the table is the last one. A row at a negative position gives zeros.
@@ -43,22 +46,11 @@ class PagedAttention(Op):
     name = "paged_attention"
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
-        self.expect_count(operands, 6, 7)
-        q, keys, values, table, sequence, position, *sinks = operands
+        self.expect_count(operands, 6, 9)
+        q, keys, values, table, sequence, position = operands[:6]
+        scales, sinks = scales_and_sinks(operands)
         self.expect(q.ndim == 3 and q.dtype.is_float, f"q is a float [rows, heads, dim], got {q}")
-        for name, pool in (("keys", keys), ("values", values)):
-            known = all(isinstance(size, int) for size in pool.shape)
-            self.expect(
-                pool.ndim == 4 and pool.dtype.is_float and known,
-                f"{name} are floats [blocks, positions, key heads, dim] of known sizes, got {pool}",
-            )
-        self.expect(
-            keys.dtype == values.dtype, f"keys are {keys.dtype} and values {values.dtype}; cast one"
-        )
-        self.expect(
-            keys.shape[:3] == values.shape[:3],
-            f"keys {keys} and values {values} differ in more than their last axis",
-        )
+        self._check_pools(keys, values, scales)
         self._check_heads(q, keys)
         self.expect(prod(keys.shape[:2]) != 0, f"the pools have no positions, got {keys}")
         self.expect(
@@ -77,6 +69,30 @@ class PagedAttention(Op):
             expect_sinks(self, sink, q.shape[1])
         expect_options(self, attrs)
         return (TensorType(q.dtype, (*q.shape[:2], values.shape[3])),)
+
+    def _check_pools(
+        self, keys: TensorType, values: TensorType, scales: Sequence[TensorType]
+    ) -> None:
+        kind = "int8" if scales else "floats"
+        for name, pool in (("keys", keys), ("values", values)):
+            known = all(isinstance(size, int) for size in pool.shape)
+            fits = pool.dtype == INT8 if scales else pool.dtype.is_float
+            self.expect(
+                pool.ndim == 4 and fits and known,
+                f"{name} are {kind} [blocks, positions, key heads, dim] of known sizes, got {pool}",
+            )
+        self.expect(
+            keys.dtype == values.dtype, f"keys are {keys.dtype} and values {values.dtype}; cast one"
+        )
+        self.expect(
+            keys.shape[:3] == values.shape[:3],
+            f"keys {keys} and values {values} differ in more than their last axis",
+        )
+        for name, factors in zip(("key_scales", "value_scales"), scales, strict=False):
+            self.expect(
+                factors.dtype.is_float and factors.shape == keys.shape[:3],
+                f"{name} are floats [{','.join(map(str, keys.shape[:3]))}], got {factors}",
+            )
 
     def _check_heads(self, q: TensorType, keys: TensorType) -> None:
         heads, depth = q.shape[1:]
@@ -121,12 +137,13 @@ class PagedAttention(Op):
         table: Any,
         sequence: Any,
         position: Any,
-        *sinks: Any,
+        *more: Any,
         window: int | None,
         scale: float | None,
         softcap: float | None,
     ) -> Any:
         """The attention of all rows to the positions of every sequence; each row keeps its own."""
+        scales, sinks = scales_and_sinks((q, keys, values, table, sequence, position, *more))
         (rows, heads, depth), (count, blocks) = q.shape, table.shape
         length, features = blocks * keys.shape[1], values.shape[3]
         own = clamped(xp, sequence, count)
@@ -140,15 +157,19 @@ class PagedAttention(Op):
         used = xp.reshape(xp.any(kept, axis=1), (count, 1, length, 1))
         index = clamped(xp, table, keys.shape[0])
 
-        def gathered(pool: Any) -> Any:
-            chosen = xp.reshape(xp.take(pool, index, axis=0), (count, length, *pool.shape[2:]))
-            return xp.where(used, widen(xp.permute_dims(chosen, (0, 2, 1, 3))), 0.0)
+        def gathered(pool: Any, factors: Sequence[Any]) -> Any:
+            chosen = widen(xp.take(pool, index, axis=0))
+            for factor in factors:
+                wide = widen(xp.take(factor, index, axis=0))
+                chosen = chosen * xp.reshape(wide, (*chosen.shape[:-1], 1))
+            chosen = xp.reshape(chosen, (count, length, *pool.shape[2:]))
+            return xp.where(used, xp.permute_dims(chosen, (0, 2, 1, 3)), 0.0)
 
         stacked = xp.reshape(xp.permute_dims(widen(q), (1, 0, 2)), (1, heads, rows, depth))
         every = attend(
             xp.broadcast_to(stacked, (count, heads, rows, depth)),
-            gathered(keys),
-            gathered(values),
+            gathered(keys, scales[:1]),
+            gathered(values, scales[1:]),
             xp.reshape(kept, (count, 1, rows, length)),
             *(widen(sink) for sink in sinks),
             scale=scale,
@@ -162,6 +183,12 @@ class PagedAttention(Op):
         q, keys, values, table = operands[:4]
         scores = q.shape[0] * q.shape[1] * table.shape[1] * keys.shape[1]
         return scores * (2 * q.shape[2] + 2 * values.shape[3] + 5)
+
+
+def scales_and_sinks(operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The scales of keys and values, and the sinks; either may be none."""
+    more = operands[6:]
+    return more[: len(more) // 2 * 2], more[len(more) // 2 * 2 :]
 
 
 PAGED_ATTENTION = PagedAttention()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.cpu.rules.packed_matmul import ChooseTiles
     from ostinato.backends.options import CompileOptions
+    from ostinato.dtypes import DType
 
 __all__ = ["CAPABILITIES", "lowering_options"]
 
@@ -68,8 +69,15 @@ def _registers(options: CompileOptions, target: TargetSpec) -> RegisterFile:
         target.caches,
         prefetches=options.optimize and options.prefetch,
         bfloat16_dots=options.bfloat16_dots and target.has_bfloat16_dots,
-        amx_dtypes=target.amx_dtypes if options.amx else frozenset(),
+        amx_dtypes=_amx_dtypes(options, target),
     )
+
+
+def _amx_dtypes(options: CompileOptions, target: TargetSpec) -> frozenset[DType]:
+    """The dtypes of matrices to multiply in tile registers: those whose results are the same."""
+    if options.amx is None:
+        return target.amx_dtypes - {BFLOAT16}
+    return target.amx_dtypes if options.amx else frozenset()
 
 
 def _vector_registers(target: TargetSpec) -> int:

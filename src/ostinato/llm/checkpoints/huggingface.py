@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ostinato.llm.weights import Weight
     from ostinato.moe.safetensors import TensorRange
 
-__all__ = ["open_folder"]
+__all__ = ["IGNORED", "open_folder"]
 
 #: Bytes of the largest index or file of a tokenizer's that is read, and of the largest settings.
 _LARGEST: Final = 16 << 20
@@ -47,13 +47,21 @@ _TOKENIZER_FILES: Final = (
     "chat_template.json",
 )
 
+#: Prefixes of tensors that read images, which a language model does without.
+_VISION: Final = tuple(
+    f"{outer}{part}."
+    for outer in ("", "model.")
+    for part in ("vision_tower", "multi_modal_projector")
+)
+
 #: Fields of ``config.json`` that change no result of a run.
-_IGNORED: Final = frozenset(
+IGNORED: Final = frozenset(
     {
         "_attn_implementation",
         "_attn_implementation_autoset",
         "_commit_hash",
         "_name_or_path",
+        "_num_labels",
         "add_cross_attention",
         "architectures",
         "attention_dropout",
@@ -80,6 +88,7 @@ _IGNORED: Final = frozenset(
         "initializer_range",
         "is_decoder",
         "is_encoder_decoder",
+        "is_llama_config",
         "label2id",
         "max_length",
         "model_type",
@@ -89,6 +98,7 @@ _IGNORED: Final = frozenset(
         "output_hidden_states",
         "output_scores",
         "pad_token_id",
+        "predict_special_tokens",
         "prefix",
         "pretraining_tp",
         "problem_type",
@@ -128,11 +138,11 @@ def open_folder(path: Path) -> Checkpoint:
     """
     where = f"{path.name}/config.json"
     settings = _json(path / "config.json", _SETTINGS)
-    fields = Fields(settings, where)
     architecture = _architecture(settings, where)
     family = family_of(architecture, where)
+    fields = _language_fields(settings, where)
     config = family.config(fields, architecture)
-    fields.finish(_IGNORED)
+    fields.finish(IGNORED)
     weights = _weights(path, family, config)
     generation = path / "generation_config.json"
     proposed = _json(generation, _SETTINGS) if generation.exists() else {}
@@ -162,6 +172,12 @@ def _architecture(settings: Mapping[str, Any], where: str) -> str:
     if isinstance(named, str):
         return named
     raise ModelFormatError(f"{where!r} names no architecture")
+
+
+def _language_fields(settings: Mapping[str, Any], where: str) -> Fields:
+    """The fields of the language model, which is a part of a model of images and text."""
+    fields = Fields(settings, where)
+    return (fields.part("text_config") if "vision_config" in fields else None) or fields
 
 
 def _json(path: Path, most: int = _LARGEST) -> dict[str, Any]:
@@ -199,7 +215,7 @@ def _weights(path: Path, family: Family, config: ModelConfig) -> dict[str, Weigh
     spare = ("lm_head.weight", "embed_out.weight") if config.tied else ()
 
     def unused(name: str) -> bool:
-        return name.endswith(family.unused) or name in spare
+        return name.endswith(family.unused) or name in spare or name.startswith(_VISION)
 
     shapes = family.shapes(config)
     return located(tensors, family.names(config), shapes, path.name, unused)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections import deque
 from math import inf
@@ -282,6 +281,8 @@ class Engine:
         Raises:
             OstinatoError: see :meth:`submit`.
         """
+        import asyncio  # here: the import takes longer than the rest of this package
+
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Delta | None] = asyncio.Queue()
         ticket = self.submit(

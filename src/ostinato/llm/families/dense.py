@@ -185,13 +185,27 @@ def olmo2(fields: Fields, architecture: str) -> ModelConfig:
 
 def phi3(fields: Fields, architecture: str) -> ModelConfig:
     """Phi-3: a llama with joint matrices in its files."""
+    for name in ("full_attn_mod", "interpolate_factor"):
+        fields.expect(name, 1)
     window, count = fields.size("sliding_window", None), layer_count(fields)
     windows = layer_windows(fields, count, window, [window is not None] * count)
     return _plain(fields, "phi3", architecture, windows=windows, norm=rms(fields, default=1e-5))
 
 
-def _gemma(fields: Fields, family: str, architecture: str, **changes: Any) -> ModelConfig:
-    sizes = attention_sizes(fields, head_dim=256)
+#: Fields that files of Gemma 3 leave to their readers.
+_GEMMA3: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+    }
+)
+
+
+def _gemma(
+    fields: Fields, family: str, architecture: str, sizes: Mapping[str, Any], **changes: Any
+) -> ModelConfig:
     scalar = fields.number("query_pre_attn_scalar", 256.0, above=0)
     fields.expect("use_bidirectional_attention", False)
     fields.skip("hidden_act")
@@ -212,7 +226,8 @@ def _gemma(fields: Fields, family: str, architecture: str, **changes: Any) -> Mo
 
 def gemma2(fields: Fields, architecture: str) -> ModelConfig:
     """Gemma 2: norms before and after, soft caps, windows in every other layer."""
-    count, window = layer_count(fields), fields.size("sliding_window", 4096)
+    window = fields.size("sliding_window_size", 4096)
+    count, window = layer_count(fields), fields.size("sliding_window", window)
     windows = layer_windows(fields, count, window, [i % 2 == 0 for i in range(count)])
     sizes = attention_sizes(fields, head_dim=256)
     turned = rope(fields, sizes["head_dim"], sizes["context"])
@@ -220,6 +235,7 @@ def gemma2(fields: Fields, architecture: str) -> ModelConfig:
         fields,
         "gemma2",
         architecture,
+        sizes,
         layers=tuple(Layer(window=window, rope=turned) for window in windows),
         attention_softcap=fields.number("attn_logit_softcapping", None, above=0),
         logit_softcap=fields.number("final_logit_softcapping", None, above=0),
@@ -232,7 +248,7 @@ def gemma3(fields: Fields, architecture: str) -> ModelConfig:
     every = fields.size("_sliding_window_pattern", 6)
     every = fields.size("sliding_window_pattern", every)
     windows = layer_windows(fields, count, window, [(i + 1) % every != 0 for i in range(count)])
-    sizes = attention_sizes(fields, head_dim=256)
+    sizes = attention_sizes(fields, head_dim=256, defaults=_GEMMA3)
     features, context = sizes["head_dim"], sizes["context"]
     both = fields.part("rope_parameters")
     legacy = fields.part("rope_scaling")
@@ -250,6 +266,7 @@ def gemma3(fields: Fields, architecture: str) -> ModelConfig:
         fields,
         "gemma3",
         architecture,
+        sizes,
         layers=tuple(
             Layer(window=window, rope=everywhere if window is None else local) for window in windows
         ),

@@ -32,30 +32,39 @@ ACTIVATIONS: Final[Mapping[str, Activation]] = MappingProxyType(
 
 _MOST_LAYERS = 4096
 
+_NO_DEFAULTS: Final[Mapping[str, int]] = MappingProxyType({})
 
-def attention_sizes(fields: Fields, *, head_dim: int | None = None) -> dict[str, Any]:
+
+def attention_sizes(
+    fields: Fields, *, head_dim: int | None = None, defaults: Mapping[str, int] = _NO_DEFAULTS
+) -> dict[str, Any]:
     """The sizes of a decoder: arguments of :class:`~ostinato.llm.config.ModelConfig`.
 
     Args:
         fields: of the file.
         head_dim: of the family where the file has none; ``None``: the width over the heads.
+        defaults: other fields of the family that files may lack.
     """
-    width, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+
+    def size(name: str) -> Any:
+        return fields.size(name, defaults[name]) if name in defaults else fields.size(name)
+
+    width, heads = size("hidden_size"), size("num_attention_heads")
     if head_dim is None and width % heads and "head_dim" not in fields:
         raise fields.error("hidden_size", f"a multiple of the {heads} heads", width)
     features = fields.size("head_dim", head_dim or width // heads)
-    shared = fields.size("num_key_value_heads", heads)
+    shared = fields.size("num_key_value_heads", defaults.get("num_key_value_heads", heads))
     if heads % shared:
         raise fields.error("num_key_value_heads", f"a divisor of the {heads} heads", shared)
     return {
-        "vocabulary": fields.size("vocab_size"),
+        "vocabulary": size("vocab_size"),
         "width": width,
         "heads": heads,
         "kv_heads": shared,
         "head_dim": features,
         "value_dim": features,
-        "hidden": fields.size("intermediate_size"),
-        "context": fields.size("max_position_embeddings"),
+        "hidden": size("intermediate_size"),
+        "context": size("max_position_embeddings"),
     }
 
 

@@ -100,7 +100,13 @@ _BUILT_IN: tuple[Family, ...] = (
     _decoder("qwen2", "Qwen2ForCausalLM", "qwen2"),
     _decoder("qwen3", "Qwen3ForCausalLM", "qwen3"),
     _decoder("gemma2", "Gemma2ForCausalLM", "gemma2", names=dense.gemma_names),
-    _decoder("gemma3", "Gemma3ForCausalLM", "gemma3_text", names=dense.gemma_names),
+    _decoder(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        "Gemma3ForConditionalGeneration",
+        "gemma3_text",
+        names=dense.gemma_names,
+    ),
     _decoder(
         "phi3",
         "Phi3ForCausalLM",

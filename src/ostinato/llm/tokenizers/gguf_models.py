@@ -56,10 +56,15 @@ def byte_level_bpe(vocabulary: Vocabulary, merges: object, pre: PreTokenizer) ->
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    pairs = _pairs(merges, vocabulary)
-    backend = Tokenizer(
-        models.BPE(dict(vocabulary.ids), pairs, ignore_merges=pre.ignore_merges, fuse_unk=False)
-    )
+    pairs = _pairs(merges)
+    try:
+        model = models.BPE(
+            dict(vocabulary.ids), pairs, ignore_merges=pre.ignore_merges, fuse_unk=False
+        )
+    except Exception:
+        _check_merges(merges, vocabulary)
+        raise
+    backend = Tokenizer(model)
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
@@ -67,17 +72,25 @@ def byte_level_bpe(vocabulary: Vocabulary, merges: object, pre: PreTokenizer) ->
     return backend
 
 
-def _pairs(merges: object, vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    if not isinstance(merges, list):
+def _pairs(merges: object) -> list[tuple[str, str]]:
+    """The parts of each merge, before they are compared with the vocabulary."""
+    if not isinstance(merges, list) or not {str}.issuperset(map(type, merges)):
         raise ModelFormatError("tokenizer.ggml.merges is a list of strings")
-    ids, pairs = vocabulary.ids, []
+    # A vocabulary has some hundred thousand of them.
+    split = [merge.split(" ", 1) for merge in merges]
+    if not {2}.issuperset(map(len, split)):
+        number = [len(parts) for parts in split].index(1)
+        raise ModelFormatError(f"merge {number:,} is no pair of tokens: {merges[number]!a:.80}")
+    return list(map(tuple, split))
+
+
+def _check_merges(merges: Any, vocabulary: Vocabulary) -> None:
+    """Name the merge that is not of the vocabulary's tokens."""
+    ids = vocabulary.ids
     for number, merge in enumerate(merges):
-        space = merge.find(" ", 1) if isinstance(merge, str) else -1
-        left, right = (merge[:space], merge[space + 1 :]) if space > 0 else ("", "")
+        left, _, right = merge.partition(" ")
         if left not in ids or right not in ids or left + right not in ids:
             raise ModelFormatError(f"merge {number:,} is no pair of tokens: {merge!a:.80}")
-        pairs.append((left, right))
-    return pairs
 
 
 def sentencepiece_bpe(vocabulary: Vocabulary, unknown: int | None, prefix: bool) -> Any:

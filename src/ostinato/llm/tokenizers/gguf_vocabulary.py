@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ __all__ = ["TokenType", "Vocabulary"]
 #: Tokens of a vocabulary, at most: sixteen times the largest of today.
 _MOST_TOKENS = 1 << 22
 
-#: UTF-8 bytes of a piece, at most.
+#: Characters of a piece, at most.
 _LONGEST_PIECE = 1 << 16
 
 
@@ -56,16 +56,17 @@ class Vocabulary:
             raise ModelFormatError("tokenizer.ggml.tokens is a list of strings, and not empty")
         if len(tokens) > _MOST_TOKENS:
             raise ModelFormatError(f"a vocabulary of {len(tokens):,} tokens is not read")
-        self.pieces = [
-            piece if piece else f"[EMPTY_{number}]" for number, piece in enumerate(tokens)
+        _check(tokens)
+        self.pieces: list[str] = [
+            piece or f"[EMPTY_{number}]" for number, piece in enumerate(tokens)
         ]
-        self.ids: dict[str, int] = {}
-        for number, piece in enumerate(self.pieces):
-            _check(piece, number)
-            if self.ids.setdefault(piece, number) != number:
-                raise ModelFormatError(
-                    f"tokens {self.ids[piece]:,} and {number:,} are both {piece!r:.80}"
-                )
+        self.ids = {piece: number for number, piece in enumerate(self.pieces)}
+        if len(self.ids) < len(tokens):
+            number = next(n for n, piece in enumerate(self.pieces) if self.ids[piece] != n)
+            piece = self.pieces[number]
+            raise ModelFormatError(
+                f"tokens {number:,} and {self.ids[piece]:,} are both {piece!r:.80}"
+            )
         count = len(tokens)
         self.scores = _numbers(scores, "scores", count, 0.0).astype(np.float64)
         if not np.isfinite(self.scores).all():
@@ -79,15 +80,25 @@ class Vocabulary:
         return map(int, np.flatnonzero(np.isin(self.types, kinds)))
 
 
-def _check(piece: object, number: int) -> None:
-    if not isinstance(piece, str):
-        raise ModelFormatError(f"token {number:,} is no string: {piece!r:.80}")
-    try:
-        length = len(piece) if piece.isascii() else len(piece.encode())
-    except UnicodeEncodeError:
-        raise ModelFormatError(f"token {number:,} is no UTF-8: {piece!a:.80}") from None
-    if length > _LONGEST_PIECE:
-        raise ModelFormatError(f"token {number:,} has {length:,} bytes")
+def _check(tokens: list[Any]) -> None:
+    """Check all tokens at once, since there are some hundred thousand, or name the wrong one."""
+    if {str}.issuperset(map(type, tokens)):
+        try:
+            "".join(tokens).encode()
+        except UnicodeEncodeError:
+            pass
+        else:
+            if max(map(len, tokens)) <= _LONGEST_PIECE:
+                return
+    for number, piece in enumerate(tokens):
+        if not isinstance(piece, str):
+            raise ModelFormatError(f"token {number:,} is no string: {piece!r:.80}")
+        if len(piece) > _LONGEST_PIECE:
+            raise ModelFormatError(f"token {number:,} has {len(piece):,} characters")
+        try:
+            piece.encode()
+        except UnicodeEncodeError:
+            raise ModelFormatError(f"token {number:,} is no UTF-8: {piece!a:.80}") from None
 
 
 def _numbers(

@@ -164,6 +164,8 @@ class AttentionVocabulary(LinalgVocabulary[T], ReductionVocabulary[T], IndexingV
         softcap: float | None = None,
         window: int | None = None,
         sinks: Any = None,
+        key_scales: Any = None,
+        value_scales: Any = None,
     ) -> T:
         """Causal attention of rows of many sequences to keys and values in blocks of a pool.
 
@@ -184,11 +186,16 @@ class AttentionVocabulary(LinalgVocabulary[T], ReductionVocabulary[T], IndexingV
             softcap: scores become ``softcap * tanh(scores / softcap)``.
             window: a row attends to the last so many positions alone, its own included.
             sinks: see :meth:`attention`.
+            key_scales, value_scales: with pools of int8, and only then, factors of all features of
+                a key or value: floats ``[blocks, T, key_heads]``.
 
         Returns:
             ``[rows, heads, value_dim]`` in the dtype of ``q``; pools may have another float dtype.
         """
-        given = (q, keys, values, table, sequence, position, sinks)
+        if (key_scales is None) != (value_scales is None):
+            raise GraphError("key_scales and value_scales go together; one of them is missing")
+        scales = (key_scales, value_scales)
+        given = (q, keys, values, table, sequence, position, *scales, sinks)
         return self._one(
             paged_attention.PAGED_ATTENTION,
             *(self._typed(x)[0] for x in given if x is not None),

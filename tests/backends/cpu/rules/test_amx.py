@@ -348,8 +348,12 @@ def test_siblings_all_use_tiles_or_none_does(lowered: Lowered) -> None:
 
 
 @needs_avx512
-def test_off_unless_wanted_and_detected() -> None:
-    graph = matmul(64, 64, 128)
+def test_bytes_where_detected_and_bfloat16_where_wanted() -> None:
+    graph, of_bytes = matmul(64, 64, 128), matmul(64, 64, 128, "int8", "uint8")
+    assert gemm(of_bytes, EMULATED).amx
+    assert not gemm(of_bytes, EMULATED, amx=False).amx
+    assert not gemm(of_bytes, HOST).amx
+    assert not gemm(graph, EMULATED, amx=False).amx
     assert not gemm(graph, EMULATED).amx
     assert not gemm(graph, HOST, amx=True).amx
     assert "tdp" not in code(gemm(graph, EMULATED), EMULATED)

@@ -42,6 +42,10 @@ def attend(
         g.input("sequence", (rows,), "int32"),
         g.input("position", (rows,), "int32"),
     ]
+    if pool == "int8":
+        shape = (*blocks, heads[1])
+        options["key_scales"] = g.input("key_scales", shape, "float32")
+        options["value_scales"] = g.input("value_scales", shape, "float16")
     if sinks:
         options["sinks"] = g.input("sinks", (heads[0],))
     g.set_outputs([g.paged_attention(*operands, **options)])
@@ -56,6 +60,10 @@ def arrays_of(g: Graph, rows: int) -> dict[str, Array]:
         shape = tuple(dim if isinstance(dim, int) else rows for dim in value.shape)
         if value.dtype.is_float:
             arrays[name] = rng.standard_normal(shape).astype(value.dtype.numpy)
+        elif name in ("keys", "values"):
+            arrays[name] = rng.integers(-127, 128, shape).astype(np.int8)
+        if name.endswith("scales"):
+            arrays[name] /= 100
     sequences, pages = g.inputs["table"].shape
     blocks, positions = g.inputs["keys"].shape[:2]
     order = np.resize(rng.permutation(blocks), sequences * pages)
@@ -73,6 +81,8 @@ CASES: list[dict[str, Any]] = [
     {"heads": (80, 1), "depth": (8, 130), "blocks": (5, 16), "softcap": 3.0, "scale": 0.3},
     {"dtype": "float64", "pool": "float64", "window": 300, "sinks": True},
     {"dtype": "bfloat16", "rows": 33, "blocks": (40, 16), "table": (2, 20)},
+    {"pool": "int8", "sinks": True, "window": 200},
+    {"pool": "int8", "heads": (3, 1), "blocks": (9, 5), "depth": (20, 33)},
     {"rows": 0},
 ]
 
@@ -117,6 +127,7 @@ def test_blocks_and_places_that_no_row_attends_to_are_not_read(lowered: Lowered)
         {},
         {"heads": (9, 3), "window": 130, "sinks": True},
         {"heads": (8, 1), "softcap": 4.0, "pool": "float32", "depth": (40, 64)},
+        {"heads": (4, 4), "pool": "int8"},
     ],
     ids=str,
 )
@@ -147,7 +158,8 @@ def test_a_row_has_the_same_bits_in_any_company(
     np.testing.assert_array_equal(mixed[others == 1], alone[others == 1])
     # In other blocks.
     order = np.random.default_rng(1).permutation(len(arrays["keys"]))
-    moved = {name: arrays[name][order] for name in ("keys", "values")}
+    pools = ("keys", "values", "key_scales", "value_scales")
+    moved = {name: arrays[name][order] for name in pools if name in arrays}
     table = np.argsort(order)[arrays["table"]].astype(np.int32)
     np.testing.assert_array_equal(chunk(slice(0, 80), table=table, **moved), alone)
 
@@ -164,6 +176,27 @@ def test_pools_are_read_in_place(lowered: Lowered) -> None:
     run = lowered(attend(pool="bfloat16"), "host")
     (kernel,) = run.kernels
     assert kernel.args[kernel.k.buffer].dtype == DType.parse("bfloat16")
+
+
+def test_rows_are_written_into_pools_in_place() -> None:
+    """Between the rows and the result there is no copy of a pool, nor memory for one."""
+    g = Graph()
+    rows = g.input("rows", (ROWS, 2, 64))
+    place = g.input("place", (ROWS, 2), "int64")
+    pools = []
+    for name in ("keys", "values"):
+        pool = g.state(name, (64, 64, 2, 64), "bfloat16")
+        pools.append(g.scatter_nd(pool, place, g.cast(rows, "bfloat16")))
+        g.assign(pool, pools[-1])
+    numbers = [g.input(name, shape, "int32") for name, shape in (("t", (1, 8)), ("s", (ROWS,)))]
+    g.set_outputs([g.paged_attention(rows, *pools, *numbers, g.input("p", (ROWS,), "int32"))])
+    compiled = ost.Session("cpu").compile(g)
+    names = [kernel.name for kernel in compiled.plan.kernels]
+    assert names.count("scatter_nd") == 2
+    assert names[-1] == "paged_attention"
+    assert not any("copy" in name for name in names)
+    assert compiled.plan.memory.arena_bytes < 64 * 64 * 2 * 64 * 2
+    assert compiled.plan.memory.state_bytes == 2 * 64 * 64 * 2 * 64 * 2
 
 
 def test_pools_across_memory_are_copied(lowered: Lowered) -> None:

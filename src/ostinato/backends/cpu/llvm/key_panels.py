@@ -17,7 +17,7 @@ from ostinato.dtypes import INT64
 from ostinato.lower.loopir.nodes import Load, max_extent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ostinato.backends.cpu.llvm.kernel import KernelFunction
     from ostinato.backends.cpu.llvm.scalars import Scalars
@@ -170,6 +170,7 @@ def pack_keys(
     depth: int,
     panel: tuple[ir.Value, int, DType],
     within: ir.Value,
+    scales: Sequence[Lane] = (),
 ) -> None:
     """Transpose a few keys into a panel, square by square.
 
@@ -179,6 +180,7 @@ def pack_keys(
         depth: how many features there are.
         panel: its address, the keys that it has room for, and its dtype.
         within: the place of the first key in it.
+        scales: of each key, factors of its features; none of any.
     """
     b, size = builder, len(rows)
     target, pitch, acc = panel
@@ -186,6 +188,8 @@ def pack_keys(
     def square(at: ir.Value, features: int) -> None:
         mask = first_lanes(b, I64(features), size) if features < size else None
         lanes = [load(b, row, dtype, at, size, mask).astype(acc) for row in rows]
+        if scales:
+            lanes = [lane * scale for lane, scale in zip(lanes, scales, strict=True)]
         for number, lane in enumerate(transposed(lanes)[:features]):
             place = b.add(b.mul(b.add(at, I64(number)), I64(pitch)), within)
             store(b, target, acc, place, lane)

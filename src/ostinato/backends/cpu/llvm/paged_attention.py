@@ -23,7 +23,7 @@ from ostinato.backends.cpu.llvm.kernel import (
 )
 from ostinato.backends.cpu.llvm.key_panels import first_lanes, pack_keys
 from ostinato.backends.cpu.llvm.lanes import Lane, broadcast, where
-from ostinato.backends.cpu.llvm.memory import address, splat, store
+from ostinato.backends.cpu.llvm.memory import address, prefetch, splat, store
 from ostinato.backends.cpu.llvm.microkernel import tile_dims
 from ostinato.backends.cpu.llvm.namespace import LaneNamespace
 from ostinato.backends.cpu.llvm.online_softmax import OnlineSoftmax
@@ -33,7 +33,7 @@ from ostinato.backends.cpu.llvm.transpose import square_size
 from ostinato.backends.cpu.llvm.types import I1, I8, I64
 from ostinato.dtypes import BOOL, INT64
 from ostinato.lower.loopir.builder import symbols_of
-from ostinato.lower.loopir.nodes import Scalar, extent_of, max_extent
+from ostinato.lower.loopir.nodes import Load, Scalar, extent_of, max_extent
 from ostinato.records import dataclass
 from ostinato.variables import Symbol, axis
 
@@ -48,6 +48,12 @@ if TYPE_CHECKING:
 __all__ = ["render"]
 
 _XP = LaneNamespace()
+
+#: Bytes of a cache line.
+_LINE = 64
+
+#: Positions of a block from which the time that they take is enough for the next to arrive.
+_FEWEST_AHEAD = 32
 
 
 def render(attention: PagedAttentionKernel, name: str, target: TargetSpec) -> ir.Module:
@@ -308,20 +314,28 @@ class _Renderer:
 
         def square(within: ir.Value) -> None:
             start = b.add(begin, within)
-            page = None
+            page = following = None
             if positions % side == 0:
-                page = self._page(run, b.udiv(start, I64(positions)))
-            keys = []
+                at = b.udiv(start, I64(positions))
+                page, following = self._page(run, at), self._following(run, at)
+            keys, scales = [], []
             for number in range(side):
                 key = self._least(b.add(start, I64(number)), last)
-                keys.append(self._key(run, key, page))
+                scope = self._key(run, key, page)
+                k = attention.k
+                keys.append(self.scalars.address(k.buffer, k.dtype, k.index, scope))
+                if attention.k_scale is not None:
+                    scales.append(self.scalars.value(attention.k_scale, scope))
+                if following is not None:
+                    place = b.urem(b.add(start, I64(number)), I64(positions))
+                    self._prefetch(following, attention.k, attention.depth, place)
             panel = self.scratch["keys"], size, self.acc
-            pack_keys(b, keys, attention.k.dtype, depth, panel, within)
+            pack_keys(b, keys, attention.k.dtype, depth, panel, within, scales)
 
         counted_loop(b, I64(0), count, side, square, name="square")
 
-    def _key(self, run: _Run, key: ir.Value, page: Scope | None) -> ir.Value:
-        """The address of a key.
+    def _key(self, run: _Run, key: ir.Value, page: Scope | None) -> Scope:
+        """A scope that knows where a key is, and its first feature.
 
         Args:
             page: of its block, if that is known.
@@ -330,8 +344,7 @@ class _Renderer:
         positions = I64(max_extent(attention.place))
         inside = page or self._page(run, b.udiv(key, positions))
         symbols = {attention.place: b.urem(key, positions), attention.depth: I64(0)}
-        k, scope = attention.k, inside.child(symbols=symbols)
-        return self.scalars.address(k.buffer, k.dtype, k.index, scope)
+        return inside.child(symbols=symbols)
 
     def _page(self, run: _Run, page: ir.Value) -> Scope:
         """A scope that knows the block of a page of the run's sequence."""
@@ -340,6 +353,21 @@ class _Renderer:
         number = self.scalars.value(attention.table, scope).astype(INT64).value
         block = self._clamped(number, I64(max_extent(attention.block)))
         return run.scope.child(symbols={attention.block: block})
+
+    def _following(self, run: _Run, page: ir.Value) -> Scope | None:
+        """The scope of the next page, or of the last one, if it is worth to prefetch."""
+        positions = max_extent(self.attention.place)
+        if not self.attention.prefetches or positions < _FEWEST_AHEAD:
+            return None
+        last = self.builder.udiv(self._greatest(run.highest, I64(0)), I64(positions))
+        return self._page(run, self._least(self.builder.add(page, I64(1)), last))
+
+    def _prefetch(self, page: Scope, element: Load, features: Symbol, place: ir.Value) -> None:
+        """Prefetch the features of a key or value."""
+        scope = page.child(symbols={self.attention.place: place, features: I64(0)})
+        start = self.scalars.address(element.buffer, element.dtype, element.index, scope)
+        for distance in range(0, max_extent(features) * element.dtype.itemsize, _LINE):
+            prefetch(self.builder, start, I64(distance))
 
     # -- values -----------------------------------------------------------------------------
 
@@ -362,12 +390,14 @@ class _Renderer:
 
         def page(at: ir.Value) -> None:
             base = b.mul(at, positions)
-            inside = self._page(run, at)
+            inside, following = self._page(run, at), self._following(run, at)
             start = self._greatest(seen, base)
             end = self._least(stop, b.add(base, positions))
 
             def value(key: ir.Value) -> None:
                 scope = inside.child(symbols={attention.place: b.sub(key, base)})
+                if following is not None and number == 0:
+                    self._prefetch(following, attention.v, attention.column, b.sub(key, base))
                 target = b.mul(b.sub(key, first), I64(panel))
                 vectors = dict(self._vectors(scope, attention.column, width))
                 for within in range(0, panel, width):
@@ -375,6 +405,8 @@ class _Renderer:
                     vector = vectors.get(number * panel + within)
                     if vector is not None:
                         lane = self.scalars.value(attention.v, vector).astype(self.acc)
+                        if attention.v_scale is not None:
+                            lane = lane * self.scalars.value(attention.v_scale, scope)
                     place = b.add(target, I64(within))
                     store(b, self.scratch["values"], self.acc, place, broadcast(lane, width))
 

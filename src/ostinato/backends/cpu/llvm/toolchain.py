@@ -77,11 +77,12 @@ class TargetSpec:
         return _host()
 
     @staticmethod
-    def named(level: str, *, amx: bool = False) -> TargetSpec:
+    def named(level: str, *, amx: bool | None = False) -> TargetSpec:
         """One of :data:`LEVELS`: the host, or an x86 level at or below it.
 
         Args:
-            amx: ask the system for permission to use AMX; the host has it if that is granted.
+            amx: unless ``False``, ask the system for permission to use AMX; the host has it if that
+                is granted.
 
         Raises:
             DeviceUnavailableError: no such level, or this machine cannot run it.
@@ -92,7 +93,7 @@ class TargetSpec:
             )
         host = _host()
         if level == "host":
-            return _host_with_amx() if amx else host
+            return host if amx is False else _host_with_amx()
         if not host.triple.startswith("x86_64") or host.vector_bytes < _X86_VECTOR_BYTES[level]:
             raise DeviceUnavailableError(f"this machine ({host.cpu}) cannot run {level} code")
         features = _PREFER_512_BITS if level == "avx512" else ""

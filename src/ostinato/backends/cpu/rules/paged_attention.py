@@ -23,6 +23,7 @@ from ostinato.lower.loopir.builder import cast, symbols_of
 from ostinato.lower.loopir.dependences import accesses_of_scalars, accesses_of_statements
 from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Store, extent_of, max_extent
 from ostinato.lower.loopir.views import linear_index
+from ostinato.ops.paged_attention import scales_and_sinks
 from ostinato.records import dataclass
 from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, coefficient, floor_div, minimum
 
@@ -68,10 +69,13 @@ class PagedAttentionKernel(CpuKernel):
         v: the element of the values at ``block``, ``place``, ``shared`` and ``column``.
         table: the number of a block at ``owner`` and ``page``.
         sequence, position: the numbers of a ``row``.
+        k_scale, v_scale: the factors of a key and of a value, at ``block``, ``place`` and
+            ``shared``; ``None`` where there are none.
         sink: at ``shared`` and ``member``, a score that counts without a key, if there is one.
         scale, softcap, window: see the op ``attention``.
         store: over ``row``, ``shared``, ``member`` and ``column``; ``Accumulator`` is the result.
         tiles: the tile sizes of the two matmuls; ``block`` counts stacked rows.
+        prefetches: whether each block of a pool is prefetched while the one before it is used.
         variables: the graph's Variables in the order of ``vars``.
     """
 
@@ -91,12 +95,15 @@ class PagedAttentionKernel(CpuKernel):
     table: Scalar
     sequence: Scalar
     position: Scalar
+    k_scale: Scalar | None
+    v_scale: Scalar | None
     sink: Scalar | None
     scale: float
     softcap: float | None
     window: int | None
     store: Store
     tiles: AttentionTiles
+    prefetches: bool
     variables: tuple[Symbol, ...] = ()
 
     renderer: ClassVar[str] = "paged_attention"
@@ -110,11 +117,12 @@ class PagedAttentionKernel(CpuKernel):
             text.line(1, f"{name} {text.axis(getattr(self, name))}")
         for name in ("owner", "page"):
             text.line(1, f"{name} {text.axis(getattr(self, name))}")
-        text.line(1, f"{self.tiles}")
+        text.line(1, f"{self.tiles}, prefetches={self.prefetches}")
         for name in ("q", "k", "v", "table", "sequence", "position"):
             text.named(name, [getattr(self, name)])
-        if self.sink is not None:
-            text.named("sink", [self.sink])
+        for name in ("k_scale", "v_scale", "sink"):
+            if (scalar := getattr(self, name)) is not None:
+                text.named(name, [scalar])
         options = f"softcap={self.softcap!r}, window={self.window}"
         text.line(1, f"accumulate {self.acc.short}, scale={self.scale!r}, {options}")
         text.statement(self.store)
@@ -122,8 +130,11 @@ class PagedAttentionKernel(CpuKernel):
     @property
     def operands(self) -> tuple[Scalar, ...]:
         """The elements that it reads."""
-        every = (self.q, self.k, self.v, self.table, self.sequence, self.position, self.sink)
-        return tuple(scalar for scalar in every if scalar is not None)
+        optional = (self.k_scale, self.v_scale, self.sink)
+        return (
+            *(self.q, self.k, self.v, self.table, self.sequence, self.position),
+            *(scalar for scalar in optional if scalar is not None),
+        )
 
     def accesses(self) -> Iterator[Access]:
         yield from accesses_of_scalars(self.operands)
@@ -252,7 +263,8 @@ def _kernel(
     outputs: Outputs,
 ) -> PagedAttentionKernel:
     """The kernel of a ``paged_attention`` node."""
-    q, keys, values, table, sequence, position, *sinks = node.inputs
+    q, keys, values, table, sequence, position = node.inputs[:6]
+    scales, sinks = scales_and_sinks(node.inputs)
     acc, attrs = q.dtype.accumulator, node.attrs
     rows, heads, features = q.shape
     blocks, places, groups = keys.shape[:3]
@@ -276,6 +288,9 @@ def _kernel(
     block_symbol, place_symbol, owner_symbol, page_symbol = symbols_of((block, place, owner, page))
     q_element = cast(build.at(q, (row, head, depth)), acc)
     sink = cast(build.at(sinks[0], (head,)), acc) if sinks else None
+    k_scale, v_scale = (
+        [cast(build.at(x, (block, place, shared)), acc) for x in scales] if scales else (None, None)
+    )
     table_element = build.at(table, (owner, page))
     sequence_element, position_element = (build.at(x, (row,)) for x in (sequence, position))
     return PagedAttentionKernel(
@@ -295,11 +310,14 @@ def _kernel(
         table=table_element,
         sequence=sequence_element,
         position=position_element,
+        k_scale=k_scale,
+        v_scale=v_scale,
         sink=sink,
         scale=scale,
         softcap=attrs["softcap"],
         window=attrs["window"],
         store=Store(target, linear_index(result.shape, (row, head, column)), Accumulator(acc)),
         tiles=_tiles(node, registers),
+        prefetches=registers.prefetches,
         variables=variables,
     )
