@@ -319,3 +319,14 @@ def test_the_example_runs(folder: Path) -> None:
     command = [sys.executable, str(script), str(folder), "--threads", "1", "--tokens", "60"]
     found = subprocess.run(command, capture_output=True, check=True, text=True)
     assert "each the same as alone: True" in found.stdout
+
+
+def test_a_process_may_end_in_the_middle_of_an_answer(folder: Path) -> None:
+    code = (
+        "import sys, ostinato as ost; model = ost.llm.load(sys.argv[1], threads=1, context=256)\n"
+        "stream = model.stream('a', max_tokens=250, ignore_eos=True); next(stream); print('end')"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout == "end\n"
+    assert not found.stderr
