@@ -71,7 +71,9 @@ class Table:
         return [replace(request, salt=f"{salt} {n}") for n, request in enumerate(self.asked)]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "smollm2"])
+@pytest.fixture(
+    scope="module", params=["llama", "gemma3", pytest.param("smollm2", marks=pytest.mark.slow)]
+)
 def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Table:
     if request.param == "smollm2":
         return Table(model_file(SMOLLM2))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -240,9 +242,6 @@ def test_a_model_without_template_does_not_chat(tmp_path: Path) -> None:
 
 
 def test_importing_ostinato_imports_no_language_models() -> None:
-    import subprocess
-    import sys
-
     code = "import sys, ostinato; print([m for m in sys.modules if 'ostinato.llm' in m])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert found.stdout.strip() == "[]"
@@ -313,3 +312,21 @@ def test_smollm2_answers() -> None:
         again = model.chat([{"role": "system", "content": "Answer."}, *prompt], **arguments)
         assert again.tokens == first.tokens
         assert again.usage.cached == first.usage.prompt - 1
+
+
+def test_the_example_runs(folder: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / "language_model.py"
+    command = [sys.executable, str(script), str(folder), "--threads", "1", "--tokens", "60"]
+    found = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert "each the same as alone: True" in found.stdout
+
+
+def test_a_process_may_end_in_the_middle_of_an_answer(folder: Path) -> None:
+    code = (
+        "import sys, ostinato as ost; model = ost.llm.load(sys.argv[1], threads=1, context=256)\n"
+        "stream = model.stream('a', max_tokens=250, ignore_eos=True); next(stream); print('end')"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout == "end\n"
+    assert not found.stderr

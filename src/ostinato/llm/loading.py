@@ -91,6 +91,8 @@ def load(
     """
     _check_count("sequences", sequences)
     checked_kv_dtype(kv_dtype)
+    if draft is not None and not isinstance(draft, LLM | NGrams):
+        raise InputError(f"draft is an LLM or NGrams, got {type(draft).__name__}")
     budget = None if expert_budget is None else byte_count("expert_budget", expert_budget)
     path = _path_of(model, offline, progress)
     checkpoint = open_checkpoint(path, weights=weights)

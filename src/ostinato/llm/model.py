@@ -417,8 +417,6 @@ class LLM:
     def _check_draft(self, draft: LLM | NGrams | None) -> None:
         if draft is None:
             return
-        if not isinstance(draft, LLM | NGrams):
-            raise InputError(f"draft is an LLM or NGrams, got {type(draft).__name__}")
         if self._recurrent:
             raise UnsupportedOpError(
                 f"{self.config.architecture}: speculation would have to take back recurrent "

@@ -65,6 +65,7 @@ class Adjustments:
             self._counted -= 1
             self._count(self._counted, -1)
             self._count(self._counted - self._window, 1)
+            self._drop_last()
 
     def write(self, inputs: StepArrays, at: int, pick: int) -> int:
         """Write the entries for a pick from position ``at`` on; the position behind them."""
@@ -89,6 +90,14 @@ class Adjustments:
         self._penalty[entry] = (
             sampling.presence_penalty + sampling.frequency_penalty * answered if answered else 0.0
         )
+
+    def _drop_last(self) -> None:
+        """Drop the newest entries while they are neutral: those of guesses that were wrong."""
+        while self._entries:
+            token, entry = next(reversed(self._entries.items()))
+            if self._seen[entry] or self._bias[entry]:
+                return
+            del self._entries[token]
 
     def _entry(self, token: int) -> int:
         entry: Any = self._entries.get(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
 from collections import deque
 from math import inf
@@ -192,6 +193,8 @@ class Engine:
         self._of: dict[Sequence, _Request] = {}
         self._thread = Thread(target=self._run, name="ostinato-engine", daemon=True)
         self._thread.start()
+        # A step must not run while the interpreter takes its memory away.
+        atexit.register(self.close)
 
     # -- for all threads -------------------------------------------------------------------------
 
@@ -383,6 +386,7 @@ class Engine:
             self._closing = True
             self._wake.notify_all()
         self._thread.join()
+        atexit.unregister(self.close)
 
     # -- admission -------------------------------------------------------------------------------
 
