@@ -338,13 +338,14 @@ class Block:
 
         Args:
             q: float32 queries.
-            keys, values: pools; see :meth:`cached`.
+            keys, values: pools; see :meth:`cached`. Values may be a part of the keys.
             sinks: a score of each head that takes weight and adds nothing, float32 ``[heads]``.
         """
         config = self.config
         if isinstance(self.tokens, TextRows):
             return text_attention(self, self.tokens, (q, keys, values), sinks)
-        rows = self.rows
+        rows, scales = self.rows, self.builder.scales
+        factors = scales.get(keys)
         return self.g.paged_attention(
             q,
             keys,
@@ -356,8 +357,8 @@ class Block:
             softcap=config.attention_softcap,
             window=self.layer.window,
             sinks=sinks,
-            key_scales=self.builder.scales.get(keys),
-            value_scales=self.builder.scales.get(values),
+            key_scales=factors,
+            value_scales=scales.get(values, factors),
         )
 
 
