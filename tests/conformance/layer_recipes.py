@@ -85,6 +85,14 @@ def _packed_block_matmul(d: Draw, dtype: str) -> Value:
     return d.g.packed_block_matmul(q, scales, d.g.sum(groups, axis=-1), w, name)
 
 
+def _packed_grouped_matmul(d: Draw, dtype: str) -> Value:
+    rows, experts, blocks, n = d.size(), d.integer(1, 9), d.integer(1, 3), d.size()
+    name, w = _packed(d, experts * n, blocks)
+    matrices = d.g.reshape(w, (experts, n, blocks * FORMATS[name].nbytes))
+    x = d.of((rows, blocks * FORMATS[name].size), dtype)
+    return d.g.packed_grouped_matmul(x, matrices, d.ids((rows,), experts, beyond=False), name)
+
+
 def _packed_embedding(d: Draw, dtype: str) -> Value:
     rows = max(1, d.size())
     name, w = _packed(d, rows, d.integer(1, 3))
@@ -470,6 +478,9 @@ LAYERS: dict[str, tuple[Recipe, Sequence[str]]] = {
     "blockwise_matmul": (_blockwise_matmul, ("float32",)),
     "packed_matmul": (_packed_matmul, FLOATS[:3]),
     "packed_block_matmul": (_packed_block_matmul, ("float32",)),
+    "packed_grouped_matmul": (_packed_grouped_matmul, FLOATS[:3]),
+    # What the op above becomes; it has no method of its own.
+    "packed_grouped_block_matmul": (_packed_grouped_matmul, ("float32",)),
     "packed_embedding": (_packed_embedding, FLOATS),
     "dequantize_packed": (_dequantize_packed, FLOATS),
     "conv": (_conv, (*FLOATS, "int32")),

@@ -40,6 +40,7 @@ _FAMILIES = (
     "packed_weights",
     "affine",
     "moe",
+    "packed_experts",
     "control",
 )
 

@@ -357,5 +357,5 @@ FAMILY: tuple[Op, ...] = (GROUPED_MATMUL, EXPERT_MLP, MOE)
 
 #: By op, the operands that are numbers of experts, and a matrix for each expert.
 NUMBERED: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
-    {GROUPED_MATMUL.name: (2, 1), EXPERT_MLP.name: (1, 3)}
+    {GROUPED_MATMUL.name: (2, 1), EXPERT_MLP.name: (1, 3), "packed_grouped_matmul": (2, 1)}
 )

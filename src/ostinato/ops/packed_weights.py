@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ostinato.variables import Dim
 
 __all__ = [
+    "ACTIVATION_DTYPES",
     "DEQUANTIZE_PACKED",
     "FAMILY",
     "PACKED_BLOCK_MATMUL",
@@ -37,9 +38,15 @@ __all__ = [
     "PackedBlockMatmul",
     "PackedEmbedding",
     "PackedMatmul",
+    "bitcast",
+    "bits_as_float16",
+    "expect_format",
+    "matrix_rows",
+    "rounded",
 ]
 
-_FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+#: The dtypes that matmuls with packed weights take activations in.
+ACTIVATION_DTYPES = (FLOAT32, FLOAT16, BFLOAT16)
 
 
 class DequantizePacked(Op):
@@ -55,7 +62,7 @@ class DequantizePacked(Op):
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 1)
-        (x,), form = operands, _format(self, attrs)
+        (x,), form = operands, expect_format(self, attrs)
         shape = attrs.get("shape")
         known = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
         self.expect(known, f"shape is a tuple of known sizes, got {shape!r}")
@@ -69,17 +76,17 @@ class DequantizePacked(Op):
         return (TensorType(dtype, shape),)
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
-        decoded = self._rule(xp, partial(_bits_of, xp), *operands, **attrs)
+        decoded = self._rule(xp, partial(bits_as_float16, xp), *operands, **attrs)
         return xp.cast(xp.cast(decoded, FLOAT32), attrs["dtype"])  # the oracle's is wider
 
     def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
-        return g.cast(self._rule(g, partial(_bitcast, g), *operands, **attrs), attrs["dtype"])
+        return g.cast(self._rule(g, partial(bitcast, g), *operands, **attrs), attrs["dtype"])
 
     @staticmethod
     def _rule(
         xp: Any, bitcast: Callable[[Any], Any], x: Any, *, format: str, shape: Any, dtype: DType
     ) -> Any:
-        return _rows(xp, bitcast, x, FORMATS[format], shape)
+        return matrix_rows(xp, bitcast, x, FORMATS[format], shape)
 
 
 class PackedEmbedding(Op):
@@ -96,17 +103,17 @@ class PackedEmbedding(Op):
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 2)
-        (ids, w), form, dtype = operands, _format(self, attrs), _result_dtype(self, attrs)
+        (ids, w), form, dtype = operands, expect_format(self, attrs), _result_dtype(self, attrs)
         self.expect(ids.dtype.is_integer, f"ids are integers, got {ids}")
         _, depth = _weights(self, w, form)
         return (TensorType(dtype, (*ids.shape, depth)),)
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
-        decoded = self._rule(xp, partial(_bits_of, xp), *operands, **attrs)
+        decoded = self._rule(xp, partial(bits_as_float16, xp), *operands, **attrs)
         return xp.cast(xp.cast(decoded, FLOAT32), attrs["dtype"])  # the oracle's is wider
 
     def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
-        return g.cast(self._rule(g, partial(_bitcast, g), *operands, **attrs), attrs["dtype"])
+        return g.cast(self._rule(g, partial(bitcast, g), *operands, **attrs), attrs["dtype"])
 
     @staticmethod
     def _rule(
@@ -115,7 +122,7 @@ class PackedEmbedding(Op):
         form = FORMATS[format]
         rows = xp.take(w, ids, axis=0)
         depth = w.shape[1] // form.nbytes * form.size
-        return _rows(xp, bitcast, rows, form, (*ids.shape, depth))
+        return matrix_rows(xp, bitcast, rows, form, (*ids.shape, depth))
 
 
 class PackedBlockMatmul(Op):
@@ -137,7 +144,7 @@ class PackedBlockMatmul(Op):
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 4)
         q, q_scales, q_sums, w = operands
-        form = _format(self, attrs)
+        form = expect_format(self, attrs)
         rows, depth = _weights(self, w, form)
         self.expect(q.dtype == INT8 and q.ndim > 0, f"q is int8 with rows, got {q}")
         self.expect(q.shape[-1] == depth, f"q has rows of {q.shape[-1]}, w of {depth} elements")
@@ -150,10 +157,10 @@ class PackedBlockMatmul(Op):
         return (TensorType(FLOAT32, (*lead, rows)),)
 
     def evaluate(self, xp: Any, *operands: Any, **attrs: Attr) -> Any:
-        return self._rule(xp, partial(_bits_of, xp), *operands, **attrs)
+        return self._rule(xp, partial(bits_as_float16, xp), *operands, **attrs)
 
     def decompose(self, g: Any, operands: Sequence[Value], attrs: dict[str, Attr]) -> Any:
-        return self._rule(g, partial(_bitcast, g), *operands, **attrs)
+        return self._rule(g, partial(bitcast, g), *operands, **attrs)
 
     def flops(self, operands: Sequence[TensorType], attrs: dict[str, Attr]) -> Dim:
         return operands[0].size * operands[3].shape[0] * 2
@@ -174,7 +181,7 @@ class PackedBlockMatmul(Op):
         blocks = depth // form.size
         parts = xp.reshape(xp.cast(q, FLOAT32), (*lead, blocks, form.size))
         scaled = parts * xp.reshape(q_scales, (*lead, blocks, 1))
-        weights = _rows(xp, bitcast, w, form, (rows, depth))
+        weights = matrix_rows(xp, bitcast, w, form, (rows, depth))
         left = xp.reshape(scaled, (*lead, depth))
         return xp.matmul(left, xp.permute_dims(weights, (1, 0)))
 
@@ -193,9 +200,11 @@ class PackedMatmul(Op):
 
     def infer(self, *operands: TensorType, **attrs: Attr) -> tuple[TensorType, ...]:
         self.expect_count(operands, 2)
-        (x, w), form = operands, _format(self, attrs)
+        (x, w), form = operands, expect_format(self, attrs)
         rows, depth = _weights(self, w, form)
-        self.expect(x.dtype in _FLOATS, f"x is float32, float16 or bfloat16, got {x.dtype}")
+        self.expect(
+            x.dtype in ACTIVATION_DTYPES, f"x is float32, float16 or bfloat16, got {x.dtype}"
+        )
         self.expect(x.ndim > 0, "expected rows, got a scalar")
         self.expect(x.shape[-1] == depth, f"x has rows of {x.shape[-1]}, w of {depth} elements")
         self.expect(depth > 0, "nothing to sum over: w has no elements")
@@ -214,17 +223,20 @@ class PackedMatmul(Op):
 
     @staticmethod
     def _rule(xp: Any, multiply: Callable[..., Any], x: Any, w: Any, *, format: str) -> Any:
-        form = FORMATS[format]
-        lead, depth = tuple(x.shape[:-1]), x.shape[-1]
-        blocks = depth // form.size
-        q, scale = by_magnitude(xp, xp.reshape(x, (*lead, blocks, form.size)))
-        groups = xp.reshape(xp.cast(q, INT32), (*lead, depth // form.group, form.group))
-        sums = xp.sum(groups, axis=-1)
-        scales = xp.reshape(scale, (*lead, blocks))
-        return multiply(xp.reshape(q, (*lead, depth)), scales, sums, w, format=format)
+        return multiply(*rounded(xp, x, FORMATS[format]), w, format=format)
 
 
-def _rows(
+def rounded(xp: Any, x: Any, form: BlockFormat) -> tuple[Any, Any, Any]:
+    """Rows of ``x`` as 8-bit integers, the scale of each block, and the sum of each group."""
+    lead, depth = tuple(x.shape[:-1]), x.shape[-1]
+    blocks = depth // form.size
+    q, scale = by_magnitude(xp, xp.reshape(x, (*lead, blocks, form.size)))
+    groups = xp.reshape(xp.cast(q, INT32), (*lead, depth // form.group, form.group))
+    sums = xp.sum(groups, axis=-1)
+    return xp.reshape(q, (*lead, depth)), xp.reshape(scale, (*lead, blocks)), sums
+
+
+def matrix_rows(
     xp: Any, bitcast: Callable[[Any], Any], packed: Any, form: BlockFormat, shape: Sequence[Dim]
 ) -> Any:
     """The elements of ``packed`` in the shape that they are to have."""
@@ -232,18 +244,25 @@ def _rows(
     return xp.reshape(elements(xp, blocks, form, bitcast), tuple(shape))
 
 
-def _bits_of(xp: Any, bits: Any) -> Any:
+def bits_as_float16(xp: Any, bits: Any) -> Any:
+    """Bits as float16, of arrays."""
     return xp.bitcast(bits, UINT16, FLOAT16)
 
 
-def _bitcast(g: Any, bits: Any) -> Any:
+def bitcast(g: Any, bits: Any) -> Any:
+    """Bits as float16, of values of a graph."""
     return g.bitcast(bits, FLOAT16)
 
 
 # -- what is checked -------------------------------------------------------------------------------
 
 
-def _format(op: Op, attrs: dict[str, Attr]) -> BlockFormat:
+def expect_format(op: Op, attrs: dict[str, Attr]) -> BlockFormat:
+    """The format that the attributes of ``op`` name.
+
+    Raises:
+        GraphError: there is none that is computed packed.
+    """
     name = attrs.get("format")
     form = FORMATS.get(name) if isinstance(name, str) else None
     listed = ", ".join(name for name, form in FORMATS.items() if form.computed)

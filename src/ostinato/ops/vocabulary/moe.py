@@ -18,9 +18,10 @@ from ostinato.ops.vocabulary.order import OrderVocabulary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ostinato.ops import moe
+    from ostinato.ops import moe, packed_experts
 else:
     moe = LazyModule("ostinato.ops.moe")
+    packed_experts = LazyModule("ostinato.ops.packed_experts")
 
 __all__ = ["MoeVocabulary"]
 
@@ -63,6 +64,24 @@ class MoeVocabulary(OrderVocabulary[T]):
         last = self.slice(self.cast(ends, INT64), [-1], [None])
         inside = self.expand_dims(self.less(line, last), -1)
         return self.where(inside, product, 0)
+
+    def packed_grouped_matmul(self, x: Any, w: Any, expert_ids: Any, format: str) -> T:
+        """Row ``i`` of ``x``, rounded to 8 bits by blocks, times ``w[expert_ids[i]].T``.
+
+        Args:
+            x: float32, float16 or bfloat16 ``[R, K]``.
+            w: uint8 ``[E, N, bytes]``, each row the blocks of ``K`` elements: matrices are
+                ``[out, in]``, as :meth:`packed_matmul` takes them.
+            expert_ids: ``[R]`` integers.
+            format: of ``w``, such as ``"gguf:q4_k"``.
+
+        Returns:
+            ``[R, N]`` in the dtype of ``x``; a row is what :meth:`packed_matmul` gives.
+        """
+        rows, matrices = self._typed(x)[0], self._typed(w)[0]
+        ids = self._expert_ids(expert_ids, matrices)
+        op = packed_experts.PACKED_GROUPED_MATMUL
+        return self._one(op, rows, matrices, ids, format=format)
 
     def expert_mlp(
         self,
