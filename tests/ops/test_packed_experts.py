@@ -1,4 +1,4 @@
-"""Grouped matmuls with packed weights against their definition."""
+"""Grouped matmuls with packed weights against their definition and ``packed_matmul``."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ def grouped(name: str, x: Array, w: Array, *, rows: Any = None) -> ost.Graph:
     weights = g.param("w", w.shape, "uint8", value=w)
     g.set_outputs([g.packed_grouped_matmul(left, weights, g.input("ids", (rows,), "int64"), name)])
     return g
+
+
+def one_expert(name: str, x: Array, w: Array) -> Array:
+    """``packed_matmul`` with the matrix of an expert."""
+    g = ost.Graph("alone")
+    weights = g.param("w", w.shape, "uint8", value=w)
+    g.set_outputs([g.packed_matmul(g.input("x", x.shape, x.dtype), weights, name)])
+    (found,) = ost.Session("cpu", threads=1).compile(g).run({"x": x})
+    return found
 
 
 def as_defined(name: str, x: Array, w: Array, ids: Array) -> Array:
@@ -103,6 +112,23 @@ def test_an_expert_that_does_not_exist() -> None:
     g = ost.Graph("constant")
     with pytest.raises(ost.GraphError, match="expert 3 is out of range for 3 experts"):
         g.packed_grouped_matmul(g.input("x", x.shape), g.constant(w), np.array([0, 3]), name)
+
+
+@pytest.mark.parametrize("name", ["gguf:q4_0", "gguf:q4_k", "gguf:mxfp4"])
+def test_a_row_is_that_of_packed_matmul(name: str) -> None:
+    """To the bit, whatever the other rows are, on one thread and on two."""
+    experts, columns, blocks = 4, 70, 3
+    w, x = packed(name, experts, columns, blocks), activations(name, 41, blocks)
+    ids = np.random.default_rng(0).integers(0, experts, 41)
+    ids[:20] = 2
+    wanted = np.stack([one_expert(name, row[None], w[e])[0] for row, e in zip(x, ids, strict=True)])
+    graph = grouped(name, x, w, rows=ost.Variable("n", 1, 41))
+    for threads in (1, 2):
+        ready = compiled(graph, threads)
+        for start, count in ((0, 41), (0, 1), (40, 1), (3, 2), (5, 7), (8, 8), (0, 13)):
+            some = slice(start, start + count)
+            (actual,) = ready.run({"x": x[some], "ids": ids[some]})
+            np.testing.assert_array_equal(actual, wanted[some])
 
 
 def test_written_and_computed_weights() -> None:

@@ -21,6 +21,7 @@ from ostinato.backends.cpu.llvm.stages import StageEmitter
 from ostinato.backends.cpu.llvm.types import I8, I64
 from ostinato.backends.cpu.llvm.vectors import plan_vectors, strip_mine
 from ostinato.dtypes import INT64
+from ostinato.lazy import LazyModule
 from ostinato.lower.loopir.dependences import Dependences
 from ostinato.lower.loopir.nodes import Accumulator, Load, Scalar, Stage, extent_of
 from ostinato.lower.loopir.rewrite import Rewriter
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 
     from llvmlite import ir
 
+    from ostinato.backends.cpu.llvm import packed_tiles
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.cpu.rules.grouped_gemm import GroupedGemm
+else:
+    packed_tiles = LazyModule("ostinato.backends.cpu.llvm.packed_tiles")
 
 __all__ = ["render"]
 
@@ -52,13 +56,7 @@ class _Renderer:
         self.grouped = grouped
         self.kernel = kernel
         self.builder = kernel.builder
-        self.tiles = [
-            define_tile(
-                kernel.module, f"{name}.tile{height}", grouped.gemm, height, kernel.target,
-                grouped.pitch,
-            )
-            for height in grouped.heights
-        ]  # fmt: skip
+        self.tiles = [self._define(f"{name}.tile{height}", height) for height in grouped.heights]
         self.offsets, *self.sums = (
             kernel.builder.gep(kernel.scratch, [I64(start)], source_etype=I8)
             for start in grouped.scratch_layout
@@ -66,6 +64,13 @@ class _Renderer:
         self.groups = kernel.buffers[grouped.groups]
         self.panel = axis("n.panel", grouped.panels)
         self.epilogue = _Epilogue(grouped, kernel, self.sums, self.panel)
+
+    def _define(self, name: str, height: int) -> ir.Function:
+        """A register tile of some height."""
+        grouped, module, target = self.grouped, self.kernel.module, self.kernel.target
+        if grouped.block_rows is not None:
+            return packed_tiles.define_packed_tile(module, name, grouped.gemm, height, target)
+        return define_tile(module, name, grouped.gemm, height, target, grouped.pitch)
 
     def render(self) -> None:
         b, kernel = self.builder, self.kernel
@@ -100,12 +105,16 @@ class _Renderer:
     ) -> None:
         """``count`` rows, the first of which is number ``listed`` of the list."""
         b, grouped = self.builder, self.grouped
-        offset = substitute(grouped.a_index, {grouped.k: 0})
+        noted = [substitute(grouped.a_index, {grouped.k: 0})]
+        if (rows := grouped.block_rows) is not None:
+            noted += [rows.scales_index, rows.sums_index]
 
         def note(number: ir.Value) -> None:
             inside = item.child(symbols={grouped.m: self._listed(b.add(listed, number))})
-            place = address(b, self.offsets, INT64, number)
-            b.store(self.epilogue.scalars.indices.scalar(offset, inside), place, align=8)
+            for position, offset in enumerate(noted):
+                slot = b.add(number, I64(position * grouped.rows))
+                place = address(b, self.offsets, INT64, slot)
+                b.store(self.epilogue.scalars.indices.scalar(offset, inside), place, align=8)
 
         counted_loop(b, I64(0), count, 1, note, name="note")
         self._multiply(count, matrices)
@@ -119,7 +128,8 @@ class _Renderer:
     def _multiply(self, count: ir.Value, matrices: list[ir.Value]) -> None:
         """Leave the sums of ``count`` rows with every matrix in scratch memory."""
         b, grouped = self.builder, self.grouped
-        a = self.kernel.buffers[grouped.a]
+        a, rows = self.kernel.buffers[grouped.a], grouped.block_rows
+        scaled = [] if rows is None else [self.kernel.buffers[i] for i in (rows.scales, rows.sums)]
         done = b.append_basic_block("multiplied")
         switch = b.switch(count, done)
         for height, function in zip(grouped.heights, self.tiles, strict=True):
@@ -131,7 +141,7 @@ class _Renderer:
                 ahead = (
                     [] if fetch is None else [b.gep(matrix, [I64(fetch.distance)], source_etype=I8)]
                 )
-                b.call(function, [a, self.offsets, matrix, sums, *ahead])
+                b.call(function, [a, self.offsets, matrix, sums, *scaled, *ahead])
             b.branch(done)
         b.position_at_end(done)
 

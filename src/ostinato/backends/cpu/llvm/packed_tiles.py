@@ -8,7 +8,7 @@ the rows' scales say. All is added up in one order, whatever the number of rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from llvmlite import ir
 
@@ -27,11 +27,11 @@ from ostinato.backends.cpu.llvm.types import (
     register_type,
 )
 from ostinato.backends.cpu.rules.packed_blocks import MINIMA_SHIFT, BlockPanels
-from ostinato.dtypes import FLOAT16, FLOAT32, INT8, INT32, UINT8
+from ostinato.dtypes import FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8
 from ostinato.variables import bounds, coefficient
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.backends.cpu.llvm.toolchain import TargetSpec
     from ostinato.backends.cpu.rules.gemm import Gemm
@@ -56,8 +56,10 @@ def define_packed_tile(
     """Adds ``void name(a, offsets, b, out, dims..., scales, sums, ahead)`` to ``module``.
 
     The first ones are those of :func:`~ostinato.backends.cpu.llvm.microkernel.define_tile`. The
-    scales and sums are those of the first row (:attr:`Gemm.block_rows`). ``ahead`` is the address
-    from which to prefetch; it is there with :attr:`Gemm.fetch`.
+    scales and sums are those of the first row (:attr:`Gemm.block_rows`); where rows are not evenly
+    spaced, they are the buffers, and behind the offsets of :attr:`Gemm.rows` rows come as many of
+    scales and as many of sums. ``ahead`` is the address from which to prefetch; it is there with
+    :attr:`Gemm.fetch`.
     """
     dims = tile_dims(gemm)
     pointers = 2 if gemm.fetch is None else 3
@@ -71,9 +73,57 @@ def define_packed_tile(
     scales, sums, *more = rest[len(dims) :]
     left = row_pointers(builder, gemm, rows, a, offsets)
     ahead = more[0] if more and gemm.fetches(rows) else None
-    _PackedTile(builder, gemm, target, left, b, (scales, sums), ahead).run(out)
+    right = _block_rows(builder, gemm, rows, (scales, sums), offsets)
+    _PackedTile(builder, gemm, target, left, b, right, ahead).run(out)
     builder.ret_void()
     return function
+
+
+#: Gives the address of what belongs to a row.
+_Locate: TypeAlias = "Callable[[int], ir.Value]"
+
+
+def _block_rows(
+    builder: ir.IRBuilder,
+    gemm: Gemm,
+    rows: int,
+    bases: tuple[ir.Value, ir.Value],
+    offsets: ir.Value,
+) -> tuple[_Locate, _Locate]:
+    """The scales and the sums of a tile's rows; see :func:`define_packed_tile`."""
+    assert gemm.block_rows is not None
+    indices = gemm.block_rows.scales_index, gemm.block_rows.sums_index
+    if gemm.row_stride is not None:
+        scales, sums = (
+            _evenly(builder, base, coefficient(index, gemm.m))
+            for base, index in zip(bases, indices, strict=True)
+        )
+        return scales, sums
+    scales, sums = (
+        _noted(builder, base, offsets, range(first, first + rows))
+        for base, first in zip(bases, (gemm.rows, 2 * gemm.rows), strict=True)
+    )
+    return scales, sums
+
+
+def _evenly(builder: ir.IRBuilder, base: ir.Value, parts: tuple[Dim, Dim] | None) -> _Locate:
+    """Addresses of 4-byte elements at a known distance."""
+    assert parts is not None
+    step = parts[0]
+    assert isinstance(step, int)
+    return lambda row: address(builder, base, INT32, I64(row * step))
+
+
+def _noted(
+    builder: ir.IRBuilder, base: ir.Value, offsets: ir.Value, numbers: Sequence[int]
+) -> _Locate:
+    """Addresses of 4-byte elements by their offsets in memory."""
+    noted = [
+        builder.load(address(builder, offsets, INT64, I64(number)), align=8, typ=I64)
+        for number in numbers
+    ]
+    found = [address(builder, base, INT32, offset) for offset in noted]
+    return found.__getitem__
 
 
 class _PackedTile:
@@ -82,7 +132,7 @@ class _PackedTile:
     Args:
         left: pointers to the rows of ``a``.
         panel: the panel.
-        rows: the scales and the sums of the first row.
+        rows: give the scales and the sums of a row.
         ahead: the address from which to prefetch, if the tile does.
     """
 
@@ -93,16 +143,15 @@ class _PackedTile:
         target: TargetSpec,
         left: Sequence[ir.Value],
         panel: ir.Value,
-        rows: tuple[ir.Value, ir.Value],
+        rows: tuple[_Locate, _Locate],
         ahead: ir.Value | None,
     ) -> None:
         assert isinstance(gemm.b_format, BlockPanels)
-        assert gemm.block_rows is not None
         self.builder, self.gemm, self.target = builder, gemm, target
         self.left, self.panel = left, panel
         self.scales, self.sums = rows
         self.ahead = ahead
-        self.rows, self.layout = gemm.block_rows, gemm.b_format
+        self.layout = gemm.b_format
         self.form, self.steps = gemm.b_format.form, gemm.b_format.steps
         self.lanes = target.lanes(INT32.itemsize)
         self.vectors = gemm.panel // self.lanes
@@ -143,8 +192,7 @@ class _PackedTile:
         self._clear(self.block)
         counted_loop(b, I64(0), I64(chunks), 1, chunk, trips=chunks, name="chunk")
         for row in range(len(self.left)):
-            at = self._row(self.scales, self.rows.scales_index, row)
-            left = broadcast(load(b, at, FLOAT32, number), self.lanes)
+            left = broadcast(load(b, self.scales(row), FLOAT32, number), self.lanes)
             for place in range(row * self.vectors, (row + 1) * self.vectors):
                 products, slot = self._value(self.block[place]), self.totals[place]
                 total = intrinsic("fmuladd", products, left, self._value(slot))
@@ -172,10 +220,7 @@ class _PackedTile:
         first = b.mul(at, I64(_CHUNK))
         for group in range(groups):
             number = b.add(b.mul(at, I64(groups)), I64(group))
-            sums = [
-                load(b, self._row(self.sums, self.rows.sums_index, row), INT32, number)
-                for row in range(len(self.left))
-            ]
+            sums = [load(b, self.sums(row), INT32, number) for row in range(len(self.left))]
             zero = self._zero
             for row, total in enumerate(sums):
                 offset = broadcast(total * -zero if zero else total.full(0), self.lanes)
@@ -330,13 +375,6 @@ class _PackedTile:
         return Lane(self.builder, value, FLOAT32, self.lanes)
 
     # -- scales -----------------------------------------------------------------------------
-
-    def _row(self, base: ir.Value, index: Dim, row: int) -> ir.Value:
-        """The address of what belongs to a row of ``a``: float32 or int32."""
-        parts = coefficient(index, self.gemm.m)
-        assert parts is not None
-        assert isinstance(parts[0], int)
-        return address(self.builder, base, INT32, I64(row * parts[0]))
 
     def _scale(self, start: ir.Value, vector: int) -> Lane:
         """The scales of a block's columns."""

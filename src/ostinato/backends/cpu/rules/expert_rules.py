@@ -32,6 +32,7 @@ from ostinato.backends.cpu.rules.offload import (
     repeated,
     shares,
 )
+from ostinato.backends.cpu.rules.packed_experts import packed_row_matmul
 from ostinato.backends.cpu.rules.packed_matmul import pack
 from ostinato.dtypes import INT64
 from ostinato.ir.leaves import INPUT, STATE
@@ -89,11 +90,27 @@ class ExpertRules:
 
     def grouped_matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         """Lower a region around a ``grouped_matmul`` node."""
-        x, w, ids = root.inputs
+        x, w, _ = root.inputs
         if not rows_in_place(lowering.builder(region), x):
             lowering.copy(x)
         registers, packed = self.registers, not _may_stay(lowering, [w])
-        matmul = row_matmul(root, x.shape[0], (w,), registers, packed=packed)
+        self._alone(
+            lowering, region, root, row_matmul(root, x.shape[0], (w,), registers, packed=packed)
+        )
+
+    def packed_grouped_matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        """Lower a region around a ``packed_grouped_block_matmul`` node."""
+        matmul = packed_row_matmul(root, self.registers)
+        for part in matmul.blocks.row_operands:
+            if not part.reads_in_place(lowering.helper_builder()):
+                lowering.copy(part.spec.a)
+        self._alone(lowering, region, root, matmul)
+
+    def _alone(
+        self, lowering: ProgramBuilder, region: Region, root: Node, matmul: RowMatmul
+    ) -> None:
+        """Lower a region around a node that is one matmul, whose last operand are expert ids."""
+        ids = root.inputs[-1]
         outputs = lowering.region_outputs(region)
 
         def multiply(matrices: Buffers, groups: LoweredBuffer, last: bool) -> None:

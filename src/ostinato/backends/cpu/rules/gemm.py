@@ -170,9 +170,7 @@ class Gemm(CpuKernel):
             right = f"{scales.b_dtype.short} b{scales.b}"
             text.line(1, f"blocks of {scales.size} scaled by {left} and {right}")
         if (rows := self.block_rows) is not None:
-            left = f"f32 b{rows.scales}[{text.dim(rows.scales_index)}]"
-            sums = f"i32 b{rows.sums}[{text.dim(rows.sums_index)}]"
-            text.line(1, f"blocks of {rows.size} scaled by {left}, with sums {sums}")
+            text.line(1, rows.describe(text))
         if self.masked_tail is not None:
             text.line(1, f"without the last b{self.masked_tail}[0] rows")
         if self.fetch is not None:

@@ -26,7 +26,7 @@ from ostinato.variables import Dim, Symbol, axis, bounds, ceil_div, minimum, pro
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ostinato.backends.cpu.rules.packing import PanelFormat
+    from ostinato.backends.cpu.rules.packing import BlockRows, PanelFormat
     from ostinato.backends.cpu.rules.prefetch import Prefetch
     from ostinato.dtypes import DType
     from ostinato.ir.graph import Node, Value
@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program import LoweredBuffer
 
-__all__ = ["GroupedGemm", "RowMatmul", "grouped_matmul_kernel", "row_matmul", "rows_in_place"]
+__all__ = [
+    "GroupedGemm",
+    "RowMatmul",
+    "expected_rows",
+    "grouped_matmul_kernel",
+    "row_matmul",
+    "rows_in_place",
+]
 
 #: Rows of a tile where an expert's share may be more than the average: a panel is then read less
 #: often from where it was left.
@@ -94,6 +101,7 @@ class GroupedGemm(CpuKernel):
         epilogue: stores over ``m`` and ``n``, in which ``Accumulator`` ``i`` is ``acc_i``.
         variables: the graph's Variables in the order of ``vars``.
         b_format: how matrices hold their elements; ``None``: as the accumulator does.
+        block_rows: the left operand's scales and sums, if panels hold blocks of packed weights.
         packed: whether they are in panels, rather than in C order.
         caches: those of a core.
         prefetch: the distances at which panels are prefetched; ``None``: they are not.
@@ -118,6 +126,7 @@ class GroupedGemm(CpuKernel):
     packed: bool = True
     caches: CacheSizes = field(default_factory=CacheSizes)
     prefetch: Prefetch | None = None
+    block_rows: BlockRows | None = None
 
     renderer: ClassVar[str] = "grouped_gemm"
 
@@ -137,6 +146,8 @@ class GroupedGemm(CpuKernel):
         for b in self.b:
             packed = "" if self.packed else ", not packed"
             text.line(1, f"accumulate {self.acc.short} {left} * {kind}b{b}[expert]{packed}")
+        if (rows := self.block_rows) is not None:
+            text.line(1, rows.describe(text))
         if self.prefetch is not None:
             text.line(1, f"prefetch {self.prefetch}")
         for store in self.epilogue:
@@ -156,13 +167,15 @@ class GroupedGemm(CpuKernel):
     def grain(self) -> int:
         """The number of consecutive items that are worth handing out together."""
         rows = max(1, bounds(self.layout.rows)[1] // self.layout.experts)
-        work = max(2 * rows, _FLOPS_PER_BYTE * self.gemm.b_dtype.itemsize) * self.panel_elements
-        return max(1, _ITEM_FLOPS // max(1, work * len(self.b)))
+        computed = 2 * rows * self.panel * max_extent(self.k)
+        read = _FLOPS_PER_BYTE * self.gemm.b_dtype.itemsize * self.panel_elements
+        return max(1, _ITEM_FLOPS // max(1, max(computed, read) * len(self.b)))
 
     @property
     def panel_elements(self) -> int:
-        """Elements of a panel."""
-        return self.panel * max_extent(self.k)
+        """Elements in memory of a panel."""
+        depth, form = max_extent(self.k), self.b_format
+        return self.panel * depth if form is None else bounds(form.size(depth, self.panel))[1]
 
     @property
     def panel_step(self) -> int:
@@ -195,6 +208,7 @@ class GroupedGemm(CpuKernel):
             b_format=self.b_format,
             caches=self.caches,
             prefetch=self.prefetch if self.packed else None,
+            block_rows=self.block_rows,
             chains=1,
         )
 
@@ -205,9 +219,12 @@ class GroupedGemm(CpuKernel):
 
     @cached_property
     def scratch_layout(self) -> tuple[int, ...]:
-        """Offsets in scratch memory of a tile's row offsets, and of each of its sums."""
+        """Offsets in scratch memory of a tile's row offsets, and of each of its sums.
+
+        With :attr:`block_rows`, the offsets of scales and of sums follow those of :attr:`rows`.
+        """
         sums = _whole_lines(self.rows * self.panel * self.acc.itemsize)
-        first = _whole_lines(8 * self.rows)
+        first = _whole_lines(8 * self.rows * (1 if self.block_rows is None else 3))
         return (0, *(first + number * sums for number in range(len(self.b))))
 
     @property
@@ -307,9 +324,7 @@ def row_matmul(
         packed: whether to pack the weights; if not, they are read where they are if their dtype
             and their number of columns allow it.
     """
-    share = bounds(ceil_div(rows, weights[0].shape[0]))[1]
-    expected = max(share, min(_FEW_ROWS, bounds(rows)[1]), 1)
-    tile = _tile(weights[0], expected, registers)
+    tile = _tile(weights[0], expected_rows(rows, weights[0].shape[0]), registers)
     forms = {_packing(node, rows, weight).panel_format(registers) for weight in weights}
     form = forms.pop() if len(forms) == 1 else None
     if not packed:
@@ -321,6 +336,12 @@ def row_matmul(
             tile = (tile[0], panel)
             return RowMatmul(node, rows, tuple(weights), tile, form, False, registers)
     return RowMatmul(node, rows, tuple(weights), tile, form, True, registers)
+
+
+def expected_rows(rows: Dim, experts: Dim) -> int:
+    """The number of rows of an expert that tiles are sized for."""
+    share = bounds(ceil_div(rows, experts))[1]
+    return max(share, min(_FEW_ROWS, bounds(rows)[1]), 1)
 
 
 def _dividing(columns: Dim, widest: int, lanes: int) -> int:

@@ -27,7 +27,7 @@ from ostinato.lower.loopir.nodes import (
     Stage,
     Store,
 )
-from ostinato.lower.loopir.views import unravel
+from ostinato.lower.loopir.views import linear_index, unravel
 from ostinato.lower.program import LoweredBuffer, Role
 from ostinato.lower.rules.matmul_spec import row_spec
 from ostinato.ops.packed.formats import FORMATS, BlockFormat
@@ -167,7 +167,8 @@ class PackedBlockMatmul(RowMatmul):
     ) -> LoweredBuffer:
         assert isinstance(form, BlockPanels)
         blocks = form.blocks(self.spec.depth)
-        shape = (ceil_div(self.spec.n, panel), blocks, form.column_bytes * panel)
+        panels = ceil_div(self.spec.n, panel)
+        shape = (*self.spec.groups, panels, blocks, form.column_bytes * panel)
         return LoweredBuffer(TensorType(UINT8, shape), role, f"{self.spec.node.label}.packed")
 
     def pack_nest(
@@ -219,11 +220,12 @@ class _Packing:
     ) -> None:
         self.spec, self.form, self.panels = matmul.spec, matmul.form, form
         self.build, self.panel = build, panel
-        panels, blocks, nbytes = packed.type.shape
-        self.which, self.block = build.axes((panels, blocks))
+        *outer, nbytes = packed.type.shape
+        self.outer = build.axes(outer)
+        *self.groups, self.which, self.block = self.outer
         self.lane = build.axis(panel)
         self.column = self.which * panel + self.lane
-        self.start = (self.which * blocks + self.block) * nbytes
+        self.start = linear_index(outer, self.outer) * nbytes
         self.position = build.argument(packed, writes=True)
         self.stages: list[tuple[Indices, Store]] = []
 
@@ -243,7 +245,7 @@ class _Packing:
         for offset, part in zip(panels.planes, form.codes.fields, strict=True):
             self._plane(offset, part)
         stores = self.build.finish([store for _, store in self.stages])
-        outer, merged = merge_axes(symbols_of((self.which, self.block)), stores)
+        outer, merged = merge_axes(symbols_of(self.outer), stores)
         stages = [
             Stage(*merge_axes(symbols_of(axes), (store,)))
             for (axes, _), store in zip(self.stages, merged, strict=True)
@@ -300,7 +302,8 @@ class _Packing:
 
     def _byte(self, offset: Dim) -> Scalar:
         """A byte of a block of the column's weights."""
-        return self.build.at(self.spec.b, (self.column, self.block * self.form.nbytes + offset))
+        place = self.block * self.form.nbytes + offset
+        return self.build.at(self.spec.b, (*self.groups, self.column, place))
 
     def _store(self, axes: Indices, offset: int, place: Dim, value: Scalar) -> None:
         spare = self.spec.n - 1 - self.column
@@ -311,11 +314,12 @@ class _Packing:
 
 
 def packed_block_matmul(node: Node) -> PackedBlockMatmul:
-    """``packed_block_matmul``: rows of bytes times packed weights."""
-    q, q_scales, q_sums, w = node.inputs
+    """``packed_block_matmul``: rows of bytes times packed weights, of one matrix or of many."""
+    q, q_scales, q_sums, w = node.inputs[:4]
+    *groups, columns, _ = w.shape
 
     def rows(left: Value) -> RowMatmul:
-        return RowMatmul(replace(row_spec(node, left, w), n=w.shape[0]))
+        return RowMatmul(replace(row_spec(node, left, w), n=columns, groups=tuple(groups)))
 
     form = FORMATS[node.attrs["format"]]
     return PackedBlockMatmul(rows(q).spec, form, rows(q_scales), rows(q_sums))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ostinato.ir.graph import Value
     from ostinato.lower.loopir.builder import KernelBuilder
     from ostinato.lower.loopir.nest import LoopNest
+    from ostinato.lower.loopir.text import KernelText
     from ostinato.lower.program import LoweredBuffer
     from ostinato.lower.rules.matmul_spec import MatmulSpec
     from ostinato.variables import Dim, Symbol
@@ -115,6 +116,12 @@ class BlockRows:
     scales_index: Dim
     sums: int
     sums_index: Dim
+
+    def describe(self, text: KernelText) -> str:
+        """The blocks in a line of a kernel's text."""
+        left = f"f32 b{self.scales}[{text.dim(self.scales_index)}]"
+        sums = f"i32 b{self.sums}[{text.dim(self.sums_index)}]"
+        return f"blocks of {self.size} scaled by {left}, with sums {sums}"
 
 
 def stored_dtype(weight: Value, narrow: Collection[DType]) -> DType:

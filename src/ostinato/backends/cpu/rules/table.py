@@ -72,7 +72,7 @@ _ATTENTION = ("attention", "sink_attention")
 _SEQUENCE_STATES = ("linear_attention", "causal_conv_with_state")
 _OTHERS = ("paged_attention", "topk", "recurrent_scan", *_SEQUENCE_STATES)
 _TEMPLATES = (*_MATMULS, *_CONVOLUTIONS, *_ATTENTION, *_OTHERS, *_SELECTIONS)
-_EXPERT_OPS = ("grouped_matmul", "expert_mlp")
+_EXPERT_OPS = ("grouped_matmul", "packed_grouped_block_matmul", "expert_mlp")
 
 #: Ops with kernels of their own kind.
 LOWERED_OPS = frozenset({*SHARED_RULES, *_TEMPLATES, *_EXPERT_OPS, *CONTROL_OPS})
@@ -176,6 +176,7 @@ class _CpuRules:
             "linear_attention": self._linear_attention,
             "causal_conv_with_state": self._causal_convolution,
             "grouped_matmul": self._grouped_matmul,
+            "packed_grouped_block_matmul": self._packed_grouped_matmul,
             "expert_mlp": self._expert_mlp,
         }
         gains = LayoutGains(self._convolution_gains, _WINDOW, _STRIDED, _SHUFFLED, _FEWEST_CHANNELS)
@@ -269,6 +270,9 @@ class _CpuRules:
 
     def _grouped_matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         self._experts.grouped_matmul(lowering, region, root)
+
+    def _packed_grouped_matmul(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
+        self._experts.packed_grouped_matmul(lowering, region, root)
 
     def _expert_mlp(self, lowering: ProgramBuilder, region: Region, root: Node) -> None:
         self._experts.expert_mlp(lowering, region, root)
