@@ -71,7 +71,7 @@ def write_gguf(
         assert ours is not None, theirs
         changed = np.ascontiguousarray(_changed(name, config, theirs, array))
         form = next((f for part, f in (packed or {}).items() if part in ours), None)
-        if form is None or changed.ndim != 2:
+        if form is None or changed.ndim < 2:
             writer.add_tensor(ours, changed)
         else:
             blocks = gguf.quants.quantize(changed, form)

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.dtypes import FLOAT16
 from ostinato.errors import InputError
 from ostinato.llm.checkpoints import open_checkpoint
-from ostinato.llm.quantize import quantize_file
 from ostinato.llm.step import StepGraph
 from tests.llm.gguf_models import write_gguf
 from tests.llm.greedy import LIMITS, forced, spread_blocks
@@ -47,25 +45,6 @@ def test_a_budget_changes_no_bits(family: str, gguf: bool, tmp_path: Path):
     _, wanted = forced(whole, ids, answer)
     _, found = forced(part, ids, answer, 13)
     assert np.array_equal(found, wanted)
-
-
-def test_packed_experts_are_widened_to_16_bits(tmp_path: Path):
-    file, packed = model_of("mixtral", tmp_path, gguf=True), tmp_path / "packed.gguf"
-    quantize_file(file, packed, "q8_0")
-    checkpoint = open_checkpoint(packed)
-    weight = checkpoint.weights["0.experts.gate.weight"]
-    exact = open_checkpoint(file).weights["0.experts.gate.weight"].source.read()
-    assert weight.format is None
-    assert weight.source.dtype == FLOAT16
-    np.testing.assert_allclose(weight.source.read(), exact, atol=0.01 * np.abs(exact).max())
-    with pytest.raises(InputError, match="can not stay in their file"):
-        StepGraph(checkpoint, LIMITS, expert_budget=1 << 24)
-    step = StepGraph(checkpoint, LIMITS)
-    spread_blocks(step)
-    ids = prompt(checkpoint.config.vocabulary, 17, 0)
-    _, logits = forced(step, ids, load_expected("mixtral").tokens[0, 1].tolist()[:2])
-    wanted = load_expected("mixtral").logits[0, 1, 0]
-    assert np.abs(logits[0] - wanted).max() < 0.1 * np.abs(wanted).max()
 
 
 def test_models_without_experts_take_no_budget(tmp_path: Path):

@@ -22,6 +22,7 @@ from tests.llm.tiny_models import (
     stored_families,
     write_folder,
 )
+from tests.llm.widened import widened
 
 #: Of logits, relative to the greatest.
 TOLERANCE = 2e-4
@@ -76,6 +77,9 @@ def compare(checkpoint: Checkpoint, family: str, seed: int) -> int:
 def test_answers_are_those_of_transformers(family: str, seed: int, tmp_path: Path):
     expected = load_expected(family)
     write_folder(tmp_path, expected.config, expected.shapes, seed)
-    ties = compare(open_checkpoint(tmp_path), family, seed)
+    checkpoint = open_checkpoint(tmp_path)
+    if family.endswith("_mxfp4"):  # transformers computes with the elements, unrounded activations
+        checkpoint = widened(checkpoint)
+    ties = compare(checkpoint, family, seed)
     if ties:
         print(f"{family}, seed {seed}: {ties} near-ties went the other way")

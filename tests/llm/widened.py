@@ -21,7 +21,11 @@ Array = np.ndarray[Any, Any]
 def elements_of(weight: Weight) -> Array:
     """The elements of a weight, in float32."""
     found = weight.source.read()
-    return found.astype(np.float32) if weight.format is None else decode(found, weight.format)
+    if weight.format is None:
+        return found.astype(np.float32)
+    elements = decode(found, weight.format)
+    # Packed matrices of experts are [experts, outputs, inputs].
+    return np.ascontiguousarray(elements.swapaxes(1, 2)) if elements.ndim == 3 else elements
 
 
 class _Widened(StoredTensor):

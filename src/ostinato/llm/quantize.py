@@ -47,8 +47,8 @@ _FORMATS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     }
 )
 
-#: Matrices that choose experts: rounding them changes which ones, and they are small.
-_KEPT: Final = ("*ffn_gate_inp*",)
+#: Matrices that choose experts, which rounding changes, and the biases of experts: both are small.
+_KEPT: Final = ("*ffn_gate_inp*", "*.bias")
 
 _QUANTIZATION_VERSION = 2
 

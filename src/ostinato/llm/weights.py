@@ -47,8 +47,8 @@ _BLOCKS: Final[Mapping[str, str]] = MappingProxyType({"int8": "gguf:q8_0", "int4
 
 _MATRICES = (FLOAT32, FLOAT16, BFLOAT16)
 
-#: The floats that stacks of packed matrices become, which are computed as floats: float16, whose
-#: rounding is far below that of any format, but for this one, which has larger exponents.
+#: The floats that stacks of packed matrices become where they are computed as floats: float16,
+#: whose rounding is far below that of any format, but for this one, which has larger exponents.
 _WIDENED: Final[Mapping[str, DType]] = MappingProxyType({"gguf:mxfp4": BFLOAT16})
 
 
@@ -62,6 +62,7 @@ class FileTensor:
         shape: of its elements, in C order.
         format: of its blocks, as ONNX has it; ``None``: elements.
         widened: a source of the elements of a packed tensor as float32.
+        by_column: whether packed rows are the columns of its matrices, rather than their rows.
     """
 
     name: str
@@ -69,6 +70,7 @@ class FileTensor:
     shape: tuple[int, ...]
     format: str | None = None
     widened: Callable[[], StoredTensor] | None = None
+    by_column: bool = False
 
     def plain(self) -> FileTensor:
         """The tensor as a source of elements, packed or not."""
@@ -147,6 +149,7 @@ class Stored:
         flat: whether the file has a matrix whose rows are those of all first axes.
         offset: a number to be added to each element.
         logarithm: whether the weight is the logarithm of the negated elements.
+        experts: whether the weight has the matrices of experts, which may stay packed.
     """
 
     names: tuple[str, ...]
@@ -157,6 +160,7 @@ class Stored:
     flat: bool = False
     offset: float = 0.0
     logarithm: bool = False
+    experts: bool = False
 
     @property
     def alone(self) -> bool:
@@ -177,8 +181,10 @@ class Weight:
     Attributes:
         name: the logical one.
         source: of a param: elements, or the bytes of packed rows.
-        shape: of the elements; a matrix is ``[outputs, inputs]``.
-        format: of packed rows; ``None``: elements.
+        shape: of the elements; a matrix is ``[outputs, inputs]``, those of experts are ``[experts,
+            inputs, outputs]``.
+        format: of packed rows; ``None``: elements. Rows are those of ``[outputs, inputs]``, of
+            experts too: their bytes are ``[experts, outputs, bytes]``.
     """
 
     name: str
@@ -237,8 +243,7 @@ def _weight(
     if tensor is None:
         raise ModelFormatError(f"{source!r} lacks the tensor {stored!r:.120} ({name})")
     form = packed = tensor.format
-    by_column = place.transposed or place.columns is not None
-    if form is not None and (len(shape) != 2 or by_column or place.offset):
+    if name.endswith(".bias") or not _stays_packed(tensor, place, len(shape)):
         tensor, form = tensor.plain(), None
     shown = (prod(shape[:-1]), shape[-1]) if place.flat else shape
     expected = shown if place.rows is None else (place.total, *shown[1:])
@@ -255,14 +260,29 @@ def _weight(
     if form is None and dtype not in (*_MATRICES, FLOAT64):
         raise ModelFormatError(f"{source!r}: tensor {stored!r:.120} ({name}) is {dtype}, no float")
     elements = tensor.source
-    if not place.whole:
+    if form is not None and place.experts:
+        if place.columns is not None:
+            elements = _ExpertRows(elements, place.columns)
+    elif not place.whole:
         part = shape if place.flat else _part_shape(tensor, place)
         elements = _Part(tensor.source, place, part)
     if form is None and (len(shape) == 1 or dtype == FLOAT64 or place.offset):
         elements = _Converted(elements, FLOAT32)
-    elif packed is not None and len(shape) > 2:
+    elif packed is not None and form is None and len(shape) > 2:
         elements = _Converted(elements, _WIDENED.get(packed, FLOAT16))
     return Weight(name=name, source=elements, shape=shape, format=form)
+
+
+def _stays_packed(tensor: FileTensor, place: Stored, ndim: int) -> bool:
+    """Whether the rows of a weight are packed rows of the tensor."""
+    if tensor.format is None or place.offset:
+        return False
+    if place.experts:
+        changed = place.rows is not None or place.flat or place.logarithm
+        along = place.columns is None if place.transposed else tensor.by_column
+        return ndim == 3 and not changed and along and tensor.by_column != place.transposed
+    by_column = tensor.by_column or place.transposed or place.columns is not None
+    return ndim == 2 and not by_column
 
 
 def _part_shape(tensor: FileTensor, place: Stored) -> tuple[int, ...]:
@@ -335,6 +355,11 @@ def expert_tensor(weight: Weight) -> ExpertTensor:
         InputError: no file has the matrices as they are, or several files have them.
     """
     source = weight.source
+    if weight.format is not None:
+        raise InputError(
+            f"the experts {weight.name!r} can not stay in their file: a budget needs matrices of "
+            f"floats, found blocks of {weight.format}"
+        )
     parts = source.parts if isinstance(source, _Stack) else (source,)
     plain = [part.transposed_tensor if isinstance(part, _Part) else part for part in parts]
     ranges = [None if part is None else part.in_file for part in plain]
@@ -417,6 +442,20 @@ class _Part(_Derived):
             with np.errstate(invalid="ignore", divide="ignore"):
                 found = np.log(-convert(found, FLOAT32))
         return np.ascontiguousarray(found).reshape(self.shape)
+
+
+class _ExpertRows(_Derived):
+    """Some packed rows of the matrix of each expert."""
+
+    def __init__(self, tensor: StoredTensor, rows: slice) -> None:
+        super().__init__([tensor], f"rows {rows} of experts")
+        self._tensor, self._rows = tensor, rows
+        experts, count, nbytes = tensor.shape
+        self.shape = (experts, len(range(*rows.indices(count))), nbytes)
+        self.dtype = tensor.dtype
+
+    def read(self) -> Array:
+        return np.ascontiguousarray(self._tensor.read()[:, self._rows])
 
 
 class _Converted(_Derived):

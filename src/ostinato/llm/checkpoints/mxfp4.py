@@ -7,6 +7,7 @@ outputs, inputs / 32, 16]``, the first element of a pair in the low half of a by
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -29,9 +30,14 @@ _ELEMENTS: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 _BIAS: Final = 127
 
+_FORMAT: Final = "gguf:mxfp4"
+
+_NBYTES: Final = 17
+"""Bytes of a block with its scale."""
+
 
 def joined_blocks(tensors: Mapping[str, FileTensor], source: str) -> dict[str, FileTensor]:
-    """The tensors with matrices in blocks as matrices of bfloat16, which has all their elements.
+    """The tensors with scales joined to blocks, as the format ``gguf:mxfp4`` has them.
 
     Args:
         tensors: of the files, by name.
@@ -55,9 +61,46 @@ def joined_blocks(tensors: Mapping[str, FileTensor], source: str) -> dict[str, F
                 f"{source!r}: tensors {name!r:.120} {shape} and {stem + _SCALES!r:.120} "
                 f"{scales.source.dtype}{list(scales.shape)} are no blocks of 16 bytes with a scale"
             )
-        matrix = _Widened(blocks.source, scales.source)
-        found[stem] = FileTensor(name=stem, source=matrix, shape=matrix.shape)
+        widened = partial(_Widened, blocks.source, scales.source)
+        experts, outputs, count, _ = shape
+        found[stem] = FileTensor(
+            name=stem,
+            source=_Packed(blocks.source, scales.source),
+            shape=(experts, 32 * count, outputs),
+            format=_FORMAT,
+            widened=widened,
+            by_column=True,
+        )
     return found
+
+
+class _Packed(StoredTensor):
+    """Blocks with their scales: a byte each, then the first half of elements in the low halves."""
+
+    def __init__(self, blocks: StoredTensor, scales: StoredTensor) -> None:
+        experts, outputs, count, _ = blocks.shape
+        self._blocks, self._scales = blocks, scales
+        self.shape = (experts, outputs, _NBYTES * count)
+        self.dtype = UINT8
+
+    @property
+    def content_key(self) -> str | None:
+        blocks, scales = self._blocks.content_key, self._scales.content_key
+        return None if blocks is None or scales is None else f"{_FORMAT} of {[blocks, scales]}"
+
+    def release(self) -> None:
+        self._blocks.release()
+        self._scales.release()
+
+    def read(self) -> Any:
+        blocks, scales = self._blocks.read(), self._scales.read()
+        whole = np.empty((*scales.shape, _NBYTES), np.uint8)
+        for joined, octets, exponents in zip(whole, blocks, scales, strict=True):
+            joined[..., 0] = exponents
+            first, second = octets[..., :8], octets[..., 8:]
+            joined[..., 1::2] = (first & 15) | (second << 4)
+            joined[..., 2::2] = (first >> 4) | (second & 0xF0)
+        return whole.reshape(self.shape)
 
 
 class _Widened(StoredTensor):

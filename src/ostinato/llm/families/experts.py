@@ -1,6 +1,7 @@
 """Mixtures of experts: the feed-forward that sends each token through a few of many networks.
 
-Matrices of experts are ``[experts, inputs, outputs]``, as the ops take them.
+Matrices of experts are ``[experts, inputs, outputs]``, as the ops take them; packed ones are the
+bytes of rows, ``[experts, outputs, bytes]``.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def _build(block: Block, x: Value) -> Value:
     router = block.linear(x, "router", bias=experts.bias)
     correction = block.param("correction") if experts.correction else None
     ids, weights = chosen_experts(block.g, router, experts, correction)
-    if config.activation == "swiglu_limited" or experts.bias:
+    packed = any(_format(block, name) is not None for name in ("gate", "up", "down"))
+    if packed or config.activation == "swiglu_limited" or experts.bias:
         result = _by_matmuls(block, x, ids, weights)
     else:
         gate, up, down = (_matrices(block, name) for name in ("gate", "up", "down"))
@@ -74,6 +76,11 @@ def _build(block: Block, x: Value) -> Value:
 def _matrices(block: Block, name: str) -> Value:
     """The matrices of all experts, as wide as they are in the file."""
     return block.param(f"experts.{name}.weight")
+
+
+def _format(block: Block, name: str) -> str | None:
+    """The format of the matrices of all experts; ``None``: they are floats."""
+    return block.builder.weight(f"{block.index}.experts.{name}.weight").format
 
 
 def chosen_experts(
@@ -117,7 +124,7 @@ def _within_groups(g: Graph, choice: Value, experts: Experts) -> Value:
 
 
 def _by_matmuls(block: Block, x: Value, ids: Value, weights: Value) -> Value:
-    """Experts with biases, matmul by matmul."""
+    """Experts with biases or packed matrices, matmul by matmul."""
     g, config, experts = block.g, block.config, _sizes(block.config)
     rows, width, chosen = block.tokens.count, config.width, experts.chosen
     pairs = rows * chosen
@@ -125,7 +132,11 @@ def _by_matmuls(block: Block, x: Value, ids: Value, weights: Value) -> Value:
     flat, own = g.reshape(repeated, (pairs, width)), g.reshape(ids, (pairs,))
 
     def linear(inner: Value, name: str) -> Value:
-        result = g.grouped_matmul(inner, _matrices(block, name), own)
+        matrices, form = _matrices(block, name), _format(block, name)
+        if form is None:
+            result = g.grouped_matmul(inner, matrices, own)
+        else:
+            result = g.packed_grouped_matmul(inner, matrices, own, form)
         if experts.bias:
             bias = g.cast(block.param(f"experts.{name}.bias"), FLOAT32)
             result = result + g.take(bias, own, axis=0)

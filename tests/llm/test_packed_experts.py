@@ -1,0 +1,142 @@
+"""Models whose experts stay packed: their bytes, their answers, and the bits of a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from ostinato.dtypes import UINT8
+from ostinato.errors import InputError
+from ostinato.ir.stored import StoredTensor
+from ostinato.llm.checkpoints import Checkpoint, open_checkpoint
+from ostinato.llm.checkpoints.mxfp4 import joined_blocks
+from ostinato.llm.quantize import quantize_file
+from ostinato.llm.step import StepGraph
+from ostinato.llm.weights import FileTensor
+from ostinato.ops.packed.decoding import decode
+from tests.llm.gguf_models import write_gguf
+from tests.llm.greedy import LIMITS, forced, spread_blocks
+from tests.llm.tiny_models import load_expected, prompt, random_tensors, write_folder
+from tests.llm.widened import elements_of, widened
+
+Array = np.ndarray[Any, Any]
+
+PARTS = ("gate", "up", "down")
+
+
+def packed_model(kind: str, path: Path) -> Checkpoint:
+    """A checkpoint with packed experts."""
+    family = kind.removesuffix("_gguf")
+    expected = load_expected(family)
+    if kind == family:
+        write_folder(path, expected.config, expected.shapes, 0)
+        return open_checkpoint(path)
+    file, packed = path / "model.gguf", path / "packed.gguf"
+    write_gguf(file, family, expected.config, random_tensors(expected.shapes, 0))
+    quantize_file(file, packed, "q8_0")
+    return open_checkpoint(packed)
+
+
+KINDS = ("mixtral_gguf", "gpt_oss_gguf", "gpt_oss_mxfp4")
+
+
+class Held(StoredTensor):
+    """A tensor of bytes in memory."""
+
+    def __init__(self, array: Array) -> None:
+        self.array, self.shape, self.dtype = array, array.shape, UINT8
+
+    def read(self) -> Array:
+        return self.array
+
+
+def step_of(checkpoint: Checkpoint) -> StepGraph:
+    step = StepGraph(checkpoint, LIMITS)
+    spread_blocks(step)
+    return step
+
+
+def error_of(logits: Array, exact: Array) -> float:
+    """The root of the mean squared error, relative to that of the logits."""
+    return float(np.linalg.norm(logits - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_of_packed_experts(kind: str, tmp_path: Path) -> None:
+    """Logits near those of the same weights widened; rows have the same bits in any chunk."""
+    checkpoint = packed_model(kind, tmp_path)
+    experts, width = checkpoint.config.experts, checkpoint.config.width
+    assert experts is not None
+    form = "gguf:mxfp4" if kind.endswith("mxfp4") else "gguf:q8_0"
+    for part in PARTS:
+        weight = checkpoint.weights[f"0.experts.{part}.weight"]
+        inner = (experts.hidden, width) if part == "down" else (width, experts.hidden)
+        assert (weight.format, weight.source.dtype) == (form, UINT8)
+        assert weight.shape == elements_of(weight).shape == (experts.count, *inner)
+        assert weight.source.read().shape == weight.source.shape
+    ids = prompt(checkpoint.config.vocabulary, 17, 0)
+    answer = load_expected(kind.removesuffix("_gguf")).tokens[0, 1].tolist()[:3]
+    _, exact = forced(step_of(widened(checkpoint)), ids, answer)
+    step = step_of(checkpoint)
+    _, logits = forced(step, ids, answer)
+    assert error_of(logits, exact) < 0.08
+    for chunk in (1, 5):
+        _, parts = forced(step_of(checkpoint), ids, answer, chunk)
+        np.testing.assert_array_equal(parts, logits)
+
+
+def test_blocks_of_safetensors_have_the_elements_of_widened_ones() -> None:
+    """Answers of widened ones are those of transformers."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "w_blocks": rng.integers(0, 256, (3, 5, 2, 16), np.uint8),
+        "w_scales": rng.integers(1, 250, (3, 5, 2), np.uint8),
+    }
+    tensors = {n: FileTensor(name=n, source=Held(a), shape=a.shape) for n, a in arrays.items()}
+    joined = joined_blocks(tensors, "file")["w"]
+    assert joined.shape == (3, 64, 5)
+    assert joined.format is not None
+    elements = decode(joined.source.read(), joined.format).swapaxes(1, 2)
+    np.testing.assert_array_equal(elements, joined.plain().source.read().astype(np.float32))
+    assert elements.any()
+
+
+def test_packed_experts_can_not_stay_in_their_file(tmp_path: Path) -> None:
+    checkpoint = packed_model("mixtral_gguf", tmp_path)
+    with pytest.raises(InputError, match=r"can not stay in their file: .* blocks of gguf:q8_0"):
+        StepGraph(checkpoint, LIMITS, expert_budget=1 << 24)
+
+
+def test_parts_of_several_formats(tmp_path: Path) -> None:
+    """Down matrices in other blocks than the others, and gates that are floats."""
+    expected = load_expected("mixtral")
+    file = tmp_path / "mixed.gguf"
+    formats = {
+        "ffn_down_exps": gguf.GGMLQuantizationType.Q4_0,
+        "ffn_up_exps": gguf.GGMLQuantizationType.Q8_0,
+    }
+    write_gguf(file, "mixtral", expected.config, random_tensors(expected.shapes, 0), formats)
+    checkpoint = open_checkpoint(file)
+    found = [checkpoint.weights[f"0.experts.{part}.weight"].format for part in PARTS]
+    assert found == [None, "gguf:q8_0", "gguf:q4_0"]
+    ids = prompt(checkpoint.config.vocabulary, 17, 0)
+    answer = expected.tokens[0, 1].tolist()[:2]
+    _, exact = forced(step_of(widened(checkpoint)), ids, answer)
+    _, logits = forced(step_of(checkpoint), ids, answer)
+    assert error_of(logits, exact) < 0.08
+
+
+def test_packed_biases_are_widened(tmp_path: Path) -> None:
+    """Some writers pack all that has two dimensions."""
+    expected = load_expected("gpt_oss")
+    files = tmp_path / "exact.gguf", tmp_path / "packed.gguf"
+    for file, packed in zip(files, (None, gguf.GGMLQuantizationType.Q8_0), strict=True):
+        formats = None if packed is None else {"exps.bias": packed}
+        write_gguf(file, "gpt_oss", expected.config, random_tensors(expected.shapes, 0), formats)
+    exact, found = (open_checkpoint(file).weights["0.experts.up.bias"] for file in files)
+    assert found.format is None
+    np.testing.assert_allclose(found.source.read(), exact.source.read(), atol=0.01)
