@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from ostinato.llm.tokenizers import tokenizer_from_folder
 from tests.llm.fuzzed_text import fuzzed_texts
 from tests.llm.model_files import LLAMA2_TOKENIZER, model_file
 from tests.llm.test_tokenizers import bpe_json
+
+transformers = pytest.importorskip("transformers")
 
 SPECIALS = ["<s>", "</s>", "<unk>", "<|end|>"]
 
@@ -61,7 +62,7 @@ def test_ids_are_those_of_transformers(make: Any, flags: dict[str, bool], tmp_pa
     (tmp_path / "tokenizer.json").write_text(json.dumps(whole), "utf-8")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     ours = tokenizer_from_folder(tmp_path)
-    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     unigram = whole["model"]["type"] == "Unigram"
     for text in fuzzed_texts(200 if flags else 10_000, 23, SPECIALS):
         assert ours.encode(text, special=True) == theirs.encode(text, add_special_tokens=False)

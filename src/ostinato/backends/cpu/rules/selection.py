@@ -1,11 +1,13 @@
 """Kernels that choose elements by their values: positions of true elements, boxes, and tokens.
 
-They are the native core's; a small loop nest writes the sizes that they go by.
+They are the native core's, and go by sizes in memory: constants, or written by a small loop nest.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from ostinato.backends.cpu.rules.kernel import CpuKernel
 from ostinato.dtypes import INT64
@@ -119,8 +121,11 @@ def lower_draw(lowering: ProgramBuilder, region: Region, root: Node) -> None:
 
 
 def _sizes(lowering: ProgramBuilder, root: Node, dims: Sequence[Dim]) -> LoweredBuffer:
-    """A buffer of the sizes, written by a nest of its own."""
-    buffer = LoweredBuffer(TensorType(INT64, (len(dims),)), Role.TEMP, f"{root.label}.sizes")
+    """A buffer of the sizes; where they depend on Variables, a nest of its own writes them."""
+    kind, name = TensorType(INT64, (len(dims),)), f"{root.label}.sizes"
+    if all(isinstance(dim, int) for dim in dims):
+        return LoweredBuffer(kind, Role.CONSTANT, name, data=np.array(dims, np.int64))
+    buffer = LoweredBuffer(kind, Role.TEMP, name)
     build = lowering.helper_builder()
     position = build.argument(buffer, writes=True)
     stores = [Store(position, i, IndexValue(dim, INT64)) for i, dim in enumerate(dims)]
