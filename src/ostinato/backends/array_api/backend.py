@@ -54,7 +54,7 @@ class ArrayBackend(Backend):
         experts: ExpertsInFile | None = None,
         siblings: Any = None,
     ) -> ArrayExecutable:
-        from ostinato.backends.array_api.executable import ArrayExecutable
+        from ostinato.backends.array_api.executable import ArrayCompilation, ArrayExecutable
         from ostinato.backends.array_api.functions import StageFunctions
         from ostinato.backends.array_api.lowering import lower_in_stages
         from ostinato.backends.common.image_builder import build_image
@@ -86,8 +86,7 @@ class ArrayBackend(Backend):
         with report.timed("memory"):
             return ArrayExecutable(
                 image,
-                lowered,
-                functions,
+                ArrayCompilation(lowered, functions),
                 self.context,
                 params,
                 keeps=options.keep_intermediates,

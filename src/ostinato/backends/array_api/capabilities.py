@@ -35,5 +35,6 @@ def capabilities(dtypes: Collection[DType], native: Collection[str] = ()) -> Cap
         ops=frozenset({*simple, *ELEMENTWISE, *LEAVES, RECURRENT_SCAN.name, *native}),
         dtypes=frozenset(dtypes),
         in_place_states=False,  # not always: XLA may fold an update into a reader of its result
+        inouts=True,
         single_ops=True,
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.backends.array_api.stages import Stage, StagedGraph
 from ostinato.ir.graph_facts import graph_facts
+from ostinato.ir.leaves import is_inout
 from ostinato.lower.loopir.nodes import Arg
 from ostinato.lower.program import Call, LoweredBuffer, Program, Role
 from ostinato.records import replace
@@ -130,6 +131,7 @@ def _title(node: Node) -> str:
 
 
 def _donated(stage: Stage, graph: BaseGraph) -> tuple[Value, ...]:
-    """The operands that are states, and get their next value in this stage, the last one."""
+    """The operands that are the program's states, and get their next value in the last stage."""
     assigned = {graph.states[name] for name in graph.assignments}
+    assigned = {value for value in assigned if not is_inout(value.node)}
     return tuple([value for value in stage.operands if value in assigned])

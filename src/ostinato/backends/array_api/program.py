@@ -38,13 +38,13 @@ class ArrayProgram:
     Args:
         functions: its compiled stages.
         lowered: the graph.
-        externals: inputs, then outputs.
+        externals: inputs, states in memory that each run is given, then outputs.
         fixed: returns the present blocks of the fixed slots.
         touches: further memory that every run touches.
         keeps: whether values between parts stay in memory after a run.
 
     Attributes:
-        inputs: their number.
+        inputs: the number of arrays that are only read.
         externals: see above.
         live_sizes: the values that the last run gave data-dependent Variables, by name.
     """
@@ -73,34 +73,55 @@ class ArrayProgram:
         self._bound = {symbol.name for symbol in program.variables if symbol.bound is not None}
         self._parts = program.parts
         graph = program.graph
-        self._leaves = [*graph.inputs.values()]
-        self._outputs = [*graph.outputs.values()]
-        self._exact = [_exact_type(value) for value in self._leaves]
+        inouts = {name: graph.states[name] for name in program.inouts}
+        self._leaves = [*graph.inputs.values(), *inouts.values()]
         places = {value: lowered.place(buffer) for value, buffer in program.values.items()}
         roles = {value: buffer.role for value, buffer in program.values.items()}
+        lasting = (Role.PARAM, Role.STATE, Role.CONSTANT)
         self._kept = {
             value: place
             for value, place in places.items()
-            if roles[value] in (Role.PARAM, Role.STATE, Role.CONSTANT) and place[0] >= 0
+            if roles[value] in lasting and place[0] >= 0 and value not in self._leaves
         }
         self._between = [(v, place) for v, place in places.items() if roles[v] is Role.TEMP]
+        self._exact = [_exact_type(value) for value in self._leaves]
+        first = self.inputs + len(inouts)
+        following = [(i, graph.assignments.get(n)) for i, n in enumerate(inouts, self.inputs)]
+        self._written = [(number, value) for number, value in following if value is not None]
+        self._written += enumerate(graph.outputs.values(), first)
         self._assigned = [
-            (graph.assignments[name], places[graph.states[name]]) for name in graph.assignments
+            (value, places[graph.states[name]])
+            for name, value in graph.assignments.items()
+            if name not in inouts
         ]
+        self._inouts = range(self.inputs, first)
         self._single: SingleStage | None = None
         if len(self._parts) == 1 and isinstance(stage := self._parts[0], Stage):
+            results = [value for _, value in self._written]
             self._single = SingleStage(
-                functions, stage, self._kept, self._leaves, self._outputs, self._assigned
+                functions, stage, self._kept, self._leaves, results, self._assigned
             )
 
     def run(self, blocks: Sequence[Any], variables: Sequence[int]) -> None:
-        self._run(blocks, variables)
+        self._run(blocks, variables, self._replaced(blocks) if self._inouts else ())
 
     def run_consuming(
         self, blocks: Sequence[Any], variables: Sequence[int], consumed: Collection[int]
     ) -> None:
         """As :meth:`run`; results may take the memory of inputs at positions ``consumed``."""
-        self._run(blocks, variables, [self._leaves[number] for number in consumed])
+        mine = [self._leaves[number] for number in consumed]
+        self._run(blocks, variables, [*mine, *self._replaced(blocks)])
+
+    def _replaced(self, blocks: Sequence[Any]) -> list[Value]:
+        """The states in given memory whose arrays are exchanged for others."""
+        return [
+            self._leaves[number]
+            for number in self._inouts
+            if isinstance(block := blocks[number], ResidentArray) and not block.memory.foreign
+        ]
+
+    def discard(self) -> None:
+        """Do nothing: all memory is the executable's."""
 
     def run_profiled(self, blocks: Sequence[Any], variables: Sequence[int]) -> Sequence[float]:
         return self._perform(blocks, variables, timed=True)
@@ -134,7 +155,7 @@ class ArrayProgram:
                     given.append(from_host(block, copy=False))
                 else:
                     given.append(self._given(value, block, sizes))
-            outputs = blocks[self.inputs :]
+            outputs = [blocks[number] for number, _ in self._written]
             results = self._single.run(self._fixed(), given, outputs, sizes, consumed)
             for block, result in zip(outputs, results, strict=True):
                 self._store(block, result)
@@ -157,9 +178,10 @@ class ArrayProgram:
                 values[value] = self._given(value, block, run.sizes)
             seconds = run.parts(self._parts, values, timed=timed)
             states = self._next_states(values)
-            results = self._results(blocks[self.inputs :], values, states)
+            outputs = [blocks[number] for number, _ in self._written]
+            results = self._results(outputs, values, states)
             framework.wait([*results, *states])
-            for block, result in zip(blocks[self.inputs :], results, strict=True):
+            for block, result in zip(outputs, results, strict=True):
                 self._store(block, result)
         for (_, (slot, offset)), array in zip(self._assigned, states, strict=True):
             fixed[slot].arrays[offset] = array
@@ -172,10 +194,10 @@ class ArrayProgram:
     def _results(
         self, blocks: Sequence[Any], values: dict[Value, Any], states: Sequence[Any]
     ) -> list[Any]:
-        """The outputs; what a handle takes is its own array, and no state's."""
+        """What blocks take; what a handle takes is its own array, and no state's."""
         seen = {id(array) for array in states}
         found = []
-        for value, block in zip(self._outputs, blocks, strict=True):
+        for (_, value), block in zip(self._written, blocks, strict=True):
             array = values[value]
             if isinstance(block, ResidentArray):
                 array = self._framework.copy(array) if id(array) in seen else array

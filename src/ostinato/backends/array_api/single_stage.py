@@ -29,8 +29,8 @@ class SingleStage:
         functions: the compiled stages.
         stage: the stage.
         kept: the places of params, states and constants.
-        inputs: the graph's, in order.
-        outputs: the graph's, in order.
+        inputs: the values whose arrays a run is given, in order.
+        outputs: the values that go to memory which a run is given, in order.
         assigned: the values that states get, and the places of these states.
     """
 

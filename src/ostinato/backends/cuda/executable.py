@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ostinato.backends.common.commands import Resident
-from ostinato.backends.common.device_executable import DeviceExecutable, check_apart
+from ostinato.backends.common.device_executable import DeviceExecutable
 from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_image import Slot
 from ostinato.backends.cuda._graph_calls import GraphCall, GraphRun
@@ -212,8 +212,7 @@ class CudaExecutable(DeviceExecutable[DeviceBlock, "Step", CudaProgram, "CudaCon
     def bind(
         self, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[int]
     ) -> Callable[[], None]:
-        check_apart(inputs, outputs)
-        arrays = [*inputs, *outputs]
+        arrays = self._apart(inputs, outputs)
         memory, commands = self.memory, self._context.commands
         call = CudaCall(self.program, self._resident, arrays, variables, memory.check_open)
         if self.program.on_run is not None:
