@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ostinato.backends.array_api.functions import StageFunctions
     from ostinato.backends.array_api.lowering import StagedProgram
+    from ostinato.backends.common.experts import ExpertLayer
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
     from ostinato.ir.facts import Fact
@@ -231,6 +232,31 @@ class ArrayExecutable(ProgramExecutable[ArrayBlock, Any, ArrayProgram, ArrayCont
             variables,
             self.memory.check_open,
         )
+
+    # -- experts -----------------------------------------------------------------------------------
+
+    @property
+    def expert_layers(self) -> tuple[ExpertLayer, ...]:
+        return self.program.calls.descriptions
+
+    def take_expert_ids(self) -> list[Array] | None:
+        self.memory.check_open()
+        return self.program.calls.take()
+
+    def discard(self) -> None:
+        super().discard()
+        self.program.calls.clear()
+
+    # -- rows in use -------------------------------------------------------------------------------
+
+    def limit_rows(self, extent: tuple[int, int] | None) -> None:
+        self.program.calls.extents.set(extent)
+
+    def push_limit(self, extent: tuple[int, int] | None) -> None:
+        self.program.calls.extents.push(extent)
+
+    def pop_limit(self) -> None:
+        self.program.calls.extents.pop()
 
     # -- the plan ----------------------------------------------------------------------------------
 

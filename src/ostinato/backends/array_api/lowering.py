@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ostinato.backends.array_api.expert_layers import called_experts
 from ostinato.backends.array_api.stages import Stage, StagedGraph
 from ostinato.ir.graph_facts import graph_facts
 from ostinato.ir.leaves import is_inout
@@ -14,6 +15,7 @@ from ostinato.records import replace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ostinato.backends.array_api.expert_layers import CalledExperts
     from ostinato.backends.array_api.stages import OnHost, Part
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node, Value
@@ -30,11 +32,13 @@ class StagedProgram(Program):
         graph: the lowered graph.
         values: by value that is in memory between parts, or from run to run, its buffer.
         facts: the conditions on sizes that depend on data.
+        called: the layers that choose among experts, in order.
     """
 
     graph: BaseGraph
     values: dict[Value, LoweredBuffer]
     facts: tuple[Fact, ...]
+    called: list[CalledExperts]
 
     @property
     def parts(self) -> list[Part]:
@@ -61,8 +65,9 @@ def lower_in_stages(
         variables: what a run gives values, by default all that the graph mentions.
         facts: the conditions on sizes, by default those of the graph.
     """
-    staged = StagedGraph(graph, on_host)
     program = StagedProgram()
+    program.called = called_experts(graph)
+    staged = StagedGraph(graph, on_host, [layer.ids for layer in program.called])
     program.graph = graph
     program.variables = tuple(graph.variables.values() if variables is None else variables)
     given = {symbol.name for symbol in program.variables if symbol.bound is None}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato.backends.array_api.arrays import ResidentArray, host_view
+from ostinato.backends.array_api.expert_layers import ExpertCalls
 from ostinato.backends.array_api.run import Run
 from ostinato.backends.array_api.single_stage import SingleStage
 from ostinato.backends.array_api.stages import Stage
@@ -47,6 +48,7 @@ class ArrayProgram:
         inputs: the number of arrays that are only read.
         externals: see above.
         live_sizes: the values that the last run gave data-dependent Variables, by name.
+        calls: the experts that the last run has called.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class ArrayProgram:
         self.externals = tuple(externals)
         self.inputs = len(program.inputs)
         self.live_sizes: dict[str, int] = {}
+        self.calls = ExpertCalls(self._framework, program.called)
         self.accesses = Accesses([(id(self), 1, True), *touches])
         self._names = [symbol.name for symbol in program.variables]
         self._bound = {symbol.name for symbol in program.variables if symbol.bound is not None}
@@ -99,7 +102,7 @@ class ArrayProgram:
         if len(self._parts) == 1 and isinstance(stage := self._parts[0], Stage):
             results = [value for _, value in self._written]
             self._single = SingleStage(
-                functions, stage, self._kept, self._leaves, results, self._assigned
+                functions, stage, self._kept, self._leaves, results, self._assigned, self.calls
             )
 
     def run(self, blocks: Sequence[Any], variables: Sequence[int]) -> None:
@@ -180,7 +183,9 @@ class ArrayProgram:
             states = self._next_states(values)
             outputs = [blocks[number] for number, _ in self._written]
             results = self._results(outputs, values, states)
-            framework.wait([*results, *states])
+            if called := [values[value] for value in self.calls.values]:
+                self.calls.note(called)
+            framework.wait([*results, *states, *called])
             for block, result in zip(outputs, results, strict=True):
                 self._store(block, result)
         for (_, (slot, offset)), array in zip(self._assigned, states, strict=True):
@@ -194,7 +199,7 @@ class ArrayProgram:
     def _results(
         self, blocks: Sequence[Any], values: dict[Value, Any], states: Sequence[Any]
     ) -> list[Any]:
-        """What blocks take; what a handle takes is its own array, and no state's."""
+        """The arrays for memory that is written; a handle's is its own, and no state's."""
         seen = {id(array) for array in states}
         found = []
         for (_, value), block in zip(self._written, blocks, strict=True):

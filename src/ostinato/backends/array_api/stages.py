@@ -122,6 +122,7 @@ class StagedGraph:
     Args:
         graph: the graph.
         on_host: whether the host takes a node.
+        observed: values that parts give besides the graph's results.
 
     Attributes:
         graph: see above.
@@ -129,13 +130,13 @@ class StagedGraph:
         parts: in order.
     """
 
-    def __init__(self, graph: BaseGraph, on_host: OnHost) -> None:
+    def __init__(self, graph: BaseGraph, on_host: OnHost, observed: Sequence[Value] = ()) -> None:
         self.graph = graph
         self._on_host = on_host
         live = live_nodes(graph)
         self.constants = [node.outputs[0] for node in live if is_large(node)]
         self._nodes = [node for node in live if not isinstance(node.op, Leaf)]
-        self._results = dict.fromkeys(graph.results())
+        self._results = dict.fromkeys([*graph.results(), *observed])
         self.parts = self._divided()
 
     def _divided(self) -> list[Part]:
@@ -165,7 +166,7 @@ class StagedGraph:
 
         Args:
             nodes: in order.
-            passed: results of the graph that are leaves, which the stage copies.
+            passed: results that are leaves of the graph, which the stage copies.
         """
         inside = set(nodes)
         read = {value for n in self._nodes if n not in inside for value in n.inputs}
