@@ -264,3 +264,20 @@ def test_a_backend_may_name_its_platform(monkeypatch: pytest.MonkeyPatch) -> Non
     compiled = ost.Session("tpu").compile(counter())
     assert compiled.device == ost.Device("TPU", 0)
     assert compiled.run({"x": np.ones(4, np.float32)})[0].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("divisor", ["constant", "number", "broadcast", "half", "row", "column"])
+def test_a_quotient_by_repeated_numbers_is_rounded_once(session: ost.Session, divisor: str) -> None:
+    """As NumPy's; XLA by itself would multiply with rounded reciprocals."""
+    rng, shape = np.random.default_rng(0), (100, 99)
+    x, row, column = (rng.random(s, np.float32) + 1 for s in (shape, (99,), (100, 1)))
+    by: dict[str, np.ndarray] = {"half": np.array(0.5, np.float32), "row": row, "column": column}
+    number = by.get(divisor, np.array(127, np.float32))
+    g = ost.Graph("quotient")
+    value = g.constant(number) if divisor in ("constant", "half") else g.input("y", number.shape)
+    if divisor == "broadcast":
+        value = g.broadcast_to(value, shape)
+    quotient = g.input("x", shape) / value
+    g.set_outputs([quotient, g.exp(quotient)])
+    given = {"x": x, "y": number} if "y" in g.inputs else {"x": x}
+    np.testing.assert_array_equal(session.compile(g).run(given)[0], x / number)

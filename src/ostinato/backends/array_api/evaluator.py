@@ -101,12 +101,7 @@ class Evaluator:
         if rule is not None:
             results = rule(self, node, operands, attrs)
         else:
-            if isinstance(node.op, Elementwise):
-                wanted = node.op.operand_dtypes(*(v.dtype for v in node.inputs), **node.attrs)
-                operands = [xp.cast(x, dtype) for x, dtype in zip(operands, wanted, strict=True)]
-            if not node.op.takes_narrow:  # else it moves or converts elements
-                operands = [xp.widened(x) for x in operands]
-            results = node.op.evaluate(xp, *operands, **attrs)
+            results = self.by_op(node, operands, attrs)
         if not isinstance(results, tuple | list):
             results = (results,)
         rounded = [
@@ -120,6 +115,16 @@ class Evaluator:
                     f"{tuple(array.shape)}"
                 )
         return rounded
+
+    def by_op(self, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
+        """The results of a node by the op's own rule; see :class:`NativeRule`."""
+        xp = self.xp
+        if isinstance(node.op, Elementwise):
+            wanted = node.op.operand_dtypes(*(v.dtype for v in node.inputs), **node.attrs)
+            operands = [xp.cast(x, dtype) for x, dtype in zip(operands, wanted, strict=True)]
+        if not node.op.takes_narrow:  # else it moves or converts elements
+            operands = [xp.widened(x) for x in operands]
+        return node.op.evaluate(xp, *operands, **attrs)
 
     def dim(self, dim: Any) -> int:
         """The value of a dim."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.array_api.xla.control import cond, loop
 from ostinato.dtypes import INT32, INT64
+from ostinato.ir.leaves import CONSTANT
 from ostinato.ops.normalization import Softmax
 from ostinato.ops.recurrent import RecurrentScan, scan_step
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ostinato.backends.array_api.evaluator import Evaluator, NativeRule
-    from ostinato.ir.graph import Node
+    from ostinato.ir.graph import Node, Value
 
 __all__ = ["RULES"]
 
@@ -39,6 +40,41 @@ def _matmul(
     count = math.prod(lead)
     rows, columns = x.reshape((count, *x.shape[-2:])), y.reshape((count, *y.shape[-2:]))
     return jnp.matmul(rows, columns, **settings).reshape((*lead, x.shape[-2], y.shape[-1]))
+
+
+def _divide(
+    evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]
+) -> Any:
+    """A true quotient: by numbers that are repeated, XLA multiplies with rounded reciprocals.
+
+    What it cannot see to be repeated while it simplifies, it divides by. It is never in memory all
+    the same: fusion comes later.
+    """
+    import jax
+
+    x, y = operands
+    shape = [evaluator.dim(dim) for dim in node.outputs[0].shape]
+    if node.inputs[1].dtype.is_float and _repeats(node.inputs[1], y.size < math.prod(shape)):
+        y = jax.lax.optimization_barrier(evaluator.xp.broadcast_to(y, shape))
+    return evaluator.by_op(node, [x, y], attrs)
+
+
+def _repeats(value: Value, smaller: bool) -> bool:
+    """Whether the elements of a divisor are repeated, unless their reciprocals are exact.
+
+    Args:
+        value: the divisor.
+        smaller: whether it has fewer elements than the quotient.
+    """
+    while value.node.op.name in ("broadcast_to", "cast", "reshape"):
+        smaller |= value.node.op.name == "broadcast_to"
+        value = value.node.inputs[0]
+    if value.node.op is not CONSTANT:
+        return smaller
+    elements = value.node.attrs["array"]
+    if elements.size != 1 and any(elements.strides):
+        return smaller
+    return bool(elements.size) and abs(math.frexp(float(elements.flat[0]))[0]) != 0.5
 
 
 def _permute_dims(
@@ -164,6 +200,7 @@ def _recurrent_scan(
 
 RULES: Mapping[str, NativeRule] = MappingProxyType(
     {
+        "divide": _divide,
         "matmul": _matmul,
         "permute_dims": _permute_dims,
         "softmax": _softmax,
