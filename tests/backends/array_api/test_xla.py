@@ -281,3 +281,40 @@ def test_a_quotient_by_repeated_numbers_is_rounded_once(session: ost.Session, di
     g.set_outputs([quotient, g.exp(quotient)])
     given = {"x": x, "y": number} if "y" in g.inputs else {"x": x}
     np.testing.assert_array_equal(session.compile(g).run(given)[0], x / number)
+
+
+@pytest.mark.parametrize("seen", ["quotient", "exponentials", "maximum", "sum"])
+def test_rows_with_nan_are_nan_wherever_their_maximum_is_read(
+    session: ost.Session, seen: str
+) -> None:
+    """A maximum that only keeps the exponentials of a softmax in range is not checked for NaN."""
+    g = ost.Graph("rows")
+    x, mask = g.input("x", (4, 40)), g.input("mask", (4, 40), "bool")
+    scores = g.where(mask, x, -np.inf)
+    greatest = g.max(scores, axis=1, keepdims=True)
+    exponentials = g.exp(scores - g.where(g.equal(greatest, -np.inf), 0.0, greatest))
+    total = g.sum(exponentials, axis=1, keepdims=True)
+    quotient = exponentials / g.where(g.equal(total, 0.0), 1.0, total)
+    values = {
+        "quotient": quotient,
+        "exponentials": exponentials,
+        "maximum": greatest,
+        "sum": total,
+    }
+    g.set_outputs([quotient, g.tanh(values[seen])])
+    array = np.random.default_rng(0).standard_normal((4, 40)).astype(np.float32)
+    allowed = np.ones((4, 40), bool)
+    array[1, 17], allowed[2], array[3, 39] = np.nan, False, np.nan
+    allowed[3, 39] = False
+    inputs = {"x": array, "mask": allowed}
+    for optimize in (True, False):
+        options = ost.CompileOptions(optimize=optimize)
+        compiled = session.compile(g, options=options)
+        checked = any(
+            "is_nan" in k.source or "direction=NE" in k.source for k in compiled.plan.kernels
+        )
+        assert checked == (seen != "quotient")
+        for found, want in zip(
+            compiled.run(inputs), ost.reference.evaluate(g, inputs), strict=True
+        ):
+            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)

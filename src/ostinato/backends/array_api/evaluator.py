@@ -18,7 +18,27 @@ if TYPE_CHECKING:
 
     from ostinato.ir.graph import BaseGraph, Node, Value
 
-__all__ = ["Evaluator", "NativeRule"]
+__all__ = ["Evaluator", "NativeRule", "Readers"]
+
+
+class Readers:
+    """The nodes that read values.
+
+    Args:
+        nodes: all that there are.
+        results: values that are read by what is no node.
+    """
+
+    def __init__(self, nodes: Iterable[Node], results: Iterable[Value]) -> None:
+        self._results = frozenset(results)
+        self._nodes: dict[Value, list[Node]] = {}
+        for node in nodes:
+            for value in dict.fromkeys(node.inputs):
+                self._nodes.setdefault(value, []).append(node)
+
+    def of(self, value: Value) -> list[Node] | None:
+        """The readers of a value; ``None``: not all of them are nodes."""
+        return None if value in self._results else self._nodes.get(value, [])
 
 
 class NativeRule(Protocol):
@@ -47,15 +67,27 @@ class Evaluator:
 
     Attributes:
         xp: see above.
+        readers: of the values of the nodes that are being evaluated.
     """
+
+    readers: Readers
 
     def __init__(self, xp: Any, rules: Mapping[str, NativeRule], sizes: Mapping[str, int]) -> None:
         self.xp = xp
         self._rules = rules
         self._sizes = sizes
 
-    def nodes(self, nodes: Iterable[Node], values: dict[Value, Any]) -> None:
-        """Evaluate nodes in order, and add their results to ``values``."""
+    def nodes(
+        self, nodes: Sequence[Node], values: dict[Value, Any], results: Iterable[Value]
+    ) -> None:
+        """Evaluate nodes in order, and add their results to ``values``.
+
+        Args:
+            nodes: the nodes.
+            values: has the arrays of all else that they read.
+            results: values that are read afterwards.
+        """
+        self.readers = Readers(nodes, results)
         for node in nodes:
             operands = [self.value(value, values) for value in node.inputs]
             values.update(zip(node.outputs, self.node(node, operands), strict=True))
@@ -70,7 +102,10 @@ class Evaluator:
     def graph(self, graph: BaseGraph, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a nested graph."""
         values: dict[Value, Any] = dict(zip(graph.inputs.values(), inputs, strict=True))
-        self.nodes((node for node in live_nodes(graph) if not isinstance(node.op, Leaf)), values)
+        nodes = [node for node in live_nodes(graph) if not isinstance(node.op, Leaf)]
+        around = self.readers
+        self.nodes(nodes, values, graph.outputs.values())
+        self.readers = around
         return [self.value(value, values) for value in graph.outputs.values()]
 
     def constant(self, array: np.ndarray[Any, Any]) -> Any:

@@ -122,7 +122,7 @@ class StageFunctions:
             evaluator = Evaluator(framework.xp, framework.rules, sizes)
             given = dict(zip((*stage.operands, *stage.numbers), arrays, strict=True))
             values = dict(given)
-            evaluator.nodes(stage.nodes, values)
+            evaluator.nodes(stage.nodes, values, stage.results)
             results = [evaluator.value(value, values) for value in stage.results]
             return [
                 framework.xp.copied(array) if value in given else array

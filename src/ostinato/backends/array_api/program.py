@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayProgram", "true_or_false"]
 
+#: Bytes of all inputs up to which they are copied, so that a run may still read them at its end.
+_SMALL = 64 << 10
+
 #: The values of no Variables.
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
@@ -98,6 +101,7 @@ class ArrayProgram:
             if name not in inouts
         ]
         self._inouts = range(self.inputs, first)
+        self._takes_copies = sum(value.type.max_bytes for value in self._leaves) <= _SMALL
         self._single: SingleStage | None = None
         if len(self._parts) == 1 and isinstance(stage := self._parts[0], Stage):
             results = [value for _, value in self._written]
@@ -148,18 +152,22 @@ class ArrayProgram:
             self._perform(blocks, variables, consumed)
             return
         sizes = self._sizes(variables) if variables else _NO_SIZES
-        from_host = self._framework.from_host
+        framework = self._framework
         given = []
-        with self._framework.launching():
+        outputs = [blocks[number] for number, _ in self._written]
+        # The copy of an output to the host waits for it, in less time than a call that waits.
+        own = self._takes_copies and any(type(block) is np.ndarray for block in outputs)
+        with framework.launching():
             for value, block, (shape, dtype) in zip(
                 self._leaves, blocks, self._exact, strict=False
             ):
                 if type(block) is np.ndarray and block.dtype is dtype and block.shape == shape:
-                    given.append(from_host(block, copy=False))
+                    given.append(
+                        framework.snapshot(block) if own else framework.from_host(block, copy=False)
+                    )
                 else:
-                    given.append(self._given(value, block, sizes))
-            outputs = [blocks[number] for number, _ in self._written]
-            results = self._single.run(self._fixed(), given, outputs, sizes, consumed)
+                    given.append(self._given(value, block, sizes, own=own))
+            results = self._single.run(self._fixed(), given, outputs, sizes, consumed, own=own)
             for block, result in zip(outputs, results, strict=True):
                 self._store(block, result)
 
@@ -220,13 +228,17 @@ class ArrayProgram:
             seen.add(id(array))
         return found
 
-    def _given(self, value: Value, block: Any, sizes: Mapping[str, int]) -> Any:
+    def _given(
+        self, value: Value, block: Any, sizes: Mapping[str, int], *, own: bool = False
+    ) -> Any:
+        """The array of an input; with ``own``, none that shares memory of the host."""
         if isinstance(block, ResidentArray):
             return block.memory.array
         shape = tuple([evaluate(dim, sizes) for dim in value.shape])
-        return self._framework.from_host(
-            true_or_false(host_view(block, value.dtype, shape)), copy=False
-        )
+        elements = true_or_false(host_view(block, value.dtype, shape))
+        if own:
+            return self._framework.snapshot(elements)
+        return self._framework.from_host(elements, copy=False)
 
     def _store(self, block: Any, result: Any) -> None:
         if isinstance(block, ResidentArray):

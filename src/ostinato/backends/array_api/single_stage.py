@@ -70,6 +70,8 @@ class SingleStage:
         blocks: Sequence[Any],
         sizes: Mapping[str, int],
         consumed: Collection[Value],
+        *,
+        own: bool,
     ) -> list[Any]:
         """Run it, and exchange the arrays of states.
 
@@ -79,6 +81,8 @@ class SingleStage:
             blocks: the memory that outputs go to.
             sizes: the values of Variables.
             consumed: inputs that nothing reads afterwards.
+            own: whether nothing writes to the inputs' memory afterwards, so that results may still
+                be under way.
 
         Returns:
             The outputs; for a handle, an array that is nothing else's.
@@ -98,7 +102,11 @@ class SingleStage:
                 outputs[position] = framework.copy(outputs[position])
         if called := [results[number] for number in self._called]:
             self._calls.note(called)
-        framework.wait([*outputs, *states, *called])
+        arrays = [*outputs, *states, *called]
+        if own:
+            framework.launch(arrays)
+        else:
+            framework.wait(arrays)
         for (_, (slot, offset)), array in zip(self._states, states, strict=True):
             tables[slot][offset] = array
         return outputs

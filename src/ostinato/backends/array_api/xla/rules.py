@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ostinato.backends.array_api.xla.control import cond, loop
+from ostinato.backends.array_api.xla.maxima import keeps_in_range
 from ostinato.dtypes import INT32, INT64
 from ostinato.ir.leaves import CONSTANT
 from ostinato.ops.normalization import Softmax
@@ -98,11 +99,19 @@ def _softmax(
     return node.op.rule(xp.unchecked, xp.widened(operands[0]), **attrs)
 
 
+def _max(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
+    xp = evaluator.xp
+    if node.inputs[0].dtype.is_float and keeps_in_range(node, evaluator.readers):
+        xp = xp.unchecked
+    return node.op.evaluate(xp, xp.widened(operands[0]), **attrs)
+
+
 def _conv(evaluator: Evaluator, node: Node, operands: Sequence[Any], attrs: dict[str, Any]) -> Any:
     import jax
 
     x, w, *bias = [evaluator.xp.widened(operand) for operand in operands]
-    if 0 in x.shape or 0 in w.shape:
+    whole = evaluator.xp.whole_convolutions or node.outputs[0].dtype.is_float
+    if 0 in x.shape or 0 in w.shape or not whole:
         return node.op.evaluate(evaluator.xp, x, w, *bias, **attrs)
     result = jax.lax.conv_general_dilated(
         x,
@@ -202,6 +211,7 @@ RULES: Mapping[str, NativeRule] = MappingProxyType(
     {
         "divide": _divide,
         "matmul": _matmul,
+        "max": _max,
         "permute_dims": _permute_dims,
         "softmax": _softmax,
         "log_softmax": _softmax,
