@@ -42,4 +42,5 @@ def capabilities(dtypes: Collection[DType], native: Collection[str] = ()) -> Cap
         inouts=True,
         single_ops=True,
         expert_residency=True,
+        experts_in_file=True,
     )

@@ -64,6 +64,7 @@ class Evaluator:
         xp: the framework's functions.
         rules: by op, the framework's own.
         sizes: the values of Variables.
+        instead: by node and position, the operands that stand in for the node's own.
 
     Attributes:
         xp: see above.
@@ -72,8 +73,15 @@ class Evaluator:
 
     readers: Readers
 
-    def __init__(self, xp: Any, rules: Mapping[str, NativeRule], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        xp: Any,
+        rules: Mapping[str, NativeRule],
+        sizes: Mapping[str, int],
+        instead: Mapping[tuple[Node, int], Any] | None = None,
+    ) -> None:
         self.xp = xp
+        self._instead = {} if instead is None else instead
         self._rules = rules
         self._sizes = sizes
 
@@ -89,7 +97,12 @@ class Evaluator:
         """
         self.readers = Readers(nodes, results)
         for node in nodes:
-            operands = [self.value(value, values) for value in node.inputs]
+            operands = [
+                self._instead[node, position]
+                if (node, position) in self._instead
+                else self.value(value, values)
+                for position, value in enumerate(node.inputs)
+            ]
             values.update(zip(node.outputs, self.node(node, operands), strict=True))
 
     def value(self, value: Value, values: dict[Value, Any]) -> Any:

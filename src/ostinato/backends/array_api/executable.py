@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -13,12 +13,14 @@ from ostinato.backends.array_api.arrays import (
     ResidentArray,
 )
 from ostinato.backends.array_api.context import ArrayContext
+from ostinato.backends.array_api.expert_tier import ExpertTier, HostExperts
 from ostinato.backends.array_api.program import ArrayProgram, true_or_false
 from ostinato.backends.array_api.stage_code import StageCode
 from ostinato.backends.common.commands import ProgramCall, Resident
 from ostinato.backends.common.live_sizes import LiveSizes
 from ostinato.backends.common.program_executable import ProgramExecutable
 from ostinato.backends.common.program_image import Slot
+from ostinato.errors import InputError
 from ostinato.plan.device_array import DeviceArray
 from ostinato.plan.order import NOTHING, Accesses, Submission
 from ostinato.records import dataclass, replace
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
 
     from ostinato.backends.array_api.functions import StageFunctions
     from ostinato.backends.array_api.lowering import StagedProgram
-    from ostinato.backends.common.experts import ExpertLayer
+    from ostinato.backends.common.context import Context
+    from ostinato.backends.common.experts import ExpertLayer, ExpertTransfers
     from ostinato.backends.common.lowered_graph import LoweredGraph
     from ostinato.backends.common.program_image import ProgramImage, ProgramPreparation
     from ostinato.ir.facts import Fact
-    from ostinato.ir.stored import ParamSource
+    from ostinato.ir.stored import ExpertTensor, ParamSource
     from ostinato.lower.loopir.kernel import Kernel
     from ostinato.plan.execution_plan import ExecutionPlan
     from ostinato.plan.memory import MemoryReport
@@ -71,7 +74,11 @@ class ArrayExecutable(ProgramExecutable[ArrayBlock, Any, ArrayProgram, ArrayCont
         compilation: the graph and its compiled stages.
         context: the device's command queue.
         params: contents of the params.
+        experts: further params: matrices of experts, of which only some stay on the device.
         keeps: whether values between stages stay in memory after a run.
+
+    Raises:
+        ModelFormatError: experts could not be read from their file.
     """
 
     def __init__(
@@ -80,11 +87,17 @@ class ArrayExecutable(ProgramExecutable[ArrayBlock, Any, ArrayProgram, ArrayCont
         compilation: ArrayCompilation,
         context: ArrayContext,
         params: Mapping[str, ParamSource],
+        experts: Mapping[str, ExpertTensor] | None = None,
         *,
         keeps: bool = False,
     ) -> None:
         self._compiled = compilation
         self._framework = context.framework
+        self._tensors = experts or {}
+        self._host_experts: HostExperts | None = None
+        if experts:
+            layers = [*compilation.lowered.program.resident.values()]
+            self._host_experts = HostExperts(self._framework, layers, experts)
         self._keeps = keeps
         kind = ArrayBlocks(self._framework)
         super().__init__(image._replace(constants=()), kind, context, params, lambda: compilation)
@@ -99,6 +112,8 @@ class ArrayExecutable(ProgramExecutable[ArrayBlock, Any, ArrayProgram, ArrayCont
         image = self._image
         sizes = LiveSizes(image.variables, image.externals)
         self._resident = Resident(self._context.commands, sizes)
+        host = self._host_experts
+        self._tier = None if host is None else ExpertTier(host)
         return ArrayProgram(
             self._compiled.functions,
             self._compiled.lowered,
@@ -106,7 +121,14 @@ class ArrayExecutable(ProgramExecutable[ArrayBlock, Any, ArrayProgram, ArrayCont
             self.memory.fixed,
             self._resident.accesses,
             keeps=self._keeps,
+            tier=self._tier,
         )
+
+    def clone(self, context: Context | None = None) -> Self:
+        twin = super().clone(context)
+        if twin._tier is not None and self._tier is not None:
+            twin._tier.begin(self._tier.residents())
+        return twin
 
     def _host_memory(self, nbytes: int) -> memoryview:
         return np.zeros(nbytes, np.uint8).data
@@ -242,6 +264,22 @@ class ArrayExecutable(ProgramExecutable[ArrayBlock, Any, ArrayProgram, ArrayCont
     def take_expert_ids(self) -> list[Array] | None:
         self.memory.check_open()
         return self.program.calls.take()
+
+    def place_experts(self, masks: Sequence[Array | None]) -> Sequence[Array | None]:
+        self.memory.check_open()
+        return self.program.calls.place(masks)
+
+    def resident_experts(self) -> Sequence[Array | None]:
+        return self.program.calls.resident()
+
+    def expert_transfers(self) -> ExpertTransfers:
+        self.memory.check_open()
+        return self.program.calls.transfers()
+
+    def write_params(self, params: Mapping[str, Array]) -> None:
+        if stored := [name for name in params if name in self._tensors]:
+            raise InputError(f"param {stored[0]!r} is in the file of experts: it is not written")
+        super().write_params(params)
 
     def discard(self) -> None:
         super().discard()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ostinato.backends.array_api.arrays import ArrayBlock
+    from ostinato.backends.array_api.expert_tier import ExpertTier
     from ostinato.backends.array_api.functions import StageFunctions
     from ostinato.backends.array_api.lowering import StagedProgram
     from ostinato.backends.common.lowered_graph import LoweredGraph
@@ -46,6 +47,7 @@ class ArrayProgram:
         fixed: returns the present blocks of the fixed slots.
         touches: further memory that every run touches.
         keeps: whether values between parts stay in memory after a run.
+        tier: the experts of layers that are not all on the device.
 
     Attributes:
         inputs: the number of arrays that are only read.
@@ -63,7 +65,9 @@ class ArrayProgram:
         touches: Sequence[tuple[int, int, bool]] = (),
         *,
         keeps: bool = False,
+        tier: ExpertTier | None = None,
     ) -> None:
+        self._tier = tier
         program = lowered.program
         self._functions = functions
         self._framework = functions.framework
@@ -73,7 +77,7 @@ class ArrayProgram:
         self.externals = tuple(externals)
         self.inputs = len(program.inputs)
         self.live_sizes: dict[str, int] = {}
-        self.calls = ExpertCalls(self._framework, program.called)
+        self.calls = ExpertCalls(self._framework, program.called, program.resident, tier)
         self.accesses = Accesses([(id(self), 1, True), *touches])
         self._names = [symbol.name for symbol in program.variables]
         self._bound = {symbol.name for symbol in program.variables if symbol.bound is not None}
@@ -180,7 +184,9 @@ class ArrayProgram:
         timed: bool = False,
     ) -> Sequence[float]:
         fixed, framework = self._fixed(), self._framework
-        run = Run(self._functions, self._sizes(variables), self._program.facts, consumed)
+        run = Run(
+            self._functions, self._sizes(variables), self._program.facts, consumed, self._tier
+        )
         with framework.scope():
             values: dict[Value, Any] = {
                 value: fixed[slot].arrays[offset] for value, (slot, offset) in self._kept.items()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ostinato import reference
-from ostinato.backends.array_api.stages import HostStep, Stage
+from ostinato.backends.array_api.stages import ExpertStep, HostStep, Stage
 from ostinato.ir.facts import bind_size, check_facts
 from ostinato.ops.control import ControlFlow
 from ostinato.variables import Expr, evaluate, symbols
@@ -16,8 +16,10 @@ from ostinato.variables import Expr, evaluate, symbols
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from ostinato.backends.array_api.expert_tier import ExpertTier
     from ostinato.backends.array_api.framework import Framework
     from ostinato.backends.array_api.functions import StageFunctions
+    from ostinato.backends.array_api.resident_experts import ResidentLayer
     from ostinato.backends.array_api.stages import Part, StagedGraph
     from ostinato.ir.facts import Fact
     from ostinato.ir.graph import BaseGraph, Node, Value
@@ -39,6 +41,7 @@ class Run:
         sizes: the values of Variables; those that depend on data are added.
         facts: the conditions on these.
         consumed: operands that nothing reads after the last stage.
+        tier: the experts of layers that are not all on the device.
 
     Attributes:
         sizes: see above.
@@ -50,7 +53,10 @@ class Run:
         sizes: dict[str, int],
         facts: Sequence[Fact] = (),
         consumed: Collection[Value] = (),
+        tier: ExpertTier | None = None,
     ) -> None:
+        self._tier = tier
+        self._placed: dict[ResidentLayer, list[Any]] = {}
         self._consumed = frozenset(consumed)
         self._functions = functions
         self._framework = functions.framework
@@ -73,6 +79,8 @@ class Run:
             start = time.perf_counter()
             if isinstance(part, Stage):
                 self._stage(part, values)
+            elif isinstance(part, ExpertStep):
+                self._expert_step(part, values)
             else:
                 assert isinstance(part, HostStep)
                 self._host_step(part, values)
@@ -84,9 +92,16 @@ class Run:
     def _stage(self, stage: Stage, values: dict[Value, Any]) -> None:
         operands = [values[value] for value in stage.operands]
         operands += [dim_number(self._framework, value, self.sizes) for value in stage.numbers]
+        operands += [array for layer in stage.placed for array in self._placed.pop(layer)]
         consumed = self._consumed if stage.last else ()
         function = self._functions.get(stage, self.sizes, consumed)
         values.update(zip(stage.results, function(operands), strict=True))
+
+    def _expert_step(self, step: ExpertStep, values: dict[Value, Any]) -> None:
+        assert self._tier is not None
+        for layer in step.layers:
+            ids = self._framework.to_host(self._array(layer.ids, values))
+            self._placed[layer] = self._tier.stage(layer, ids)
 
     def _host_step(self, step: HostStep, values: dict[Value, Any]) -> None:
         node = step.node
