@@ -30,15 +30,16 @@ Array = np.ndarray[Any, Any]
 
 
 class HostExperts:
-    """The matrices of all experts of some layers, which clones share.
+    """The matrices of all experts in a file, which clones share.
 
     Args:
         framework: has the arrays of the device.
-        layers: the layers.
+        layers: those of which some experts are on the device.
         tensors: by param, its matrices in a file.
 
     Attributes:
         framework, layers: see above.
+        matrices: by param, those of all its experts.
 
     Raises:
         ModelFormatError: they could not be read.
@@ -52,8 +53,7 @@ class HostExperts:
     ) -> None:
         self.framework = framework
         self.layers = tuple(layers)
-        values = {value.name: value for layer in layers for value in layer.matrices}
-        self._matrices = {name: tensors[name].read() for name in values}
+        self.matrices = {name: tensor.read() for name, tensor in tensors.items()}
         self._writers: dict[tuple[Any, ...], _Writer] = {}
         for layer in self.layers:
             for value in layer.matrices:
@@ -78,7 +78,7 @@ class HostExperts:
         """Exchange the places of a layer's matrices for those with an expert at one of them."""
         for number, value in enumerate(layer.matrices):
             writer = self._writers[self._form(layer, value)]
-            matrix = self._matrices[value.name][expert : expert + 1]
+            matrix = self.matrices[value.name][expert : expert + 1]
             places[number] = writer.write(places[number], matrix, place)
 
 
@@ -151,6 +151,7 @@ class ExpertTier:
                     table[expert] = slot
                     self._moved += layer.expert_bytes
                 self._masks[layer] = mask.copy()
+                self.host.framework.launch(self._places[layer])
 
     def stage(self, layer: ResidentLayer, ids: Array) -> list[Any]:
         """Bring the experts that a run misses.
@@ -165,6 +166,7 @@ class ExpertTier:
         for place, expert in enumerate(missing.tolist(), layer.slots):
             self.host.write(layer, self._places[layer], expert, place)
             table[expert] = place
+        self.host.framework.launch(self._places[layer])
         self._staged += len(missing) * layer.expert_bytes
         places = np.ascontiguousarray(table[numbers]).reshape(ids.shape)
         return [self.host.framework.from_host(places, copy=True), *self._places[layer]]

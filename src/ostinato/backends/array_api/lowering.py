@@ -79,9 +79,10 @@ def lower_in_stages(
     program = StagedProgram()
     program.called = called_experts(graph)
     live = live_nodes(graph)
-    program.resident = {} if store is None else resident_layers(graph, live, store)
+    stored = () if store is None else [graph.params[name] for name in store.params]
+    program.resident = {} if store is None else resident_layers(graph, live, store, on_host)
     observed = [layer.ids for layer in program.called]
-    staged = StagedGraph(graph, on_host, observed, program.resident)
+    staged = StagedGraph(graph, on_host, observed, program.resident, stored)
     program.graph = graph
     program.variables = tuple(graph.variables.values() if variables is None else variables)
     given = {symbol.name for symbol in program.variables if symbol.bound is None}
@@ -94,7 +95,7 @@ def lower_in_stages(
         (Role.STATE, graph.states, program.states),
     ):
         for name, value in leaves.items():
-            if role is Role.PARAM and store is not None and name in store.params:
+            if value in stored:
                 continue
             kept[name] = program.values[value] = LoweredBuffer(value.type, role, name, value)
     for value in staged.constants:

@@ -11,7 +11,7 @@ from ostinato.records import dataclass
 from ostinato.variables import bounds, prod
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ostinato.backends.common.expert_store import ExpertStore
     from ostinato.ir.graph import BaseGraph, Node, Value
@@ -68,7 +68,7 @@ def missed(node: Node, others: int) -> int:
 
 
 def resident_layers(
-    graph: BaseGraph, nodes: Sequence[Node], store: ExpertStore
+    graph: BaseGraph, nodes: Sequence[Node], store: ExpertStore, on_host: Callable[[Node], bool]
 ) -> dict[Node, ResidentLayer]:
     """The nodes whose experts are in the file, with their share of the budget.
 
@@ -76,6 +76,7 @@ def resident_layers(
         graph: what is lowered.
         nodes: those of its nodes that results depend on.
         store: the file, and the budget.
+        on_host: whether the host computes a node: its experts never are on the device.
 
     Raises:
         InputError: a param of the file is more than the matrices of experts, or the budget is too
@@ -83,6 +84,7 @@ def resident_layers(
     """
     reading = [node for node in nodes if reads_stored(node, store)]
     check_uses(graph, nodes, reading, store)
+    reading = [node for node in reading if not on_host(node)]
     slots = _slots(reading, store.budget)
     return {
         node: ResidentLayer(node, count, min(count, slots))

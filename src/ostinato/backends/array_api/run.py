@@ -10,6 +10,7 @@ import numpy as np
 from ostinato import reference
 from ostinato.backends.array_api.stages import ExpertStep, HostStep, Stage
 from ostinato.ir.facts import bind_size, check_facts
+from ostinato.ir.leaves import PARAM
 from ostinato.ops.control import ControlFlow
 from ostinato.variables import Expr, evaluate, symbols
 
@@ -111,7 +112,7 @@ class Run:
             self._bind(node, int(self._framework.to_host(array)))
             values[node.outputs[0]] = array
             return
-        operands = [self._framework.to_host(self._array(v, values)) for v in node.inputs]
+        operands = [self._on_host(value, values) for value in node.inputs]
         if isinstance(node.op, ControlFlow):
             results = self._interpreted(step, node.op, operands)
         else:
@@ -120,6 +121,14 @@ class Run:
         for value, result in zip(node.outputs, results, strict=True):
             array = np.ascontiguousarray(result, value.dtype.numpy)
             values[value] = self._framework.from_host(array.reshape(np.shape(result)), copy=True)
+
+    def _on_host(self, value: Value, values: dict[Value, Any]) -> np.ndarray[Any, Any]:
+        """The elements of a value; those of experts in a file are on the host anyway."""
+        if self._tier is not None and value.node.op is PARAM:
+            stored = self._tier.host.matrices.get(value.name)
+            if stored is not None:
+                return stored
+        return self._framework.to_host(self._array(value, values))
 
     def _array(self, value: Value, values: dict[Value, Any]) -> Any:
         found = values.get(value)

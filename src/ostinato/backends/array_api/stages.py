@@ -16,7 +16,7 @@ from ostinato.records import dataclass
 from ostinato.variables import Expr, bounds, symbols
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from ostinato.backends.array_api.resident_experts import ResidentLayer
     from ostinato.ir.graph import Node, Value
@@ -142,6 +142,7 @@ class StagedGraph:
         on_host: whether the host takes a node.
         observed: values that parts give besides the graph's results.
         resident: the nodes whose experts are not all on the device.
+        stored: params in a file of experts, which steps of the host read by themselves.
 
     Attributes:
         graph: see above.
@@ -155,7 +156,9 @@ class StagedGraph:
         on_host: OnHost,
         observed: Sequence[Value] = (),
         resident: Mapping[Node, ResidentLayer] | None = None,
+        stored: Collection[Value] = (),
     ) -> None:
+        self._stored = stored
         self._resident = {} if resident is None else resident
         self.graph = graph
         self._on_host = on_host
@@ -233,7 +236,8 @@ class StagedGraph:
             for name, attr in node.attrs.items()
             if isinstance(attr, BaseGraph)
         )
-        operands = dict.fromkeys(value for value in node.inputs if not _is_small(value.node))
+        held = {value for value in node.inputs if value in self._stored or _is_small(value.node)}
+        operands = dict.fromkeys(value for value in node.inputs if value not in held)
         return HostStep((node,), tuple(operands), tuple(node.outputs), nested=nested)
 
 
