@@ -302,10 +302,12 @@ class Gemm(CpuKernel):
         rows = max_extent(self.m)
         if fetch is None or self.amx:
             return None
+        if self.block_rows is not None:
+            fetch = fetch.of_packed_weights
         if rows < fetch.least_rows:
             return None
-        # A symbolic number of rows is few in the runs that packed weights are there for.
-        few = self.block_rows is not None and not isinstance(extent_of(self.m), int)
+        # A symbolic number of rows is few in the runs whose time is that of reading weights.
+        few = not isinstance(extent_of(self.m), int)
         if rows > _REUSING_ROWS and not self.streams_rows and not few:
             return None
         if self.scales is not None:

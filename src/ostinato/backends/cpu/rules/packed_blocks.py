@@ -175,7 +175,8 @@ class PackedBlockMatmul(RowMatmul):
     def tile(self, registers: RegisterFile, others: Sequence[PackedMatmul] = ()) -> tuple[int, int]:
         """Two sums of each element are in registers: of a group in integers, of all in float32.
 
-        The time of a tile is that of its products, and of taking apart a row of the panel.
+        The time of a tile is that of its products, and of taking apart a row of the panel; to
+        repeat an element of a row of ``a`` takes none.
         """
         lanes = registers.vector_bytes // INT32.itemsize
         rows_in_all = bounds(self.spec.m)[1]
@@ -184,7 +185,7 @@ class PackedBlockMatmul(RowMatmul):
         def time(shape: tuple[int, int]) -> tuple[int, int]:
             rows, vectors = shape
             tiles = -(-rows_in_all // rows) * sum(-(-width // vectors) for width in widths)
-            return tiles * (4 * rows * vectors + 10 * vectors + rows), -vectors
+            return tiles * (4 * rows * vectors + 10 * vectors + 4), -vectors
 
         shapes = [
             (rows, vectors)
