@@ -96,7 +96,7 @@ def _encoder(name: str, *architectures: str, **settings: object) -> Family:
 
 _BUILT_IN: tuple[Family, ...] = (
     _decoder("llama", "LlamaForCausalLM", "llama", gguf_names=dense_gguf.paired_names),
-    _decoder("mistral", "MistralForCausalLM", "mistral", gguf=()),
+    _decoder("mistral", "MistralForCausalLM", "mistral", gguf=(), gguf_written="llama"),
     _decoder("qwen2", "Qwen2ForCausalLM", "qwen2"),
     _decoder("qwen3", "Qwen3ForCausalLM", "qwen3"),
     _decoder("gemma2", "Gemma2ForCausalLM", "gemma2", names=dense.gemma_names),
@@ -139,7 +139,13 @@ _BUILT_IN: tuple[Family, ...] = (
     _decoder("olmo2", "Olmo2ForCausalLM", "olmo2", names=dense.olmo2_names),
     _decoder("granite", "GraniteForCausalLM", "granite", gguf_names=dense_gguf.paired_names),
     _decoder("smollm3", "SmolLM3ForCausalLM", "smollm3", gguf_names=dense_gguf.paired_names),
-    _mixture("mixtral", "MixtralForCausalLM", "mixtral", names=mixtures.mixtral_names),
+    _mixture(
+        "mixtral",
+        "MixtralForCausalLM",
+        "mixtral",
+        names=mixtures.mixtral_names,
+        gguf_written="llama",
+    ),
     _mixture(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-__all__ = ["MAX_FILE_BYTES", "read_json_object", "tokenizer_from_folder", "tokenizer_from_json"]
+__all__ = [
+    "MAX_FILE_BYTES",
+    "read_json_object",
+    "special_pieces",
+    "tokenizer_from_folder",
+    "tokenizer_from_json",
+]
 
 #: The largest tokenizer file that is read: ten times those of vocabularies of 256,000.
 MAX_FILE_BYTES = 256 << 20
@@ -74,7 +80,7 @@ def tokenizer_from_json(
         most = max(sizes, default=-1)
     if most >= _MOST_IDS_PER_TOKEN * len(sizes) + _FREE_IDS:
         raise ModelFormatError(f"{name} has {len(sizes):,} tokens, but ids up to {most:,}")
-    named = {kind: _content(config.get(f"{kind}_token"), f"{kind}_token") for kind in _NAMED}
+    named = special_pieces(config)
     _add_tokens(backend, config.get("added_tokens_decoder", {}), named, name)
     ids = {kind: backend.token_to_id(text) for kind, text in named.items() if text is not None}
     with library_errors(name):
@@ -102,6 +108,15 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelFormatError(f"{file} is a JSON {type(found).__name__}, not an object")
     return found
+
+
+def special_pieces(config: Mapping[str, Any]) -> dict[str, str | None]:
+    """The pieces of special tokens that ``tokenizer_config.json`` names: of ``bos``, ``eos`` …
+
+    Raises:
+        ModelFormatError: a name stands for no text.
+    """
+    return {kind: _content(config.get(f"{kind}_token"), f"{kind}_token") for kind in _NAMED}
 
 
 def _content(token: object, name: str) -> str | None:
